@@ -96,7 +96,7 @@ test-oldest-django: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target $(VENV)/oldest-django 'django==4.2.*'
 	@PYTHONPATH=$(abspath $(VENV))/oldest-django $(BIN)/python -m pytest -n $(JOBS) \
-	  tests/django tests/bodies/test_wrappers.py tests/mail/test_django.py $(ARGS)
+	  tests/django tests/bodies/test_wrappers_django.py tests/mail/test_django.py $(ARGS)
 
 # Django's own tests of what wsgifast.django takes the place of; pip downloads them.
 test-django: $(READY)

@@ -17,47 +17,14 @@ import werkzeug.wsgi
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
-from tests.support import django_project
+from tests.bodies.wrapped import CONTENT, Source, ask, check, closed, nothing_closed, path
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
-from wsgifast.bodies.segments import SegmentedBody
-from wsgifast.sockets import FileSegment
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-CONTENT = b"line\r\n" * 20_000
-
-closed: list[object] = []
-
-
-@pytest.fixture(autouse=True, scope="module")
-def data() -> Path:
-    return django_project.set_up()
-
-
-@pytest.fixture(autouse=True)
-def nothing_closed() -> None:
-    closed.clear()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    (tmp_path / "file.txt").write_bytes(CONTENT)
-    return tmp_path / "file.txt"
-
-
-class Source:
-    """What a response is made of: notes where it was closed."""
-
-    def __init__(self, chunks: Iterable[Any]) -> None:
-        self.chunks = iter(chunks)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.chunks
-
-    def close(self) -> None:
-        closed.append("source")
+__all__ = ["nothing_closed", "path"]
 
 
 def flask_app(content: object, **options: Any) -> WSGIApplication:
@@ -71,19 +38,6 @@ def flask_app(content: object, **options: Any) -> WSGIApplication:
         return response
 
     return app.wsgi_app
-
-
-def django_app(make: Callable[[], Any]) -> WSGIApplication:
-    from django.core.handlers.wsgi import WSGIHandler
-
-    class Handler(WSGIHandler):
-        def get_response(self, request: object) -> Any:
-            response = make()
-            response._resource_closers.append(lambda: closed.append("first"))
-            response._resource_closers.append(lambda: closed.append(threading.get_ident()))
-            return response
-
-    return Handler()
 
 
 def cherrypy_app(content: object) -> WSGIApplication:
@@ -101,40 +55,6 @@ def cherrypy_app(content: object) -> WSGIApplication:
         index._cp_config = {"response.stream": True}  # noqa: RUF012
 
     return cherrypy.Application(Root(), "")  # type: ignore[no-any-return]
-
-
-def ask(
-    app: WSGIApplication, method: str, server_wrapper: object
-) -> tuple[Server, bytes, list[object]]:
-    closed.clear()
-    environ = new_environ(method)
-    if server_wrapper is not None:
-        environ["wsgi.file_wrapper"] = server_wrapper
-    server = Server(app, environ)
-    assert closed == []
-    return server, server.finish(), closed.copy()
-
-
-def check(
-    app: WSGIApplication,
-    route: str,
-    *,
-    method: str = "GET",
-    server_wrapper: object = wsgiref.util.FileWrapper,
-) -> Server:
-    """Call an app raw and wrapped: bytes, status and the close callbacks are the same."""
-
-    raw, expected, closers = ask(app, method, server_wrapper)
-    wrapped, body, wrapped_closers = ask(WSGIFast(app), method, server_wrapper)
-    assert body == (b"" if method == "HEAD" else expected)
-    assert wrapped.head[0] == raw.head[0]
-    # A second may have passed between the two.
-    own = {name: value for name, value in raw.head[1] if name != "Date"}
-    assert {**dict(wrapped.head[1]), **own} == dict(wrapped.head[1])
-    assert wrapped_closers == closers
-    assert closers[-2:] == ["first", threading.get_ident()]
-    assert wrapped.environ["wsgifast.route"] == route
-    return wrapped
 
 
 # Flask and Werkzeug
@@ -263,145 +183,6 @@ def test_a_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
 
     server = check(app, "stream-small")
     assert b"".join(server.sent) == CONTENT[6:]
-
-
-# Django
-
-
-def test_django_pages() -> None:
-    from django.http import HttpResponse, JsonResponse
-
-    check(django_app(lambda: HttpResponse("page")), "as-is")
-    check(django_app(lambda: HttpResponse(str(n) for n in range(9))), "as-is")
-    check(django_app(lambda: JsonResponse({"a": 1})), "as-is")
-    check(django_app(lambda: HttpResponse("page")), "no-body", method="HEAD")
-
-    def written() -> Any:
-        response = HttpResponse("a")
-        response.write("b")
-        return response
-
-    check(django_app(written), "joined")
-
-
-def test_django_template_response() -> None:
-    from django.template import engines
-    from django.template.response import TemplateResponse
-
-    def make() -> Any:
-        template = engines["django"].from_string("{{ name }}")
-        return TemplateResponse(None, template, {"name": "zwölf"}).render()
-
-    server = check(django_app(make), "as-is")
-    assert b"".join(server.sent) == "zwölf".encode()
-
-
-def test_django_streams(path: Path) -> None:
-    from django.http import FileResponse, StreamingHttpResponse
-
-    check(django_app(lambda: StreamingHttpResponse(["a", b"b"])), "joined")
-    lines = django_app(lambda: StreamingHttpResponse(Source(str(n) for n in range(99))))
-    check(lines, "stream-small")
-    assert closed[0] == "source"
-    check(django_app(lambda: StreamingHttpResponse(path.open("rb"))), "file")
-    wrapped = django_app(lambda: StreamingHttpResponse(wsgiref.util.FileWrapper(path.open("rb"))))
-    check(wrapped, "file")
-    for wrapper, route in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
-        for make in (
-            lambda: FileResponse(path.open("rb")),
-            lambda: FileResponse(io.BytesIO(CONTENT)),
-        ):
-            check(django_app(make), route, server_wrapper=wrapper)
-
-
-def test_django_looks_up_no_charset_for_each_chunk() -> None:
-    from django.http import StreamingHttpResponse
-    from django.utils.safestring import mark_safe
-
-    class Bytes(bytes):
-        pass
-
-    chunks = ["zwölf", mark_safe("zwölf"), b"bytes", Bytes(b"more"), memoryview(b"view"), 7]
-    types: list[str | None] = ["text/csv", "text/csv; charset=latin-1", None]
-    for content_type in types:
-
-        def make(content_type: str | None = content_type) -> Any:
-            return StreamingHttpResponse((c for c in chunks), content_type=content_type)
-
-        check(django_app(make), "stream-small")
-    asked: list[object] = []
-
-    class Counted(StreamingHttpResponse):
-        @property
-        def charset(self) -> Any:
-            asked.append(self)
-            return super().charset
-
-        @charset.setter
-        def charset(self, value: str) -> None: ...
-
-    app = django_app(lambda: Counted(("zwölf" for _ in range(99)), content_type="text/csv"))
-    Server(WSGIFast(app), new_environ()).finish()
-    assert len(asked) == 1
-
-
-def test_django_files_of_models_go_out_as_what_they_wrap(path: Path) -> None:
-    from django.core.files.storage import FileSystemStorage
-    from django.http import FileResponse
-
-    def make() -> Any:
-        return FileResponse(FileSystemStorage(path.parent).open(path.name))
-
-    for wrapper, route in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
-        server = check(django_app(make), route, server_wrapper=wrapper)
-        assert server.header("ETag") is not None
-
-
-def test_several_ranges_behind_django_stay_runs_of_their_file(path: Path) -> None:
-    from django.http import StreamingHttpResponse
-
-    def make(begun: bool = False) -> Any:
-        file = path.open("rb")
-        runs = [FileSegment(file.fileno(), 10, 20), FileSegment(file.fileno(), 90_000, 30)]
-        response = StreamingHttpResponse(SegmentedBody([b"<", runs[0], b"|", runs[1]], file.close))
-        response._resource_closers.append(lambda: closed.append(file.closed))
-        if begun:
-            next(iter(response))
-        return response
-
-    server = check(django_app(make), "segments")
-    assert closed[0] is True
-    assert b"".join(server.sent) == b"<" + CONTENT[10:30] + b"|" + CONTENT[90_000:90_030]
-    assert isinstance(server.result, SegmentedBody)
-    check(django_app(make), "no-body", method="HEAD")
-    check(django_app(lambda: make(begun=True)), "stream-small")
-
-
-def test_django_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -> None:
-    from django.http import FileResponse, HttpResponse, StreamingHttpResponse
-
-    class Iterated(HttpResponse):
-        def __iter__(self) -> Iterator[bytes]:
-            return (chunk.upper() for chunk in super().__iter__())
-
-    class Made(StreamingHttpResponse):
-        def make_bytes(self, value: Any) -> Any:
-            return super().make_bytes(value).upper()
-
-    class Streamed(FileResponse):
-        @property
-        def streaming_content(self) -> Any:
-            return map(bytes.upper, super().streaming_content)
-
-        @streaming_content.setter
-        def streaming_content(self, value: Any) -> None:
-            self._set_streaming_content(value)
-
-    check(django_app(lambda: Iterated("page")), "stream")
-    check(django_app(lambda: Made(["a", "b"])), "stream-small")
-    server = check(django_app(lambda: Made(path.open("rb"))), "stream-small")
-    assert b"".join(server.sent) == CONTENT.upper()
-    check(django_app(lambda: Streamed(path.open("rb"))), "stream-blocks", server_wrapper=None)
 
 
 # CherryPy

@@ -1,0 +1,79 @@
+"""Apps whose bodies are in a framework's wrapper, called raw and wrapped."""
+
+from __future__ import annotations
+
+import threading
+import wsgiref.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.wsgi import Server, new_environ
+from wsgifast import WSGIFast
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+CONTENT = b"line\r\n" * 20_000
+
+closed: list[object] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_closed() -> None:
+    closed.clear()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "file.txt").write_bytes(CONTENT)
+    return tmp_path / "file.txt"
+
+
+class Source:
+    """What a response is made of: notes where it was closed."""
+
+    def __init__(self, chunks: Iterable[Any]) -> None:
+        self.chunks = iter(chunks)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.chunks
+
+    def close(self) -> None:
+        closed.append("source")
+
+
+def ask(
+    app: WSGIApplication, method: str, server_wrapper: object
+) -> tuple[Server, bytes, list[object]]:
+    closed.clear()
+    environ = new_environ(method)
+    if server_wrapper is not None:
+        environ["wsgi.file_wrapper"] = server_wrapper
+    server = Server(app, environ)
+    assert closed == []
+    return server, server.finish(), closed.copy()
+
+
+def check(
+    app: WSGIApplication,
+    route: str,
+    *,
+    method: str = "GET",
+    server_wrapper: object = wsgiref.util.FileWrapper,
+) -> Server:
+    """Call an app raw and wrapped: bytes, status and the close callbacks are the same."""
+
+    raw, expected, closers = ask(app, method, server_wrapper)
+    wrapped, body, wrapped_closers = ask(WSGIFast(app), method, server_wrapper)
+    assert body == (b"" if method == "HEAD" else expected)
+    assert wrapped.head[0] == raw.head[0]
+    # A second may have passed between the two.
+    own = {name: value for name, value in raw.head[1] if name != "Date"}
+    assert {**dict(wrapped.head[1]), **own} == dict(wrapped.head[1])
+    assert wrapped_closers == closers
+    assert closers[-2:] == ["first", threading.get_ident()]
+    assert wrapped.environ["wsgifast.route"] == route
+    return wrapped
