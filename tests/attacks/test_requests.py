@@ -127,9 +127,11 @@ def test_our_protocols_understand_what_uvicorns_do(
             mine, its = attack(ours.address, packets), attack(other.address, packets)
             # uvicorn drops the requests that wait or run when the client ends its side, as it does
             # here, or sends what is refused; so both may have answered some of them.
-            if its.refused is not None and len(its.understood) < len(mine.understood):
+            for gap_s in (0.005, 0.05, 0.5):  # the longer ones are for a busy machine
+                if its.refused is None or len(its.understood) >= len(mine.understood):
+                    break
                 # So slowly that each request is answered before the next one is read.
-                its = attack(other.address, _ends(data), gap_s=0.005)
+                its = attack(other.address, _ends(data), gap_s=gap_s)
             common = min(len(mine.understood), len(its.understood))
             same = mine.understood[:common] == its.understood[:common]
             if same and (its.refused is None or len(mine.understood) == common):
