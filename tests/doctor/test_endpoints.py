@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import falcon
 import flask
 import pytest
 from asgifast.json_log import JSONFormatter
+from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
 from django.urls.resolvers import RegexPattern
 from starlette.applications import Starlette
@@ -208,6 +210,17 @@ def test_django_patterns() -> None:
     assert name == "django"
     urls = [endpoint.url for endpoint in endpoints]
     assert urls[:4] == ["/", "/votes.csv", "/ticks", "/documents/"]
+
+
+def test_django_behind_the_protocols_of_channels() -> None:
+    if find_spec("channels") is None and not os.environ.get("CI"):
+        pytest.skip("channels is not installed: .venv/bin/pip install --group frameworks")
+    routing = import_module("channels.routing")
+    django_project.set_up()
+    app = routing.ProtocolTypeRouter({"websocket": starlette_app(), "http": get_asgi_application()})
+    name, (endpoints, _) = from_framework(app, {})
+    assert name == "django"
+    assert "/votes.csv" in {endpoint.url for endpoint in endpoints}
 
 
 def test_urls_file(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def _layers(app: Any) -> Iterator[Any]:
             slots = vars(kind).get("__slots__", ())
             names = (slots,) if isinstance(slots, str) else slots
             waiting += (getattr(inner, name, None) for name in names)
+        if _is_a(inner, "channels.routing", "ProtocolTypeRouter"):
+            waiting.append(inner.application_mapping.get("http"))
 
 
 # Frameworks. None is imported here: an app of one has imported it.
