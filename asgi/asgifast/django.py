@@ -23,7 +23,8 @@ from wsgifast.bodies.wrappers import held_in, iterated, known_file
 from wsgifast.django.responses import PlannedResponse
 from wsgifast.file_answers import plan_file_body
 from wsgifast.files import ByteRange
-from wsgifast.http import has_body, parse_length
+from wsgifast.http.framing import has_body
+from wsgifast.http.head import parse_length
 from wsgifast.imports import needs
 from wsgifast.metrics.patterns import note_django_pattern
 from wsgifast.metrics.recorder import Recorder

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from wsgifast.http import has_body
+from wsgifast.http.framing import has_body
 from wsgifast.metrics.patterns import PATTERN, asgi_pattern
 from wsgifast.metrics.periodic import Failures
 from wsgifast.metrics.recorder import LengthError, Recorder, Spans

@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol, TypedDict
 
-from wsgifast.http import parse_length
+from wsgifast.http.head import parse_length
 
 Scope = MutableMapping[str, Any]
 # Any message; the classes below are for those whose type is known. It is not their union, or mypy

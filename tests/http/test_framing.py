@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.http import (
+from wsgifast.http.framing import (
     LAST_CHUNK,
     BodyCounter,
     Framing,
-    ResponseHead,
     chunk_size_line,
     frame_response,
     has_body,
     wants_to_persist,
 )
+from wsgifast.http.head import ResponseHead
 
 CODES = [101, 200, 201, 204, 205, 206, 299, 304, 404, 500, 999]
 METHODS = ["GET", "HEAD", "POST", "CONNECT", "OPTIONS"]

@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast.errors import BodyError
-from wsgifast.http import (
-    Framing,
+from wsgifast.http import head as module
+from wsgifast.http.framing import Framing, frame_response
+from wsgifast.http.head import (
     ResponseHead,
     check_field,
     declared_length,
-    frame_response,
+    known_head,
     parse_length,
     status_code,
 )
-from wsgifast.http import head as module
-from wsgifast.http.head import known_head
 
 OK = "200 OK"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from ..errors import BodyTooShort
-from ..http import BodyCounter, Framing
+from ..http.framing import BodyCounter, Framing
 from ..sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated, file_segment
 
 # Packages whose file wrappers send a file from its position and stop at the Content-Length, as PEP

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..apps import app_name
 from ..errors import BodyError
-from ..http import BodyCounter, Framing, declared_length, frame_response, has_body, status_code
+from ..http.framing import BodyCounter, Framing, frame_response, has_body
+from ..http.head import declared_length, status_code
 from .chunks import charset_of, to_bytes
 
 if TYPE_CHECKING:

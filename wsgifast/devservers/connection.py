@@ -28,7 +28,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
 from ..errors import ClientGone, RequestError
-from ..http import wants_to_persist
+from ..http.framing import wants_to_persist
 from ..sockets.options import set_nodelay
 from ..sockets.sendfile import FileTruncated
 from .inlet import Inlet, Waiting

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ..errors import ClientGone, RequestError
-from ..http import ChunkDecoder
+from ..http.chunked import ChunkDecoder
 from .requesthead import BodyFraming
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from ..errors import MalformedRequest, RequestError
-from ..http import parse_length
+from ..http.head import parse_length
 from ..http.syntax import TOKEN, check_host
 
 # RFC 9112, 3: single spaces. http.server splits at any white space.

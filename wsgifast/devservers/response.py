@@ -12,7 +12,8 @@ from ..bodies.files import segment_of
 from ..bodies.response_writer import ResponseWriter, not_bytes
 from ..bodies.segments import Segment
 from ..errors import BodyError
-from ..http import BodyCounter, Framing, ResponseHead, frame_response
+from ..http.framing import BodyCounter, Framing, frame_response
+from ..http.head import ResponseHead
 from ..sockets.sendfile import BLOCK_BYTES, FileSegment
 from .outlet import Outlet
 

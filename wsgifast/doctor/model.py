@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..apps import Interface
-from ..http import parse_length
+from ..http.head import parse_length
 from ..shapes.rule import Chunks
 
 Severity = Literal["wrong", "slow", "info"]

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..errors import WSGIFastError
-from ..http import LAST_CHUNK, BodyCounter, frame_response
-from ..http.framing import Framing, chunk
+from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, frame_response
 from ..http.head import ResponseHead
 from .model import Endpoint, Recording
 

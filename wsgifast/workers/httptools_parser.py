@@ -17,7 +17,8 @@ from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from ..http import parse_length, wants_to_persist
+from ..http.framing import wants_to_persist
+from ..http.head import parse_length
 from ..http.syntax import check_host
 from ..server.environ import header_key
 from ..server.exchange import Exchange

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import WSGIFastError
-from wsgifast.http import chunk_size_line
-from wsgifast.http.framing import chunk
+from wsgifast.http.framing import chunk, chunk_size_line
 from wsgifast.imports import needs
 
 from ..exporting import begin_under_uvicorn, instrumented

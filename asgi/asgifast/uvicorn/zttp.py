@@ -11,7 +11,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from wsgifast.http import has_body
+from wsgifast.http.framing import has_body
 from wsgifast.imports import needs
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sendfile import BLOCK_BYTES

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from wsgifast.errors import WSGIFastError
-from wsgifast.http import chunk_size_line, has_body
+from wsgifast.http.framing import chunk_size_line, has_body
 from wsgifast.imports import needs
 
 from ..exporting import ExportingWorker, instrumented
