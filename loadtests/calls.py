@@ -1,0 +1,139 @@
+"""Calls of which instructions.py counts the instructions, each a request to an app or to WSGIFast.
+
+A process is forked for each count, to make a call so often. The WSGI environ contains what gunicorn
+puts there, so that TCP_NODELAY is set as in production. Under valgrind an import takes seconds:
+this imports what a call needs, and no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wsgifast import WSGIFast
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+BODY = [b"x" * 512]
+# Of the size of gunicorn's: what is put into a dictionary of three costs more than its place.
+_ENVIRON: dict[str, Any] = {
+    "wsgi.version": (1, 0), "wsgi.errors": sys.stderr, "wsgi.multithread": True,
+    "wsgi.multiprocess": False, "wsgi.run_once": False, "wsgi.input_terminated": True,
+    "wsgi.url_scheme": "http", "REQUEST_METHOD": "GET", "PATH_INFO": "/plain",
+    "RAW_URI": "/plain", "QUERY_STRING": "", "SCRIPT_NAME": "", "SERVER_NAME": "127.0.0.1",
+    "SERVER_PORT": "8000", "SERVER_PROTOCOL": "HTTP/1.1", "SERVER_SOFTWARE": "gunicorn",
+    "REMOTE_ADDR": "127.0.0.1", "REMOTE_PORT": "50000", "HTTP_HOST": "127.0.0.1:8000",
+    "HTTP_USER_AGENT": "loadtests", "HTTP_ACCEPT": "*/*",
+    "HTTP_ACCEPT_ENCODING": "gzip, deflate", "HTTP_CONNECTION": "keep-alive",
+}  # fmt: skip
+
+
+def _wsgi(
+    wrap: Callable[[Any], Any],
+    headers: tuple[tuple[str, str], ...] = (),
+    kind: Callable[[list[bytes]], Any] = list,
+    pattern: str | None = None,
+) -> Callable[[], None]:
+    """:param pattern: of the URL, told as a framework tells it."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if pattern is not None:
+            environ["wsgifast.pattern"] = pattern
+        start_response("200 OK", [("Content-Type", "text/plain"), *headers])
+        body: Iterable[bytes] = kind(BODY)
+        return body
+
+    return _request(wrap(app), _ENVIRON)
+
+
+def _request(app: Any, environ: Mapping[str, Any]) -> Callable[[], None]:
+    """As a server makes it: a new environ, the body read, and closed."""
+    environ = {**environ, "gunicorn.socket": socket.socket()}
+
+    def call() -> None:
+        body = app(environ.copy(), _start_response)
+        for _block in body:
+            pass
+        close = getattr(body, "close", None)
+        if close is not None:
+            close()
+
+    return call
+
+
+def _start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+    return None
+
+
+def _itself(app: Any) -> Any:
+    return app
+
+
+def _with_opentelemetry(app: Any) -> Any:
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+    return WSGIFast(app, metrics="opentelemetry")
+
+
+def _flask(wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    from .flask_app import app as flask_app  # here: other calls need not wait for its import
+
+    return _request(wrap(flask_app), {**_ENVIRON, "PATH_INFO": "/page"})
+
+
+_LENGTH = ("Content-Length", "512")
+_WSGI: dict[str, Any] = {"raw": _itself, "WSGIFast": WSGIFast}
+_METRICS: dict[str, Any] = {
+    "none": WSGIFast,
+    "prometheus": partial(WSGIFast, metrics="prometheus"),
+    "opentelemetry, its SDK": _with_opentelemetry,
+}
+_NOTED: dict[str, Any] = {"headers": (_LENGTH,), "pattern": "/items/<int:number>"}
+# A row's key -> its title, contenders, and what makes the call of a contender.
+CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] = {
+    "wsgi.declared": ("WSGI: [bytes] with Content-Length", _WSGI,
+                      partial(_wsgi, headers=(_LENGTH,))),
+    "wsgi.undeclared": ("WSGI: [bytes] without", _WSGI, _wsgi),
+    "wsgi.iterator": ("WSGI: an iterator of one chunk", _WSGI, partial(_wsgi, kind=iter)),
+    "wsgi.flask": ("WSGI: a page of Flask's", _WSGI, _flask),
+    "metrics": ("WSGIFast with metrics", _METRICS, partial(_wsgi, **_NOTED)),
+}  # fmt: skip
+
+
+def main() -> None:
+    """What valgrind counts."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.calls",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [f"{key}:{side}" for key, (_, sides, _) in CALLS.items() for side in sides]
+    parser.add_argument("call", choices=names, metavar="CALL", help="one of " + ", ".join(names))
+    parser.add_argument("count", type=int, nargs="+", metavar="COUNT", help="how often")
+    given = parser.parse_args()
+    key, _, side = given.call.partition(":")
+    _, sides, make = CALLS[key]
+    for count in given.count:
+        pid = os.fork()
+        if not pid:
+            called = make(sides[side])  # here: a fork has no thread of its parent's
+            for _ in range(count):
+                called()
+            return
+        _, status = os.waitpid(pid, 0)
+        if status:
+            sys.exit(1)
+    os._exit(0)  # the end that takes the fewest instructions, so that the counts are in order
+
+
+if __name__ == "__main__":
+    main()
