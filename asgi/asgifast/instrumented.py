@@ -45,7 +45,8 @@ class Instrumented:
         self._app = app
         self._recorder = recorder
         self._spans = spans
-        self._metrics = recorder if isinstance(recorder, RequestMetrics) else None
+        # Not a subclass, whose record() may do more.
+        self._metrics = recorder if type(recorder) is RequestMetrics else None
         self._failures = Failures(logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -53,7 +53,8 @@ class Instrumented:
         self._recorder = recorder
         self._spans = spans
         self.recorded_by = recorder if spans is None else None
-        self._metrics = recorder if isinstance(recorder, RequestMetrics) else None
+        # Not a subclass, whose record() may do more.
+        self._metrics = recorder if type(recorder) is RequestMetrics else None
         self._failures = Failures(logger)
 
     def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

@@ -29,22 +29,22 @@ def instruments() -> Instruments:
     return Instruments()
 
 
-class Instruments:
-    """Records requests with OpenTelemetry's instruments; a :class:`~.recorder.Recorder`.
+class Instruments(RequestMetrics):
+    """Records requests with OpenTelemetry's instruments too.
 
     Its histograms are synchronous: they record each request. Its counters and gauges are
-    asynchronous: they are collected from a RequestMetrics and from the process's collectors, such
-    as FastWorker's. A histogram of the process records the values that its collector finds then.
+    asynchronous: they are collected from what is recorded here, and from the process's collectors,
+    such as FastWorker's. A histogram of the process records what its collector finds then.
 
     :param provider: of meters; None for the global one.
     """
 
     def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
+        super().__init__()
         meter = metrics.get_meter("wsgifast", version("wsgifast"), provider)
-        self._requests = RequestMetrics()
         self._duration = _histogram(meter, CATALOGUE["http_server_request_duration_seconds"])
         self._size = _histogram(meter, CATALOGUE["http_server_response_body_size_bytes"])
-        self._lock = threading.Lock()
+        self._found_lock = threading.Lock()
         # By metric: what was collected for the first one that asked, until the others have asked.
         self._found: dict[str, list[Point]] = {}
         for metric in CATALOGUE.values():
@@ -57,9 +57,6 @@ class Instruments:
                 observe = partial(self._observe, metric)
                 make(metric.opentelemetry_name, [observe], metric.unit, metric.help)
 
-    def begin(self, method: str, scheme: str) -> None:
-        self._requests.begin(method, scheme)
-
     def record(
         self,
         method: str,
@@ -70,7 +67,7 @@ class Instruments:
         seconds: float,
         size: int,
     ) -> None:
-        self._requests.record(method, scheme, status, pattern, route, seconds, size)
+        super().record(method, scheme, status, pattern, route, seconds, size)
         attributes: dict[str, str | int] = {
             "http.request.method": known_method(method),
             "url.scheme": known_scheme(scheme),
@@ -82,12 +79,6 @@ class Instruments:
             attributes["error.type"] = str(status)
         self._duration.record(seconds, attributes)
         self._size.record(size, attributes)
-
-    def count_length_error(self, kind: LengthError) -> None:
-        self._requests.count_length_error(kind)
-
-    def count_client_left(self) -> None:
-        self._requests.count_client_left()
 
     def _observe(
         self, metric: Metric, options: metrics.CallbackOptions
@@ -105,10 +96,10 @@ class Instruments:
     def _points(self, metric: Metric) -> list[Point]:
         """The points of one metric. The SDK calls each instrument's callback in turn; all of them
         get what was collected at once."""
-        with self._lock:
+        with self._found_lock:
             if metric.name not in self._found:
                 self._found = {name: [] for name in CATALOGUE}
-                for point in chain(self._requests.collect(), collect_process()):
+                for point in chain(self.collect(), collect_process()):
                     self._found[point.metric.name].append(point)
             return self._found.pop(metric.name)
 
