@@ -1,0 +1,417 @@
+"""ASGIFast's messages and files in this process on each loop: asyncio's, uvloop and trio."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from asgifast import ASGIFast
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+
+from wsgifast.sockets.sendfile import FileTruncated
+
+from .backends import Run, run
+from .support import scope_of
+
+__all__ = ["run"]
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+PATHSEND = "http.response.pathsend"
+FILE_BYTES = 40_000_000
+
+
+class Server:
+    """The other side of an app's receive() and send()."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        # What receive() answers, after which it waits for ever.
+        self.incoming: list[Message | Exception] = []
+        self.on_send: Callable[[Message], None] = self.sent.append
+
+    async def receive(self) -> Message:
+        while not self.incoming:
+            await anyio.sleep_forever()
+        message = self.incoming.pop(0)
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    async def send(self, message: Message) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.on_send(message)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await anyio.sleep(0.001)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [m["body"] for m in self.sent if m["type"] == "http.response.body"]
+
+    async def call(self, app: Any) -> None:
+        wrapped: ASGIApp = ASGIFast(app)
+        await wrapped(scope_of(), self.receive, self.send)
+
+
+def body(data: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def test_messages_of_one_turn_become_one_and_wait_for_nothing(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(body(b"a"))
+            await send(body(b"b"))
+            await server.until(lambda: server.bodies == [b"ab"])  # though nothing else is sent
+            await send(body(b"c"))
+            await server.until(lambda: server.bodies == [b"ab", b"c"])
+            await send(body(b"d"))
+            await send(body(b"e", more=False))
+
+        await server.call(app)
+        assert server.bodies == [b"ab", b"c", b"de"]
+
+    run(main)
+
+
+def test_the_head_of_a_stream_waits_for_nothing(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await server.until(lambda: server.sent == [START])  # though nothing else is sent
+            await send(body(b"late", more=False))
+
+        await server.call(app)
+        assert server.bodies == [b"late"]
+
+    run(main)
+
+
+def test_nothing_overtakes_the_head_of_a_stream(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        inside, go_on = anyio.Event(), anyio.Event()
+
+        async def slow_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                inside.set()
+                await go_on.wait()
+            server.sent.append(message)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await inside.wait()
+
+            async def send_one(data: bytes) -> None:
+                await send(body(data))
+
+            async with anyio.create_task_group() as group:
+                for data in (b"first", b"second"):
+                    group.start_soon(send_one, data)
+                for _ in range(10):
+                    await anyio.lowlevel.checkpoint()
+                assert server.sent == []
+                go_on.set()
+
+        await ASGIFast(app)(scope_of(), server.receive, slow_send)
+        assert server.sent[0] == START
+        assert sorted(b"".join(server.bodies)) == sorted(b"firstsecond")
+
+    run(main)
+
+
+def test_a_stream_that_is_given_up_sends_no_head(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            raise LookupError("on purpose")
+
+        with pytest.raises(LookupError):
+            await server.call(app)
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        assert server.sent == [], "the server can still answer 500"
+
+    run(main)
+
+
+def test_what_the_head_of_a_stream_raises_reaches_the_app(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        tried = []
+
+        def fail(message: Message) -> None:
+            tried.append(message)
+            raise OSError("gone")
+
+        server.on_send = fail
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await server.until(lambda: bool(tried))
+            with pytest.raises(OSError, match="gone"):
+                await send(body(b"late"))
+
+        await server.call(app)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        {"type": "http.response.body", "body": b"small", "more_body": True},
+        {"type": "http.response.body", "body": b"large" * 10_000, "more_body": True},
+        {"type": "http.response.body", "body": b"last", "more_body": False},
+        {"type": PATHSEND, "path": __file__},
+        {"type": "http.response.zerocopysend", "file": None},
+        {"type": "http.response.trailers", "headers": []},
+    ],
+    ids=["small", "large", "last", "file", "run", "other"],
+)
+def test_order_is_kept_behind_a_coalesced_message(run: Run, following: Message) -> None:
+    async def main() -> None:
+        server = Server()
+        inside, go_on = anyio.Event(), anyio.Event()
+
+        async def slow_send(message: Message) -> None:
+            if message.get("body") == b"first":
+                inside.set()
+                await go_on.wait()
+            server.sent.append(message)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(body(b"first"))
+            await inside.wait()
+
+            async def send_second() -> None:
+                with open(__file__, "rb") as file:
+                    await send({**following, "file": file})
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(send_second)
+                for _ in range(10):
+                    await anyio.lowlevel.checkpoint()
+                assert len(server.sent) == 1  # backpressure: nothing overtakes
+                go_on.set()
+
+        await ASGIFast(app)(scope_of(), server.receive, slow_send)
+        assert server.bodies[0] == b"first"
+        assert len(server.sent) >= 3
+
+    run(main)
+
+
+def test_what_a_coalesced_message_raises_reaches_the_app(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        tried = []
+
+        def fail(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                tried.append(message)
+                raise OSError("gone")
+
+        server.on_send = fail
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(body(b"coalesced"))
+            await server.until(lambda: bool(tried))
+            with pytest.raises(OSError, match="gone"):
+                await send(body(b"next"))
+
+        await server.call(app)
+
+    run(main)
+
+
+def test_an_app_that_is_cancelled_sends_no_more(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()  # the head leaves, and the loop is quiet again
+            await send(body(b"coalesced"))
+            scope_to_cancel.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.CancelScope() as scope_to_cancel:
+            await server.call(app)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        assert server.bodies == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("on_its_way", [START, body(b"coalesced")], ids=["head", "body"])
+def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run, on_its_way: Message) -> None:
+    async def main() -> None:
+        server = Server()
+        inside = anyio.Event()
+
+        async def never_sent(message: Message) -> None:
+            if message["type"] == on_its_way["type"]:
+                inside.set()
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    server.sent.append(message)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            if on_its_way is not START:
+                await send(on_its_way)
+            await inside.wait()
+            scope_to_cancel.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.CancelScope() as scope_to_cancel:
+            await ASGIFast(app)(scope_of(), server.receive, never_sent)
+        await server.until(lambda: server.sent == [on_its_way])
+
+    run(main)
+
+
+def test_coalesced_messages_keep_the_apps_context(run: Run) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="no")
+    seen = []
+
+    async def main() -> None:
+        server = Server()
+
+        def look(message: Message) -> None:
+            server.sent.append(message)
+            seen.append(variable.get())
+
+        server.on_send = look
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            variable.set("the app's")
+            await send(START)
+            await send(body(b"x"))
+            await server.until(lambda: bool(server.bodies))
+            await send(body(b"", more=False))
+
+        await server.call(app)
+
+    run(main)
+    assert seen == ["the app's"] * 3
+
+
+def sparse(path: Path, size: int) -> str:
+    with path.open("wb") as file:
+        file.truncate(size)
+    return os.fspath(path)
+
+
+def sending_path(path: str) -> Any:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send({"type": PATHSEND, "path": path})
+
+    return app
+
+
+def test_reading_stops_when_the_client_has_left(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server()
+        server.incoming = [
+            {"type": "http.request", "body": b"", "more_body": False},
+            {"type": "http.disconnect"},
+        ]
+        await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
+        assert 0 < len(b"".join(server.bodies)) < FILE_BYTES
+
+    run(main)
+
+
+def test_others_have_turns_while_nothing_makes_a_file_wait(run: Run, tmp_path: Path) -> None:
+    """Neither a read from memory nor this server's send() ever suspends."""
+    path = sparse(tmp_path / "f", FILE_BYTES)
+
+    async def main() -> None:
+        server = Server()
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await anyio.lowlevel.checkpoint()
+                turns += 1
+
+        async def send_at_once(message: Message) -> None:
+            server.sent.append(message)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(others)
+            await anyio.lowlevel.checkpoint()
+            before = turns
+            await ASGIFast(sending_path(path))(scope_of(), server.receive, send_at_once)
+            after = turns
+            group.cancel_scope.cancel()
+        assert after - before >= len(server.bodies) - 2 > 100
+
+    run(main)
+
+
+def test_what_receive_raises_while_a_file_is_sent_reaches_the_app(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server()
+        server.incoming = [OSError("the server's receive() has failed")]
+        with pytest.raises(OSError, match="has failed"):
+            await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
+
+    run(main)
+
+
+def test_a_file_that_shrinks_is_told_while_the_client_is_watched(run: Run, tmp_path: Path) -> None:
+    path = sparse(tmp_path / "f", FILE_BYTES)
+
+    async def main() -> None:
+        server = Server()
+
+        def shrink(message: Message) -> None:
+            server.sent.append(message)
+            os.truncate(path, 1_000_000)
+
+        server.on_send = shrink
+        with pytest.raises(FileTruncated):
+            await server.call(sending_path(path))
+
+    run(main)
+
+
+def test_what_came_while_a_file_was_sent_is_there_afterwards(run: Run, tmp_path: Path) -> None:
+    path = sparse(tmp_path / "f", FILE_BYTES)
+
+    async def main() -> None:
+        server = Server()
+        request: Message = {"type": "http.request", "body": b"upload", "more_body": False}
+        server.incoming = [request]
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await sending_path(path)(scope, receive, send)
+            assert await receive() == request
+
+        await server.call(app)
+        assert len(b"".join(server.bodies)) == FILE_BYTES
+
+    run(main)
