@@ -268,6 +268,33 @@ def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, p
     assert other.read_response().status == 200
 
 
+@pytest.mark.parametrize("poller", POLLERS)
+def test_a_socket_that_the_app_closes_after_its_end(make_bench: MakeBench, poller: str) -> None:
+    """As a WebSocket's own thread does: the number may be another's while the first one lingers."""
+    taken: list[Any] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/mine":
+            taken.append(environ["gunicorn.socket"])
+            taken[0].sendall(b"mine")
+            raise StopIteration
+        return echo(environ, start_response)
+
+    bench = make_bench(app, attributes={"poller_kind": poller})
+    client = bench.connect()
+    client.send_request("/mine")
+    bench.run()
+    assert client.is_in(LINGERING)
+    taken[0].close()
+    other = bench.connect(number=client.near.fd)
+    assert other.near.fd == client.near.fd
+    other.send_request("/next")
+    bench.run()
+    assert other.read_response().status == 200
+    assert client.is_in(CLOSED)
+    assert client.near not in bench.server.connections
+
+
 def test_a_response_ends_after_what_a_tick_has_taken_of_it(make_bench: MakeBench) -> None:
     """Whoever sends at a tick takes the blocks under the lock, and queues them a moment later."""
 

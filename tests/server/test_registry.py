@@ -283,6 +283,24 @@ def test_a_missed_event_is_told_again_by_the_kernel_or_is_another_ones(
     assert not pushed
 
 
+def test_a_number_that_is_anothers_by_now(
+    registry: Registry[Waits], pushed: list[tuple[int, int]]
+) -> None:
+    """The app has closed a socket that it had taken over: its connection ends with that."""
+    connection = Waits(socket.socket())
+    fd = connection.fd
+    registry.wait(connection, READ)
+    connection.sock.close()
+    other = Waits(fd=fd)
+    registry.wait_for_more(other)
+    assert (connection.ended, other.ended) == (1, 0)
+    assert registry.claim(fd) is other
+    registry.miss(fd, READ)
+    registry.forget(connection)
+    registry.wait_for_more(other)
+    assert pushed == [(fd, READ)]
+
+
 def test_what_has_had_a_turn_while_it_is_swept_is_left_alone(
     registry: Registry[Waits], pushed: list[tuple[int, int]]
 ) -> None:

@@ -47,7 +47,7 @@ class Waiting(Protocol):
     retries: bool
 
     def on_overdue(self) -> None:
-        """The deadline has passed; called by the sweep, which owns the connection."""
+        """The deadline has passed, or its app has closed its socket; the caller owns it."""
 
     def retry(self) -> None:
         """The sweep has claimed a connection with `retries`."""
@@ -108,6 +108,12 @@ class Registry(Generic[C]):
     ) -> None:
         connection.known, connection.watched = True, watched
         fd = connection.fd
+        other = self.waiting.get(fd)
+        if other is not None and other is not connection and self._claim_if_waiting(other):
+            # Its app has taken the socket over, and closed it: the number is this one's now.
+            if self._poller.must_forget:
+                self._poller.forget(fd)
+            self._have_step(other, other.on_overdue)
         with self._lock:
             self._missed.pop(fd, None)  # arming reports it again
             self.waiting[fd] = connection
@@ -154,9 +160,10 @@ class Registry(Generic[C]):
         """
         fd = connection.fd
         self._claim_if_waiting(connection)
-        self._missed.pop(fd, None)
-        if self._poller.must_forget and connection.sock.fileno() == fd:
-            self._poller.forget(fd)
+        if connection.sock.fileno() == fd:
+            self._missed.pop(fd, None)
+            if self._poller.must_forget:
+                self._poller.forget(fd)
 
     def replace(self, connection: C, other: C) -> None:
         """Another object goes on with the socket of a connection."""
@@ -196,26 +203,29 @@ class Registry(Generic[C]):
         :param now: the monotonic clock, in seconds.
         """
         for connection in list(self.waiting.values()):
-            try:
-                if not (connection.deadline < now or connection.retries):
-                    continue
-                if not self._claim_if_waiting(connection):
-                    continue
-                if connection.deadline < now:
-                    connection.on_overdue()
-                elif connection.retries:
-                    connection.retry()
-                else:
-                    self.publish(connection)  # an event has been handled in between
-            except Exception:
-                self.log.exception("Error in a connection")
-                connection.close()
+            if not (connection.deadline < now or connection.retries):
+                continue
+            if not self._claim_if_waiting(connection):
+                continue
+            if connection.deadline < now:
+                self._have_step(connection, connection.on_overdue)
+            elif connection.retries:
+                self._have_step(connection, connection.retry)
+            else:
+                self.publish(connection)  # an event has been handled in between
 
     def cap_deadlines(self, deadline: float, applies: Callable[[C], bool]) -> None:
         """Have the waiting connections for which `applies` is true end by `deadline`."""
         for connection in list(self.waiting.values()):
             if applies(connection):
                 connection.deadline = min(connection.deadline, deadline)
+
+    def _have_step(self, connection: C, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except Exception:
+            self.log.exception("Error in a connection")
+            connection.close()
 
     def _claim_if_waiting(self, connection: C) -> bool:
         fd = connection.fd
