@@ -107,10 +107,15 @@ class CountedResponse(Response):
         cycle = self._cycle
         if cycle.chunked_encoding:
             return chunk_size_line(size), b"\r\n"
-        if size > cycle.expected_content_length:
-            raise RuntimeError("Response content longer than Content-Length")
-        cycle.expected_content_length -= size
+        count(cycle, size)
         return b"", b""
+
+
+def count(cycle: Any, size: int) -> None:
+    """Count body bytes of a response with a Content-Length."""
+    if size > cycle.expected_content_length:
+        raise RuntimeError("Response content longer than Content-Length")
+    cycle.expected_content_length -= size
 
 
 class FileSending(_Base):

@@ -22,7 +22,7 @@ from ..messages import Message, declared_length, response_body
 from ..protocols.file_body import SMALL_FILE_BYTES
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport, Rest
-from .protocol import CountedResponse, FileSending, UnsupportedUvicorn, check
+from .protocol import CountedResponse, FileSending, UnsupportedUvicorn, check, count
 from .uploads import Upload
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
@@ -141,11 +141,8 @@ class ZttpH2Response(Response):
             await self._window_updated.wait()
 
     def _frame_for(self, size: int) -> tuple[bytes, bytes]:
-        cycle = self._cycle
-        if cycle.expected_content_length is not None:
-            if size > cycle.expected_content_length:
-                raise RuntimeError("Response content longer than Content-Length")
-            cycle.expected_content_length -= size
+        if self._cycle.expected_content_length is not None:
+            count(self._cycle, size)
         return b"", b""  # zttp makes the frames
 
     def _frame(self, data: bytes) -> bytes:
