@@ -6,8 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+import uvicorn
 from asgifast.messages import Receive, Scope, Send
+from uvicorn.server import ServerState
 
+from tests.support.tls import client_context, server_context
 from wsgifast.sockets import lingering
 
 from .protocols import Client, _no_descriptor_is_left, body, protocol, serving, start, turns
@@ -68,3 +71,33 @@ def test_a_client_is_given_up_that_sends_more_than_an_upload(
             assert 50_000 <= await asyncio.wait_for(send_until_closed(client), 60) < 1_000_000
 
     asyncio.run(run())
+
+
+def test_a_connection_over_tls_is_closed_without_an_error(protocol: Any) -> None:
+    """uvicorn closes it behind the response, and once more when it is lost."""
+    failed: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: failed.append(context))
+        config = uvicorn.Config(refusing, log_config=None, lifespan="off")
+        config.load()
+        state = ServerState()
+        server = await loop.create_server(
+            lambda: protocol(config=config, server_state=state, app_state={}),
+            "127.0.0.1",
+            ssl=server_context(),
+        )
+        async with server:
+            address = server.sockets[0].getsockname()
+            reader, writer = await asyncio.open_connection(*address, ssl=client_context())
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).endswith(b"\r\n\r\nno")
+            for connection in state.connections:
+                connection.shutdown()
+            writer.close()
+            while state.connections:
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert not failed

@@ -240,12 +240,13 @@ class CoalescingTransport(asyncio.Transport):
         if self.is_closing is _lingers:
             linger(self.real, self._loop)
             return
-        if not self.is_closing():
-            self.flush()
-            if self._must_linger():
-                self.is_closing = _lingers  # type: ignore[method-assign]
-                linger(self.real, self._loop)
-                return
+        if self.is_closing():
+            return  # asyncio's TLS transport breaks at a second close()
+        self.flush()
+        if self._must_linger():
+            self.is_closing = _lingers  # type: ignore[method-assign]
+            linger(self.real, self._loop)
+            return
         self.real.close()
         if self.real.get_extra_info("sslcontext") is not None:
             # asyncio's TLS transport takes no close() while it is paused and its client has left
