@@ -291,7 +291,12 @@ def test_a_number_that_is_anothers_by_now(
     fd = connection.fd
     registry.wait(connection, READ)
     connection.sock.close()
-    other = Waits(fd=fd)
+    its_own = socket.socket()
+    if its_own.fileno() != fd:
+        with its_own:
+            os.dup2(its_own.fileno(), fd)
+        its_own = socket.socket(fileno=fd)
+    other = Waits(its_own)
     registry.wait_for_more(other)
     assert (connection.ended, other.ended) == (1, 0)
     assert registry.claim(fd) is other
@@ -299,6 +304,18 @@ def test_a_number_that_is_anothers_by_now(
     registry.forget(connection)
     registry.wait_for_more(other)
     assert pushed == [(fd, READ)]
+    other.close()
+
+
+def test_whose_socket_is_closed_ends_no_other_of_its_number(registry: Registry[Waits]) -> None:
+    connection = Waits(socket.socket())
+    connection.sock.close()
+    other = Waits(fd=connection.fd)
+    registry.wait(other, READ)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        registry.wait(connection, READ)
+    assert other.ended == 0
+    assert registry.claim(other.fd) is other
 
 
 def test_what_has_had_a_turn_while_it_is_swept_is_left_alone(

@@ -24,6 +24,8 @@ records one checks again for a published connection, so that one of the two sees
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -109,11 +111,14 @@ class Registry(Generic[C]):
         connection.known, connection.watched = True, watched
         fd = connection.fd
         other = self.waiting.get(fd)
-        if other is not None and other is not connection and self._claim_if_waiting(other):
-            # Its app has taken the socket over, and closed it: the number is this one's now.
-            if self._poller.must_forget:
-                self._poller.forget(fd)
-            self._have_step(other, other.on_overdue)
+        if other is not None and other is not connection:
+            # The app of one of them has taken the socket over, and closed it.
+            if connection.sock.fileno() != fd:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            if self._claim_if_waiting(other):
+                if self._poller.must_forget:
+                    self._poller.forget(fd)
+                self._have_step(other, other.on_overdue)
         with self._lock:
             self._missed.pop(fd, None)  # arming reports it again
             self.waiting[fd] = connection
