@@ -38,7 +38,13 @@ def message(name: str, lines: int) -> bytes:
 
 
 def arrived(mta: Exim, sent: bytes) -> bool:
-    return any(stored.endswith(sent.replace(b"\r\n", b"\n")) for stored in mta.messages())
+    subject, expected = sent.partition(b"\r\n")[0], sent.replace(b"\r\n", b"\n")
+    for path in mta.delivered.glob("new/*"):
+        with path.open("rb") as file:
+            head = file.read(4096)  # the others, of megabytes, are not read again and again
+            if subject + b"\n" in head and (head + file.read()).endswith(expected):
+                return True
+    return False
 
 
 @pytest.mark.parametrize("lines", [1, 200_000], ids=["small", "5 MB"])
