@@ -119,16 +119,14 @@ service anvil {{
 
 @dataclass
 class Exim:
-    """A running Exim that delivers all mail into one folder, but none to refused@..."""
+    """A running Exim that delivers all mail into one folder, but none to refused@...
+
+    :ivar delivered: a Maildir; it stores lines with LF.
+    """
 
     server: LiveServer
     port: int
     delivered: Path
-
-    def messages(self) -> list[bytes]:
-        """The messages delivered so far, oldest first; their line ends are LF, as Exim stores."""
-        files = sorted(self.delivered.glob("new/*"), key=lambda file: file.stat().st_mtime_ns)
-        return [file.read_bytes() for file in files]
 
 
 @contextlib.contextmanager
