@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -25,7 +26,7 @@ from wsgifast.sockets.address import Address
 def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_port())
     before = set(threading.enumerate())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
     with contextlib.ExitStack() as silent:
         for _ in range(10):
             silent.enter_context(socket.create_connection((address.host, address.port)))
@@ -47,7 +48,7 @@ def test_the_oldest_client_gives_way_to_one_too_many(
     monkeypatch.setattr(_Handler, "timeout", 600)
     address = Address("127.0.0.1", free_port())
     before = set(threading.enumerate())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
     with contextlib.ExitStack() as silent:
         clients = []
         for _ in range(_MOST_CLIENTS + 5):
@@ -85,7 +86,7 @@ def test_who_cannot_find_out_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none"])
 def test_head_has_no_body(path: str, tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_port())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
     try:
         with socket.create_connection((address.host, address.port), timeout=10) as client:
             client.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
@@ -102,7 +103,7 @@ def test_what_is_old_since_there_is_no_room_is_not_told(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = Address("127.0.0.1", free_port())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
     try:
         with monkeypatch.context() as full:
             full.setattr(multiprocess, "_MIN_FREE_BYTES", 1 << 60)
@@ -117,6 +118,26 @@ def test_what_is_old_since_there_is_no_room_is_not_told(
         assert b"bytes are free for metrics" in answer.read()
 
 
+def test_a_file_without_values_is_named(tmp_path: Path) -> None:
+    (tmp_path / "counter_7.db").write_bytes(struct.pack("=i", 64) + b"\xff" * 60)
+    address = Address("127.0.0.1", free_port())
+    logged: list[str] = []
+    directory = Directory(str(tmp_path), own=True)
+    server = _Server(address, _app(directory, lambda: None, logged.append))
+    try:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"http://{address}/metrics", timeout=60)
+        (tmp_path / "counter_7.db").unlink()
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
+            assert response.status == 200
+    finally:
+        server.close()
+    with caught.value as answer:
+        assert answer.code == 500
+        assert b"counter_7.db" in answer.read()
+    assert [line for line in logged if "counter_7.db" in line] == logged != []
+
+
 def test_where_no_thread_can_be_had_one_answers_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +146,7 @@ def test_where_no_thread_can_be_had_one_answers_all(
 
     address = Address("127.0.0.1", free_port())
     before = set(threading.enumerate())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for _ in range(3):

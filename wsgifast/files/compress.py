@@ -239,7 +239,8 @@ def _digest(content: bytes) -> str:
 def _read_manifest(root: Path) -> dict[str, str]:
     """Return the paths of the siblings with their digests; empty without a manifest.
 
-    :raises ConfigurationError: if it is malformed, or names anything but siblings below the root.
+    :raises ConfigurationError: if it cannot be read, is malformed, or names anything but siblings
+        below the root.
     """
     try:
         with folder_of(root, MANIFEST) as (folder, name):
@@ -251,6 +252,8 @@ def _read_manifest(root: Path) -> dict[str, str]:
                 return made
     except FileNotFoundError:
         return {}
+    except PermissionError as error:
+        raise ConfigurationError(f"{root / MANIFEST} cannot be read: {error.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ConfigurationError(

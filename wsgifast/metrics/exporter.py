@@ -27,6 +27,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.address import Address
 from .directory import Directory
+from .merge import UNREADABLE
 from .multiprocess import check_space, metrics_address
 from .processes import ProcessEnd, is_alive
 from .states import PATHS, Answer, answer, remove_dead
@@ -115,7 +116,7 @@ class _Exporter:
 
     def _serve(self) -> None:
         try:
-            self._server = _Server(self._address, _app(self._directory, self._clean))
+            self._server = _Server(self._address, _app(self._directory, self._clean, self._log))
         except OSError as error:
             self._log(f"Metrics wait for {self._address}: {error.strerror}")
         else:
@@ -202,10 +203,13 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.server_close()
 
 
-def _app(directory: Directory, clean: Callable[[], object]) -> Callable[..., Iterable[bytes]]:
+def _app(
+    directory: Directory, clean: Callable[[], object], log: Callable[[str], object]
+) -> Callable[..., Iterable[bytes]]:
     """The WSGI app: the metrics, the probes and the slow clients.
 
     :param clean: called before each scrape.
+    :param log: called with what keeps the metrics from being read.
     """
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -215,23 +219,25 @@ def _app(directory: Directory, clean: Callable[[], object]) -> Callable[..., Ite
         elif path != "/metrics":
             text = f"There are /metrics, {', '.join(PATHS)}\n".encode()
             found = answer(path, directory.path) or Answer("404 Not Found", _PLAIN, text)
-        elif problem := _disk_full(directory.path):
-            found = Answer("500 Internal Server Error", _PLAIN, problem)
         else:
-            clean()
-            found = Answer("200 OK", *directory.text(environ.get("HTTP_ACCEPT", "")))
+            found = scrape(environ.get("HTTP_ACCEPT", ""))
         headers = [("Content-Type", found.content_type), ("Content-Length", str(len(found.body)))]
         start_response(found.status, [*headers, ("Cache-Control", "no-store")])
         # wsgiref would send a body to HEAD (RFC 9110 9.3.2).
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [found.body]
 
+    def scrape(accept: str) -> Answer:
+        # What is old must not be taken for new, nor a part of the workers for all of them.
+        try:
+            check_space(directory.path)
+        except OSError as error:
+            problem = f"The workers cannot write their metrics: {error}"
+        else:
+            clean()
+            try:
+                return Answer("200 OK", *directory.text(accept))
+            except (OSError, *UNREADABLE) as error:
+                log(problem := f"The metrics cannot be read: {error}")
+        return Answer("500 Internal Server Error", _PLAIN, f"{problem}\n".encode())
+
     return serve
-
-
-def _disk_full(directory: str) -> bytes | None:
-    """Why what the workers have written there is old: what scrapes must not take it for new."""
-    try:
-        check_space(directory)
-    except OSError as error:
-        return f"The workers cannot write their metrics: {error}\n".encode()
-    return None

@@ -53,15 +53,18 @@ class ValuesFile:
     def read(self) -> None:
         """Read the numbers, and the keys that are new.
 
-        :raises OSError, ValueError, RuntimeError, struct.error: if the file is incomplete.
+        :raises OSError, ValueError: if the file is incomplete.
         """
         data = os.pread(self._fd, self._used, 0)
         if not data:
             return  # it has just been created
-        if _USED.unpack_from(data)[0] > self._used:
-            self._find_values()
-            data = os.pread(self._fd, self._used, 0)
-        self.numbers = self._values.unpack_from(data)
+        try:
+            if _USED.unpack_from(data)[0] > self._used:
+                self._find_values()
+                data = os.pread(self._fd, self._used, 0)
+            self.numbers = self._values.unpack_from(data)
+        except (struct.error, RuntimeError, ValueError) as error:
+            raise ValueError(f"{self.path} has no values of metrics: {error}") from error
 
     def _find_values(self) -> None:
         keys, layout, end = [], ["="], 0
