@@ -40,6 +40,7 @@ def bench(*arguments: str) -> int:
         ((APP, "--server", "wsgiref", "--", "--threads=2"), 2, "wsgiref has no options"),
         ((APP, "--worker-class", "nope"), 2, "--worker-class nope: ImportError: Entry point"),
         ((APP, "--master", "--processes", "2"), 2, "--processes"),
+        ((APP, "--master-host", "10.0.0.1"), 2, "--master-host"),
         (("nowhere:app",), 3, "nowhere"),
         (("tests.doctor.apps:nothing",), 3, "nothing"),
     ],

@@ -11,6 +11,8 @@ from ..arguments import APP_HELP, add_header_options, add_parser, count, option,
 from ..errors import ConfigurationError, MissingExtra
 from . import SERVERS
 
+_MASTER = ("127.0.0.1", 5557)
+
 _EXAMPLES = """\
   wsgifast bench shop.wsgi:application
   wsgifast bench 'shop:create_app()' / /download/big.pdf --users 4
@@ -64,11 +66,11 @@ def add_command(commands: Any) -> None:
     more = parser.add_argument_group("more than one Locust process")
     option(more, "--processes", "N", "start N Locust workers on this machine", type=count)
     option(more, "--master", help="wait for workers on other machines")
-    option(more, "--expect-workers", "N", "how many", default=1, type=count)
+    option(more, "--expect-workers", "N", "how many (default: 1)", type=count)
     option(more, "--worker", help="be such a worker")
-    address = "the master's address, on which its servers listen too"
-    option(more, "--master-host", "ADDRESS", address, default="127.0.0.1")
-    option(more, "--master-port", "PORT", "the master's port", default=5557, type=count)
+    address = f"the master's address, on which its servers listen too (default: {_MASTER[0]})"
+    option(more, "--master-host", "ADDRESS", address)
+    option(more, "--master-port", "PORT", f"the master's port (default: {_MASTER[1]})", type=count)
     parser.usage = "wsgifast bench [OPTION ...] APP [/PATH ...] [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
 
@@ -80,11 +82,17 @@ def _run(options: argparse.Namespace) -> int:
     from .comparison import compare
     from .locust_client import worker_command
 
+    of_master = ("expect_workers", "master_host", "master_port")
+    given = [name for name in of_master if getattr(options, name) is not None]
+    if given and not (options.master or options.worker):
+        raise ConfigurationError(
+            f"--{given[0].replace('_', '-')} says nothing without --master or --worker: add one"
+        )
+    host, port = options.master_host or _MASTER[0], options.master_port or _MASTER[1]
     if options.worker:
-        host, port = options.master_host, options.master_port
         print(f"Working for the master at {host}:{port} until it ends, or Ctrl-C", flush=True)
         command = worker_command((host, port))
         return os.execv(command[0], command)
     if options.app is None:
         raise ConfigurationError("name an app, as in: wsgifast bench shop.wsgi:application")
-    return compare(options)
+    return compare(options, (host, port))

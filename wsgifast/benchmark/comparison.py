@@ -36,9 +36,10 @@ _LEAST_ROW_S = 120.0
 _CONNECTIONS, _OTHERS = 1000, 100
 
 
-def compare(options: argparse.Namespace) -> int:
+def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     """Run `wsgifast bench`; return its exit status.
 
+    :param master: the address on which it would wait for workers on other machines.
     :raises ConfigurationError: for options that do not go together.
     """
     bars = budget(options.budget or "")
@@ -52,9 +53,8 @@ def compare(options: argparse.Namespace) -> int:
         check_path(path)
     if options.master and options.processes:
         raise ConfigurationError("--master waits for other workers than those of --processes")
-    workers = options.expect_workers if options.master else 0
-    master = (options.master_host, options.master_port)
-    host = options.master_host if options.master else HOST
+    workers = (options.expect_workers or 1) if options.master else 0
+    host = master[0] if options.master else HOST
     _check_host(host)
     profile = Profile(options.seconds, options.rounds, row_seconds=_row_seconds(options))
     try:
