@@ -1,0 +1,146 @@
+"""A client of HTTP/2 and uvicorn's zttp protocol in this process, without a socket.
+
+Tests that import it are skipped where zttp is not installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from tests.support.http2 import Client
+
+pytest.importorskip("zttp", reason="zttp is not installed (Python 3.11 or newer): pip install zttp")
+pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicorn has no zttp")
+
+from asgifast.uvicorn import ZttpH2Protocol
+
+PATIENCE_S = 60.0  # a busy machine takes seconds where a quiet one takes tenths
+
+
+class Wire:
+    """A transport whose other end is a client of HTTP/2 in this process."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.protocol: Any = None
+        self.is_closed = self.is_paused = False
+
+    def write(self, data: bytes) -> None:
+        self.client.take(bytes(data))
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def is_reading(self) -> bool:
+        return not self.is_paused
+
+    def pump(self) -> None:
+        """Carry over what the client has to say, if it is read."""
+        data = b"" if self.is_paused else self.client.state.data_to_send()
+        if data and isinstance(self.protocol, asyncio.BufferedProtocol):
+            buffer: Any = self.protocol.get_buffer(-1)
+            buffer[: len(data)] = data
+            self.protocol.buffer_updated(len(data))
+        elif data:
+            self.protocol.data_received(data)
+
+    async def upload(self, streams: Sequence[int], size: int) -> int:
+        """Send so many bytes on each stream, as long as they are read; returns how many were."""
+        left = dict.fromkeys(streams, size)
+        state = self.client.state
+        while not self.is_paused and any(left.values()):
+            for stream in streams:
+                window = state.local_flow_control_window(stream)
+                count = min(left[stream], window, state.max_outbound_frame_size)
+                if count:
+                    state.send_data(stream, bytes(count))
+                    left[stream] -= count
+            self.pump()
+            await asyncio.sleep(0)  # what it answers is written at the turn's end
+        return len(streams) * size - sum(left.values())
+
+    def get_protocol(self) -> Any:
+        return self.protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
+@asynccontextmanager
+async def connected(app: ASGIApp, client: Client) -> AsyncIterator[Wire]:
+    config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
+    config.load()
+    state = ServerState()
+    wire = Wire(client)
+    wire.protocol = ZttpH2Protocol(config=config, server_state=state, app_state={})
+    wire.protocol.connection_made(wire)
+    client.begin()
+    wire.pump()
+    yield wire
+    wire.protocol.connection_lost(None)
+    async with asyncio.timeout(PATIENCE_S):
+        while state.tasks:
+            await asyncio.sleep(0)
+
+
+async def settled(condition: Callable[[], object], wire: Wire) -> None:
+    """Go on until a condition holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            wire.pump()
+            await asyncio.sleep(0)
+
+
+async def stands_still(measure: Callable[[], int]) -> int:
+    """Go on until nothing moves any more."""
+    same, last = 0, measure()
+    while same < 50:
+        await asyncio.sleep(0.001)
+        now = measure()
+        same, last = (same + 1 if now == last else 0), now
+    return last
+
+
+def start(size: int | None = None) -> Message:
+    headers = [] if size is None else [(b"content-length", b"%d" % size)]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def part(data: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def sending(messages: list[Message], said: list[str] | None = None) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+            if said is not None:
+                said.append(message["type"])
+
+    return app
