@@ -10,7 +10,7 @@ import pytest
 from asgifast import ASGIFast
 from asgifast.messages import Message, Receive, Scope, Send
 
-from .file_messages import (
+from .messages import (
     DATA,
     LARGE_BYTES,
     START,

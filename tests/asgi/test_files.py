@@ -16,7 +16,7 @@ from asgifast.messages import Message, Receive, Scope, Send
 from wsgifast import BodyError
 from wsgifast.files import ByteRange
 
-from .file_messages import (
+from .messages import (
     DATA,
     END,
     PATHSEND,

@@ -1,37 +1,24 @@
-"""ASGIFast in this process: what reaches the server, message by message."""
+"""ASGIFast in this process: messages, errors, options, and what is no app."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import gzip
-import os
 import weakref
-from pathlib import Path
 from typing import Any
 
 import flask
 import pytest
-from asgifast import ASGIFast, FileResponse, StaticFiles
+from asgifast import ASGIFast
 from asgifast.coalescing import LONE_TURNS
-from asgifast.extensions import COALESCING, PROTOCOL_EXTENSIONS
 from asgifast.messages import Message, Receive, Scope, Send
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse as StarletteFileResponse
 
 from tests.metrics.test_instrumented import Notes
 from wsgifast import BodyError, ConfigurationError
 
+from .messages import PATHSEND, START, ZEROCOPYSEND, body
 from .support import call, scope_of
-
-START: Message = {"type": "http.response.start", "status": 200, "headers": []}
-PATHSEND = "http.response.pathsend"
-ZEROCOPYSEND = "http.response.zerocopysend"
-
-
-def body(data: Any, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 def sending(*messages: Message | None) -> Any:
@@ -282,96 +269,6 @@ def test_refused(given: object) -> None:
         call(ASGIFast(sending(START, body(given, False))), scope_of())
 
 
-def test_a_file_is_handed_to_a_server_that_takes_paths(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"0123456789")
-    app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
-    scope = {**scope_of(), "extensions": {PATHSEND: {}}}
-    answer = call(app, scope)
-    assert answer.types == ["http.response.start", PATHSEND]
-    assert dict(answer.headers)["accept-ranges"] == "bytes"
-    part = call(app, {**scope, "headers": [(b"range", b"bytes=2-4")]})
-    assert (part.status, part.body) == (206, b"234")
-
-
-def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "f").write_bytes(b"0123456789")
-    monkeypatch.chdir(tmp_path)
-    app = ASGIFast(sending(START, {"type": PATHSEND, "path": "f"}))
-    assert call(app, scope_of()).body == b"0123456789"
-    scope = {**scope_of(), "extensions": {PATHSEND: {}}}
-    assert call(app, scope).messages[1]["path"] == str(tmp_path / "f"), "absolute for the server"
-
-
-@pytest.mark.parametrize("path", [None, 1, b"f"])
-def test_what_is_no_path(path: object) -> None:
-    with pytest.raises(BodyError, match="needs a path"):
-        call(ASGIFast(sending(START, {"type": PATHSEND, "path": path})), scope_of())
-
-
-def test_a_range_is_handed_to_a_server_that_takes_descriptors(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"0123456789")
-    app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
-    scope = {**scope_of(range="bytes=2-4"), "extensions": {PATHSEND: {}, ZEROCOPYSEND: {}}}
-    message = call(app, scope).messages[1]
-    assert (message["type"], message["offset"], message["count"]) == (ZEROCOPYSEND, 2, 3)
-
-
-def test_reading_blocks_no_loop(tmp_path: Path, blocking_calls: list[str]) -> None:
-    data = os.urandom(3_000_000)
-    (tmp_path / "f").write_bytes(data)
-    fd = os.open(tmp_path / "f", os.O_RDONLY)
-    message: Message = {"type": ZEROCOPYSEND, "file": fd, "offset": 5, "more_body": False}
-    os.fsync(fd)
-    os.posix_fadvise(fd, 1_000_000, 1_000_000, os.POSIX_FADV_DONTNEED)
-    assert call(ASGIFast(sending(START, message)), scope_of()).body == data[5:]
-    assert not blocking_calls
-    os.close(fd)
-
-
-def test_reading_stops_when_the_client_has_left(tmp_path: Path) -> None:
-    with (tmp_path / "f").open("wb+") as file:
-        file.truncate(500_000_000)
-        for message in (
-            {"type": PATHSEND, "path": file.name},
-            {"type": ZEROCOPYSEND, "file": file},
-        ):
-            app = ASGIFast(sending(START, message))
-            assert len(call(app, scope_of(), left=True).body) < 10_000_000, message["type"]
-
-
-@pytest.mark.parametrize("size", [0, 1, 100_000])
-def test_an_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path, size: int) -> None:
-    with (tmp_path / "f").open("wb") as file:
-        file.truncate(50_000_000)
-    uploaded = 0
-
-    async def receive() -> Message:
-        nonlocal uploaded
-        await asyncio.sleep(0)
-        uploaded += 1
-        return {"type": "http.request", "body": b"%d" % uploaded * size, "more_body": True}
-
-    async def send(message: Message) -> None:
-        await asyncio.sleep(0)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send({"type": PATHSEND, "path": str(tmp_path / "f")})
-        kept = uploaded
-        assert kept < 100, "much is left to the server"
-        assert kept * size < 300_000
-        for number in range(1, kept + 10):
-            assert (await receive())["body"] == b"%d" % number * size, "nothing is lost"
-
-    asyncio.run(ASGIFast(app)(scope_of(), receive, send))
-
-
-def test_head_reads_no_file(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"0123456789")
-    app = ASGIFast(sending({**START, "status": 203}, {"type": PATHSEND, "path": f"{tmp_path}/f"}))
-    assert call(app, scope_of(method="HEAD")).body == b""
-
-
 def test_an_app_that_is_cancelled_sends_no_more() -> None:
     sent: list[Message] = []
 
@@ -394,61 +291,6 @@ def test_an_app_that_is_cancelled_sends_no_more() -> None:
 
     asyncio.run(run())
     assert [m["type"] for m in sent] == ["http.response.start"]
-
-
-@pytest.mark.parametrize("size", [10, 300_000])
-def test_what_answers_ranges_by_itself_goes_on(tmp_path: Path, size: int) -> None:
-    data = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
-    (tmp_path / "f").write_bytes(data)
-    for app in (FileResponse(tmp_path / "f"), StaticFiles(directory=tmp_path)):
-        answer = call(ASGIFast(app), scope_of("/f", range="bytes=2-4"))
-        assert (answer.status, answer.body) == (206, data[2:5])
-
-
-def test_a_stream_that_answers_its_range_by_itself(tmp_path: Path) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert (b"range", b"bytes=0-1") in scope["headers"]
-        await send({**START, "status": 206, "headers": [(b"content-range", b"bytes 0-1/10")]})
-        await send(body(b"0"))
-        await send(body(b"1", more=False))
-
-    answer = call(ASGIFast(app), scope_of(range="bytes=0-1"))
-    assert (answer.status, answer.body) == (206, b"01")
-    assert answer.headers == [("content-range", "bytes 0-1/10")]
-
-
-def test_options_that_switch_off(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"0123456789")
-    path: Message = {"type": PATHSEND, "path": str(tmp_path / "f")}
-    app = ASGIFast(sending(START, path), ranges=False, conditional=False)
-    answer = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
-    assert (answer.status, answer.headers, answer.body) == (200, [], b"0123456789")
-    no_ranges = ASGIFast(sending(START, path), ranges=False)
-    assert call(no_ranges, scope_of(range="bytes=0-1")).status == 200
-    assert call(no_ranges, scope_of(if_none_match="*")).status == 304
-    no_conditions = ASGIFast(sending(START, path), conditional=False)
-    assert call(no_conditions, scope_of(range="bytes=0-1")).status == 206
-    assert call(no_conditions, scope_of(if_none_match="*")).status == 200
-
-
-@pytest.mark.parametrize("server_has_it", [False, True])
-def test_no_extension_for_files_reaches_an_app_that_is_not_to_use_them(
-    server_has_it: bool,
-) -> None:
-    seen: list[Scope] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope)
-        await sending(START, {"type": "http.response.body", "body": b"x"})(scope, receive, send)
-
-    scope = scope_of()
-    scope["extensions"] = {"http.response.debug": {}}
-    if server_has_it:
-        scope["extensions"].update(PROTOCOL_EXTENSIONS)
-    assert call(ASGIFast(app, pathsend=False), scope).body == b"x"
-    left = set(seen[0]["extensions"])
-    assert left - {COALESCING} == {"http.response.debug"}
-    assert PATHSEND in scope["extensions"] or not server_has_it
 
 
 def test_lifespan_and_websockets_pass_untouched() -> None:
@@ -495,16 +337,3 @@ def test_wrong_options(options: dict[str, Any]) -> None:
 def test_what_is_no_app(app: Any, way_out: str) -> None:
     with pytest.raises(ConfigurationError, match=way_out):
         ASGIFast(app)
-
-
-@pytest.mark.parametrize("pathsend", [True, False])
-def test_gzip_middleware_compresses_files_where_it_is_given_their_bytes(
-    tmp_path: Path, pathsend: bool
-) -> None:
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"line\n" * 1000)
-    app = GZipMiddleware(StarletteFileResponse(path))
-    answer = call(ASGIFast(app, pathsend=pathsend), scope_of(accept_encoding="gzip"))
-    assert answer.status == 200
-    assert (answer.body == path.read_bytes()) is pathsend
-    assert pathsend or gzip.decompress(answer.body) == path.read_bytes()

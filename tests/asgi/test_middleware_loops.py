@@ -16,12 +16,11 @@ from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 from wsgifast.sockets.sendfile import FileTruncated
 
 from .backends import Run, run
+from .messages import PATHSEND, START, body
 from .support import scope_of
 
 __all__ = ["run"]
 
-START: Message = {"type": "http.response.start", "status": 200, "headers": []}
-PATHSEND = "http.response.pathsend"
 FILE_BYTES = 40_000_000
 
 
@@ -57,10 +56,6 @@ class Server:
     async def call(self, app: Any) -> None:
         wrapped: ASGIApp = ASGIFast(app)
         await wrapped(scope_of(), self.receive, self.send)
-
-
-def body(data: bytes, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 def test_messages_of_one_turn_become_one_and_wait_for_nothing(run: Run) -> None:

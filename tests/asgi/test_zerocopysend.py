@@ -18,7 +18,7 @@ from asgifast.messages import Message
 from wsgifast import BodyError
 from wsgifast.sockets.sendfile import FileTruncated
 
-from .file_messages import (
+from .messages import (
     DATA,
     END,
     PATHSEND,

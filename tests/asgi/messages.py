@@ -1,4 +1,4 @@
-"""What the tests of files through ASGIFast in this process share."""
+"""Messages, requests and apps that the tests of ASGIFast in this process share."""
 
 from __future__ import annotations
 
@@ -35,12 +35,18 @@ def _no_descriptor_is_left() -> Iterator[None]:
     assert open_descriptors() <= before
 
 
-def app_of(*messages: Message) -> Any:
+def app_of(*messages: Message, **options: Any) -> Any:
+    """An app that sends these, in ASGIFast with these options."""
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:
             await send(message)
 
-    return ASGIFast(app)
+    return ASGIFast(app, **options)
+
+
+def body(data: Any, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 def head(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
