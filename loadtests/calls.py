@@ -7,7 +7,6 @@ this imports what a call needs, and no more.
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import sys
@@ -16,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wsgifast import WSGIFast
+from wsgifast.bodies.files import close_body
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -37,7 +37,7 @@ _ENVIRON: dict[str, Any] = {
 def _wsgi(
     wrap: Callable[[Any], Any],
     headers: tuple[tuple[str, str], ...] = (),
-    kind: Callable[[list[bytes]], Any] = list,
+    kind: Callable[[list[bytes]], Iterable[bytes]] = list,
     pattern: str | None = None,
 ) -> Callable[[], None]:
     """:param pattern: of the URL, told as a framework tells it."""
@@ -46,8 +46,7 @@ def _wsgi(
         if pattern is not None:
             environ["wsgifast.pattern"] = pattern
         start_response("200 OK", [("Content-Type", "text/plain"), *headers])
-        body: Iterable[bytes] = kind(BODY)
-        return body
+        return kind(BODY)
 
     return _request(wrap(app), _ENVIRON)
 
@@ -60,19 +59,13 @@ def _request(app: Any, environ: Mapping[str, Any]) -> Callable[[], None]:
         body = app(environ.copy(), _start_response)
         for _block in body:
             pass
-        close = getattr(body, "close", None)
-        if close is not None:
-            close()
+        close_body(body)
 
     return call
 
 
 def _start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
     return None
-
-
-def _itself(app: Any) -> Any:
-    return app
 
 
 def _with_opentelemetry(app: Any) -> Any:
@@ -91,7 +84,7 @@ def _flask(wrap: Callable[[Any], Any]) -> Callable[[], None]:
 
 
 _LENGTH = ("Content-Length", "512")
-_WSGI: dict[str, Any] = {"raw": _itself, "WSGIFast": WSGIFast}
+_WSGI: dict[str, Any] = {"raw": lambda app: app, "WSGIFast": WSGIFast}
 _METRICS: dict[str, Any] = {
     "none": WSGIFast,
     "prometheus": partial(WSGIFast, metrics="prometheus"),
@@ -110,27 +103,18 @@ CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] =
 
 
 def main() -> None:
-    """What valgrind counts."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.calls",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    names = [f"{key}:{side}" for key, (_, sides, _) in CALLS.items() for side in sides]
-    parser.add_argument("call", choices=names, metavar="CALL", help="one of " + ", ".join(names))
-    parser.add_argument("count", type=int, nargs="+", metavar="COUNT", help="how often")
-    given = parser.parse_args()
-    key, _, side = given.call.partition(":")
+    """What valgrind counts: a call by its name, as often as each further argument says."""
+    _, name, *counts = sys.argv
+    key, _, side = name.partition(":")
     _, sides, make = CALLS[key]
-    for count in given.count:
+    for count in map(int, counts):
         pid = os.fork()
         if not pid:
             called = make(sides[side])  # here: a fork has no thread of its parent's
             for _ in range(count):
                 called()
             return
-        _, status = os.waitpid(pid, 0)
-        if status:
+        if os.waitpid(pid, 0)[1]:
             sys.exit(1)
     os._exit(0)  # the end that takes the fewest instructions, so that the counts are in order
 
