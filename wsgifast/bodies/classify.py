@@ -6,7 +6,6 @@ PEP 3333 asks for an iterable of byte strings. Apps return strings, files, wrapp
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -62,14 +61,15 @@ def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
 
 def _advice(body: object) -> str | None:
     """Return what the app should return instead of a body; None if the body can be iterated."""
-    if inspect.iscoroutine(body) or inspect.isasyncgen(body):
-        return "an async app needs an ASGI server: wrap it with asgifast.ASGIFast"
-    if body is None:
-        return "return a list of bytes, [] for an empty body"
     if isinstance(body, dict):
         return "return bytes, for example json.dumps(...).encode()"
     if isinstance(body, (set, frozenset)):
         return "a set has no order: return a list of bytes"
-    if not isinstance(body, Iterable) and not hasattr(body, "__getitem__"):
-        return "return a list of bytes, or any iterable of bytes"
-    return None
+    # Not isinstance(body, Iterable), which is slow.
+    if getattr(type(body), "__iter__", None) is not None or hasattr(body, "__getitem__"):
+        return None
+    if body is None:
+        return "return a list of bytes, [] for an empty body"
+    if inspect.iscoroutine(body) or inspect.isasyncgen(body):
+        return "an async app needs an ASGI server: wrap it with asgifast.ASGIFast"
+    return "return a list of bytes, or any iterable of bytes"

@@ -10,6 +10,7 @@ import inspect
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any
@@ -68,7 +69,7 @@ _registered: dict[type, Callable[[Any], object]] = {}
 # For each class seen so far, the function that returns what an instance holds; None for no wrapper.
 _getters: dict[type, Callable[[Any], object] | None] = {}
 # An app may make classes for as long as it runs; beyond so many they are looked up each time.
-_MAX_GETTERS = 500
+_MOST_CLASSES = 500
 
 
 def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> None:
@@ -140,9 +141,8 @@ def _getter_for(kind: type) -> Callable[[Any], object] | None:
     if kind is GeneratorType:
         getter: Callable[[Any], object] | None = _encoded_by
     else:
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        getter = _HOLDERS.get(name) or _django_getter(kind)
-    if len(_getters) < _MAX_GETTERS:
+        getter = _HOLDERS.get(_name_of(kind)) or _django_getter(kind)
+    if len(_getters) < _MOST_CLASSES:
         _getters[kind] = getter
     return getter
 
@@ -209,8 +209,13 @@ def _unwrapped(body: object) -> object | None:
 
 
 def _name(value: object) -> str:
-    cls = type(value)
-    return f"{cls.__module__}.{cls.__qualname__}"
+    kind: Any = type(value)  # mypy takes the class object for one without a hash
+    return _name_of(kind)
+
+
+@lru_cache(_MOST_CLASSES)
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _file_range(body: Any, attribute: str) -> object:
