@@ -49,12 +49,8 @@ def _contender(name: str, side: Side, path: str, fresh: bool) -> Contender:
     if not isinstance(side, Server | tuple):
         return Contender(name, client=side)
     server, *own = side if isinstance(side, tuple) else (side,)
-    client: Any = None
-    for each in own:
-        if isinstance(each, str):
-            path = each
-        else:
-            client = each
+    path = next((each for each in own if isinstance(each, str)), path)
+    client: Any = next((each for each in own if not isinstance(each, str)), None)
     return Contender(name, server, path, client, fresh)
 
 

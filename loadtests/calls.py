@@ -7,6 +7,7 @@ this imports what a call needs, and no more.
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import sys
@@ -103,11 +104,15 @@ CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] =
 
 
 def main() -> None:
-    """What valgrind counts: a call by its name, as often as each further argument says."""
-    _, name, *counts = sys.argv
-    key, _, side = name.partition(":")
+    """What valgrind counts."""
+    parser = argparse.ArgumentParser(prog="python -m loadtests.calls", description=__doc__)
+    names = [f"{key}:{side}" for key, (_, sides, _) in CALLS.items() for side in sides]
+    parser.add_argument("call", choices=names, metavar="CALL", help="one of " + ", ".join(names))
+    parser.add_argument("count", type=int, nargs="+", metavar="COUNT", help="how often")
+    given = parser.parse_args()
+    key, _, side = given.call.partition(":")
     _, sides, make = CALLS[key]
-    for count in map(int, counts):
+    for count in given.count:
         pid = os.fork()
         if not pid:
             called = make(sides[side])  # here: a fork has no thread of its parent's
