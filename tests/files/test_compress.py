@@ -20,6 +20,7 @@ import pytest
 import zstandard
 
 from tests.files.conftest import TEXT
+from tests.support.other_user import NEEDS_ROOT, another_user
 from tests.support.servers import wait_for
 from tests.support.terminals import open_terminal
 from wsgifast import ConfigurationError, StaticFiles, cli
@@ -279,19 +280,14 @@ def test_a_manifest_leads_through_no_link(tree: Path) -> None:
     assert (tree / "x.gz").is_symlink()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become somebody else")
+@NEEDS_ROOT
 def test_a_manifest_that_may_not_be_read_is_not_malformed(tree: Path) -> None:
     (tree / MANIFEST).touch(0)
-    for place in tree.parents:
-        if place.stat().st_uid == 0 and place != Path("/tmp"):
-            place.chmod(place.stat().st_mode | 0o011)
-    tree.chmod(0o777)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(ConfigurationError, match="cannot be read: Permission denied"):
-            compress(tree)
-    finally:
-        os.seteuid(0)
+    with (
+        another_user(reaching=tree),
+        pytest.raises(ConfigurationError, match="cannot be read: Permission denied"),
+    ):
+        compress(tree)
 
 
 def test_a_manifest_that_is_no_file_is_not_opened(tree: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.descriptors import open_descriptors
+from tests.support.other_user import NEEDS_ROOT, another_user
 from wsgifast import ConfigurationError
 from wsgifast.files.directory import Directory, identity_of, names_of
 
@@ -335,40 +336,30 @@ def test_nothing_is_told_about_what_a_link_out_of_the_root_leads_to(
             read(Directory(tree, follow_symlinks=True), path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become somebody else")
+@NEEDS_ROOT
 def test_a_root_is_searched_with_the_rights_that_open_files(tree: Path) -> None:
-    for place in (tree, *tree.parents):
-        if place.stat().st_uid == 0 and place != Path("/tmp"):
-            place.chmod(place.stat().st_mode | 0o011)
     tree.chmod(0o704)  # others may list it alone
-    os.seteuid(65534)
-    try:
-        with pytest.raises(ConfigurationError, match="Permission denied"):
-            Directory(tree)
-    finally:
-        os.seteuid(0)
+    with (
+        another_user(reaching=tree.parent),
+        pytest.raises(ConfigurationError, match="Permission denied"),
+    ):
+        Directory(tree)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become somebody else")
+@NEEDS_ROOT
 def test_a_link_into_a_directory_that_may_not_be_searched(tree: Path) -> None:
     (tree / "out").symlink_to("../outside/a.txt")
     (tree / "shut").mkdir()
     (tree / "shut" / "a.txt").write_text("shut")
     (tree / "in").symlink_to("shut/a.txt")
-    for place in (tree, *tree.parents):
-        if place.stat().st_uid == 0 and place != Path("/tmp"):
-            place.chmod(place.stat().st_mode | 0o011)
     (tree.parent / "outside").chmod(0)
     (tree / "shut").chmod(0)
     directory = Directory(tree)
-    os.seteuid(65534)
-    try:
+    with another_user(reaching=tree):
         assert read(directory, "out") is None
         for path in ("in", "shut/a.txt"):
             with pytest.raises(PermissionError):
                 read(directory, path)
-    finally:
-        os.seteuid(0)
 
 
 def test_a_failing_disk_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import struct
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,21 +24,38 @@ from wsgifast.metrics.supervisor import ADDRESS_FILE, Export
 from wsgifast.sockets.address import Address
 
 
-def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def serving(folder: Path, log: Callable[[str], object] = print) -> Iterator[Address]:
+    """The address of an exporter's server."""
     address = Address("127.0.0.1", free_port())
+    server = _Server(address, _app(Directory(str(folder), own=True), lambda: None, log))
+    try:
+        yield address
+    finally:
+        server.close()
+
+
+def asked(address: Address, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
-    with contextlib.ExitStack() as silent:
-        for _ in range(10):
-            silent.enter_context(socket.create_connection((address.host, address.port)))
-        for path in ("metrics", "livez", "metrics?name[]=x"):
-            with urllib.request.urlopen(f"http://{address}/{path}", timeout=60) as response:
-                assert response.status == 200
-    wait_for(
-        lambda: len({*threading.enumerate()} - before) == 1,
-        "the threads of the silent ones end",
-    )
-    server.close()
+    with serving(tmp_path) as address:
+        with contextlib.ExitStack() as silent:
+            for _ in range(10):
+                silent.enter_context(socket.create_connection((address.host, address.port)))
+            for path in ("/metrics", "/livez", "/metrics?name[]=x"):
+                assert asked(address, path)[0] == 200
+        wait_for(
+            lambda: len({*threading.enumerate()} - before) == 1,
+            "the threads of the silent ones end",
+        )
     wait_for(lambda: not {*threading.enumerate()} - before, "the others end")
     address.check_free()
 
@@ -46,17 +64,14 @@ def test_the_oldest_client_gives_way_to_one_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Handler, "timeout", 600)
-    address = Address("127.0.0.1", free_port())
     before = set(threading.enumerate())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
-    with contextlib.ExitStack() as silent:
+    with serving(tmp_path) as address, contextlib.ExitStack() as silent:
         clients = []
         for _ in range(_MOST_CLIENTS + 5):
             client = socket.create_connection((address.host, address.port), timeout=20)
             client.send(b"G")  # and no more
             clients.append(silent.enter_context(client))
-        with urllib.request.urlopen(f"http://{address}/livez", timeout=60) as response:
-            assert response.status == 200
+        assert asked(address, "/livez")[0] == 200
         for client in clients[:6]:
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1) == b""
@@ -64,7 +79,6 @@ def test_the_oldest_client_gives_way_to_one_too_many(
             lambda: len({*threading.enumerate()} - before) <= _MOST_CLIENTS + 1,
             "the threads of those who gave way end",
         )
-    server.close()
     wait_for(lambda: not {*threading.enumerate()} - before, "its threads end")
 
 
@@ -85,14 +99,12 @@ def test_who_cannot_find_out_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none"])
 def test_head_has_no_body(path: str, tmp_path: Path) -> None:
-    address = Address("127.0.0.1", free_port())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
-    try:
-        with socket.create_connection((address.host, address.port), timeout=10) as client:
-            client.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
-            answer = b"".join(iter(lambda: client.recv(65536), b""))
-    finally:
-        server.close()
+    with (
+        serving(tmp_path) as address,
+        socket.create_connection((address.host, address.port), timeout=10) as client,
+    ):
+        client.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.0 ")
     assert body == b""
@@ -102,39 +114,24 @@ def test_head_has_no_body(path: str, tmp_path: Path) -> None:
 def test_what_is_old_since_there_is_no_room_is_not_told(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = Address("127.0.0.1", free_port())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
-    try:
+    with serving(tmp_path) as address:
         with monkeypatch.context() as full:
             full.setattr(multiprocess, "_MIN_FREE_BYTES", 1 << 60)
-            with pytest.raises(urllib.error.HTTPError) as caught:
-                urllib.request.urlopen(f"http://{address}{path}", timeout=60)
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as response:
-            assert response.status == 200
-    finally:
-        server.close()
-    with caught.value as answer:
-        assert answer.code == 500
-        assert b"bytes are free for metrics" in answer.read()
+            status, body = asked(address, path)
+        assert asked(address, path)[0] == 200
+    assert status == 500
+    assert b"bytes are free for metrics" in body
 
 
 def test_a_file_without_values_is_named(tmp_path: Path) -> None:
     (tmp_path / "counter_7.db").write_bytes(struct.pack("=i", 64) + b"\xff" * 60)
-    address = Address("127.0.0.1", free_port())
     logged: list[str] = []
-    directory = Directory(str(tmp_path), own=True)
-    server = _Server(address, _app(directory, lambda: None, logged.append))
-    try:
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(f"http://{address}/metrics", timeout=60)
+    with serving(tmp_path, logged.append) as address:
+        status, body = asked(address, "/metrics")
         (tmp_path / "counter_7.db").unlink()
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
-            assert response.status == 200
-    finally:
-        server.close()
-    with caught.value as answer:
-        assert answer.code == 500
-        assert b"counter_7.db" in answer.read()
+        assert asked(address, "/metrics")[0] == 200
+    assert status == 500
+    assert b"counter_7.db" in body
     assert [line for line in logged if "counter_7.db" in line] == logged != []
 
 
@@ -144,13 +141,9 @@ def test_where_no_thread_can_be_had_one_answers_all(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    address = Address("127.0.0.1", free_port())
     before = set(threading.enumerate())
-    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None, print))
-    with monkeypatch.context() as patch:
+    with serving(tmp_path) as address, monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for _ in range(3):
-            with urllib.request.urlopen(f"http://{address}/livez", timeout=60) as response:
-                assert response.status == 200
-    server.close()
+            assert asked(address, "/livez")[0] == 200
     wait_for(lambda: not {*threading.enumerate()} - before, "it ends")

@@ -243,6 +243,13 @@ def test_a_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: M
     assert bytes(received).partition(b"\r\n\r\n")[2] == bytes(LARGE) + b"mine"
 
 
+def check_served(bench: Bench, client: Client, number: int) -> None:
+    assert client.near.fd == number
+    client.send_request("/next")
+    bench.run()
+    assert client.read_response().status == 200
+
+
 @pytest.mark.parametrize("poller", POLLERS)
 def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, poller: str) -> None:
     """It may be another connection's by the time that the app ends."""
@@ -262,10 +269,7 @@ def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, p
     bench.run()
     assert client.is_in(CLOSED)
     (other,) = others
-    assert other.near.fd == client.near.fd
-    other.send_request("/next")
-    bench.run()
-    assert other.read_response().status == 200
+    check_served(bench, other, client.near.fd)
 
 
 @pytest.mark.parametrize("poller", POLLERS)
@@ -287,10 +291,7 @@ def test_a_socket_that_the_app_closes_after_its_end(make_bench: MakeBench, polle
     assert client.is_in(LINGERING)
     taken[0].close()
     other = bench.connect(number=client.near.fd)
-    assert other.near.fd == client.near.fd
-    other.send_request("/next")
-    bench.run()
-    assert other.read_response().status == 200
+    check_served(bench, other, client.near.fd)
     assert client.is_in(CLOSED)
     assert client.near not in bench.server.connections
 
