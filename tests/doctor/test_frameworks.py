@@ -1,0 +1,211 @@
+"""Endpoints of frameworks, and of those behind middleware."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import bottle
+import falcon
+import flask
+import pytest
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.urls.resolvers import RegexPattern
+from starlette.applications import Starlette
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Host, Mount, Route
+
+from tests.support import django_project
+from wsgifast import WSGIFast
+from wsgifast.doctor import examine
+from wsgifast.doctor.frameworks import _django_pattern, from_framework
+
+
+def flask_app() -> Any:
+    app = flask.Flask(__name__, static_folder=None)
+    app.add_url_rule("/", "index", lambda: "ok")
+    app.add_url_rule("/user/<int:number>/<path:rest>", "user", lambda number, rest: rest)
+    app.add_url_rule("/save", "save", lambda: "ok", methods=["POST"])
+    return app
+
+
+def falcon_app() -> Any:
+    class Item:
+        def on_get(self, request: Any, response: Any, **given: Any) -> None:
+            response.text = "ok"
+
+    class Save:
+        def on_post(self, request: Any, response: Any) -> None:
+            response.text = "ok"
+
+    app = falcon.App()
+    app.add_route("/", Item())
+    app.add_route("/user/{number:int}/{rest}", Item())
+    app.add_route("/save", Save())
+    return app
+
+
+def bottle_app() -> Any:
+    app = bottle.Bottle()
+    app.route("/", callback=lambda: "ok")
+    app.route("/user/<number:int>/<rest:re:.*>", callback=lambda number, rest: rest)
+    app.route("/save", method="POST", callback=lambda: "ok")
+    return app
+
+
+def starlette_app() -> Any:
+    async def ok(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    user = Mount("/user", routes=[Route("/{number:int}/{rest:path}", ok)])
+    return Starlette(routes=[Route("/", ok), user, Route("/save", ok, methods=["POST"])])
+
+
+@pytest.mark.parametrize("make", [flask_app, falcon_app, bottle_app, starlette_app])
+def test_frameworks(make: Any) -> None:
+    name, (endpoints, unreached) = from_framework(make(), {})
+    assert name == make.__name__.removesuffix("_app")
+    assert {(e.method, e.url) for e in endpoints} == {("GET", "/"), ("POST", "/save")}
+    (left,) = unreached
+    assert "--value number=" in left.reason
+    assert "--value rest=" in left.reason
+    _, (endpoints, unreached) = from_framework(make(), {"number": "3", "rest": "a b"})
+    assert "/user/3/a%20b" in {endpoint.url for endpoint in endpoints}
+    assert not unreached
+
+
+def test_a_framework_is_seen_through_middleware() -> None:
+    app = flask_app()
+    app.wsgi_app = WSGIFast(app.wsgi_app)
+    assert from_framework(WSGIFast(app.wsgi_app), {})[0] == "flask"
+    report = examine(app)
+    assert (report.framework, report.was_wrapped) == ("flask", True)
+
+
+def test_a_framework_is_found_in_a_closure_and_under_any_name() -> None:
+    app = flask_app()
+
+    def middleware(environ: Any, start_response: Any) -> Any:
+        return app(environ, start_response)
+
+    class Wrapper:
+        def __init__(self) -> None:
+            self.what_it_serves = middleware
+
+        def __call__(self, environ: Any, start_response: Any) -> Any:
+            return self.what_it_serves(environ, start_response)
+
+    assert from_framework(Wrapper(), {})[0] == "flask"
+
+
+def test_a_framework_is_found_in_slots() -> None:
+    class Base:
+        __slots__ = "app"
+        app: Any
+
+        def __call__(self, environ: Any, start_response: Any) -> Any:
+            return self.app(environ, start_response)
+
+    class Middleware(Base):
+        __slots__ = ("other",)
+        other: Any
+
+    outer, inner = Middleware(), Middleware()
+    outer.app, inner.other = inner, flask_app()
+    assert from_framework(outer, {})[0] == "flask"
+
+
+def test_routes_of_an_app_that_is_mounted_in_middleware() -> None:
+    app = Starlette(routes=[Mount("/shop", app=GZipMiddleware(starlette_app()))])
+    _, (endpoints, unreached) = from_framework(app, {})
+    assert {(e.method, e.url) for e in endpoints} == {("GET", "/shop/"), ("POST", "/shop/save")}
+    assert [left.name for left in unreached] == ["/shop/user/{number:int}/{rest:path}"]
+
+
+def test_routes_of_fastapi_routers() -> None:
+    from fastapi import APIRouter, FastAPI  # a third of a second, of each process that runs tests
+
+    def ok() -> str:
+        return "ok"
+
+    router, around, inner, app = APIRouter(prefix="/a"), APIRouter(), FastAPI(), FastAPI()
+    router.get("/{number}")(ok)
+    router.add_route("/plain", lambda request: PlainTextResponse("ok"))
+    around.include_router(router)
+    inner.include_router(around, prefix="/in")
+    app.include_router(around, prefix="/v1")
+    app.mount("/sub", inner)
+    app.mount("/shop", GZipMiddleware(starlette_app()))
+    app.websocket("/socket")(ok)
+    name, (endpoints, unreached) = from_framework(app, {})
+    assert name == "fastapi"
+    of_shop = "/shop/user/{number:int}/{rest:path}"
+    assert {left.name for left in unreached} == {"/v1/a/{number}", "/sub/in/a/{number}", of_shop}
+    found = {each.url for each in endpoints}
+    assert {"/openapi.json", "/v1/plain", "/sub/in/plain", "/shop/"} <= found
+    assert not {"/shop", "/socket"} & found
+    assert examine(app, values={"number": "3"}).good > 5
+
+
+def test_routes_beside_a_host() -> None:
+    app = Starlette(routes=[Host("other.example", starlette_app()), *starlette_app().routes])
+    assert "/" in {endpoint.url for endpoint in from_framework(app, {})[1][0]}
+
+
+def test_routes_that_are_added_when_the_app_starts() -> None:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        app.router.routes.append(starlette_app().routes[0])
+        yield
+
+    report = examine(Starlette(lifespan=lifespan))
+    assert [seen.endpoint.url for seen in report.observations] == ["/"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of theirs, such as for what their own packages deprecate
+@pytest.mark.parametrize("name", ["blacksheep", "connexion", "litestar", "quart", "sanic"])
+def test_optional_frameworks(name: str) -> None:
+    if find_spec(name) is None and not os.environ.get("CI"):
+        pytest.skip(f"{name} is not installed: .venv/bin/pip install --group frameworks")
+    from . import optional_frameworks
+
+    report = examine(getattr(optional_frameworks, name)())
+    assert report.framework == name
+    assert "/doctor" in {seen.endpoint.url for seen in report.observations}
+    assert "needs --value number=..." in {left.reason for left in report.unreached}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "route"),
+    [
+        (r"^user/(\d+)/password/$", "user/<1>/password/"),
+        (r"^(?P<year>\d{4})/(\w+)/(\w+)/?\Z", "<year>/<1>/<2>"),
+    ],
+)
+def test_django_regular_expressions(pattern: str, route: str) -> None:
+    assert _django_pattern(RegexPattern(pattern)) == route
+
+
+def test_django_patterns() -> None:
+    django_project.set_up()
+    name, (endpoints, _) = from_framework(get_wsgi_application(), {})
+    assert name == "django"
+    urls = [endpoint.url for endpoint in endpoints]
+    assert urls[:4] == ["/", "/votes.csv", "/ticks", "/documents/"]
+
+
+def test_django_behind_the_protocols_of_channels() -> None:
+    if find_spec("channels") is None and not os.environ.get("CI"):
+        pytest.skip("channels is not installed: .venv/bin/pip install --group frameworks")
+    routing = import_module("channels.routing")
+    django_project.set_up()
+    app = routing.ProtocolTypeRouter({"websocket": starlette_app(), "http": get_asgi_application()})
+    name, (endpoints, _) = from_framework(app, {})
+    assert name == "django"
+    assert "/votes.csv" in {endpoint.url for endpoint in endpoints}
