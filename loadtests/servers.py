@@ -31,7 +31,7 @@ from typing import Any
 from wsgifast.benchmark.processes import HOST
 from wsgifast.benchmark.serving import OUR_PROTOCOL
 from wsgifast.benchmark.tables import Server
-from wsgifast.sockets import FileSegment, limit_send_buffer, send_file_segment
+from wsgifast.sockets import FileSegment, avoid_pacing, send_file_segment
 from wsgifast.sockets.options import set_nodelay
 
 from .payloads import PAYLOADS, payload
@@ -139,11 +139,11 @@ def echo(sock: socket.socket) -> None:
 
 
 def _sendfile(sock: socket.socket) -> None:
-    """From the page cache, with a send buffer for near peers: the sender is not the slower side."""
+    """From the page cache."""
     with tempfile.TemporaryFile() as file:
         file.write(bytes(_SENT_FILE_BYTES))
         file.flush()
-        limit_send_buffer(sock)
+        avoid_pacing(sock)
         while True:
             send_file_segment(sock, FileSegment(file.fileno(), 0, _SENT_FILE_BYTES))
 
@@ -180,6 +180,7 @@ def _sendfile_loop(port: int, file: str) -> None:
     size = os.fstat(fd).st_size
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
     listener = socket.create_server((HOST, port))
+    avoid_pacing(listener)
     epoll = select.epoll()
     epoll.register(listener.fileno(), select.EPOLLIN)
     clients: dict[int, socket.socket] = {}
@@ -190,7 +191,6 @@ def _sendfile_loop(port: int, file: str) -> None:
                 sock, _ = listener.accept()
                 sock.setblocking(False)
                 set_nodelay(sock)
-                limit_send_buffer(sock)
                 clients[sock.fileno()] = sock
                 epoll.register(sock.fileno(), select.EPOLLIN | once)
                 continue

@@ -25,8 +25,12 @@ from tests.asgi.transports import (
     send_file,
     turns,
 )
+from tests.support.socket_options import (
+    congestion_control,
+    needs_bbr,
+    send_buffer_is_limited,
+)
 from wsgifast.sockets import FileSegment
-from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
 
 __all__ = ["fd"]
 
@@ -68,26 +72,23 @@ def test_a_writable_socket_that_takes_nothing_is_asked_again_later(
 def test_the_send_buffer_grows_for_a_quick_client_alone(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def buffer_after(quick_s: float) -> int:
-        async def run() -> int:
+    def is_limited_after(quick_s: float) -> bool:
+        async def run() -> bool:
             async with connected() as (transport, client):
                 sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
                 await read(client, FILE_BYTES)
                 await sending
-                sock = transport.get_extra_info("socket")
-                return int(sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+                return send_buffer_is_limited(transport.get_extra_info("socket"))
 
         monkeypatch.setattr(file_transfer, "QUICK_S", quick_s)
         return asyncio.run(run())
 
-    # The kernel doubles what it is given.
-    small, large = 2 * FIRST_SEND_BUFFER_BYTES, 2 * 256 * 1024
-    assert buffer_after(0.0) == small
-    assert buffer_after(60.0) == large
+    assert is_limited_after(0.0)
+    assert not is_limited_after(60.0)
     # Slow when it is first waited for, and quick then.
     clock = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
     monkeypatch.setattr(file_transfer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    assert buffer_after(0.5) == large
+    assert not is_limited_after(0.5)
 
 
 @pytest.mark.parametrize("cold", [(300_000, FILE_BYTES), (0, 900_000)], ids=["end", "beginning"])
@@ -267,6 +268,20 @@ def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None
     asyncio.run(run())
 
 
+@needs_bbr
+def test_a_file_is_not_paced_within_the_host(fd: int) -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+            await read(client, FILE_BYTES)
+            await sending
+            assert congestion_control(sock) == b"reno"
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("refused", [1, 2], ids=["first", "grown"])
 def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
     fd: int, monkeypatch: pytest.MonkeyPatch, refused: int
@@ -288,6 +303,7 @@ def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
             await sending
 
     monkeypatch.setattr(file_transfer, "limit_send_buffer", refusing)
+    monkeypatch.setattr(file_transfer, "release_send_buffer", refusing)
     monkeypatch.setattr(file_transfer, "QUICK_S", 60.0)
     asyncio.run(run())
     assert calls == refused, "once it has grown it is left alone"

@@ -17,6 +17,7 @@ from gunicorn.config import Config
 from hypothesis import strategies as st
 
 from tests.support.descriptors import open_descriptors
+from tests.support.socket_options import send_buffer_is_limited
 from wsgifast.server import sending
 from wsgifast.server.coalescing import Coalescing
 from wsgifast.server.counters import Counters
@@ -144,9 +145,8 @@ class Near:
             self.changed.notify_all()
 
     @property
-    def send_buffer(self) -> int:
-        # Linux doubles what it is given, and says so (socket(7)).
-        return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+    def send_buffer_is_limited(self) -> bool:
+        return send_buffer_is_limited(self.sock)
 
     def receive_all_there_is(self) -> bytes:
         self.client.setblocking(False)

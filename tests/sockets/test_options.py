@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ftplib
 import http.client
 import imaplib
 import io
+import os
 import poplib
 import smtplib
 import socket
@@ -22,7 +24,19 @@ import pytest
 import uvloop
 
 from tests.sockets.support import Pair, tcp_pair, tls_contexts, tls_pair, unix_pair
-from wsgifast.sockets import limit_send_buffer, owned_socket, set_nodelay
+from tests.support.socket_options import (
+    congestion_control,
+    needs_bbr,
+    send_buffer_is_limited,
+    use_bbr,
+)
+from wsgifast.sockets import (
+    avoid_pacing,
+    limit_send_buffer,
+    owned_socket,
+    release_send_buffer,
+    set_nodelay,
+)
 from wsgifast.sockets.options import SocketLike, SocketNotFound, is_plain_socket, round_trip_us
 
 
@@ -266,13 +280,129 @@ def test_which_sockets_are_plain() -> None:
         assert not is_plain_socket(own)
 
 
-def test_a_near_peer_gets_a_small_send_buffer() -> None:
+def test_a_near_peer_gets_a_small_send_buffer_until_it_is_released() -> None:
     with tcp_pair() as pair, unix_pair() as unix:
         assert round_trip_us(pair.near) < 1_000_000
         changed = limit_send_buffer(pair.near)
         size = pair.near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        assert (size == 512 * 1024) is changed
+        assert (size == 128 * 1024) is changed
+        assert send_buffer_is_limited(pair.near) is changed
+        release_send_buffer(pair.near)
+        assert not send_buffer_is_limited(pair.near)
         assert not limit_send_buffer(unix.near)
+
+
+class Options:
+    """A socket of which the options are what they are set to; `refused` cannot be set."""
+
+    family = socket.AF_INET
+
+    def __init__(self, refused: int, error: int) -> None:
+        self._refused, self._error = refused, error
+        self.set: list[tuple[int, object]] = []
+
+    def fileno(self) -> int:
+        return -1
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        return b"bbr".ljust(size, b"\0")
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+    def getpeername(self) -> tuple[str, int]:
+        return "127.0.0.1", 2
+
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
+        if option == self._refused:
+            raise OSError(self._error, os.strerror(self._error))
+        self.set.append((option, value))
+
+
+def test_a_send_buffer_is_released_by_its_size_on_an_old_kernel() -> None:
+    old = Options(72, errno.ENOPROTOOPT)
+    release_send_buffer(old)
+    assert old.set == [(socket.SO_SNDBUF, 4 * 1024 * 1024)]
+    closed = Options(72, errno.EBADF)
+    with pytest.raises(OSError, match="Bad file"):
+        release_send_buffer(closed)
+    assert not closed.set
+
+
+@needs_bbr
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_connections_within_the_host_are_not_paced(host: str) -> None:
+    with (
+        socket.create_server(
+            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ) as listener,
+        contextlib.ExitStack() as opened,
+    ):
+
+        def connected() -> socket.socket:
+            opened.enter_context(socket.create_connection(listener.getsockname()[:2]))
+            return opened.enter_context(listener.accept()[0])
+
+        use_bbr(listener)
+        paced = connected()
+        assert congestion_control(paced) == b"bbr"
+        assert avoid_pacing(paced)
+        assert congestion_control(paced) == b"reno"
+        assert not avoid_pacing(paced), "once is enough"
+        assert avoid_pacing(listener)
+        assert congestion_control(connected()) == b"reno"
+
+
+@needs_bbr
+def test_a_listener_for_other_hosts_is_left_alone() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        use_bbr(listener)
+        assert not avoid_pacing(listener)
+        assert congestion_control(listener) == b"bbr"
+        # The host's own connections to it are not paced all the same.
+        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
+            near, _ = listener.accept()
+            with near:
+                assert avoid_pacing(near)
+
+
+def test_other_congestion_controls_and_sockets_are_left_alone() -> None:
+    with tcp_pair() as pair, unix_pair() as unix:
+        if hasattr(socket, "TCP_CONGESTION"):
+            pair.near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        assert not avoid_pacing(pair.near)
+        assert not avoid_pacing(unix.near)
+    with pytest.raises(OSError, match="Bad file"):
+        avoid_pacing(pair.near)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="only Linux has a choice")
+def test_a_congestion_control_that_may_not_be_set() -> None:
+    assert not avoid_pacing(Options(socket.TCP_CONGESTION, errno.EPERM))
+    with pytest.raises(OSError, match="Bad file"):
+        avoid_pacing(Options(socket.TCP_CONGESTION, errno.EBADF))
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="only Linux has a choice")
+@pytest.mark.parametrize(
+    ("own", "peer", "within"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.53", "127.0.0.1", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("12.7.0.1", "12.7.0.2", False),
+    ],
+)
+def test_who_is_within_the_host(
+    own: str, peer: str, within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sock = Options(0, 0)
+    monkeypatch.setattr(sock, "getsockname", lambda: (own, 1))
+    monkeypatch.setattr(sock, "getpeername", lambda: (peer, 2))
+    assert avoid_pacing(sock) is within
+    assert sock.set == [(socket.TCP_CONGESTION, b"reno")] * within
 
 
 class Measured:
@@ -291,7 +421,14 @@ class Measured:
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         return self._info[:size]
 
-    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+    def getsockname(self) -> object:
+        raise NotImplementedError
+
+    def getpeername(self) -> object:
+        raise NotImplementedError
+
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
+        assert isinstance(value, int)
         assert (level, option) == (socket.SOL_SOCKET, socket.SO_SNDBUF)
         self.send_buffer = value
 

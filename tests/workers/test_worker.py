@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
+from tests.support.socket_options import congestion_control, needs_bbr, use_bbr
 from tests.support.tls import write_certificate
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import Bench, Log, make_bench
@@ -422,17 +423,39 @@ def test_events_give_an_unfinished_listener_its_turn(make_bench: MakeBench) -> N
     assert counted
 
 
-def test_a_connection_that_cannot_be_made(make_bench: MakeBench, tmp_path: Path) -> None:
+@needs_bbr
+def test_listeners_within_the_host_are_not_paced(make_bench: MakeBench) -> None:
+    bench = make_bench(hello)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        use_bbr(listener)
+        bench.begin_anew(listener)
+        assert congestion_control(listener) == b"reno"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionResetError(), "A connection has failed at once"),
+        (AttributeError(), "A connection could not be made"),  # a mistake, which nothing may hide
+    ],
+)
+def test_a_connection_that_cannot_be_made(
+    make_bench: MakeBench, tmp_path: Path, error: Exception, said: str
+) -> None:
+    def parser_for(peer: object) -> None:
+        raise error
+
     pem = write_certificate(tmp_path / "server.pem")
     bench = make_bench(hello, certfile=pem, keyfile=pem)
     near, far = socket.socketpair()
     with far:
-        bench.server._parser_for = None
+        bench.server._parser_for = parser_for
         assert bench.server._connect(near, ("192.0.2.1", 1), None) is None
         assert near.fileno() == -1
         assert far.recv(1) == b""
     assert not bench.server.registry.connections
-    assert bench.log.says("A connection has failed at once")
+    assert bench.log.says(said)
+    assert bench.log.errors == [error] * (not isinstance(error, OSError))
 
 
 @pytest.mark.parametrize("suppressed", [True, False])

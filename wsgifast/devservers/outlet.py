@@ -9,11 +9,11 @@ from typing import cast
 
 from ..errors import BodyTooShort, ClientGone
 from ..sockets.hang_up import has_hung_up
-from ..sockets.options import SocketLike, limit_send_buffer
+from ..sockets.options import SocketLike, avoid_pacing
 from ..sockets.send_buffers import send_some
 from ..sockets.sendfile import MSG_MORE, FileSegment, FileTruncated, send_file_segment
 
-# A file of this size is worth the two calls that size the send buffer.
+# A file of this size is worth the calls that set the socket's options.
 _LARGE_BYTES = 1 << 19
 
 
@@ -29,7 +29,7 @@ class Outlet:
     def __init__(self, sock: socket.socket, *, kernel_sends_files: bool = True) -> None:
         self._sock = sock
         self._kernel_sends_files = kernel_sends_files
-        self._sized = False
+        self._prepared = False
         self.unsent = 0
 
     def write(self, data: bytes) -> None:
@@ -67,9 +67,9 @@ class Outlet:
             self.write_all([head], more_follows=True)
         self.unsent = size
         try:
-            if size >= _LARGE_BYTES and not self._sized:
-                self._sized = True
-                limit_send_buffer(cast(SocketLike, self._sock))
+            if size >= _LARGE_BYTES and not self._prepared:
+                self._prepared = True
+                avoid_pacing(cast(SocketLike, self._sock))
             segment = FileSegment(fd, offset, size)
             by_kernel = self._kernel_sends_files
             send_file_segment(self._sock, segment, self._count, by_kernel=by_kernel)

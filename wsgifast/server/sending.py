@@ -5,7 +5,7 @@ does not work, as with TLS, a piece of the file is read into a buffer of the thr
 there. If the socket does not take it, it is not kept but read again later. TLS may have sent a part
 of a piece that it refuses; it must then be given the same bytes again.
 
-The socket's send buffer is small at first and grows if the client is fast. Bytes that slow clients
+The socket's send buffer is small until the client is known to be fast. Bytes that slow clients
 leave in it count against the kernel's memory for all TCP connections; when that is used up, every
 connection of the host stalls.
 """
@@ -24,11 +24,11 @@ from typing import Protocol, cast
 
 from ..sockets.hang_up import has_hung_up
 from ..sockets.options import (
-    FIRST_SEND_BUFFER_BYTES,
-    NEAR_SEND_BUFFER_BYTES,
     QUICK_S,
     SocketLike,
+    avoid_pacing,
     limit_send_buffer,
+    release_send_buffer,
 )
 from ..sockets.page_cache import view_cached
 from ..sockets.send_buffers import send_some
@@ -59,9 +59,6 @@ LONG_TURN_BYTES = 512 * 1024
 # How many refusals in a row mean that the kernel is out of memory. TLS may refuse a piece although
 # it has sent at least one of its records.
 _TLS_REFUSALS = 4 * _PIECE_BYTES // (16 * 1024)
-# The send buffer of a fast client with TLS: each time that it is full costs more than with plain
-# sockets, because encryption uses more of the processor's cache.
-_TLS_SEND_BUFFER_BYTES = 1024 * 1024
 
 
 class Turn(enum.Enum):
@@ -127,8 +124,8 @@ class Sender:
     """
 
     __slots__ = (
-        "_ahead", "_full_since", "_is_full", "_may_grow", "_refusals", "_refused", "_rules",
-        "_sized", "_sock", "_taken", "_wait", "encrypts", "send", "sends_files",
+        "_ahead", "_full_since", "_is_full", "_may_grow", "_prepared", "_refusals", "_refused",
+        "_rules", "_sock", "_taken", "_wait", "encrypts", "send", "sends_files",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
@@ -137,7 +134,7 @@ class Sender:
         self.encrypts = isinstance(sock, ssl.SSLSocket)
         self.send = partial(_encrypt, sock) if self.encrypts else sock.send
         self.sends_files = rules.options.sendfile and not self.encrypts and hasattr(os, "sendfile")
-        self._sized = False  # whether the send buffer's size has been set
+        self._prepared = False  # whether the socket's options have been set
         self._may_grow = False  # whether it is the small one
         self._full_since = 0.0
         self._is_full = False  # the socket has taken only a part of the last send
@@ -167,7 +164,7 @@ class Sender:
                     is_long = True
                     self._rules.share_work()
                 if isinstance(first, FileSegment):
-                    self._limit_buffer()
+                    self._prepare_socket()
                     done = self._send_file(backlog, first, end - self._taken, may_wait=False)
                     if done is None:
                         return Turn.DISK
@@ -187,7 +184,7 @@ class Sender:
         return Turn.DONE
 
     def wait_until(self, *, again: bool) -> float:
-        self._limit_buffer()
+        self._prepare_socket()
         if self._may_grow:
             self._full_since = time.monotonic()
         if self._wait is None:
@@ -301,25 +298,22 @@ class Sender:
 
     # The socket's send buffer
 
-    def _limit_buffer(self) -> None:
-        """Set the size of the send buffer, once: this response is larger than most."""
-        if not self._sized:
-            self._sized = True
+    def _prepare_socket(self) -> None:
+        """Set its options, once: this response is larger than most."""
+        if not self._prepared:
+            self._prepared = True
             # If the client has gone, the next send fails.
             with contextlib.suppress(OSError):
-                self._may_grow = limit_send_buffer(
-                    cast(SocketLike, self._sock), FIRST_SEND_BUFFER_BYTES
-                )
+                sock = cast(SocketLike, self._sock)
+                avoid_pacing(sock)
+                self._may_grow = limit_send_buffer(sock)
 
     def _on_writable(self) -> None:
         """The socket is writable again; give a fast client a larger buffer."""
         if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
             self._may_grow = False
             with contextlib.suppress(OSError):  # as above
-                limit_send_buffer(
-                    cast(SocketLike, self._sock),
-                    _TLS_SEND_BUFFER_BYTES if self.encrypts else NEAR_SEND_BUFFER_BYTES,
-                )
+                release_send_buffer(cast(SocketLike, self._sock))
 
 
 def _encrypt(sock: socket.socket, data: bytes | memoryview) -> int:

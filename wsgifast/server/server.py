@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..sockets.lingering import LINGER_S
+from ..sockets.options import avoid_pacing
 from .acceptor import Acceptor
 from .application import Application
 from .channel import Channel
@@ -45,7 +46,7 @@ _DRAIN_LIMIT = 10
 class Server:
     """Serves an application on some listeners.
 
-    :param listeners: they stay the caller's to close.
+    :param listeners: made non-blocking, and not paced; they stay the caller's to close.
     :param parser_for: returns the parser for a peer's requests, given its address.
     :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
     :param http2: the settings sent to HTTP/2 clients.
@@ -67,6 +68,8 @@ class Server:
         self.log = log
         self.counters = Counters()
         self.listeners = list(listeners)
+        for listener in self.listeners:
+            avoid_pacing(listener)
         self._application = application
         self._parser_for = parser_for
         self._secure = secure
@@ -220,8 +223,11 @@ class Server:
                 sock = self._secure(sock)
             receiver = Receiver(self._parser_for(peer), peer, self.options, self.bodies_on_disk)
             connection = Connection(self, sock, peer, address, receiver)
-        except Exception:
-            self.log.debug("A connection has failed at once", exc_info=True)
+        except Exception as error:
+            if isinstance(error, OSError):
+                self.log.debug("A connection has failed at once", exc_info=True)
+            else:
+                self.log.exception("A connection could not be made")
             sock.close()
             return None
         self.counters.accepted += 1

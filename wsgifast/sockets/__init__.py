@@ -6,7 +6,14 @@ from ..imports import exports_on_demand
 from .coalescing.blocking import CoalescingWriter
 from .coalescing.common import SendFailed, WriterClosed
 from .coalescing.shared import SharedCoalescingWriter
-from .options import SocketNotFound, limit_send_buffer, owned_socket, set_nodelay
+from .options import (
+    SocketNotFound,
+    avoid_pacing,
+    limit_send_buffer,
+    owned_socket,
+    release_send_buffer,
+    set_nodelay,
+)
 from .receive import (
     ClosedEarly,
     IncompleteReceive,
@@ -41,11 +48,13 @@ __all__ = [
     "WriterClosed",
     "async_recv_exactly",
     "async_recv_exactly_into",
+    "avoid_pacing",
     "file_segment",
     "limit_send_buffer",
     "owned_socket",
     "recv_exactly",
     "recv_exactly_into",
+    "release_send_buffer",
     "send_all",
     "send_file_segment",
     "send_some",

@@ -1,4 +1,4 @@
-"""Socket options: TCP_NODELAY, and a send buffer that suits the round-trip time."""
+"""Socket options: TCP_NODELAY, the send buffer, and no pacing within a host."""
 
 from __future__ import annotations
 
@@ -36,13 +36,16 @@ _TCP_INFO_RTT = struct.Struct("=68xI")
 _TCP_INFO_RTT_AND_LEAST = struct.Struct("=68xI76xI")
 # Below this round-trip time the peer is on this host or in this rack.
 NEAR_RTT_US = 1_000
-# Fits into the L2 cache. A buffer that auto-tuning grows to megabytes does not, and over loopback
-# it costs more CPU for each byte.
-NEAR_SEND_BUFFER_BYTES = 256 * 1024
 # A server's first send buffer for a near client, so that thousands of slow ones take less of the
-# kernel's memory. It grows to the size above for a client that makes room within QUICK_S.
+# kernel's memory. The kernel sizes it again for a client that makes room within QUICK_S.
 FIRST_SEND_BUFFER_BYTES = 64 * 1024
 QUICK_S = 0.005
+# Linux's SO_BUF_LOCK (5.14; asm-generic/socket.h), which the socket module does not name.
+_SO_BUF_LOCK = 72
+# What auto-tuning reaches (tcp_wmem), for older kernels.
+_TUNED_SEND_BUFFER_BYTES = 4 * 1024 * 1024
+# Room for the name of a congestion control (TCP_CA_NAME_MAX of linux/tcp.h).
+_CONGESTION_NAME_BYTES = 16
 
 
 class SocketLike(Protocol):
@@ -52,9 +55,11 @@ class SocketLike(Protocol):
     def family(self) -> int: ...
 
     def fileno(self) -> int: ...
-    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
     @property
     def getsockopt(self) -> Callable[..., Any]: ...
+    def getsockname(self) -> Any: ...
+    def getpeername(self) -> Any: ...
 
 
 class SocketNotFound(WSGIFastError, TypeError):
@@ -131,25 +136,80 @@ def is_tls_socket(sock: object) -> bool:
     return ssl is not None and isinstance(sock, ssl.SSLSocket)
 
 
-def limit_send_buffer(sock: SocketLike, size: int = NEAR_SEND_BUFFER_BYTES) -> bool:
-    """Give a connection to a near peer a send buffer that fits into the CPU's cache.
+def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> bool:
+    """Give a connection to a near peer a small send buffer.
 
-    The kernel grows send buffers to megabytes. That keeps a long path full, but on a short one it
-    only evicts the data from the cache. So the size is set if the kernel has measured a short round
-    trip (TCP_INFO), and left to the kernel otherwise.
+    What a slow peer leaves unread counts against the kernel's memory for all TCP connections
+    (tcp_mem). The kernel grows send buffers to megabytes, which only a long path needs: the size is
+    set if the kernel has measured a short round trip (TCP_INFO), and left to the kernel otherwise.
 
-    :param size: bytes. Unread data counts against the kernel's memory for all TCP connections
-        (tcp_mem), so a server with thousands of them uses less.
-    :returns: True if the buffer was set.
+    :param size: bytes. The kernel doubles it, to allow for its bookkeeping (socket(7)).
+    :returns: True if the buffer was set; see :func:`release_send_buffer`.
     :raises OSError: if the socket is closed.
     """
     if sock.family == socket.AF_UNIX:
         return False  # its default size (208 KiB) is right
     if not hasattr(socket, "TCP_INFO") or round_trip_us(sock) > NEAR_RTT_US:
         return False
-    # The kernel doubles the value, to allow for its bookkeeping (socket(7)).
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
     return True
+
+
+def release_send_buffer(sock: SocketLike) -> None:
+    """Leave the size of a send buffer to the kernel again, as before :func:`limit_send_buffer`.
+
+    A peer that reads quickly costs less with a large one: the sender is woken less often.
+
+    :raises OSError: if the socket is closed.
+    """
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_BUF_LOCK, 0)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        # A kernel before 5.14; the size is limited by net.core.wmem_max.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _TUNED_SEND_BUFFER_BYTES)
+
+
+def avoid_pacing(sock: SocketLike) -> bool:
+    """Have a connection within this host use Reno for congestion control if it uses BBR.
+
+    BBR, the default on many servers (net.ipv4.tcp_congestion_control), paces packets to the rate of
+    the path, which it estimates. Within a host nothing is lost and no rate is to be found, and the
+    timer for each packet costs more than the packet.
+
+    :param sock: a connection; or, better, a listening socket, whose connections inherit it.
+    :returns: True if the congestion control was changed.
+    :raises OSError: if the socket is closed.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(
+        socket, "TCP_CONGESTION"
+    ):
+        return False
+    used = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION_NAME_BYTES)
+    if not used.startswith(b"bbr") or not _is_within_host(sock):
+        return False
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    except OSError as error:
+        # Not among net.ipv4.tcp_allowed_congestion_control, or not there.
+        if error.errno not in (errno.EPERM, errno.ENOENT):
+            raise
+        return False
+    return True
+
+
+def _is_within_host(sock: SocketLike) -> bool:
+    """Whether the peer, or each peer that a listening socket can have, is on this host."""
+    own = sock.getsockname()[0]
+    if own == "::1" or own.startswith(("127.", "::ffff:127.")):
+        return True
+    try:
+        return bool(own == sock.getpeername()[0])
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            return False
+        raise
 
 
 def round_trip_us(sock: SocketLike) -> int:

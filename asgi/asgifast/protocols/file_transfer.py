@@ -18,14 +18,21 @@ file's descriptor stays the caller's, and open until the transfer has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import os
 import socket
 import time
 from typing import Any, Protocol
 
-from wsgifast.sockets import FileSegment, FileTruncated, limit_send_buffer
-from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
+from wsgifast.sockets import (
+    FileSegment,
+    FileTruncated,
+    avoid_pacing,
+    limit_send_buffer,
+    release_send_buffer,
+)
+from wsgifast.sockets.options import QUICK_S
 from wsgifast.sockets.page_cache import cached_bytes
 from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_once
 
@@ -33,8 +40,7 @@ from ..loops import in_thread
 from .figures import figures
 from .writable import call_while_writable, stop_calling
 
-# One sendfile call: more than the send buffer of a near peer, so that the call ends when that is
-# full, and less than a millisecond of copying where a far peer's has grown to megabytes.
+# One sendfile call: less than a millisecond, even where the send buffer has grown to megabytes.
 WINDOW_BYTES = 1024 * 1024
 # Between two attempts while the kernel has no memory for TCP: no event says when it has again.
 _WITHOUT_MEMORY_S = 0.1
@@ -107,7 +113,7 @@ class FileTransfer:
         # The socket's descriptor while it is watched.
         self._watched = -1
         if owner.may_grow is None:
-            owner.may_grow = _limited(sock, FIRST_SEND_BUFFER_BYTES)
+            owner.may_grow = _prepared(sock)
 
     def step(self) -> Progress:
         """Send what the socket takes now of the page cache, up to one window.
@@ -232,7 +238,8 @@ class FileTransfer:
             now = time.monotonic()
             if now - self._waiting_since < QUICK_S:
                 self._owner.may_grow = False
-                _limited(self._sock)
+                with contextlib.suppress(OSError):  # the peer has gone; sending will raise
+                    release_send_buffer(self._sock)
             self._waiting_since = now
         before = len(self._head), self._offset
         try:
@@ -249,8 +256,10 @@ class FileTransfer:
             self._timer = self._loop.call_later(_WITHOUT_MEMORY_S, self._watch)
 
 
-def _limited(sock: Any, *size: int) -> bool:
+def _prepared(sock: Any) -> bool:
+    """Set the socket's options; returns whether its send buffer is limited."""
     try:
-        return limit_send_buffer(sock, *size)
+        avoid_pacing(sock)
+        return limit_send_buffer(sock)
     except OSError:
-        return False  # the peer has gone; sending will raise
+        return False  # as above

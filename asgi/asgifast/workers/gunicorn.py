@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from wsgifast.errors import WSGIFastError
 from wsgifast.http.framing import chunk_size_line, has_body
 from wsgifast.imports import needs
+from wsgifast.sockets import avoid_pacing
 
 from ..exporting import ExportingWorker, instrumented
 from ..extensions import PROTOCOL_EXTENSIONS
@@ -372,6 +373,8 @@ class FastASGIWorker(ExportingWorker, gasgi.ASGIWorker):  # type: ignore[misc, u
     def init_process(self) -> None:
         # The worker, which has a process of its own, looks the protocol up in its module.
         gasgi.ASGIProtocol = FastASGIProtocol
+        for listener in self.sockets:
+            avoid_pacing(listener)
         super().init_process()
 
     async def _shutdown(self) -> None:
