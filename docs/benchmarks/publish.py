@@ -44,7 +44,7 @@ NAMES = (
 # Around the generated part of README.
 _MARKS = "<!-- what python -m docs.benchmarks.publish writes -->", "<!-- the end of it -->"
 # The facts in a run's "machine" that are not packages.
-_FACTS = ("cores", "processor", "system", "python")
+_FACTS = ("cores", "processor", "system", "tcp", "python")
 
 
 def main() -> None:
@@ -191,6 +191,8 @@ def _run(when: str, run: Mapping[str, Any], keys: Sequence[str]) -> str:
     release = " --profile release" if profile["full"] else ""
     system = _without_build(machine["system"])
     facts = [f"{machine['cores']} cores", machine["processor"], system, machine["python"]]
+    if "tcp" in machine:
+        facts.insert(3, f"TCP {machine['tcp']}")
     return (
         f"`python -m loadtests {' '.join(keys)}{release}` on {when[:10]}, {length}; "
         f"{', '.join(facts)}."

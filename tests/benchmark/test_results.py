@@ -145,6 +145,7 @@ def test_ratios_are_taken_to_the_first_or_of_ours_to_each() -> None:
     ].values()
     assert row["contenders"]["a"]["ratio"]["median"] == 2.0
     assert row["machine"]["cores"]
+    assert row["machine"]["tcp"]
     assert row["profile"]["seconds"] == 1.0
 
 

@@ -19,8 +19,8 @@ from wsgifast.benchmark.load import Load
 from wsgifast.benchmark.tables import Contender, Row, Table
 
 MACHINE: dict[str, str | int] = {
-    "cores": 2, "processor": "P", "system": "Linux 6.1-x", "python": "CPython 3.13.0",
-    "gunicorn": "27.0.1",
+    "cores": 2, "processor": "P", "system": "Linux 6.1-x", "tcp": "cubic",
+    "python": "CPython 3.13.0", "gunicorn": "27.0.1",
 }  # fmt: skip
 MARKS = "<!-- what python -m docs.benchmarks.publish writes -->\nold\n<!-- the end of it -->"
 # Publishes a report of one row, and returns what is told.
@@ -80,7 +80,7 @@ def test_the_page_names_command_machine_and_date(root: Path, take_in: TakeIn) ->
     take_in()
     page = (root / "docs" / "benchmarks.md").read_text()
     assert "`python -m loadtests demo --profile release` on 2026-11-22, 7 rounds of" in page
-    assert "2 cores, P, Linux 6.1, CPython 3.13.0." in page
+    assert "2 cores, P, Linux 6.1, TCP cubic, CPython 3.13.0." in page
     assert "| a row | gthread | 10.1 |  | 1 | 2 | 3 | 98,780 |" in page
     assert "| [demo.file] | WSGIFast on gthread | 400 | 39.5x (30..45) | - | - |  | 2,500 |" in page
     assert "On 2026-11-22: gunicorn 27.0.1." in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
 import json
@@ -101,6 +102,8 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} does not go into JSON")
 
 
+# BBR paces large bodies by timers, over loopback too (docs/explanation/sendfile.md).
+_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 # What a figure may depend on.
 _PACKAGES = (
     "wsgifast", "gunicorn", "gunicorn_h1c", "werkzeug", "waitress", "whitenoise", "flask", "django",
@@ -110,13 +113,15 @@ _PACKAGES = (
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures depend on: cores, kernel, Python, package versions."""
+    """What the figures depend on: cores, kernel, congestion control, Python, package versions."""
     facts: dict[str, str | int] = {
         "cores": os.cpu_count() or 0,
         "processor": _processor(),
         "system": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
     }
+    with contextlib.suppress(OSError):
+        facts["tcp"] = _CONGESTION_CONTROL.read_text().strip()
     for package in _PACKAGES:
         try:
             facts[package] = metadata.version(package)
