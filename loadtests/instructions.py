@@ -122,5 +122,6 @@ TABLE = table("instructions", "Instructions of a request", [
     *(_row(key, title, {side: _called(f"{key}:{side}") for side in sides})
       for key, (title, sides, _) in CALLS.items()),
     _row("uvicorn", "Starlette's Response of 1 KiB on uvicorn",
-         {n: _served(uvicorn(f"loadtests.asgi_app:{a}"), "/plain") for n, a in _APPS.items()}),
+         {**{n: _served(uvicorn(f"loadtests.asgi_app:{a}"), "/plain") for n, a in _APPS.items()},
+          "our protocol": _served(uvicorn("loadtests.asgi_app:app", ours=True), "/plain")}),
 ])  # fmt: skip

@@ -257,6 +257,26 @@ def test_a_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
     talk(protocol, app, conversation)
 
 
+@pytest.mark.parametrize(("method", "data"), [("HEAD", b"12345"), ("GET", b""), ("GET", b"12345")])
+def test_a_simple_response_leaves_while_its_app_goes_on(
+    protocol: Any, method: str, data: bytes
+) -> None:
+    """As an app's background task does; without a body there is but one write."""
+    arrived = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=len(data))
+        await body(send, data)
+        await arrived.wait()
+
+    async def conversation(client: Client) -> None:
+        await client.send(f"{method} / HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await client.until(b"\r\n\r\n" + (b"" if method == "HEAD" else data))
+        arrived.set()
+
+    talk(protocol, app, conversation)
+
+
 @pytest.mark.parametrize("size", [5, 20_000])
 def test_a_buffer_that_its_owner_uses_again(protocol: Any, size: int) -> None:
     """No bytes, as ASGI asks for, and sent by uvicorn all the same."""

@@ -36,6 +36,10 @@ class Response(FileBody):
         # What uvicorn said of coalesced messages, for the next send() to raise.
         self._error: Exception | None = None
 
+    def resume(self, start: Message) -> None:
+        """The head has been passed on."""
+        self._headers = start["headers"]
+
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
         if self.handed_over is not None:

@@ -43,6 +43,7 @@ class CoalescingTransport(asyncio.Transport):
     :param transport: its protocol must call :meth:`drained` from resume_writing() and :meth:`lost`
         from connection_lost().
     :ivar flush_follows: whoever writes next will also flush.
+    :ivar ends_response: what is written next is the end of a response: flush behind it.
     :ivar is_receiving: whether the client is still sending a request, if the protocol can tell.
     :ivar may_grow: the socket's send buffer is limited; None before the first file.
     """
@@ -57,6 +58,7 @@ class CoalescingTransport(asyncio.Transport):
         "_size",
         "_turn_scheduled",
         "can_sendfile",
+        "ends_response",
         "flush_follows",
         "is_closing",
         "is_receiving",
@@ -75,7 +77,7 @@ class CoalescingTransport(asyncio.Transport):
         self._pending: list[bytes | bytearray | memoryview] = []
         self._size = 0
         self._turn_scheduled = False
-        self.flush_follows = False
+        self.flush_follows = self.ends_response = False
         self._before_flush: Callable[[], None] | None = None
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
@@ -84,6 +86,11 @@ class CoalescingTransport(asyncio.Transport):
     # Writing
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.flush_follows:
+            self.flush_follows = False
+            self._pending.append(data)
+            self._size += len(data)
+            return
         size = len(data)
         if not size or self.is_closing is _lingers:
             return
@@ -92,10 +99,9 @@ class CoalescingTransport(asyncio.Transport):
             return
         self._pending.append(data)
         self._size += size
-        if self._size >= COALESCED_BYTES:
+        if self.ends_response or self._size >= COALESCED_BYTES:
+            self.ends_response = False
             self.flush()
-        elif self.flush_follows:
-            self.flush_follows = False
         elif not self._turn_scheduled:
             self._schedule()
 
@@ -154,6 +160,7 @@ class CoalescingTransport(asyncio.Transport):
         return data
 
     def _write_large(self, data: bytes | bytearray | memoryview) -> None:
+        self.ends_response = False
         if self._pending:
             view = memoryview(data)
             self._pending.append(view[:_LEAD_BYTES])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import WSGIFastError
@@ -13,7 +13,7 @@ from wsgifast.imports import needs
 
 from ..exporting import begin_under_uvicorn, instrumented
 from ..extensions import PROTOCOL_EXTENSIONS
-from ..messages import Receive, Scope, Send
+from ..messages import Message, Receive, Scope, Send
 from ..protocols.figures import figures
 from ..protocols.file_body import UNKNOWN_PATHSEND, logger
 from ..protocols.idle_timer import IdleTimerLoop
@@ -118,6 +118,50 @@ def count(cycle: Any, size: int) -> None:
     cycle.expected_content_length -= size
 
 
+class SimpleResponse:
+    """One response, as long as it needs nothing: the attributes are set by FileSending.
+
+    Most are a head with a Content-Length and one message of bytes. Both are passed on, and leave in
+    one write. Any other message makes a Response, which handles it and all that follow.
+
+    :ivar start: the head, once it is passed on.
+    """
+
+    __slots__ = ("cycle", "make_response", "response", "start")
+
+    cycle: Any
+    make_response: MakeResponse
+    response: Response | None
+    start: Message | None
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """The send() that the app is given."""
+        if self.start is None:
+            if message["type"] == "http.response.start" and self.response is None:
+                headers = message.get("headers")
+                if type(headers) is list:
+                    for name, _ in headers:
+                        if name == b"content-length":
+                            self.start = message
+                            self.cycle.transport.flush_follows = True
+                            return self.cycle.send(message)  # type: ignore[no-any-return]
+        elif self.response is None:
+            body = message.get("body")
+            if (
+                body
+                and type(body) is bytes
+                and ("more_body" not in message or not message["more_body"])
+                and self.cycle.scope["method"] != "HEAD"
+            ):
+                self.cycle.transport.ends_response = True
+                return self.cycle.send(message)  # type: ignore[no-any-return]
+        if self.response is None:
+            self.response = self.make_response(self.cycle, self.cycle.transport)
+            if self.start is not None:
+                self.response.resume(self.start)
+        return self.response.send(message)
+
+
 class FileSending(_Base):
     """Mixed into one of uvicorn's protocols.
 
@@ -133,6 +177,8 @@ class FileSending(_Base):
     _response_class: MakeResponse
     # One request at a time.
     _is_http1 = True
+    # uvicorn writes a head and a body as they come.
+    _has_simple_responses = True
     app: Any
     cycle: Any
     flow: Any
@@ -163,8 +209,18 @@ class FileSending(_Base):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
-        scope["extensions"] = scope.get("extensions", {}) | PROTOCOL_EXTENSIONS
-        response = self._response_class(cycle, cycle.transport)
+        offered = scope.get("extensions")
+        scope["extensions"] = (
+            {**offered, **PROTOCOL_EXTENSIONS} if offered else PROTOCOL_EXTENSIONS.copy()
+        )
+        # Attribute by attribute: a constructor would be one more call for every request.
+        simple = SimpleResponse()
+        simple.cycle = cycle
+        simple.make_response = self._response_class
+        simple.start = None
+        simple.response = (
+            None if self._has_simple_responses else self._response_class(cycle, cycle.transport)
+        )
         upload = None
         if self._is_http1:
             self._answered = cycle
@@ -172,9 +228,10 @@ class FileSending(_Base):
             upload = self._upload(cycle)
             receive = upload.receive
         try:
-            result = await self._app(scope, receive, response.send)
+            result = await self._app(scope, receive, simple.send)
         except Exception:
-            await response.sent()  # a file that was handed over is sent nevertheless
+            if simple.response is not None:
+                await simple.response.sent()  # a file that was handed over is sent nevertheless
             raise
         finally:
             if upload is not None:
@@ -182,7 +239,8 @@ class FileSending(_Base):
         if not cycle.response_started and not cycle.disconnected:
             # uvicorn then logs that no response was started.
             logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
-        if response.handed_over is not None:
+        response = simple.response
+        if response is not None and response.handed_over is not None:
             if self._is_http1:
                 forget_request(self, cycle, scope)
             del scope, receive, send

@@ -188,12 +188,14 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
     """uvicorn's ZttpProtocol (HTTP/1.1) with sendfile."""
 
     _response_class = ZttpResponse
+    _has_simple_responses = False
 
 
 class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     """uvicorn's ZttpH2Protocol, with back-pressure by the client's flow-control windows."""
 
     _is_http1 = False
+    _has_simple_responses = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A window of the connection may have opened, or its stream or connection may have ended.
