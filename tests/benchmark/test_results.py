@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from wsgifast import ConfigurationError, WSGIFastError
+from wsgifast.benchmark import report
 from wsgifast.benchmark.budget import budget, over_budget
 from wsgifast.benchmark.load import Client, Load, Seen, Task
 from wsgifast.benchmark.measuring import measure
@@ -200,6 +201,21 @@ def test_what_is_said_of_many_rows_stays_one_short_line() -> None:
     assert max(map(len, lines)) < 110
     assert any("rounds disagree in 4 of 8 ratios" in line for line in lines)
     assert any(line.endswith("a <title>, c and 9 more") for line in lines)
+
+
+@pytest.mark.parametrize(("control", "size", "told"), [
+    ("bbr", 100_000, True), ("bbr", 1000, False), ("cubic", 100_000, False), (None, 100_000, False),
+])  # fmt: skip
+def test_pacing_is_told_beside_figures_of_large_bodies(
+    control: str | None, size: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = tmp_path / "tcp_congestion_control"
+    if control is not None:
+        setting.write_text(f"{control}\n")
+    monkeypatch.setattr(report, "_CONGESTION_CONTROL", setting)
+    found = results(Contender("a", client=lambda task: Load(2, 0, 2 * size, 1.0)))
+    assert ("BBR paces large bodies here" in results_text([found])) is told
+    assert report.machine().get("tcp") == control
 
 
 def test_bodies_that_differ_are_told() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import html
 import json
@@ -26,6 +25,8 @@ READING = (
     "the median, its standard error, and the quartiles. MB are 10^6 bytes. Clients and servers "
     "share this machine, over loopback: trust the ratios, not the absolute figures."
 )
+# A body of which BBR paces the packets.
+_LARGE_BYTES = 64 * 1024
 # On a quiet machine the highest of five ratios is a tenth above the lowest.
 UNSTEADY = 1.5
 
@@ -120,14 +121,21 @@ def machine() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
     }
-    with contextlib.suppress(OSError):
-        facts["tcp"] = _CONGESTION_CONTROL.read_text().strip()
+    if control := _congestion_control():
+        facts["tcp"] = control
     for package in _PACKAGES:
         try:
             facts[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             pass
     return facts
+
+
+def _congestion_control() -> str:
+    try:
+        return _CONGESTION_CONTROL.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _processor() -> str:
@@ -170,6 +178,12 @@ def problems(results: Sequence[Result]) -> list[str]:
     few = [r.row.title for r in results if len(next(iter(r.runs.values()))) < MIN_ROUNDS]
     if few:
         lines.append(f"fewer than {MIN_ROUNDS} rounds are too few to rely on: {_listed(few)}")
+    loads = [load for r in results for runs in r.runs.values() for load in runs]
+    is_large = any(load.body_bytes > _LARGE_BYTES * load.requests for load in loads)
+    if is_large and _congestion_control().startswith("bbr"):
+        lines.append(
+            "BBR paces large bodies here; most systems have net.ipv4.tcp_congestion_control=cubic"
+        )
     return lines
 
 
