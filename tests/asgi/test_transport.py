@@ -66,11 +66,15 @@ def test_what_is_coalesced_is_bounded() -> None:
     asyncio.run(run())
 
 
-def test_a_large_write_leaves_at_once_behind_what_was_coalesced() -> None:
+@pytest.mark.parametrize("flag", ["", "flush_follows", "ends_response"])
+def test_a_large_write_leaves_at_once_behind_what_was_coalesced(flag: str) -> None:
     async def run() -> None:
         async with connected() as (transport, client):
             transport.write(b"head")
+            if flag:
+                setattr(transport, flag, True)
             transport.write(b"x" * 200_000)
+            assert not (transport.flush_follows or transport.ends_response)
             transport.write(b"y" * 200_000)
             lead, rest, second = writes(transport)
             assert 4 < lead < 64 * 1024

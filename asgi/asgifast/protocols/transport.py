@@ -86,12 +86,12 @@ class CoalescingTransport(asyncio.Transport):
     # Writing
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self.flush_follows:
+        size = len(data)
+        if self.flush_follows and 0 < size < COALESCED_BYTES:
             self.flush_follows = False
             self._pending.append(data)
-            self._size += len(data)
+            self._size += size
             return
-        size = len(data)
         if not size or self.is_closing is _lingers:
             return
         if size >= COALESCED_BYTES and self._file is None:
@@ -160,7 +160,7 @@ class CoalescingTransport(asyncio.Transport):
         return data
 
     def _write_large(self, data: bytes | bytearray | memoryview) -> None:
-        self.ends_response = False
+        self.flush_follows = self.ends_response = False
         if self._pending:
             view = memoryview(data)
             self._pending.append(view[:_LEAD_BYTES])
