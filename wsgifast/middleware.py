@@ -38,7 +38,7 @@ from .option_checks import check_switches
 from .routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .shapes.examined import Examined
 from .shapes.reports import Reports, check_rate
-from .sockets.options import owned_socket, set_nodelay
+from .sockets.options import avoid_pacing, owned_socket, set_nodelay
 from .sockets.sendfile import FileSegment
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class WSGIFast:
     :param coalesce: also join the small chunks of iterators; for apps that yield them quickly, not
         for event streams. See :func:`wsgifast.bodies.chunks.coalesced` for what may wait, and for
         how long.
-    :param nodelay: set TCP_NODELAY on each connection whose socket can be reached from the environ.
+    :param nodelay: set TCP_NODELAY on each connection whose socket can be reached from the environ;
+        within the host, have it not paced either (:func:`wsgifast.sockets.avoid_pacing`).
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
         :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag. The app's
         own 206 is left as it is; the file ranges that Werkzeug, WhiteNoise, ServeStatic and Falcon
@@ -162,7 +163,7 @@ class WSGIFast:
         ):
             return self._instrumented(environ, start_response)
         if self.nodelay:
-            self._set_nodelay(environ)
+            self._set_socket_options(environ)
         head = _head
         if head is None:
             head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
@@ -304,8 +305,8 @@ class WSGIFast:
         self._has_framework = not modules.keys().isdisjoint(FRAMEWORKS)
         return self._has_framework
 
-    def _set_nodelay(self, environ: WSGIEnvironment) -> None:
-        """Set TCP_NODELAY once for each connection."""
+    def _set_socket_options(self, environ: WSGIEnvironment) -> None:
+        """Set TCP_NODELAY once for each connection, and have it not paced within the host."""
         sock = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
         if sock is None:
             # In wsgiref, gevent's pywsgi and cheroot the stream reads from the socket.
@@ -317,6 +318,7 @@ class WSGIFast:
             return  # a later request of the same connection
         try:
             set_nodelay(sock)
+            avoid_pacing(sock)
         except OSError:
             return  # the client has gone; the server will notice when it writes
         done[key] = weakref.ref(sock, lambda ref: done.pop(key, None))

@@ -74,7 +74,7 @@ def test_a_large_write_leaves_at_once_behind_what_was_coalesced(flag: str) -> No
             if flag:
                 setattr(transport, flag, True)
             transport.write(b"x" * 200_000)
-            assert not (transport.flush_follows or transport.ends_response)
+            assert [transport.flush_follows, transport.ends_response] == [False, False]
             transport.write(b"y" * 200_000)
             lead, rest, second = writes(transport)
             assert 4 < lead < 64 * 1024
