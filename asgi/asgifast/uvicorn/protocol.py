@@ -124,9 +124,11 @@ class SimpleResponse:
     Most are a head with a Content-Length and one message of bytes. Both are passed on, and leave in
     one write. Any other message makes a Response, which handles it and all that follow.
 
+    :cvar LENGTH_DIGITS: at most so many in the Content-Length.
     :ivar start: the head, once it is passed on.
     """
 
+    LENGTH_DIGITS = 19
     __slots__ = ("cycle", "make_response", "response", "start")
 
     cycle: Any
@@ -140,8 +142,8 @@ class SimpleResponse:
             if message["type"] == "http.response.start" and self.response is None:
                 headers = message.get("headers")
                 if type(headers) is list:
-                    for name, _ in headers:
-                        if name == b"content-length":
+                    for name, value in headers:
+                        if name == b"content-length" and len(value) <= self.LENGTH_DIGITS:
                             self.start = message
                             self.cycle.transport.flush_follows = True
                             return self.cycle.send(message)  # type: ignore[no-any-return]
@@ -177,8 +179,7 @@ class FileSending(_Base):
     _response_class: MakeResponse
     # One request at a time.
     _is_http1 = True
-    # uvicorn writes a head and a body as they come.
-    _has_simple_responses = True
+    _simple_class = SimpleResponse
     app: Any
     cycle: Any
     flow: Any
@@ -214,13 +215,10 @@ class FileSending(_Base):
             {**offered, **PROTOCOL_EXTENSIONS} if offered else PROTOCOL_EXTENSIONS.copy()
         )
         # Attribute by attribute: a constructor would be one more call for every request.
-        simple = SimpleResponse()
+        simple = self._simple_class()
         simple.cycle = cycle
         simple.make_response = self._response_class
-        simple.start = None
-        simple.response = (
-            None if self._has_simple_responses else self._response_class(cycle, cycle.transport)
-        )
+        simple.start = simple.response = None
         upload = None
         if self._is_http1:
             self._answered = cycle
