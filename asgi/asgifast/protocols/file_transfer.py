@@ -212,9 +212,12 @@ class FileTransfer:
     def _refused(self, error: Exception) -> Progress:
         if isinstance(error, BlockingIOError):
             return Progress.FULL
-        if isinstance(error, SendfileUnavailable) and self._offset != self._segment.offset:
-            raise error.__cause__ or error  # too late to send the file another way
-        raise error
+        try:
+            if isinstance(error, SendfileUnavailable) and self._offset != self._segment.offset:
+                raise error.__cause__ or error  # too late to send the file another way
+            raise error
+        finally:
+            del error  # its traceback has this frame
 
     def _watch(self) -> None:
         self._timer = None
@@ -247,6 +250,7 @@ class FileTransfer:
         except Exception as error:  # noqa: BLE001 - send() raises it
             self._unwatch()
             waiter.set_exception(error)
+            del waiter  # it has the error, whose traceback has this frame
             return
         if progress is not Progress.FULL:
             self._unwatch()
