@@ -30,7 +30,7 @@ from tests.support.socket_options import (
     needs_bbr,
     send_buffer_is_limited,
 )
-from wsgifast.sockets import FileSegment
+from wsgifast.sockets import FileSegment, options
 
 __all__ = ["fd"]
 
@@ -302,7 +302,7 @@ def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
             assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
             await sending
 
-    monkeypatch.setattr(file_transfer, "limit_send_buffer", refusing)
+    monkeypatch.setattr(options, "limit_send_buffer", refusing)
     monkeypatch.setattr(file_transfer, "release_send_buffer", refusing)
     monkeypatch.setattr(file_transfer, "QUICK_S", 60.0)
     asyncio.run(run())

@@ -26,8 +26,7 @@ from ..sockets.hang_up import has_hung_up
 from ..sockets.options import (
     QUICK_S,
     SocketLike,
-    avoid_pacing,
-    limit_send_buffer,
+    prepare_large_send,
     release_send_buffer,
 )
 from ..sockets.page_cache import view_cached
@@ -302,17 +301,13 @@ class Sender:
         """Set its options, once: this response is larger than most."""
         if not self._prepared:
             self._prepared = True
-            # If the client has gone, the next send fails.
-            with contextlib.suppress(OSError):
-                sock = cast(SocketLike, self._sock)
-                avoid_pacing(sock)
-                self._may_grow = limit_send_buffer(sock)
+            self._may_grow = prepare_large_send(cast(SocketLike, self._sock))
 
     def _on_writable(self) -> None:
         """The socket is writable again; give a fast client a larger buffer."""
         if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
             self._may_grow = False
-            with contextlib.suppress(OSError):  # as above
+            with contextlib.suppress(OSError):  # the client has gone: the next send fails
                 release_send_buffer(cast(SocketLike, self._sock))
 
 

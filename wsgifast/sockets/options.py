@@ -155,6 +155,18 @@ def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> 
     return True
 
 
+def prepare_large_send(sock: SocketLike) -> bool:
+    """Set the options of a connection that is about to send more than its buffer takes.
+
+    :returns: whether its send buffer is limited. If the peer has gone, the next send tells.
+    """
+    try:
+        avoid_pacing(sock)
+        return limit_send_buffer(sock)
+    except OSError:
+        return False
+
+
 def release_send_buffer(sock: SocketLike) -> None:
     """Leave the size of a send buffer to the kernel again, as before :func:`limit_send_buffer`.
 

@@ -25,14 +25,8 @@ import socket
 import time
 from typing import Any, Protocol
 
-from wsgifast.sockets import (
-    FileSegment,
-    FileTruncated,
-    avoid_pacing,
-    limit_send_buffer,
-    release_send_buffer,
-)
-from wsgifast.sockets.options import QUICK_S
+from wsgifast.sockets import FileSegment, FileTruncated, release_send_buffer
+from wsgifast.sockets.options import QUICK_S, prepare_large_send
 from wsgifast.sockets.page_cache import cached_bytes
 from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_once
 
@@ -113,7 +107,7 @@ class FileTransfer:
         # The socket's descriptor while it is watched.
         self._watched = -1
         if owner.may_grow is None:
-            owner.may_grow = _prepared(sock)
+            owner.may_grow = prepare_large_send(sock)
 
     def step(self) -> Progress:
         """Send what the socket takes now of the page cache, up to one window.
@@ -258,12 +252,3 @@ class FileTransfer:
         elif (len(self._head), self._offset) == before:
             self._unwatch()
             self._timer = self._loop.call_later(_WITHOUT_MEMORY_S, self._watch)
-
-
-def _prepared(sock: Any) -> bool:
-    """Set the socket's options; returns whether its send buffer is limited."""
-    try:
-        avoid_pacing(sock)
-        return limit_send_buffer(sock)
-    except OSError:
-        return False  # as above
