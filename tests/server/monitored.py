@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from wsgifast.server import counters, pool
+from wsgifast.server import batch, counters, pool
 from wsgifast.server import monitor as module
 from wsgifast.server.monitor import TICK_S
 from wsgifast.server.poller import Event
@@ -42,6 +42,7 @@ class Monitored:
         self.sent = False  # whether a tick has found something to send
         self.ran: list[Any] = []
         self.started: list[Any] = []  # spares
+        self.responses: list[Any] = []  # of the batch, sent
         self.at_pause: Callable[[], object] = lambda: None
         self.at_poll: Callable[[], list[Event] | None] | None = None
         self.at_wake: Callable[[], object] = lambda: None
@@ -54,7 +55,7 @@ class Monitored:
         self.receive: Callable[[Any], Any] = lambda item: (
             None if isinstance(item, tuple) else item()
         )
-        for each in (module, pool, counters):
+        for each in (module, pool, counters, batch):
             monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: self.now))
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
         work: Any = SimpleNamespace(
@@ -65,6 +66,7 @@ class Monitored:
             on_failure=lambda: None,
             on_queued=lambda job: self.at_queued(job),
             on_taken=lambda job: self.at_taking(job),
+            send_response=lambda queue: self.responses.append(queue),
         )
         self.pool: Pool[str] = Pool(SIZE, poller, work)
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)

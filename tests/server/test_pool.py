@@ -316,7 +316,8 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
             pool.monitor.interrupt()
         return False
 
-    nothing = dict.fromkeys(("on_failure", "on_queued", "on_taken"), lambda *_: None)
+    unused = ("on_failure", "on_queued", "on_taken", "send_response")
+    nothing = dict.fromkeys(unused, lambda *_: None)
     work: Any = SimpleNamespace(
         receive=lambda item: item(),
         run=lambda app: app(),

@@ -278,6 +278,14 @@ def do_sleep(environ: Any, start_response: Any, argument: str) -> Iterable[bytes
     return [b"ok"]
 
 
+def do_compute(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    end = time.monotonic() + float(argument)
+    while time.monotonic() < end:
+        pass
+    _ok(start_response, 2)
+    return [b"ok"]
+
+
 _meetings: dict[int, threading.Barrier] = {}
 
 

@@ -26,6 +26,7 @@ from tests.support.http import Connection
 from wsgifast.bodies import response_writer
 from wsgifast.server import (
     application,
+    batch,
     coalescing,
     connection,
     endpoint,
@@ -40,8 +41,8 @@ from wsgifast.server.http2 import incoming, outgoing, stream, uploads
 from wsgifast.workers import FastWorker
 
 _WITH_A_CLOCK = (
-    application, coalescing, connection, endpoint, exchange, http2_connection, incoming, limits,
-    outgoing, output, response_writer, sending, server, stream, uploads,
+    application, batch, coalescing, connection, endpoint, exchange, http2_connection, incoming,
+    limits, outgoing, output, response_writer, sending, server, stream, uploads,
 )  # fmt: skip
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.
@@ -259,6 +260,7 @@ class Bench:
         work: deque[Any] = self._pool.work
         for _ in range(_TURNS):
             if not work:
+                self._pool.batch.send()
                 self.poll()
             if not work:
                 break

@@ -42,6 +42,8 @@ class Output(Protocol):
 
     def write(self, data: bytes, /) -> None: ...
     def write_all(self, buffers: Sequence[bytes], /) -> None: ...
+    def write_whole(self, data: bytes, /) -> None:
+        """Send a whole response, head and body; it may wait a moment, to be sent with others."""
 
     def begin_stream(
         self, data: bytes, /, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
@@ -219,19 +221,22 @@ class ResponseWriter:
                 head = self._encoded_head()
                 self.headers_sent = True
                 counter.sent = size
-                self._output.write(head + data)
+                self._output.write_whole(head + data)
                 return
-        parts = [b"" if self.headers_sent else self._encoded_head()]
+        begun = self.headers_sent
+        parts = [b"" if begun else self._encoded_head()]
         for data in blocks:
             block = self._framed(data)
             if block:
                 parts.append(block)
         parts.append(self._end())
         self.headers_sent = True
-        if sum(map(len, parts)) <= _JOIN_BYTES:
+        if sum(map(len, parts)) > _JOIN_BYTES:
+            self._output.write_all(parts)
+        elif begun:
             self._output.write(b"".join(parts))
         else:
-            self._output.write_all(parts)
+            self._output.write_whole(b"".join(parts))
 
     def write_stream(self, body: Iterable[bytes]) -> None:
         """Send blocks as they come, and end the response.
@@ -311,7 +316,9 @@ class ResponseWriter:
             before = b"\r\n" if self._framing.chunked else b""
         before += self._end()
         self.headers_sent = True
-        if before:
+        if not begun and len(before) <= _JOIN_BYTES:
+            output.write_whole(before)
+        elif before:
             output.write_all([before])
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ so everything happens under its lock. TLS needs the lock too: two threads must n
 object at once.
 
     empty --write--> (all was sent)      empty
+                     (in a batch)        draining --batch--> draining | empty
                      (socket full)       draining --writable--> draining | empty
                      (file not cached)   draining --disk thread--> draining | empty
 
@@ -19,6 +20,10 @@ Streaming"). Blocks are held back without the lock, and framed together (coalesc
 that takes the lock next adds them to the backlog.
 
     nothing held --a block, soon after another--> held --tick, or enough--> sent
+
+*Batches.* A small response that is handed over whole may wait for those of other connections
+(batch.py). Its queue is draining meanwhile: whoever sends the batch calls :meth:`on_writable`, or
+the monitor :meth:`flush`.
 
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as
@@ -47,6 +52,7 @@ from typing import Protocol
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
+from .batch import Batch
 from .coalescing import HeldBlocks
 from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
@@ -72,6 +78,8 @@ class OutputQueue:
     """What is written, and left to send.
 
     :param lock: by default one of its own.
+    :param batch: where a whole response may wait; its owner is then called as for an event.
+    :ivar owner: waits for the client.
     :ivar sender: sends on the socket, or on the stream.
     :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
     :ivar backlog: what is left to send; None while every response was sent at once.
@@ -81,8 +89,8 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_dropped", "_held", "_owner", "_room", "_rules", "backlog", "closing", "draining", "error",
-        "lock", "may_run_ahead", "sender",
+        "_batch", "_dropped", "_held", "_last", "_room", "_rules", "backlog", "closing", "draining",
+        "error", "lock", "may_run_ahead", "owner", "sender",
     )  # fmt: skip
 
     def __init__(
@@ -91,13 +99,16 @@ class OutputQueue:
         owner: OutputOwner,
         rules: OutputRules,
         lock: threading.Lock | threading.RLock | None = None,
+        batch: Batch | None = None,
     ) -> None:
         self.sender = sender
         self.lock = lock or threading.Lock()
         self.error: BaseException | None = None
         self.backlog: Backlog | None = None
         self.draining = False
-        self._owner = owner
+        self.owner = owner
+        self._batch = batch
+        self._last = b""  # a whole response that waits in the batch
         self._rules = rules
         self._room: threading.Condition | None = None
         self.reset()
@@ -108,6 +119,7 @@ class OutputQueue:
         self.closing = False
         self.may_run_ahead = False
         self._held: HeldBlocks | None = None  # of a stream
+        self._last = b""
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
@@ -124,7 +136,7 @@ class OutputQueue:
     def bytes_queued(self) -> int:
         """For any thread, also without the lock."""
         backlog = self.backlog  # which the end of a response removes
-        return 0 if backlog is None else backlog.size
+        return len(self._last) + (0 if backlog is None else backlog.size)
 
     def bytes_left(self) -> int:
         """Bytes that the kernel has not taken, including those that an error has dropped."""
@@ -148,17 +160,29 @@ class OutputQueue:
             if self.error is not None:
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
-                try:
-                    sent = self.sender.send(data)
-                except WOULD_BLOCK:
-                    sent = 0
-                except OSError as error:
-                    self._fail(error)
-                    raise ClientGone(str(error)) from error
+                sent = self._send_at_once(data)
+                if self.error is not None:
+                    raise ClientGone(str(self.error)) from self.error
                 if sent == len(data):
                     return
                 rest = memoryview(data)[sent:]
         self.write_all((rest,))
+
+    def write_whole(self, data: bytes) -> None:
+        """As :meth:`write`, for a whole response: it may wait in the batch."""
+        batch = self._batch
+        if (
+            batch is not None
+            and not self.draining
+            and self.error is None
+            and batch.accepts()
+        ):
+            # Without the lock: nobody else uses a queue that is not draining.
+            self._last = data
+            self.draining = True
+            batch.add(self)
+        else:
+            self.write(data)
 
     def begin_stream(
         self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
@@ -248,6 +272,25 @@ class OutputQueue:
             self.lock.release()
         return True
 
+    def leave_batch(self) -> bool:
+        """Send the response that waited in the batch, from which the caller has taken it.
+
+        Never blocks; what is to be done after the response is left to a thread of the pool.
+
+        :returns: False if another thread has the lock.
+        """
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            self.draining = False
+            if self.error is None:
+                self._send()
+            if self.closing and not self.draining:
+                self.owner.resume_sending()  # to finish the response
+        finally:
+            self.lock.release()
+        return True
+
     def on_writable(self) -> bool:
         """Go on sending; called by the owner of the socket's event.
 
@@ -258,7 +301,7 @@ class OutputQueue:
         with self.lock:
             self.draining = False
             if self.error is None:
-                self._send(after_event=True)
+                self._send(after_event=not self._last)
             if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
                 self._room.notify_all()
             return self.closing and not self.draining
@@ -290,8 +333,10 @@ class OutputQueue:
         return self.backlog
 
     def _queue_held(self) -> None:
-        """Queue the blocks that are held back; after an error, drop them."""
+        """Queue what is held back; after an error, drop it."""
         data = b"" if self._held is None else self._held.take()
+        if self._last:
+            data, self._last = self._last + data, b""
         if self.error is not None:
             self._dropped += len(data)
         elif data:
@@ -313,7 +358,25 @@ class OutputQueue:
             self._send()
             self._check()
 
+    def _send_at_once(self, data: bytes) -> int:
+        """Send what the kernel takes of a block; nothing is queued."""
+        try:
+            return self.sender.send(data)
+        except WOULD_BLOCK:
+            return 0
+        except OSError as error:
+            self._fail(error)
+            return 0
+
     def _send(self, after_event: bool = False) -> None:
+        if self._last:
+            sent = self._send_at_once(self._last)
+            if self.error is not None:
+                return
+            rest, self._last = memoryview(self._last)[sent:], b""
+            if not rest:
+                return
+            self._begin_backlog().append(rest)
         backlog = self.backlog
         if backlog is None:
             return
@@ -331,7 +394,7 @@ class OutputQueue:
     def _start_draining(self, *, again: bool = False) -> None:
         self.draining = True
         try:
-            self._owner.wait_to_send(self.sender.wait_until(again=again), retry=again)
+            self.owner.wait_to_send(self.sender.wait_until(again=again), retry=again)
         except (OSError, ValueError) as error:
             self._fail(error)
 
@@ -364,6 +427,6 @@ class OutputQueue:
                 self._start_draining()
             backlog.release(segment.fd)
             if self.error is not None and self.closing:
-                self._owner.resume_sending()  # to finish the response
+                self.owner.resume_sending()  # to finish the response
         if failure is not None and not isinstance(failure, OSError):
             raise failure  # for the log: a bug, or no memory

@@ -46,8 +46,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from .batch import Batch
 from .counters import Exhaustion
 from .monitor import TICK_S, Member, Monitor, is_running
 from .poller import WRITE, Event, Poller
@@ -80,6 +81,9 @@ class Work(Protocol[Job]):
     def run(self, job: Job) -> None:
         """Run a job; called by every thread but the spare ones and the monitor's."""
 
+    def send_response(self, queue: Any) -> None:
+        """Send the response of a queue that has waited in the batch."""
+
     def on_queued(self, job: Job) -> None:
         """No thread is free for a job, which is about to wait in `ready`."""
 
@@ -110,6 +114,7 @@ class Pool(Generic[Job]):
     def __init__(self, size: int, poller: Poller, user: Work[Job]) -> None:
         self.work: deque[Event | Task[Job]] = deque()
         self.deferred: deque[Event | Task[Job]] = deque()
+        self.batch = Batch(self.work, user.send_response)
         self._polled_at = 0.0
         # Jobs that a spare has received while no thread was free.
         self.ready: deque[Job] = deque()
@@ -168,6 +173,8 @@ class Pool(Generic[Job]):
 
         :param until: when to stop (monotonic), if this goes on with an earlier call.
         """
+        if self.batch:
+            self.batch.send()
         now = time.monotonic()
         if until is None:
             until = now + min(max(now - self._polled_at, _DEFERRED_S), _MOST_DEFERRED_S)
@@ -249,6 +256,8 @@ class Pool(Generic[Job]):
             elif self.work:
                 item = self.work.popleft()
             elif self._leader is me:
+                if self.batch:
+                    self.batch.send()
                 self._poll(me)
                 return
             else:
@@ -261,6 +270,8 @@ class Pool(Generic[Job]):
         me.busy = True
         if now >= self.monitor.guard_at:
             self.monitor.guard(now)
+        if now >= self.batch.send_at:
+            self.batch.send()
         if item is not None:
             job = self._receive(item)
         if job is not None:
