@@ -28,7 +28,7 @@ from typing import Protocol
 
 # The work that must be left for a response to wait. With less, the client had better begin with
 # what is ready while the server goes on.
-_LEAST_WORK = 6
+_LEAST_WORK = 12
 _MOST_RESPONSES = 16
 # How long a response waits for turns to begin, and when it was late.
 _HOLD_S = 0.0005

@@ -171,12 +171,7 @@ class OutputQueue:
     def write_whole(self, data: bytes) -> None:
         """As :meth:`write`, for a whole response: it may wait in the batch."""
         batch = self._batch
-        if (
-            batch is not None
-            and not self.draining
-            and self.error is None
-            and batch.accepts()
-        ):
+        if batch is not None and not self.draining and self.error is None and batch.accepts():
             # Without the lock: nobody else uses a queue that is not draining.
             self._last = data
             self.draining = True
