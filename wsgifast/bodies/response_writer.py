@@ -316,10 +316,12 @@ class ResponseWriter:
             before = b"\r\n" if self._framing.chunked else b""
         before += self._end()
         self.headers_sent = True
-        if not begun and len(before) <= _JOIN_BYTES:
-            output.write_whole(before)
-        elif before:
+        if not before:
+            return
+        if begun or len(before) > _JOIN_BYTES:
             output.write_all([before])
+        else:
+            output.write_whole(before)
 
     def close(self) -> None:
         """End the response."""

@@ -38,6 +38,8 @@ _PAUSE_S = 0.1
 
 
 class Queue(Protocol):
+    """An output queue, whose module imports this one."""
+
     def leave_batch(self) -> bool:
         """See :meth:`.OutputQueue.leave_batch`."""
 
@@ -75,14 +77,11 @@ class Batch:
 
     def add(self, queue: Queue) -> None:
         """Have the response of a queue sent soon."""
-        queues = self._queues
-        queues.append(queue)
-        if len(queues) == 1:
+        self._queues.append(queue)
+        if self.send_at == math.inf:
             self.send_at = self._begun + _HOLD_S
-        # After adding it: a thread that takes the last work looks here once more afterwards.
-        elif len(queues) >= _MOST_RESPONSES:
-            self.send()
-        if not self._work:
+        # Only now: a thread that finds no more work then finds this.
+        if not self._work or len(self._queues) >= _MOST_RESPONSES:
             self.send()
 
     def send(self) -> None:

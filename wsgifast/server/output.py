@@ -22,8 +22,8 @@ that takes the lock next adds them to the backlog.
     nothing held --a block, soon after another--> held --tick, or enough--> sent
 
 *Batches.* A small response that is handed over whole may wait for those of other connections
-(batch.py). Its queue is draining meanwhile: whoever sends the batch calls :meth:`on_writable`, or
-the monitor :meth:`flush`.
+(batch.py). Its queue is draining meanwhile: who sends the batch calls :meth:`on_writable`, and the
+monitor :meth:`leave_batch`.
 
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as

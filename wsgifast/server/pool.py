@@ -107,6 +107,7 @@ class Pool(Generic[Job]):
     """A fixed number of threads that poll and run jobs, and spare threads that only poll.
 
     :param size: number of threads, which is the number of apps that run at once.
+    :ivar batch: responses that wait to be sent together.
     :ivar saturated: no thread is free to run a job, and a spare leads.
     :ivar failed: a thread has ended because of an internal error: the worker must end.
     """
