@@ -68,7 +68,7 @@ from wsgifast.benchmark.processes import started
 
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
-    with started([sys.executable, "-c", "input()"]):
+    with started([sys.executable, "-c", "import time; time.sleep(60)"]):
         print("it goes on")
 except KeyboardInterrupt:
     print("it ends")
