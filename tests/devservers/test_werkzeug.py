@@ -161,7 +161,7 @@ def test_a_bad_request_is_not_logged_as_the_last_one() -> None:
 
 def test_a_target_that_is_no_url_is_refused() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        raise NotImplementedError
+        raise AssertionError("the app was called")
 
     with serve(app, "werkzeug") as served, Connection(served.address) as client:
         assert client.request("http://[").status == 400
