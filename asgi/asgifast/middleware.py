@@ -28,6 +28,7 @@ from .messages import (
     Send,
     text_headers,
 )
+from .whole_senders import whole_sender_for
 
 
 class ASGIFast:
@@ -180,8 +181,10 @@ class _Exchange(FileMessages):
             ):
                 self._start = None
                 send = self._server_send
-                await send(start)
-                await send(message)
+                send_whole = whole_sender_for(send)
+                if send_whole is None or not send_whole(send, start, message["body"]):
+                    await send(start)
+                    await send(message)
                 return
         elif self._to_pass_on is None:
             if message["type"] == "http.response.start":

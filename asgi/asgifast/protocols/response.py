@@ -36,10 +36,6 @@ class Response(FileBody):
         # What uvicorn said of coalesced messages, for the next send() to raise.
         self._error: Exception | None = None
 
-    def resume(self, start: Message) -> None:
-        """The head has been passed on."""
-        self._headers = start["headers"]
-
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
         if self.handed_over is not None:
@@ -100,7 +96,7 @@ class Response(FileBody):
                 await cycle.send(message)
             finally:
                 self._transport.flush_follows = False
-        elif kind in (PATHSEND, ZEROCOPYSEND) and cycle.response_started:
+        elif kind in (PATHSEND, ZEROCOPYSEND) and (cycle.response_started or cycle.disconnected):
             self._write_coalesced()
             if cycle.response_complete or cycle.disconnected:
                 if PLANNED in message:

@@ -10,6 +10,8 @@ with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
     from uvicorn.protocols.http import httptools_impl
 
 _STATE = {"chunked_encoding", "expected_content_length"}
+from .whole_responses import whole_sender  # noqa: E402 - uvicorn's protocol needs httptools
+
 check(httptools_impl, "HttpToolsProtocol", _STATE, "handle_websocket_upgrade", "send_400_response")
 
 
@@ -17,3 +19,4 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     """uvicorn's HttpToolsProtocol with sendfile."""
 
     _response_class = CountedResponse
+    _send_whole = whole_sender and staticmethod(whole_sender)

@@ -48,6 +48,8 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
 
 # Made of uvicorn's RequestResponseCycle and its transport.
 MakeResponse = Callable[[Any, CoalescingTransport], Response]
+# Sends a response of a head and one message, or returns False.
+SendWhole = Callable[[Any, Callable[[bytes], object], Message, bytes], bool]
 
 
 class _Anything:
@@ -121,33 +123,36 @@ def count(cycle: Any, size: int) -> None:
 class SimpleResponse:
     """One response, as long as it needs nothing: the attributes are set by FileSending.
 
-    Most are a head with a Content-Length and one message of bytes. Both are passed on, and leave in
-    one write. Any other message makes a Response, which handles it and all that follow.
+    Most are a head with a Content-Length and one message of bytes. The head is held, as servers
+    hold it (ASGI, "Response Start"), and both leave in one write. Any other message makes a
+    Response, which handles the head, it and all that follow.
 
-    :cvar LENGTH_DIGITS: at most so many in the Content-Length.
-    :ivar start: the head, once it is passed on.
+    :ivar send_whole: see whole_responses.py; None where uvicorn's cycle is another one.
+    :ivar start: the head, while it is held.
     """
 
-    LENGTH_DIGITS = 19
-    __slots__ = ("cycle", "make_response", "response", "start")
+    __slots__ = ("cycle", "make_response", "response", "send_whole", "start")
 
     cycle: Any
     make_response: MakeResponse
     response: Response | None
+    send_whole: SendWhole | None
     start: Message | None
 
     def send(self, message: Message) -> Awaitable[None]:
         """The send() that the app is given."""
-        if self.start is None:
-            if message["type"] == "http.response.start" and self.response is None:
+        if self.response is not None:
+            return self.response.send(message)
+        start = self.start
+        if start is None:
+            if message["type"] == "http.response.start":
                 headers = message.get("headers")
                 if type(headers) is list:
-                    for name, value in headers:
-                        if name == b"content-length" and len(value) <= self.LENGTH_DIGITS:
+                    for name, _ in headers:
+                        if name == b"content-length":
                             self.start = message
-                            self.cycle.transport.flush_follows = True
-                            return self.cycle.send(message)  # type: ignore[no-any-return]
-        elif self.response is None:
+                            return _done()
+        else:
             body = message.get("body")
             if (
                 body
@@ -155,13 +160,36 @@ class SimpleResponse:
                 and ("more_body" not in message or not message["more_body"])
                 and self.cycle.scope["method"] != "HEAD"
             ):
-                self.cycle.transport.ends_response = True
-                return self.cycle.send(message)  # type: ignore[no-any-return]
-        if self.response is None:
-            self.response = self.make_response(self.cycle, self.cycle.transport)
-            if self.start is not None:
-                self.response.resume(self.start)
-        return self.response.send(message)
+                self.start = None
+                cycle = self.cycle
+                if self.send_whole is not None and self.send_whole(
+                    cycle, cycle.transport.write_now, start, body
+                ):
+                    return _done()
+                return self._send_both(start, message)
+        return self._respond(message)
+
+    async def _send_both(self, start: Message, message: Message) -> None:
+        cycle = self.cycle
+        cycle.transport.flush_follows = True
+        await cycle.send(start)
+        cycle.transport.ends_response = True
+        await cycle.send(message)
+
+    async def _respond(self, message: Message) -> None:
+        self.response = self.make_response(self.cycle, self.cycle.transport)
+        await self.send_held()
+        await self.response.send(message)
+
+    async def send_held(self) -> None:
+        """Send the head, if it is held: another message follows, or none."""
+        start, self.start = self.start, None
+        if start is not None:
+            await (self.cycle if self.response is None else self.response).send(start)
+
+
+async def _done() -> None:
+    """What is awaited where there is nothing to wait for."""
 
 
 class FileSending(_Base):
@@ -179,7 +207,7 @@ class FileSending(_Base):
     _response_class: MakeResponse
     # One request at a time.
     _is_http1 = True
-    _simple_class = SimpleResponse
+    _send_whole: SendWhole | None = None
     app: Any
     cycle: Any
     flow: Any
@@ -215,18 +243,23 @@ class FileSending(_Base):
             {**offered, **PROTOCOL_EXTENSIONS} if offered else PROTOCOL_EXTENSIONS.copy()
         )
         # Attribute by attribute: a constructor would be one more call for every request.
-        simple = self._simple_class()
+        simple = SimpleResponse()
         simple.cycle = cycle
         simple.make_response = self._response_class
+        simple.send_whole = self._send_whole
         simple.start = simple.response = None
         upload = None
         if self._is_http1:
             self._answered = cycle
+        else:  # other streams write to the same transport
+            simple.response = self._response_class(cycle, cycle.transport)
         if cycle.more_body:
             upload = self._upload(cycle)
             receive = upload.receive
         try:
             result = await self._app(scope, receive, simple.send)
+            if simple.start is not None:
+                await simple.send_held()
         except Exception:
             if simple.response is not None:
                 await simple.response.sent()  # a file that was handed over is sent nevertheless

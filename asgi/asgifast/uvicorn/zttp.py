@@ -25,7 +25,6 @@ from ..protocols.transport import CoalescingTransport, Rest
 from .protocol import (
     CountedResponse,
     FileSending,
-    SimpleResponse,
     UnsupportedUvicorn,
     check,
     count,
@@ -85,20 +84,6 @@ class _Uncounted:
     def data_to_send(self) -> bytes:
         out, self._out = self._out, b""
         return out
-
-
-class _Small(SimpleResponse):
-    """So small that zttp may count it: its file, if it has one, is read."""
-
-    LENGTH_DIGITS = len(str(SMALL_FILE_BYTES)) - 1
-    __slots__ = ()
-
-
-class _NotSimple(SimpleResponse):
-    """Other streams write to the same transport."""
-
-    LENGTH_DIGITS = -1  # none, not even an empty one
-    __slots__ = ()
 
 
 class ZttpResponse(CountedResponse):
@@ -209,14 +194,12 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
     """uvicorn's ZttpProtocol (HTTP/1.1) with sendfile."""
 
     _response_class = ZttpResponse
-    _simple_class = _Small
 
 
 class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     """uvicorn's ZttpH2Protocol, with back-pressure by the client's flow-control windows."""
 
     _is_http1 = False
-    _simple_class = _NotSimple
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A window of the connection may have opened, or its stream or connection may have ended.

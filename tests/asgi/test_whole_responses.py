@@ -1,0 +1,225 @@
+"""Responses of a head and one message: in one write, and otherwise as uvicorn's send() has them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import Any
+
+import pytest
+from asgifast import ASGIFast
+from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
+from asgifast.uvicorn import HttpToolsProtocol, whole_responses
+from asgifast.uvicorn.whole_responses import sample, sends_alike, whole_sender
+from asgifast.whole_senders import whole_sender_for
+from hypothesis import example, given
+from hypothesis import strategies as st
+from uvicorn.protocols.http import httptools_impl
+
+from .protocols import HELLO, Client, _no_descriptor_is_left, body, serving, start, talk
+
+__all__ = ["_no_descriptor_is_left"]
+
+pytestmark = pytest.mark.skipif(
+    whole_sender is None, reason="this uvicorn's send() is not stood for"
+)
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+NAMES = st.sampled_from([
+    b"content-type", b"Content-Type", b"set-cookie", b"x", b"connection", b"transfer-encoding",
+    b"content-length", b"Content-Length", b"bad name", b"",
+]) | st.binary(max_size=5)  # fmt: skip
+VALUES = st.sampled_from([b"3", b"03", b"+3", b"close", b"chunked", b"a\r\nb: c"]) | st.binary()
+HEADERS = st.lists(
+    st.tuples(NAMES, VALUES) | st.just((b"content-length", b"3")) | st.just(["x", b"y"]), max_size=5
+)
+
+
+@given(
+    headers=HEADERS,
+    own=st.lists(st.tuples(NAMES, VALUES), max_size=2),
+    status=st.sampled_from([200, 204, 205, 304, 404, 100, 599, 600, 7]),
+    body=st.sampled_from([b"abc", b"ab", b"abcd", b"", bytes(70_000)]),
+    keep_alive=st.booleans(),
+)
+@example([(b"content-length", b"3"), (b"set-cookie", b"a=b")], [], 200, b"abc", True)
+@example(
+    [(b"Content-Type", b"a"), (b"content-length", b"3")], [(b"date", b"now")], 404, b"abc", False
+)
+def test_what_is_sent_is_what_uvicorn_sends(
+    headers: list[Any], own: list[Any], status: int, body: bytes, keep_alive: bool
+) -> None:
+    given = {"own_headers": own, "keep_alive": keep_alive}
+    start = {"type": "http.response.start", "status": status, "headers": headers}
+    ours = sample(start, body, by_uvicorn=False, **given)  # type: ignore[arg-type]
+    if ours is not None:
+        assert ours == sample(start, body, by_uvicorn=True, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"content-length", b"4")],
+        [(b"content-length", b"3"), (b"content-length", b"3")],
+        [(b"content-length", b"3"), (b"connection", b"close")],
+        [(b"content-length", b"3"), (b"transfer-encoding", b"chunked")],
+        [(b"content-length", b"3"), (b"a b", b"c")],
+        [(b"content-length", b"3"), (b"a", b"b\r\nc: d")],
+        [(b"content-length", b"3"), ["a", "b"]],
+        [(b"content-length", b"3"), (b"a",)],
+    ],
+)
+def test_what_is_not_plain_is_left_to_uvicorn(headers: list[Any]) -> None:
+    given = {"type": "http.response.start", "status": 200, "headers": headers}
+    assert sample(given, b"abc", by_uvicorn=False) is None
+
+
+def test_neither_cookies_nor_long_values_are_kept_and_the_others_not_for_ever() -> None:
+    def send(name: bytes, value: bytes) -> None:
+        head = response_start(200, [(name, value), (b"content-length", b"2")])
+        assert sample(head, b"ok", by_uvicorn=False) == sample(head, b"ok", by_uvicorn=True)
+
+    kept = whole_responses._lines
+    kept.clear()
+    send(b"set-cookie", b"secret")
+    send(b"Set-Cookie", b"secret")
+    send(b"x", b"long" * 100)
+    assert not kept
+    for number in range(2 * whole_responses._MAX_LINES):
+        send(b"x", b"%d" % number)
+    assert 0 < len(kept) <= whole_responses._MAX_LINES
+
+
+def test_another_uvicorn_sends_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle = httptools_impl.RequestResponseCycle
+    sent = cycle.send
+
+    async def counts(self: Any, message: Any) -> None:
+        self.sent = 1
+        await sent(self, message)
+
+    async def waits(self: Any, message: Any) -> None:
+        await asyncio.sleep(0)
+
+    def no_coroutine(self: Any, message: Any) -> None: ...
+
+    assert sends_alike()
+    for another in (counts, waits, no_coroutine):
+        monkeypatch.setattr(cycle, "send", another)
+        assert not sends_alike()
+
+
+def test_only_uvicorns_own_send_is_stood_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle: Any = httptools_impl.RequestResponseCycle
+    own = object.__new__(cycle)
+    assert whole_sender_for(own.send) is not None
+
+    @functools.wraps(cycle.send)
+    async def traced(self: Any, message: Message) -> None: ...
+
+    async def patched(self: Any, message: Message) -> None: ...
+
+    assert whole_sender_for(functools.partial(patched, None)) is None
+    for other in (traced, patched):
+        monkeypatch.setattr(cycle, "send", other)
+        assert whole_sender_for(own.send) is None
+
+
+class _Writes:
+    """Counts what a protocol writes to the loop's transport."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(bytes(data))
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def _two_bytes(scope: Scope, receive: Receive, send: Send) -> None:
+    await start(send, length=2)
+    await body(send, b"ok")
+
+
+@pytest.mark.parametrize("wrap", [lambda app: app, ASGIFast], ids=["app", "ASGIFast"])
+@pytest.mark.parametrize(
+    "protocol", [httptools_impl.HttpToolsProtocol, HttpToolsProtocol], ids=["uvicorn's", "ours"]
+)
+def test_a_head_and_its_body_leave_in_one_write(
+    protocol: Any, wrap: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[_Writes] = []
+
+    class Counted(protocol):  # type: ignore[misc]
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            made.append(_Writes(transport))
+            super().connection_made(made[0])
+
+    async def conversation(client: Client) -> None:
+        for request in (GET, GET, b"GET /?a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"):
+            await client.send(request)
+            assert (await client.until(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert await client.receive() == b""
+
+    async def run() -> None:
+        async with serving(Counted, wrap(_two_bytes)) as client:
+            await asyncio.wait_for(conversation(client), 60)
+
+    with caplog.at_level(logging.INFO, "uvicorn.access"):
+        asyncio.run(run())
+    are_two = protocol is httptools_impl.HttpToolsProtocol and wrap is not ASGIFast
+    assert len(made[0].written) == (6 if are_two else 3)
+    access = [r.getMessage() for r in caplog.records if r.name == "uvicorn.access"]
+    assert [line.split(" - ")[1] for line in access] == [
+        '"GET / HTTP/1.1" 200', '"GET / HTTP/1.1" 200', '"GET /?a HTTP/1.1" 200',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+def test_a_head_without_a_body_is_not_lost(ends: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Held until the app has ended: uvicorn tells of what is missing, or sends a 500."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        if ends == "raises":
+            raise RuntimeError("of the app")
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        answer = await client.to_end()
+        if ends == "returns":
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert "without completing response" in caplog.text
+        else:
+            assert answer.startswith(b"HTTP/1.1 500 ")
+            assert "of the app" in caplog.text
+
+    talk(HttpToolsProtocol, app, conversation)
+
+
+def test_what_follows_a_held_head_is_uvicorns_to_refuse() -> None:
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        for message in (response_start(200, []), response_body(b"ok"), response_body(b"ok")):
+            try:
+                await send(message)
+            except RuntimeError as error:
+                told.append(str(error))
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\nok")
+        await client.send(HELLO)
+        await client.until(b"hello")
+
+    talk(HttpToolsProtocol, app, conversation)
+    assert len(told) == 2
+    assert "http.response.body" in told[0]
+    assert "after response already completed" in told[1]
