@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 from .messages import Message, Send
 
 # Sends a head and a body in place of this send(), or returns False.
 WholeSender = Callable[[Send, Message, bytes], bool]
 
-_UVICORN = "uvicorn.protocols.http.httptools_impl"
+# Modules of uvicorn's protocols, and those that know the send() of their cycles.
+_UVICORN = {
+    "uvicorn.protocols.http.httptools_impl": ".uvicorn.whole_httptools",
+    "uvicorn.protocols.http.zttp_impl": ".uvicorn.whole_zttp",
+}
 # By the function of which a server's send() is a method.
 _known: dict[object, WholeSender | None] = {None: None}
 _MAX_KNOWN = 64
@@ -27,16 +33,21 @@ def whole_sender_for(send: Send) -> WholeSender | None:
     return found
 
 
-def _find(function: object) -> WholeSender | None:
-    uvicorn = sys.modules.get(_UVICORN)
-    cycle = getattr(uvicorn, "RequestResponseCycle", None)
-    if (
-        function is not getattr(cycle, "send", None)
-        # and not another's, in its place
-        or getattr(function, "__module__", None) != _UVICORN
-        or hasattr(function, "__wrapped__")
-    ):
+def _find(function: Any) -> WholeSender | None:
+    name = getattr(function, "__module__", "")
+    cycle = getattr(sys.modules.get(name), "RequestResponseCycle", None)
+    # Another's in its place has another module, or wraps it.
+    if name not in _UVICORN or cycle is None or vars(cycle).get("send") is not function:
         return None
-    from .uvicorn.whole_responses import send_in_place_of, whole_sender
+    if hasattr(function, "__wrapped__"):
+        return None
+    send_whole = import_module(_UVICORN[name], __package__).whole_sender
+    if send_whole is None:
+        return None
 
-    return whole_sender and send_in_place_of
+    def send_in_place(send: Send, start: Message, body: bytes) -> bool:
+        server_cycle: Any = send.__self__  # type: ignore[attr-defined]
+        sent: bool = send_whole(server_cycle, server_cycle.transport.write, start, body)
+        return sent
+
+    return send_in_place

@@ -9,9 +9,9 @@ from .protocol import CountedResponse, FileSending, check
 with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
     from uvicorn.protocols.http import httptools_impl
 
-_STATE = {"chunked_encoding", "expected_content_length"}
-from .whole_responses import whole_sender  # noqa: E402 - uvicorn's protocol needs httptools
+    from .whole_httptools import whole_sender
 
+_STATE = {"chunked_encoding", "expected_content_length"}
 check(httptools_impl, "HttpToolsProtocol", _STATE, "handle_websocket_upgrade", "send_400_response")
 
 

@@ -22,6 +22,7 @@ from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
 from .memory import Pipeline, forget_request, make_small, shared
 from .uploads import Upload
+from .whole_responses import SendWhole
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -48,8 +49,6 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
 
 # Made of uvicorn's RequestResponseCycle and its transport.
 MakeResponse = Callable[[Any, CoalescingTransport], Response]
-# Sends a response of a head and one message, or returns False.
-SendWhole = Callable[[Any, Callable[[bytes], object], Message, bytes], bool]
 
 
 class _Anything:
@@ -127,7 +126,7 @@ class SimpleResponse:
     hold it (ASGI, "Response Start"), and both leave in one write. Any other message makes a
     Response, which handles the head, it and all that follow.
 
-    :ivar send_whole: see whole_responses.py; None where uvicorn's cycle is another one.
+    :ivar send_whole: None where uvicorn's cycle has none.
     :ivar start: the head, while it is held.
     """
 

@@ -1,0 +1,106 @@
+"""Whole responses under uvicorn's httptools protocol.
+
+uvicorn checks and encodes every header anew; here one that was sent before is not checked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from uvicorn.protocols.http import httptools_impl
+
+from wsgifast.http.framing import has_body
+
+from ..messages import Message
+from .whole_responses import begin, is_ready, sends_alike
+
+# Of these uvicorn's send() makes more than a line of the head.
+_NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+# Lines of checked headers, by name and value. Neither long values are kept, nor cookies, which may
+# be secrets.
+_lines: dict[tuple[bytes, bytes], bytes] = {}
+_MAX_LINES = 512
+_MAX_KEPT_BYTES = 256
+_status_lines: dict[int, bytes] = {
+    status: line for status, line in httptools_impl.STATUS_LINE.items() if has_body("GET", status)
+}
+# uvicorn's own headers, Date among them, and their lines; it makes a new list every second.
+_own: tuple[object, bytes | None] = None, None
+
+
+def send_whole(cycle: Any, write: Callable[[bytes], object], start: Message, body: bytes) -> bool:
+    """See :data:`.whole_responses.SendWhole`."""
+    global _own
+    size = len(body)
+    if not is_ready(cycle, size):
+        return False
+    own = _own  # another thread may serve, too
+    if own[0] is not cycle.default_headers:
+        _own = own = cycle.default_headers, _encode_own(cycle.default_headers)
+    own_lines = own[1]
+    if own_lines is None:
+        return False
+    status = start["status"]
+    is_declared = False
+    try:
+        parts = [_status_lines[status], own_lines]
+        for header in start["headers"]:
+            line = _lines.get(header)
+            if line is None:
+                name, value = header
+                if name == b"content-length" and not is_declared and value == b"%d" % size:
+                    is_declared = True
+                    line = b"content-length: %b\r\n" % value
+                else:
+                    line = _encode(name, value)
+                    _keep(header, line)
+            parts.append(line)
+    except (KeyError, TypeError, ValueError):  # no such status; no tuples of bytes; not plain
+        return False
+    if not is_declared:
+        return False
+    begin(cycle, status)
+    cycle.response_complete = True
+    cycle.chunked_encoding = False
+    parts.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+    parts.append(body)
+    write(b"".join(parts))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+    return True
+
+
+def _encode(name: bytes, value: bytes) -> bytes:
+    """Return the line of a plain header.
+
+    :raises ValueError: if it is none: uvicorn's send() handles it, or refuses it.
+    """
+    lower = name.lower()
+    if (
+        lower in _NOT_PLAIN
+        or httptools_impl.HEADER_RE.search(name)
+        or httptools_impl.HEADER_VALUE_RE.search(value)
+    ):
+        raise ValueError
+    return b"".join((lower, b": ", value, b"\r\n"))
+
+
+def _encode_own(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    try:
+        return b"".join([_encode(name, value) for name, value in headers])
+    except ValueError:
+        return None
+
+
+def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
+    if len(line) <= _MAX_KEPT_BYTES and not line.startswith(b"set-cookie:"):
+        if len(_lines) >= _MAX_LINES:
+            _lines.clear()
+        _lines[header] = line
+
+
+# None if uvicorn's send() is another one.
+whole_sender = send_whole if sends_alike(httptools_impl.RequestResponseCycle, send_whole) else None

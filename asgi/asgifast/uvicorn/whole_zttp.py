@@ -1,0 +1,59 @@
+"""Whole responses under uvicorn's zttp protocol for HTTP/1.1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import zttp
+from uvicorn.protocols.http import zttp_impl
+
+from wsgifast.http.framing import has_body
+
+from ..messages import Message
+from .whole_responses import begin, is_ready, sends_alike
+
+
+def send_whole(cycle: Any, write: Callable[[bytes], object], start: Message, body: bytes) -> bool:
+    """See :data:`.whole_responses.SendWhole`."""
+    size = len(body)
+    status = start["status"]
+    if not is_ready(cycle, size) or not has_body("GET", status):
+        return False
+    headers = [*cycle.default_headers, *start["headers"]]
+    is_declared = False
+    for name, value in headers:
+        if len(name) in _FRAMING_SIZES and (lower := name.lower()) in _FRAMING:
+            if is_declared or lower != b"content-length" or value != b"%d" % size:
+                return False
+            is_declared = True
+    if not is_declared:
+        return False
+    begin(cycle, status)
+    connection = cycle.conn
+    connection.send_response(status, headers)
+    connection.send_data(body)
+    connection.end_message()
+    cycle.response_complete = True
+    write(connection.data_to_send())
+    cycle.message_event.set()
+    if not cycle.keep_alive or connection.should_close():
+        cycle.transport.close()
+    cycle.on_response()
+    return True
+
+
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_FRAMING_SIZES = frozenset(len(name) for name in _FRAMING)
+
+
+def _connection() -> Any:
+    """A connection that has received a request."""
+    connection = zttp.Connection(zttp.SERVER)
+    connection.receive_event(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    return connection
+
+
+whole_sender = (
+    send_whole if sends_alike(zttp_impl.RequestResponseCycle, send_whole, _connection) else None
+)
