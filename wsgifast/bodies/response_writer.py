@@ -140,8 +140,8 @@ class ResponseWriter:
             written is dropped until then.
         """
         self._write_block(data)
-        if self.is_cut():
-            raise BodyError(self.complaint(""))
+        if self.counter.is_cut:
+            raise BodyError(self.counter.complaint("", self.status_code))
 
     def _write_block(self, data: bytes) -> None:
         """Send a block, or have it sent while the app goes on."""
@@ -329,36 +329,6 @@ class ResponseWriter:
         self.headers_sent = True
         if end:
             self._output.write(end)
-
-    # For the server, afterwards.
-
-    def is_as_declared(self) -> bool:
-        """Whether the body was as long as the Content-Length, and allowed at all."""
-        counter = self.counter
-        length = counter.length
-        return not counter.dropped and (length is None or length == counter.sent)
-
-    def missing(self) -> int:
-        """The number of bytes by which the body was shorter than its Content-Length."""
-        return self.counter.missing
-
-    def is_cut(self) -> bool:
-        """Whether the body was longer than its Content-Length."""
-        return self.counter.dropped > 0 and self._framing.has_body
-
-    def complaint(self, method: str) -> str:
-        """Say what was wrong with the app's body; "" if nothing was.
-
-        :param method: of the request: for HEAD an app may return the body of a GET.
-        """
-        counter = self.counter
-        if counter.missing:
-            return f"the body has {counter.sent} bytes, and its Content-Length is {counter.length}"
-        if self.is_cut():
-            return f"the body is longer than its Content-Length, {counter.length}: it is cut"
-        if counter.dropped and method != "HEAD":
-            return f"the body is dropped: {self.status_code} has none (RFC 9110 6.4.1)"
-        return ""
 
     # HTTP/1's framing.
 

@@ -79,9 +79,10 @@ class BodyCounter:
     :ivar dropped: bytes that were not admitted.
     """
 
-    __slots__ = ("dropped", "length", "sent")
+    __slots__ = ("_has_body", "dropped", "length", "sent")
 
     def __init__(self, framing: Framing) -> None:
+        self._has_body = framing.has_body
         self.length = framing.length if framing.has_body else 0
         self.sent = 0
         self.dropped = 0
@@ -105,6 +106,30 @@ class BodyCounter:
     def complete(self) -> bool:
         """Whether nothing more can be admitted."""
         return self.length is not None and self.sent >= self.length
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the body was longer than its Content-Length."""
+        return self.dropped > 0 and self._has_body
+
+    def is_as_declared(self) -> bool:
+        """Whether the body was as long as its Content-Length, and allowed at all."""
+        length = self.length
+        return not self.dropped and (length is None or length == self.sent)
+
+    def complaint(self, method: str, code: int) -> str:
+        """Say what was wrong with the app's body; "" if nothing was.
+
+        :param method: of the request: for HEAD an app may return the body of a GET.
+        :param code: the response's.
+        """
+        if self.missing:
+            return f"the body has {self.sent} bytes, and its Content-Length is {self.length}"
+        if self.is_cut:
+            return f"the body is longer than its Content-Length, {self.length}: it is cut"
+        if self.dropped and method != "HEAD":
+            return f"the body is dropped: {code} has none (RFC 9110 6.4.1)"
+        return ""
 
 
 def chunk(data: bytes) -> bytes:

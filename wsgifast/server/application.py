@@ -89,7 +89,7 @@ class Application:
                 if self._logs_access:
                     exchange.begun = time.monotonic()
                 resp.write_body(self.app(environ, resp.start_response), self._file_wrapper)
-                if not resp.is_as_declared():
+                if not resp.counter.is_as_declared():
                     self._check_body(resp)
             except StopIteration as error:
                 # gunicorn's convention for an app that has taken the socket over, and is done.
@@ -109,9 +109,9 @@ class Application:
             channel.app_is_done()
 
     def _check_body(self, resp: Response) -> None:
-        if resp.missing():
+        if resp.counter.missing:
             resp.force_close()
-        complaint = resp.complaint(resp.req.method)
+        complaint = resp.counter.complaint(resp.req.method, resp.status_code)
         if complaint:
             self.log.warning("%s %s: %s", resp.req.method, resp.req.uri, complaint)
 

@@ -41,7 +41,7 @@ class Queue(Protocol):
     """An output queue, whose module imports this one."""
 
     def leave_batch(self) -> bool:
-        """See :meth:`.OutputQueue.leave_batch`."""
+        """See :meth:`.SendQueue.leave_batch`."""
 
 
 class Batch:

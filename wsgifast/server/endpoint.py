@@ -158,7 +158,7 @@ class Endpoint:
         """Drop all requests, before the socket is closed; False if that must wait for an app."""
         raise NotImplementedError
 
-    # Waiting; for the output queue, see :class:`~.output.OutputOwner`
+    # Waiting; for the output queue, see :class:`~.send_queue.OutputOwner`
 
     def begin(self) -> None:
         """Wait for the first event."""

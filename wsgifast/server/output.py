@@ -1,18 +1,10 @@
-"""The output queue of a connection, or of one stream of HTTP/2.
+"""The output queue of a connection, or of one stream of HTTP/2: what its writer sees of it.
 
 Theory of operation
 -------------------
 The *writer*, which is the app's thread or the one that answers an error, hands over bytes and runs
 of files, in order. They are sent at once as far as the kernel takes them (sending.py). What is left
-waits in the backlog (backlog.py), and the queue is *draining*: the thread that gets the socket's
-next event goes on, and the writer does not wait for it. From then on two threads may use the queue,
-so everything happens under its lock. TLS needs the lock too: two threads must not use one TLS
-object at once.
-
-    empty --write--> (all was sent)      empty
-                     (in a batch)        draining --batch--> draining | empty
-                     (socket full)       draining --writable--> draining | empty
-                     (file not cached)   draining --disk thread--> draining | empty
+is sent by other threads (send_queue.py), and the writer does not wait for it.
 
 *Coalescing.* A generator's block that closely follows another is held back for the next one, until
 the monitor's next tick at most, which sends it while the app goes on (PEP 3333, "Buffering and
@@ -21,24 +13,10 @@ that takes the lock next adds them to the backlog.
 
     nothing held --a block, soon after another--> held --tick, or enough--> sent
 
-*Batches.* A small response that is handed over whole may wait for those of other connections
-(batch.py). Its queue is draining meanwhile: who sends the batch calls :meth:`on_writable`, and the
-monitor :meth:`leave_batch`.
-
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as
 with nginx's proxy_buffering). A temporary file is also used when all queues together hold too much
 memory. It is written without the lock.
-
-*Disk.* An event's thread sends a file only as far as the page cache has it. For the rest, a disk
-thread makes one step without the lock, and waits for the socket again. No other thread sends
-meanwhile.
-
-An error is final: what is queued is dropped, files are closed, and the writer's next call raises
-:class:`ClientGone`.
-
-When the kernel is out of memory for TCP, a socket is writable and takes nothing. Waiting until it
-is writable would spin, so the queue *retries* after some time.
 """
 
 from __future__ import annotations
@@ -47,82 +25,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
-from .backlog import Backlog
-from .batch import Batch
 from .coalescing import HeldBlocks
-from .output_rules import OutputRules
-from .poller import WOULD_BLOCK
-from .sending import SenderLike, Turn
+from .send_queue import SendQueue
 
 
-class OutputOwner(Protocol):
-    """What a queue needs of its connection or stream; called under the queue's lock."""
+class OutputQueue(SendQueue):
+    """What is written, and left to send."""
 
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """Have :meth:`OutputQueue.on_writable` called once the socket is writable.
-
-        :param deadline: when to give up on the client; monotonic.
-        :param retry: have it called some time later instead, writable or not.
-        :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
-        """
-
-    def resume_sending(self) -> None:
-        """Have :meth:`OutputQueue.on_writable` called soon."""
-
-
-class OutputQueue:
-    """What is written, and left to send.
-
-    :param lock: by default one of its own.
-    :param batch: where a whole response may wait; its owner is then called as for an event.
-    :ivar owner: waits for the client.
-    :ivar sender: sends on the socket, or on the stream.
-    :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
-    :ivar backlog: what is left to send; None while every response was sent at once.
-    :ivar draining: an event's thread, or a disk thread, will go on sending.
-    :ivar closing: the response is complete: the thread that sends its last byte finishes it.
-    :ivar error: why nothing can be sent any more.
-    """
-
-    __slots__ = (
-        "_batch", "_dropped", "_held", "_last", "_room", "_rules", "backlog", "closing", "draining",
-        "error", "lock", "may_run_ahead", "owner", "sender",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        sender: SenderLike,
-        owner: OutputOwner,
-        rules: OutputRules,
-        lock: threading.Lock | threading.RLock | None = None,
-        batch: Batch | None = None,
-    ) -> None:
-        self.sender = sender
-        self.lock = lock or threading.Lock()
-        self.error: BaseException | None = None
-        self.backlog: Backlog | None = None
-        self.draining = False
-        self.owner = owner
-        self._batch = batch
-        self._last = b""  # a whole response that waits in the batch
-        self._rules = rules
-        self._room: threading.Condition | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Prepare for the next response; the queue is empty."""
-        self._dropped = 0  # bytes that an error has dropped
-        self.closing = False
-        self.may_run_ahead = False
-        self._held: HeldBlocks | None = None  # of a stream
-        self._last = b""
-        if self.backlog is not None:
-            self.backlog.close()
-            self.backlog = None
+    __slots__ = ()
 
     def close(self) -> None:
         """The connection is about to be closed, and its writer is done."""
@@ -131,12 +44,6 @@ class OutputQueue:
             self._fail(ClientGone("closed"))
             if self.backlog is not None:
                 self.backlog.close()
-
-    @property
-    def bytes_queued(self) -> int:
-        """For any thread, also without the lock."""
-        backlog = self.backlog  # which the end of a response removes
-        return len(self._last) + (0 if backlog is None else backlog.size)
 
     def bytes_left(self) -> int:
         """Bytes that the kernel has not taken, including those that an error has dropped."""
@@ -267,75 +174,7 @@ class OutputQueue:
             self.lock.release()
         return True
 
-    def leave_batch(self) -> bool:
-        """Send the response that waited in the batch, from which the caller has taken it.
-
-        Never blocks; what is to be done after the response is left to a thread of the pool.
-
-        :returns: False if another thread has the lock.
-        """
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            self.draining = False
-            if self.error is None:
-                self._send()
-            if self.closing and not self.draining:
-                self.owner.resume_sending()  # to finish the response
-        finally:
-            self.lock.release()
-        return True
-
-    def on_writable(self) -> bool:
-        """Go on sending; called by the owner of the socket's event.
-
-        :returns: True if the response is complete and its last byte has been sent, or never will
-            be: the caller finishes it. This is decided under the lock, so that the app's thread
-            does not finish it as well.
-        """
-        with self.lock:
-            self.draining = False
-            if self.error is None:
-                self._send(after_event=not self._last)
-            if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
-                self._room.notify_all()
-            return self.closing and not self.draining
-
-    def fail(self, error: BaseException) -> None:
-        """Drop everything; the writer's next call raises."""
-        with self.lock:
-            self._fail(error)
-
-    # Everything below needs the lock, unless it says otherwise.
-
-    def _check(self) -> None:
-        if self.error is not None:
-            raise ClientGone(str(self.error)) from self.error
-
-    def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
-        self._queue_held()
-        if self.backlog is not None:
-            self._dropped += self.backlog.size
-            self.backlog.clear()
-        self.draining = False
-        if self._room is not None:
-            self._room.notify_all()
-
-    def _begin_backlog(self) -> Backlog:
-        if self.backlog is None:
-            self.backlog = Backlog(self._rules.memory)
-        return self.backlog
-
-    def _queue_held(self) -> None:
-        """Queue what is held back; after an error, drop it."""
-        data = b"" if self._held is None else self._held.take()
-        if self._last:
-            data, self._last = self._last + data, b""
-        if self.error is not None:
-            self._dropped += len(data)
-        elif data:
-            self._begin_backlog().append(data)
+    # With the lock
 
     def _wait_for_room(self, most: int) -> None:
         """Wait until at most `most` bytes are queued, or the queue has failed."""
@@ -352,76 +191,3 @@ class OutputQueue:
         if not self.draining:
             self._send()
             self._check()
-
-    def _send_at_once(self, data: bytes) -> int:
-        """Send what the kernel takes of a block; nothing is queued."""
-        try:
-            return self.sender.send(data)
-        except WOULD_BLOCK:
-            return 0
-        except OSError as error:
-            self._fail(error)
-            return 0
-
-    def _send(self, after_event: bool = False) -> None:
-        if self._last:
-            sent = self._send_at_once(self._last)
-            if self.error is not None:
-                return
-            rest, self._last = memoryview(self._last)[sent:], b""
-            if not rest:
-                return
-            self._begin_backlog().append(rest)
-        backlog = self.backlog
-        if backlog is None:
-            return
-        try:
-            turn = self.sender.take_turn(backlog, after_event=after_event)
-        except OSError as error:
-            self._fail(error)
-        else:
-            if turn is Turn.DISK:
-                self._call_disk_thread(backlog)
-            elif turn is not Turn.DONE:
-                self._start_draining(again=turn is Turn.AGAIN)
-        backlog.release_memory()
-
-    def _start_draining(self, *, again: bool = False) -> None:
-        self.draining = True
-        try:
-            self.owner.wait_to_send(self.sender.wait_until(again=again), retry=again)
-        except (OSError, ValueError) as error:
-            self._fail(error)
-
-    def _call_disk_thread(self, backlog: Backlog) -> None:
-        segment = backlog.first
-        assert isinstance(segment, FileSegment)
-        self.draining = True
-        backlog.use(segment.fd)  # it stays open even if the connection fails meanwhile
-        try:
-            device = os.fstat(segment.fd).st_dev
-            self._rules.disk.submit(device, lambda: self._go_on_from_disk(backlog, segment))
-        except OSError as error:
-            backlog.release(segment.fd)
-            self._fail(error)
-
-    def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
-        """Make one step of sending a file; runs in a disk thread, without the lock."""
-        done: int | bytes = 0
-        failure: Exception | None = None
-        try:
-            done = self.sender.step_from_disk(backlog, segment)
-        except Exception as error:  # noqa: BLE001 - raised below, unless it is the client's or disk's
-            failure = error
-        with self.lock:
-            if failure is not None:
-                self._fail(failure)
-            elif self.error is None:
-                if done:
-                    self.sender.record_file(backlog, done)
-                self._start_draining()
-            backlog.release(segment.fd)
-            if self.error is not None and self.closing:
-                self.owner.resume_sending()  # to finish the response
-        if failure is not None and not isinstance(failure, OSError):
-            raise failure  # for the log: a bug, or no memory

@@ -212,11 +212,11 @@ class ResponseRecorder:
 def _length_error(resp: Response | None, error: BaseException | None) -> LengthError | None:
     if isinstance(error, FileTruncated):
         return "short"
-    if resp is None or error is not None or resp.is_as_declared():
+    if resp is None or error is not None or resp.counter.is_as_declared():
         return None
-    if resp.missing():
+    if resp.counter.missing:
         return "short"
-    return "long" if resp.is_cut() else None
+    return "long" if resp.counter.is_cut else None
 
 
 def start_reporting(

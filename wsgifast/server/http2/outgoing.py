@@ -277,7 +277,7 @@ class Outgoing:
             self.core.registry.change(self.connection, self.awaited())
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """See :class:`~..output.OutputOwner`; the connection may have any owner, or none."""
+        """See :class:`~..send_queue.OutputOwner`; the connection may have any owner, or none."""
         self.until_sent = deadline
         self.cap_deadline(deadline)
         if retry:
@@ -286,7 +286,7 @@ class Outgoing:
             self.wait_for_socket()
 
     def resume_sending(self) -> None:
-        """See :class:`~..output.OutputOwner`; not called, as this queue is never `closing`."""
+        """See :class:`~..send_queue.OutputOwner`; not called, as this queue is never `closing`."""
 
     def announce_end(self, last_stream: int) -> None:
         """Send a GOAWAY frame."""

@@ -54,7 +54,7 @@ class HTTP2Response(Response):
         self._end_stream()
 
     def _end_stream(self) -> None:
-        if not self.missing():  # or it is reset, so that it does not look complete
+        if not self.counter.missing:  # or it is reset, so that it does not look complete
             self._stream.end(self.counter.sent, self._trailers)
 
     def _frame(self, head: ResponseHead) -> Framing:

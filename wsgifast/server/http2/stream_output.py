@@ -19,7 +19,8 @@ from ...sockets.page_cache import view_cached
 from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from ..backlog import Backlog
 from ..limits import ClientWait
-from ..output import OutputOwner, OutputQueue
+from ..output import OutputQueue
+from ..send_queue import OutputOwner
 from ..sending import Turn
 
 if TYPE_CHECKING:
