@@ -91,6 +91,15 @@ def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
     return part  # type: ignore[return-value]
 
 
+def whole_body(message: Message) -> bytes | None:
+    """The body, if the message is one that has all of it, in bytes; else None."""
+    if message["type"] == "http.response.body" and not (message.get("more_body")):
+        body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
+        if type(body) is bytes:
+            return body
+    return None
+
+
 def text_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     """Headers as WSGI and the file core have them."""
     return [(str(name, "latin-1"), str(value, "latin-1")) for name, value in headers]

@@ -27,6 +27,7 @@ from .messages import (
     Scope,
     Send,
     text_headers,
+    whole_body,
 )
 from .whole_senders import whole_sender_for
 
@@ -173,18 +174,17 @@ class _Exchange(FileMessages):
         """The send() that the app is given."""
         start = self._start
         if start is not None:
-            if (
-                "body" in message
-                and type(message["body"]) is bytes
-                and ("more_body" not in message or not message["more_body"])
-                and self._scope["method"] != "HEAD"
-            ):
+            body = whole_body(message)
+            if body is not None and self._scope["method"] != "HEAD":
                 self._start = None
                 send = self._server_send
                 send_whole = whole_sender_for(send)
-                if send_whole is None or not send_whole(send, start, message["body"]):
-                    await send(start)
-                    await send(message)
+                if send_whole is not None:
+                    cycle = send.__self__  # type: ignore[attr-defined]
+                    if send_whole(cycle, cycle.transport.write, start, body):
+                        return
+                await send(start)
+                await send(message)
                 return
         elif self._to_pass_on is None:
             if message["type"] == "http.response.start":
@@ -192,7 +192,8 @@ class _Exchange(FileMessages):
                 if type(headers) is list:
                     for name, _ in headers:
                         if name == b"content-length":
-                            self._start = message
+                            # A copy: the app may go on to change its own.
+                            self._start = {**message, "headers": headers.copy()}
                             return
         elif (
             self._to_pass_on

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from asgifast import ASGIFast
+from asgifast import ASGIFast, whole_senders
 from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
 from asgifast.uvicorn import HttpToolsProtocol, whole_httptools
 from asgifast.uvicorn.whole_responses import sample, sends_alike
@@ -73,7 +73,10 @@ NAMES = st.sampled_from([
 ]) | st.binary(max_size=5)  # fmt: skip
 VALUES = st.sampled_from([b"3", b"03", b"+3", b"close", b"chunked", b"a\r\nb: c"]) | st.binary()
 HEADERS = st.lists(
-    st.tuples(NAMES, VALUES) | st.just((b"content-length", b"3")) | st.just(["x", b"y"]), max_size=5
+    st.tuples(NAMES, VALUES)
+    | st.sampled_from([(b"content-length", b"3"), (b"content-length", b"0")])
+    | st.just(["x", b"y"]),
+    max_size=5,
 )
 
 
@@ -169,10 +172,33 @@ def test_only_uvicorns_own_send_is_stood_for(sides: Sides, monkeypatch: pytest.M
 
     async def patched(self: Any, message: Message) -> None: ...
 
+    class Proxy:
+        def __init__(self, send: Any) -> None:
+            self._send = send
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._send, name)
+
+    class Sub(cycle):  # type: ignore[misc, valid-type]
+        pass
+
     assert whole_sender_for(functools.partial(patched, None)) is None
+    assert whole_sender_for(Proxy(own.send)) is None  # type: ignore[arg-type]
+    assert whole_sender_for(object.__new__(Sub).send) is None
     for other in (traced, patched):
         monkeypatch.setattr(cycle, "send", other)
         assert whole_sender_for(own.send) is None
+
+
+def test_a_uvicorn_without_what_is_used_sends_for_itself(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str, package: str | None = None) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(whole_senders, "_known", {})
+    monkeypatch.setattr(whole_senders, "import_module", missing)
+    assert whole_sender_for(object.__new__(sides.cycle_class).send) is None
 
 
 class _Writes:
@@ -272,3 +298,143 @@ def test_what_follows_a_held_head_is_uvicorns_to_refuse() -> None:
     assert len(told) == 2
     assert "http.response.body" in told[0]
     assert "after response already completed" in told[1]
+
+
+# What apps do with send(), under ASGIFast on uvicorn's protocols, and under ours.
+STACKS = [
+    pytest.param((protocol, wrap), id=f"{name}{wrapped}")
+    for name, protocol in [
+        ("uvicorn", httptools_impl.HttpToolsProtocol), ("ours", HttpToolsProtocol),
+    ]
+    for wrapped, wrap in [("", None), ("+ASGIFast", ASGIFast)]
+]  # fmt: skip
+
+
+@pytest.fixture(params=STACKS)
+def stack(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    protocol, wrap = request.param
+    return protocol, wrap or (lambda app: app)
+
+
+def _answer(stack: tuple[Any, Any], app: Any, request: bytes = GET, end: bytes = b"ok") -> bytes:
+    """What is sent up to `end`; the connection then answers another request."""
+    protocol, wrap = stack
+    answers = []
+
+    async def conversation(client: Client) -> None:
+        await client.send(request)
+        answers.append(await client.until(end))
+        await client.hello()
+
+    talk(protocol, wrap(app), conversation)
+    return answers[0]
+
+
+def test_an_empty_body_is_whole(stack: tuple[Any, Any]) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=0, status=307)
+        await body(send, b"")
+
+    assert b"content-length: 0\r\n" in _answer(stack, app, end=b"\r\n\r\n")
+
+
+def test_an_answer_to_head_that_an_app_takes_for_get_has_no_body(stack: tuple[Any, Any]) -> None:
+    protocol, wrap = stack
+
+    async def as_get(scope: Scope, receive: Receive, send: Send) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await wrap(_two_bytes)({**scope, "method": method}, receive, send)
+
+    head = b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n"
+    answer = _answer((protocol, lambda app: app), as_get, head, b"\r\n\r\n")
+    assert b"content-length: 2\r\n" in answer
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_status_without_a_body_is_answered_at_once(stack: tuple[Any, Any], status: int) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=20_000, status=status)
+        await body(send, b"x" * 20_000)
+
+    protocol, wrap = stack
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        assert b" %d " % status in await client.until(b"\r\n\r\n")
+
+    talk(protocol, wrap(app), conversation)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_messages_that_are_not_awaited_one_by_one_keep_their_order(
+    stack: tuple[Any, Any], declared: bool
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        sent = [start(send, length=8 if declared else None), body(send, b"abc", more=True),
+                body(send, b"defok")]  # fmt: skip
+        await asyncio.gather(*map(asyncio.create_task, sent))
+
+    answer = _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
+    assert answer.index(b"abc") < answer.index(b"defok")
+
+
+def test_a_message_of_another_type_is_refused(stack: tuple[Any, Any]) -> None:
+    told: list[BaseException] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        try:
+            await send({"type": "http.response.bogus", "body": b"no"})
+        except RuntimeError as error:
+            told.append(error)
+        await body(send, b"ok")
+
+    assert b"no" not in _answer(stack, app).partition(b"\r\n\r\n")[2]
+    assert len(told) == 1
+
+
+def test_what_the_app_makes_of_its_headers_later_is_its_own(stack: tuple[Any, Any]) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"2"), (b"x", b"first")]
+        message = {"type": "http.response.start", "status": 200, "headers": headers}
+        await send(message)
+        headers.append((b"y", b"late"))
+        message.clear()
+        await body(send, b"ok")
+
+    answer = _answer(stack, app)
+    assert b"x: first\r\n" in answer
+    assert b"late" not in answer
+
+
+def test_a_second_response_is_refused_when_it_begins(stack: tuple[Any, Any]) -> None:
+    told: list[BaseException] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await _two_bytes(scope, receive, send)
+        try:
+            await _two_bytes(scope, receive, send)
+        except RuntimeError as error:
+            told.append(error)
+
+    _answer(stack, app)
+    assert len(told) == 1
+
+
+def test_a_response_that_does_not_wait_for_the_body_asks_for_none() -> None:
+    """The head is the answer to Expect, held or not (RFC 9110, section 10.1.1)."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        listens = asyncio.ensure_future(receive())
+        await asyncio.sleep(0)
+        await body(send, b"ok")
+        listens.cancel()
+
+    request = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n"
+
+    async def conversation(client: Client) -> None:
+        await client.send(request)
+        assert b"100 Continue" not in await client.until(b"ok")
+
+    talk(HttpToolsProtocol, app, conversation)

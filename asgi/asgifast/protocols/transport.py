@@ -43,7 +43,6 @@ class CoalescingTransport(asyncio.Transport):
     :param transport: its protocol must call :meth:`drained` from resume_writing() and :meth:`lost`
         from connection_lost().
     :ivar flush_follows: whoever writes next will also flush.
-    :ivar ends_response: what is written next is the end of a response: flush behind it.
     :ivar is_receiving: whether the client is still sending a request, if the protocol can tell.
     :ivar may_grow: the socket's send buffer is limited; None before the first file.
     """
@@ -58,7 +57,6 @@ class CoalescingTransport(asyncio.Transport):
         "_size",
         "_turn_scheduled",
         "can_sendfile",
-        "ends_response",
         "flush_follows",
         "is_closing",
         "is_receiving",
@@ -77,7 +75,7 @@ class CoalescingTransport(asyncio.Transport):
         self._pending: list[bytes | bytearray | memoryview] = []
         self._size = 0
         self._turn_scheduled = False
-        self.flush_follows = self.ends_response = False
+        self.flush_follows = False
         self._before_flush: Callable[[], None] | None = None
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
@@ -99,8 +97,7 @@ class CoalescingTransport(asyncio.Transport):
             return
         self._pending.append(data)
         self._size += size
-        if self.ends_response or self._size >= COALESCED_BYTES:
-            self.ends_response = False
+        if self._size >= COALESCED_BYTES:
             self.flush()
         elif not self._turn_scheduled:
             self._schedule()
@@ -160,7 +157,7 @@ class CoalescingTransport(asyncio.Transport):
         return data
 
     def _write_large(self, data: bytes | bytearray | memoryview) -> None:
-        self.flush_follows = self.ends_response = False
+        self.flush_follows = False
         if self._pending:
             view = memoryview(data)
             self._pending.append(view[:_LEAD_BYTES])

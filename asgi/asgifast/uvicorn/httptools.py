@@ -9,8 +9,6 @@ from .protocol import CountedResponse, FileSending, check
 with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
     from uvicorn.protocols.http import httptools_impl
 
-    from .whole_httptools import whole_sender
-
 _STATE = {"chunked_encoding", "expected_content_length"}
 check(httptools_impl, "HttpToolsProtocol", _STATE, "handle_websocket_upgrade", "send_400_response")
 
@@ -19,4 +17,3 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     """uvicorn's HttpToolsProtocol with sendfile."""
 
     _response_class = CountedResponse
-    _send_whole = whole_sender and staticmethod(whole_sender)

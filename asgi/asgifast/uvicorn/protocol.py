@@ -11,18 +11,19 @@ from wsgifast.errors import WSGIFastError
 from wsgifast.http.framing import chunk, chunk_size_line
 from wsgifast.imports import needs
 
+from ..coalescing import COALESCED_BYTES
 from ..exporting import begin_under_uvicorn, instrumented
 from ..extensions import PROTOCOL_EXTENSIONS
-from ..messages import Message, Receive, Scope, Send
+from ..messages import Message, Receive, Scope, Send, whole_body
 from ..protocols.figures import figures
 from ..protocols.file_body import UNKNOWN_PATHSEND, logger
 from ..protocols.idle_timer import IdleTimerLoop
 from ..protocols.read_buffer import read_plainly
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
+from ..whole_senders import SendWhole, whole_sender_for
 from .memory import Pipeline, forget_request, make_small, shared
 from .uploads import Upload
-from .whole_responses import SendWhole
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -140,55 +141,52 @@ class SimpleResponse:
 
     def send(self, message: Message) -> Awaitable[None]:
         """The send() that the app is given."""
-        if self.response is not None:
-            return self.response.send(message)
+        return self._send(message) if self.response is None else self.response.send(message)
+
+    async def _send(self, message: Message) -> None:
+        cycle = self.cycle
         start = self.start
         if start is None:
-            if message["type"] == "http.response.start":
+            if message["type"] == "http.response.start" and not cycle.response_started:
                 headers = message.get("headers")
                 if type(headers) is list:
                     for name, _ in headers:
                         if name == b"content-length":
-                            self.start = message
-                            return _done()
+                            # A copy: the app may go on to change its own.
+                            self.start = {**message, "headers": headers.copy()}
+                            cycle.waiting_for_100_continue = False
+                            return
         else:
-            body = message.get("body")
-            if (
-                body
-                and type(body) is bytes
-                and ("more_body" not in message or not message["more_body"])
-                and self.cycle.scope["method"] != "HEAD"
-            ):
+            body = whole_body(message)
+            if body is not None and len(body) < COALESCED_BYTES:
                 self.start = None
-                cycle = self.cycle
-                if self.send_whole is not None and self.send_whole(
+                if self.send_whole is None or not self.send_whole(
                     cycle, cycle.transport.write_now, start, body
                 ):
-                    return _done()
-                return self._send_both(start, message)
-        return self._respond(message)
-
-    async def _send_both(self, start: Message, message: Message) -> None:
-        cycle = self.cycle
-        cycle.transport.flush_follows = True
-        await cycle.send(start)
-        cycle.transport.ends_response = True
-        await cycle.send(message)
-
-    async def _respond(self, message: Message) -> None:
-        self.response = self.make_response(self.cycle, self.cycle.transport)
+                    await self._send_both(start, message)
+                return
+        if self.response is None:  # not yet another message's
+            self.response = self.make_response(cycle, cycle.transport)
         await self.send_held()
         await self.response.send(message)
+
+    async def _send_both(self, start: Message, message: Message) -> None:
+        """Leave a head and its body to uvicorn, in one write nevertheless."""
+        cycle = self.cycle
+        transport = cycle.transport
+        transport.flush_follows = not cycle.flow.write_paused
+        try:
+            await cycle.send(start)
+            await cycle.send(message)
+        finally:
+            transport.flush_follows = False
+            transport.flush()
 
     async def send_held(self) -> None:
         """Send the head, if it is held: another message follows, or none."""
         start, self.start = self.start, None
         if start is not None:
             await (self.cycle if self.response is None else self.response).send(start)
-
-
-async def _done() -> None:
-    """What is awaited where there is nothing to wait for."""
 
 
 class FileSending(_Base):
@@ -206,7 +204,6 @@ class FileSending(_Base):
     _response_class: MakeResponse
     # One request at a time.
     _is_http1 = True
-    _send_whole: SendWhole | None = None
     app: Any
     cycle: Any
     flow: Any
@@ -245,7 +242,7 @@ class FileSending(_Base):
         simple = SimpleResponse()
         simple.cycle = cycle
         simple.make_response = self._response_class
-        simple.send_whole = self._send_whole
+        simple.send_whole = whole_sender_for(send)
         simple.start = simple.response = None
         upload = None
         if self._is_http1:

@@ -13,7 +13,7 @@ from uvicorn.protocols.http import httptools_impl
 from wsgifast.http.framing import has_body
 
 from ..messages import Message
-from .whole_responses import begin, is_ready, sends_alike
+from .whole_responses import is_ready, log_access, sends_alike
 
 # Of these uvicorn's send() makes more than a line of the head.
 _NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
@@ -30,7 +30,7 @@ _own: tuple[object, bytes | None] = None, None
 
 
 def send_whole(cycle: Any, write: Callable[[bytes], object], start: Message, body: bytes) -> bool:
-    """See :data:`.whole_responses.SendWhole`."""
+    """See :data:`~asgifast.whole_senders.SendWhole`."""
     global _own
     size = len(body)
     if not is_ready(cycle, size):
@@ -41,9 +41,9 @@ def send_whole(cycle: Any, write: Callable[[bytes], object], start: Message, bod
     own_lines = own[1]
     if own_lines is None:
         return False
-    status = start["status"]
     is_declared = False
     try:
+        status = start["status"]
         parts = [_status_lines[status], own_lines]
         for header in start["headers"]:
             line = _lines.get(header)
@@ -56,11 +56,14 @@ def send_whole(cycle: Any, write: Callable[[bytes], object], start: Message, bod
                     line = _encode(name, value)
                     _keep(header, line)
             parts.append(line)
-    except (KeyError, TypeError, ValueError):  # no such status; no tuples of bytes; not plain
+    except Exception:  # noqa: BLE001 - not plain: uvicorn's send() raises its own
         return False
     if not is_declared:
         return False
-    begin(cycle, status)
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    if cycle.access_log:
+        log_access(cycle, status)
     cycle.response_complete = True
     cycle.chunked_encoding = False
     parts.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
@@ -96,10 +99,13 @@ def _encode_own(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
+    name, value = header
+    if type(name) is not bytes or type(value) is not bytes:
+        return  # another type may keep more than its bytes
     if len(line) <= _MAX_KEPT_BYTES and not line.startswith(b"set-cookie:"):
         if len(_lines) >= _MAX_LINES:
             _lines.clear()
-        _lines[header] = line
+        _lines[name, value] = line
 
 
 # None if uvicorn's send() is another one.

@@ -19,36 +19,33 @@ from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
 from ..coalescing import COALESCED_BYTES
 from ..messages import Message, response_body, response_start
-
-# Given uvicorn's cycle, of a request whose method is not HEAD, its transport's write(), the head
-# with a list of headers, and the body. Returns False if nothing was sent.
-SendWhole = Callable[[Any, Callable[[bytes], object], Message, bytes], bool]
+from ..whole_senders import SendWhole
 
 
 def is_ready(cycle: Any, size: int) -> bool:
     """Whether a response with a body of so many bytes may be sent now, in one write."""
+    method = cycle.scope["method"]
     return not (
         size >= COALESCED_BYTES
+        or method == "HEAD"
+        or method == "CONNECT"
         or cycle.response_started
         or cycle.disconnected
         or cycle.flow.write_paused
     )
 
 
-def begin(cycle: Any, status: int) -> None:
-    """What uvicorn does when it is given a head."""
-    cycle.response_started = True
-    cycle.waiting_for_100_continue = False
-    if cycle.access_log:
-        scope = cycle.scope
-        cycle.access_logger.info(
-            '%s - "%s %s HTTP/%s" %d',
-            get_client_addr(scope),
-            scope["method"],
-            get_path_with_query_string(scope),
-            scope["http_version"],
-            status,
-        )
+def log_access(cycle: Any, status: int) -> None:
+    """Write uvicorn's line, which it writes with the head."""
+    scope = cycle.scope
+    cycle.access_logger.info(
+        '%s - "%s %s HTTP/%s" %d',
+        get_client_addr(scope),
+        scope["method"],
+        get_path_with_query_string(scope),
+        scope["http_version"],
+        status,
+    )
 
 
 def sample(
@@ -58,6 +55,7 @@ def sample(
     body: bytes,
     *,
     connection: Any = None,
+    http_version: str = "1.1",
     keep_alive: bool = True,
     own_headers: Sequence[tuple[bytes, bytes]] = ((b"server", b"uvicorn"),),
 ) -> tuple[object, ...] | None:
@@ -71,7 +69,7 @@ def sample(
     written: list[bytes] = []
     given: dict[str, Any] = {
         "scope": {
-            "method": "GET", "path": "/", "query_string": b"a=b", "http_version": "1.1",
+            "method": "GET", "path": "/", "query_string": b"a=b", "http_version": http_version,
             "client": ("192.0.2.1", 1), "headers": [(b"connection", b"close")],
         },
         "transport": SimpleNamespace(write=written.append, close=lambda: calls.append(("close",))),
@@ -113,15 +111,17 @@ def sends_alike(
 
     :param connection: makes what :func:`sample` has.
     """
-    start = response_start(200, [(b"Content-Type", b"text/plain"), (b"content-length", b"2")])
+    headers = [(b"Content-Type", b"text/plain"), (b"content-length", b"2")]
     try:
-        for keep_alive in (True, False):
+        for status, http_version, keep_alive in (
+            (200, "1.1", True), (404, "1.1", False), (200, "1.0", False),
+        ):  # fmt: skip
             ours, uvicorns = (
-                sample(cycle_class, how, start, b"ok",
-                       connection=connection(), keep_alive=keep_alive)
+                sample(cycle_class, how, response_start(status, headers), b"ok",
+                       connection=connection(), http_version=http_version, keep_alive=keep_alive)
                 for how in (send_whole, None)
             )  # fmt: skip
-            if ours != uvicorns:
+            if ours is None or ours != uvicorns:
                 return False
     except Exception:  # noqa: BLE001 - another uvicorn's internals
         return False

@@ -11,28 +11,35 @@ from uvicorn.protocols.http import zttp_impl
 from wsgifast.http.framing import has_body
 
 from ..messages import Message
-from .whole_responses import begin, is_ready, sends_alike
+from .whole_responses import is_ready, log_access, sends_alike
 
 
 def send_whole(cycle: Any, write: Callable[[bytes], object], start: Message, body: bytes) -> bool:
-    """See :data:`.whole_responses.SendWhole`."""
+    """See :data:`~asgifast.whole_senders.SendWhole`."""
     size = len(body)
-    status = start["status"]
-    if not is_ready(cycle, size) or not has_body("GET", status):
+    if not is_ready(cycle, size):
         return False
-    headers = [*cycle.default_headers, *start["headers"]]
     is_declared = False
-    for name, value in headers:
-        if len(name) in _FRAMING_SIZES and (lower := name.lower()) in _FRAMING:
-            if is_declared or lower != b"content-length" or value != b"%d" % size:
-                return False
-            is_declared = True
-    if not is_declared:
+    try:
+        status = start["status"]
+        headers = [*cycle.default_headers, *start["headers"]]
+        for name, value in headers:
+            if len(name) in _FRAMING_SIZES and (lower := name.lower()) in _FRAMING:
+                if is_declared or lower != b"content-length" or value != b"%d" % size:
+                    return False
+                is_declared = True
+        if not is_declared or not has_body("GET", status):
+            return False
+    except Exception:  # noqa: BLE001 - not plain: uvicorn's send() raises its own
         return False
-    begin(cycle, status)
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    if cycle.access_log:
+        log_access(cycle, status)
     connection = cycle.conn
     connection.send_response(status, headers)
-    connection.send_data(body)
+    if body:
+        connection.send_data(body)
     connection.end_message()
     cycle.response_complete = True
     write(connection.data_to_send())

@@ -38,7 +38,6 @@ try:
 except ImportError as error:
     raise UnsupportedUvicorn(f"it has no zttp protocols: {error}") from error
 
-from .whole_zttp import whole_sender
 
 _OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
 _METHODS = "handle_websocket_upgrade", "send_400_response"
@@ -196,7 +195,6 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
     """uvicorn's ZttpProtocol (HTTP/1.1) with sendfile."""
 
     _response_class = ZttpResponse
-    _send_whole = whole_sender and staticmethod(whole_sender)
 
 
 class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
