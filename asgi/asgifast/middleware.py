@@ -174,15 +174,15 @@ class _Exchange(FileMessages):
         """The send() that the app is given."""
         start = self._start
         if start is not None:
-            body = whole_body(message)
-            if body is not None and self._scope["method"] != "HEAD":
+            send = self._server_send
+            send_whole = whole_sender_for(send)
+            if send_whole is not None:
+                cycle = send.__self__  # type: ignore[attr-defined]
+                if send_whole(cycle, cycle.transport.write, start, message):
+                    self._start = None
+                    return
+            if self._scope["method"] != "HEAD" and whole_body(message) is not None:
                 self._start = None
-                send = self._server_send
-                send_whole = whole_sender_for(send)
-                if send_whole is not None:
-                    cycle = send.__self__  # type: ignore[attr-defined]
-                    if send_whole(cycle, cycle.transport.write, start, body):
-                        return
                 await send(start)
                 await send(message)
                 return

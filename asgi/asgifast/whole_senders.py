@@ -13,9 +13,9 @@ from typing import Any
 
 from .messages import Message, Send
 
-# Given uvicorn's cycle, its transport's write(), the head with a list of headers, and the body.
-# Returns False if nothing was sent: uvicorn's send() is to send it, or to refuse it.
-SendWhole = Callable[[Any, Callable[[bytes], object], Message, bytes], bool]
+# Given uvicorn's cycle, its transport's write(), the head with a list of headers, and the message
+# behind it. Returns False if nothing was sent: uvicorn's send() is to send both, or to refuse them.
+SendWhole = Callable[[Any, Callable[[bytes], object], Message, Message], bool]
 
 # Modules of uvicorn's protocols, and those that know the send() of their cycles.
 _UVICORN = {

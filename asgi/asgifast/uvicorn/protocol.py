@@ -157,14 +157,16 @@ class SimpleResponse:
                             cycle.waiting_for_100_continue = False
                             return
         else:
-            body = whole_body(message)
-            if body is not None and len(body) < COALESCED_BYTES:
-                self.start = None
-                if self.send_whole is None or not self.send_whole(
-                    cycle, cycle.transport.write_now, start, body
-                ):
+            self.start = None
+            send_whole = self.send_whole
+            if send_whole is None:
+                body = whole_body(message)
+                if body is not None and len(body) < COALESCED_BYTES:
                     await self._send_both(start, message)
+                    return
+            elif send_whole(cycle, cycle.transport.write_now, start, message):
                 return
+            self.start = start
         if self.response is None:  # not yet another message's
             self.response = self.make_response(cycle, cycle.transport)
         await self.send_held()

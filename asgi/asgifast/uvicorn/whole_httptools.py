@@ -13,7 +13,7 @@ from uvicorn.protocols.http import httptools_impl
 from wsgifast.http.framing import has_body
 
 from ..messages import Message
-from .whole_responses import is_ready, log_access, sends_alike
+from .whole_responses import log_access, ready_body, sends_alike
 
 # Of these uvicorn's send() makes more than a line of the head.
 _NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
@@ -29,12 +29,15 @@ _status_lines: dict[int, bytes] = {
 _own: tuple[object, bytes | None] = None, None
 
 
-def send_whole(cycle: Any, write: Callable[[bytes], object], start: Message, body: bytes) -> bool:
+def send_whole(
+    cycle: Any, write: Callable[[bytes], object], start: Message, message: Message
+) -> bool:
     """See :data:`~asgifast.whole_senders.SendWhole`."""
     global _own
-    size = len(body)
-    if not is_ready(cycle, size):
+    body = ready_body(cycle, message)
+    if body is None:
         return False
+    size = len(body)
     own = _own  # another thread may serve, too
     if own[0] is not cycle.default_headers:
         _own = own = cycle.default_headers, _encode_own(cycle.default_headers)

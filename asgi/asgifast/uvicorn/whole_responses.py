@@ -22,17 +22,20 @@ from ..messages import Message, response_body, response_start
 from ..whole_senders import SendWhole
 
 
-def is_ready(cycle: Any, size: int) -> bool:
-    """Whether a response with a body of so many bytes may be sent now, in one write."""
-    method = cycle.scope["method"]
-    return not (
-        size >= COALESCED_BYTES
-        or method == "HEAD"
-        or method == "CONNECT"
+def ready_body(cycle: Any, message: Message) -> bytes | None:
+    """The body, if the message has all of it, and it may leave now, with its head."""
+    if (
+        message["type"] != "http.response.body"
+        or message.get("more_body")
         or cycle.response_started
         or cycle.disconnected
         or cycle.flow.write_paused
-    )
+        or (method := cycle.scope["method"]) == "HEAD"
+        or method == "CONNECT"
+    ):
+        return None
+    body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
+    return body if type(body) is bytes and len(body) < COALESCED_BYTES else None
 
 
 def log_access(cycle: Any, status: int) -> None:
@@ -88,7 +91,7 @@ def sample(
     if send_whole is None:
         for message in (start, response_body(body)):
             _run(cycle.send(message))
-    elif not send_whole(cycle, written.append, start, body):
+    elif not send_whole(cycle, written.append, start, response_body(body)):
         return (written, calls) if written or calls or vars(cycle) != before else None
     state = {name: value for name, value in vars(cycle).items() if name not in given}
     return b"".join(written), calls, state, cycle.keep_alive

@@ -11,14 +11,17 @@ from uvicorn.protocols.http import zttp_impl
 from wsgifast.http.framing import has_body
 
 from ..messages import Message
-from .whole_responses import is_ready, log_access, sends_alike
+from .whole_responses import log_access, ready_body, sends_alike
 
 
-def send_whole(cycle: Any, write: Callable[[bytes], object], start: Message, body: bytes) -> bool:
+def send_whole(
+    cycle: Any, write: Callable[[bytes], object], start: Message, message: Message
+) -> bool:
     """See :data:`~asgifast.whole_senders.SendWhole`."""
-    size = len(body)
-    if not is_ready(cycle, size):
+    body = ready_body(cycle, message)
+    if body is None:
         return False
+    size = len(body)
     is_declared = False
     try:
         status = start["status"]
