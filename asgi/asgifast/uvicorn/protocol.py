@@ -176,9 +176,11 @@ class SimpleResponse:
         """Leave a head and its body to uvicorn, in one write nevertheless."""
         cycle = self.cycle
         transport = cycle.transport
-        transport.flush_follows = not cycle.flow.write_paused
         try:
+            # If it has to wait, others on the connection may write meanwhile.
+            transport.flush_follows = not cycle.flow.write_paused
             await cycle.send(start)
+            transport.flush_follows = not cycle.flow.write_paused
             await cycle.send(message)
         finally:
             transport.flush_follows = False
