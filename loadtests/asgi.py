@@ -76,6 +76,7 @@ _UPLOADED_HTTP2 = {
     "hypercorn": hypercorn(APP, "uvloop"),
     "granian": SERVERS["granian"],
 }
+_ASYNCIO = "asyncio's loop", "our protocol, asyncio's loop", "asyncio's loop + ASGIFast"
 _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and granian", [
     row("asgi.file-large", "FileResponse 10 MiB", _of(LARGE, PLAIN, OURS, ALONE, "granian"),
         unit=BYTES),
@@ -92,10 +93,10 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
     row("asgi.crumbs", "100,000 messages of 100 bytes", _of(CRUMBS, PLAIN, OURS, ALONE),
         unit=BYTES),
     row("asgi.crumbs-asyncio", "the same on asyncio's own loop",
-        _of(CRUMBS, "asyncio's loop", "our protocol, asyncio's loop", "asyncio's loop + ASGIFast"),
-        unit=BYTES),
+        _of(CRUMBS, *_ASYNCIO), unit=BYTES),
     row("asgi.response", "Response 1 KiB",
         _of("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
+    row("asgi.response-asyncio", "the same on asyncio's own loop", _of("/plain", *_ASYNCIO)),
     _upload("stream", "read by request.stream()",
             {**_UPLOADED, "a bare loop": small("receive-loop")}),
     _upload("multipart", "in a form, read by request.form()", _UPLOADED, form=True),
