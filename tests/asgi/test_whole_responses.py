@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvicorn
 from asgifast import ASGIFast, whole_senders
 from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
 from asgifast.uvicorn import HttpToolsProtocol, whole_httptools
+from asgifast.uvicorn.protocol import NEWEST_UVICORN
 from asgifast.uvicorn.whole_responses import sample, sends_alike
 from asgifast.whole_senders import whole_sender_for
 from hypothesis import example, given
@@ -22,9 +24,14 @@ from .protocols import HELLO, Client, _no_descriptor_is_left, body, serving, sta
 
 __all__ = ["_no_descriptor_is_left"]
 
-pytestmark = pytest.mark.skipif(
+is_sent_whole = pytest.mark.skipif(
     whole_httptools.whole_sender is None, reason="this uvicorn's send() is another one"
 )
+
+
+def test_the_newest_known_uvicorn_is_stood_for() -> None:
+    if uvicorn.__version__ == NEWEST_UVICORN:
+        assert whole_httptools.whole_sender is not None
 
 
 def _modules() -> Iterator[Any]:
@@ -80,6 +87,7 @@ HEADERS = st.lists(
 )
 
 
+@is_sent_whole
 @given(
     headers=HEADERS,
     own=st.lists(st.tuples(NAMES, VALUES), max_size=2),
@@ -106,6 +114,7 @@ def test_what_is_sent_is_what_uvicorn_sends(
         assert ours == sides.uvicorns(start, body, **given)
 
 
+@is_sent_whole
 @pytest.mark.parametrize(
     "headers",
     [
@@ -126,6 +135,7 @@ def test_what_is_not_plain_is_left_to_uvicorn(headers: list[Any]) -> None:
     assert sides.ours(start, b"abc") is None
 
 
+@is_sent_whole
 def test_neither_cookies_nor_long_values_are_kept_and_the_others_not_for_ever() -> None:
     sides = Sides(whole_httptools, httptools_impl, lambda: None)
 
@@ -144,6 +154,7 @@ def test_neither_cookies_nor_long_values_are_kept_and_the_others_not_for_ever() 
     assert 0 < len(kept) <= whole_httptools._MAX_LINES
 
 
+@is_sent_whole
 def test_another_uvicorn_sends_for_itself(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = sides.cycle_class.send
 
@@ -162,6 +173,7 @@ def test_another_uvicorn_sends_for_itself(sides: Sides, monkeypatch: pytest.Monk
         assert not sides.sends_alike()
 
 
+@is_sent_whole
 def test_only_uvicorns_own_send_is_stood_for(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     cycle = sides.cycle_class
     own = object.__new__(cycle)
@@ -190,6 +202,7 @@ def test_only_uvicorns_own_send_is_stood_for(sides: Sides, monkeypatch: pytest.M
         assert whole_sender_for(own.send) is None
 
 
+@is_sent_whole
 def test_a_uvicorn_without_what_is_used_sends_for_itself(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +234,7 @@ async def _two_bytes(scope: Scope, receive: Receive, send: Send) -> None:
     await body(send, b"ok")
 
 
+@is_sent_whole
 @pytest.mark.parametrize("wrap", [lambda app: app, ASGIFast], ids=["app", "ASGIFast"])
 @pytest.mark.parametrize(
     "protocol", [httptools_impl.HttpToolsProtocol, HttpToolsProtocol], ids=["uvicorn's", "ours"]
