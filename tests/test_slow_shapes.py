@@ -48,6 +48,8 @@ BLOCK = b"b" * 8192
         (BodySeen(Chunks([8192]), "iterator", file_bytes=8192), None),
         (BodySeen(Chunks([10] * 20), "iterator", is_events=True), "WF023"),
         (BodySeen(Chunks([10] * 20, [0.0, *[0.1] * 19]), "iterator"), "WF023"),
+        # on a busy machine
+        (BodySeen(Chunks([10] * 20, [0.0, *[0.1] * 19]), "messages", file_bytes=200), "WF031"),
         (BodySeen(Chunks([10], [0.1]), "iterator", is_events=True), None),
         (BodySeen(Chunks(), "iterator"), None),
     ],

@@ -77,7 +77,9 @@ _OF_SMALL_CHUNKS = {"list": "WF001", "messages": "WF030"}
 def slow_shape(seen: BodySeen) -> str | None:
     """Return the id of the finding about a body's shape; None if it is not slow."""
     chunks = seen.chunks
-    if chunks.pauses * 4 > chunks.count or seen.is_events:
+    # What a file pauses for is the disk, or a busy machine.
+    has_pauses = chunks.pauses * 4 > chunks.count and seen.file_bytes is None
+    if has_pauses or seen.is_events:
         return "WF023" if chunks.count > 1 else None
     if seen.kind == "wrapped-file" or (seen.kind == "file" and chunks.count > 1):
         return "WF007"
