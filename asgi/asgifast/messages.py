@@ -93,7 +93,7 @@ def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
 
 def whole_body(message: Message) -> bytes | None:
     """The body, if the message is one that has all of it, in bytes; else None."""
-    if message["type"] == "http.response.body" and not (message.get("more_body")):
+    if message["type"] == "http.response.body" and not message.get("more_body"):
         body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
         if type(body) is bytes:
             return body

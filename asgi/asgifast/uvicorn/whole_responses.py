@@ -18,15 +18,16 @@ from typing import Any
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
 from ..coalescing import COALESCED_BYTES
-from ..messages import Message, response_body, response_start
+from ..messages import Message, response_body, response_start, whole_body
 from ..whole_senders import SendWhole
 
 
 def ready_body(cycle: Any, message: Message) -> bytes | None:
     """The body, if the message has all of it, and it may leave now, with its head."""
+    body = whole_body(message)
     if (
-        message["type"] != "http.response.body"
-        or message.get("more_body")
+        body is None
+        or len(body) >= COALESCED_BYTES
         or cycle.response_started
         or cycle.disconnected
         or cycle.flow.write_paused
@@ -34,8 +35,7 @@ def ready_body(cycle: Any, message: Message) -> bytes | None:
         or method == "CONNECT"
     ):
         return None
-    body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
-    return body if type(body) is bytes and len(body) < COALESCED_BYTES else None
+    return body
 
 
 def log_access(cycle: Any, status: int) -> None:

@@ -38,7 +38,6 @@ try:
 except ImportError as error:
     raise UnsupportedUvicorn(f"it has no zttp protocols: {error}") from error
 
-
 _OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
 _METHODS = "handle_websocket_upgrade", "send_400_response"
 check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, *_METHODS)
