@@ -37,7 +37,7 @@ class ASGIFast:
 
     - A body of type str, bytearray or memoryview becomes bytes.
     - Small body messages that an app sends in one turn of the event loop become one, which is sent
-      at the end of that turn.
+      at the end of that turn; a message that comes alone may be held for up to a millisecond.
     - The app is offered http.response.pathsend and http.response.zerocopysend, which Starlette's
       FileResponse and others then use. A server that has these extensions is handed the file; for
       any other it is read from the page cache, in a thread only if it must come from the disk.

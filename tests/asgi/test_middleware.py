@@ -11,7 +11,7 @@ from typing import Any
 import flask
 import pytest
 from asgifast import ASGIFast
-from asgifast.coalescing import LONE_TURNS
+from asgifast.coalescing import HELD_TURNS, LONE_TURNS
 from asgifast.messages import Message, Receive, Scope, Send
 
 from tests.metrics.test_instrumented import Notes
@@ -35,9 +35,9 @@ def sending(*messages: Message | None) -> Any:
     return app
 
 
-def test_messages_that_come_one_to_a_turn_are_passed_on_at_once_until_more_come() -> None:
-    """An app that waits before each message, or whose middleware does."""
-    singles, burst = 10, 200
+def test_messages_that_come_alone_are_passed_on_at_once_until_more_come() -> None:
+    """An app that waits before each message."""
+    singles, burst = 12, 200
     arrived: list[Message] = []
     at_once: list[bool] = []
 
@@ -46,17 +46,35 @@ def test_messages_that_come_one_to_a_turn_are_passed_on_at_once_until_more_come(
         for number in range(singles):
             await send(body(b"<%d>" % number))
             at_once.append(arrived[-1].get("body") == b"<%d>" % number)
-            for _ in range(5):
+            for _ in range(HELD_TURNS + 5):
                 await asyncio.sleep(0)
         for number in range(burst):
             await send(body(b"[%d]" % number))
         await send(body(b"", False))
 
     answer = call(ASGIFast(app), scope_of(), on_send=arrived.append)
-    assert at_once == [False] * LONE_TURNS + [True] * (singles - LONE_TURNS)
+    held = LONE_TURNS + 1
+    assert at_once == [False] * held + [True] * (singles - held)
     sent = [b"<%d>" % number for number in range(singles)]
     assert answer.body == b"".join(sent + [b"[%d]" % number for number in range(burst)])
     assert len(answer.messages) < singles + 20
+
+
+def test_messages_that_take_some_turns_each_are_coalesced() -> None:
+    """As behind a middleware that has each pass from one task to another."""
+    sent = [b"<%d>" % number for number in range(1000)]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        for each in sent:
+            await send(body(each))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        await send(body(b"", False))
+
+    answer = call(ASGIFast(app), scope_of())
+    assert answer.body == b"".join(sent)
+    assert len(answer.messages) < len(sent) / 4 + 10
 
 
 def test_nothing_of_a_measured_request_waits_for_the_garbage_collector() -> None:

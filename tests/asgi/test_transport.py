@@ -164,10 +164,41 @@ def test_a_second_close_waits_for_no_client_that_goes_on_sending(
 def test_what_is_kept_elsewhere_is_written_at_the_turns_end_and_makes_no_other_turn() -> None:
     async def run() -> None:
         async with connected() as (transport, client):
-            transport.call_before_flush(lambda: transport.write(b"kept"))
+            transport.call_before_flush(lambda: transport.write(b"kept"), lambda: False)
             await asyncio.sleep(0)
             assert not transport._turn_scheduled
             assert await read(client, 4) == b"kept"
+
+    asyncio.run(run())
+
+
+def test_what_is_kept_for_some_turns_leaves_with_what_is_written_meanwhile() -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            ends = iter([True, True, False])
+            transport.call_before_flush(lambda: transport.write(b"kept"), lambda: next(ends))
+            await turns(2)
+            assert transport._turn_scheduled
+            await turns(1)
+            assert not transport._turn_scheduled
+            assert await read(client, 4) == b"kept"
+            transport.call_before_flush(lambda: transport.write(b" kept"), lambda: True)
+            await turns(3)
+            transport.write(b"written,")
+            await turns(1)
+            assert await read(client, 13) == b"written, kept"
+
+    asyncio.run(run())
+
+
+def test_what_is_kept_is_dropped_with_the_connection() -> None:
+    async def run() -> None:
+        async with connected() as (transport, _client):
+            transport.call_before_flush(pytest.fail, lambda: True)
+            await turns(2)
+            transport.lost()
+            await turns(2)
+            assert not transport._turn_scheduled
 
     asyncio.run(run())
 

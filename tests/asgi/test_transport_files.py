@@ -203,7 +203,7 @@ def test_a_file_waits_for_what_is_coalesced_elsewhere(fd: int) -> None:
         async with connected() as (transport, client):
 
             async def in_one_turn() -> None:
-                transport.call_before_flush(lambda: transport.write(b"coalesced"))
+                transport.call_before_flush(lambda: transport.write(b"coalesced"), lambda: False)
                 await send_file(transport, FileSegment(fd, 0, 100_000))
 
             sending = asyncio.create_task(in_one_turn())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..coalescing import COALESCED_BYTES, LONE_TURNS, PASSED_ON, SMALL_MESSAGE_BYTES
+from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
 from ..extensions import PLANNED
 from ..files.parsing import parse_pathsend
 from ..messages import PATHSEND, ZEROCOPYSEND, Message
@@ -15,25 +15,21 @@ from .transport import CoalescingTransport
 class Response(FileBody):
     """The send() of one request: coalesces small body messages, sends files, passes on the rest.
 
-    Small body messages wait in `_chunks` until the end of the loop's turn, until COALESCED_BYTES
-    are there, or until any other message; not if they have come one to a turn (LONE_TURNS). In the
-    chunked coding they become one chunk.
+    Small body messages are held until the end of the loop's turn or a little longer (see Held),
+    and until any other message. In the chunked coding they become one chunk.
 
     :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
     """
 
-    __slots__ = ("_chunks", "_error", "_lone", "_passes", "_size")
+    __slots__ = ("_error", "_held")
 
     def __init__(self, cycle: Any, transport: CoalescingTransport) -> None:
         self._cycle = cycle
         self.handed_over = None
         self._transport = transport
         self._headers = None
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self._lone = 0
-        self._passes = 0
-        # What uvicorn said of coalesced messages, for the next send() to raise.
+        self._held: Held | None = None
+        # What uvicorn said of held messages, for the next send() to raise.
         self._error: Exception | None = None
 
     async def send(self, message: Message) -> None:
@@ -42,6 +38,7 @@ class Response(FileBody):
             await self._sent_by_task()
         kind = message["type"]
         cycle = self._cycle
+        held = self._held
         if kind == "http.response.body":
             body = message.get("body", b"")
             if message.get("more_body"):
@@ -52,29 +49,30 @@ class Response(FileBody):
                     and self._error is None
                     and not cycle.response_complete
                     and not cycle.disconnected
-                    and (self._passes or (cycle.response_started and not self._is_bodyless()))
                 ):
-                    if self._passes:
-                        self._passes -= 1
-                        if body:
-                            self._transport.write_now(self._frame(body))
+                    if held is None and cycle.response_started and not self._is_bodyless():
+                        held = self._held = Held()
+                    if held is not None:
+                        if held.to_pass_on:
+                            held.to_pass_on -= 1
+                            if body:
+                                self._transport.write_now(self._frame(body))
+                            return
+                        if not held.chunks:
+                            self._transport.call_before_flush(self._write_held, held.turn_ended)
+                        held.chunks.append(body)
+                        held.size += len(body)
+                        if held.size >= COALESCED_BYTES:
+                            self._transport.flush()
                         return
-                    if not self._chunks:
-                        self._transport.call_before_flush(self._write_chunks)
-                    self._chunks.append(body)
-                    self._size += len(body)
-                    if self._size >= COALESCED_BYTES:
-                        self._transport.flush()
-                    return
                 self._write_coalesced()
                 await cycle.send(message)
                 if type(body) is not bytes:
                     self._transport.flush()  # its owner may change it in this very turn
                 return
-            if self._chunks and type(body) is bytes:
-                message = {**message, "body": self._take(body)}
-            if self._chunks or self._error is not None:
-                self._write_coalesced()
+            if held is not None and held.chunks and type(body) is bytes:
+                message = {**message, "body": held.take(body)}
+            self._write_coalesced()
             # If it has to wait, others on the connection may write meanwhile.
             self._transport.flush_follows = not cycle.flow.write_paused
             try:
@@ -113,21 +111,17 @@ class Response(FileBody):
             await cycle.send(message)
 
     def _write_coalesced(self) -> None:
-        """Write what is coalesced, before anything else is sent."""
-        if self._chunks:
-            self._write_chunks()
+        """Write what is held, before anything else is sent."""
+        if self._held is not None and self._held.chunks:
+            self._write_held()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
-    def _write_chunks(self) -> None:
-        if not self._chunks:
+    def _write_held(self) -> None:
+        if self._held is None or not self._held.chunks:
             return
-        self._lone = self._lone + 1 if len(self._chunks) == 1 else 0
-        if self._lone == LONE_TURNS:
-            self._lone -= 1
-            self._passes = PASSED_ON
-        data = self._take()
+        data = self._held.take()
         if not data or self._cycle.disconnected:
             return
         try:
@@ -136,13 +130,6 @@ class Response(FileBody):
             self._error = error
             return
         self._transport.write(framed)
-
-    def _take(self, last: bytes = b"") -> bytes:
-        self._chunks.append(last)
-        data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._size = 0
-        return data
 
     def _frame(self, data: bytes) -> bytes:
         """Have the server count body bytes; return them in their framing."""

@@ -76,7 +76,8 @@ class CoalescingTransport(asyncio.Transport):
         self._size = 0
         self._turn_scheduled = False
         self.flush_follows = False
-        self._before_flush: Callable[[], None] | None = None
+        # To be called before the next flush, and when the loop's turn has ended.
+        self._before_flush: tuple[Callable[[], None], Callable[[], bool]] | None = None
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self.may_grow: bool | None = None
@@ -114,13 +115,17 @@ class CoalescingTransport(asyncio.Transport):
         for data in list_of_data:
             self.write(data)
 
-    def call_before_flush(self, before_flush: Callable[[], None]) -> None:
+    def call_before_flush(
+        self, before_flush: Callable[[], None], turn_ended: Callable[[], bool]
+    ) -> None:
         """Have a function called once, before the next flush, to write what it has kept.
 
         An earlier one, which is another stream's over HTTP/2, is called at once.
+
+        :param turn_ended: called when the loop's turn has ended; true: keep it for another turn.
         """
         self._call_before_flush()
-        self._before_flush = before_flush
+        self._before_flush = before_flush, turn_ended
         if not self._turn_scheduled:
             self._schedule()
 
@@ -133,7 +138,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def _call_before_flush(self) -> None:
         if self._before_flush is not None:
-            before_flush, self._before_flush = self._before_flush, None
+            (before_flush, _), self._before_flush = self._before_flush, None
             follows, self.flush_follows = self.flush_follows, True
             try:
                 before_flush()
@@ -146,7 +151,11 @@ class CoalescingTransport(asyncio.Transport):
 
     def _on_turn_end(self) -> None:
         self._turn_scheduled = False
-        if not self.is_closing():
+        if self.is_closing():
+            return
+        if self._before_flush is not None and self._before_flush[1]() and not self._pending:
+            self._schedule()
+        else:
             self.flush()
 
     def _take(self) -> bytes | bytearray | memoryview:
