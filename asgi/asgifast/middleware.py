@@ -176,11 +176,13 @@ class _Exchange(FileMessages):
         if start is not None:
             send = self._server_send
             send_whole = whole_sender_for(send)
-            if send_whole is not None:
-                cycle = send.__self__  # type: ignore[attr-defined]
-                if send_whole(cycle, cycle.transport.write, start, message):
-                    self._start = None
-                    return
+            if send_whole is not None and send_whole(
+                send.__self__,  # type: ignore[attr-defined]
+                start,
+                message,
+            ):
+                self._start = None
+                return
             if self._scope["method"] != "HEAD" and whole_body(message) is not None:
                 self._start = None
                 await send(start)
@@ -195,6 +197,9 @@ class _Exchange(FileMessages):
                             # A copy: the app may go on to change its own.
                             self._start = {**message, "headers": headers.copy()}
                             return
+            elif whole_body(message) == b"":
+                await self._server_send(message)  # the end of what was sent whole
+                return
         elif (
             self._to_pass_on
             and "more_body" in message

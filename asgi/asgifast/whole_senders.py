@@ -11,11 +11,12 @@ from importlib import import_module
 from types import MethodType
 from typing import Any
 
-from .messages import Message, Send
+from .messages import Send
 
-# Given uvicorn's cycle, its transport's write(), the head with a list of headers, and the message
-# behind it. Returns False if nothing was sent: uvicorn's send() is to send both, or to refuse them.
-SendWhole = Callable[[Any, Callable[[bytes], object], Message, Message], bool]
+# Given uvicorn's cycle, the head with a list of headers, the message behind it, and perhaps a
+# write() in place of the transport's. Returns whether both were sent; if not, nothing was, and
+# uvicorn's send() is to send or refuse them. The end of a body with `more_body` is left to it.
+SendWhole = Callable[..., bool]
 
 # Modules of uvicorn's protocols, and those that know the send() of their cycles.
 _UVICORN = {
@@ -39,6 +40,11 @@ def whole_sender_for(send: Send) -> SendWhole | None:
         if len(_known) < _MAX_KNOWN:
             _known[of] = send.__func__, sender
     return sender
+
+
+def register(of: type, function: object, sender: SendWhole) -> None:
+    """Have another class's send(), `function`, stood for by what is called with its object."""
+    _known[of] = function, sender
 
 
 def _find(of: type, function: Any) -> SendWhole | None:

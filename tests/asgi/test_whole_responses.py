@@ -94,15 +94,19 @@ HEADERS = st.lists(
     status=st.sampled_from([200, 204, 205, 304, 404, 100, 599, 600, 7]),
     body=st.sampled_from([b"abc", b"ab", b"abcd", b"", bytes(70_000)]),
     keep_alive=st.booleans(),
+    more_body=st.booleans(),
 )
-@example([(b"content-length", b"3"), (b"set-cookie", b"a=b")], [], 200, b"abc", True)
+@example([(b"content-length", b"3"), (b"set-cookie", b"a=b")], [], 200, b"abc", True, False)
+@example([(b"content-length", b"3")], [], 200, b"abc", True, True)
 @example(
-    [(b"Content-Type", b"a"), (b"content-length", b"3")], [(b"date", b"now")], 404, b"abc", False
-)
+    [(b"Content-Type", b"a"), (b"content-length", b"3")],
+    [(b"date", b"now")], 404, b"abc", False, False,
+)  # fmt: skip
 def test_what_is_sent_is_what_uvicorn_sends(
-    sides: Sides, headers: list[Any], own: list[Any], status: int, body: bytes, keep_alive: bool
-) -> None:
-    given: Any = {"own_headers": own, "keep_alive": keep_alive}
+    sides: Sides, headers: list[Any], own: list[Any], status: int, body: bytes,
+    keep_alive: bool, more_body: bool,
+) -> None:  # fmt: skip
+    given: Any = {"own_headers": own, "keep_alive": keep_alive, "more_body": more_body}
     start = {"type": "http.response.start", "status": status, "headers": headers}
     try:
         ours = sides.ours(start, body, **given)
@@ -222,7 +226,8 @@ class _Writes:
         self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        self.written.append(bytes(data))
+        if data:
+            self.written.append(bytes(data))
         self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -234,13 +239,21 @@ async def _two_bytes(scope: Scope, receive: Receive, send: Send) -> None:
     await body(send, b"ok")
 
 
+async def _two_bytes_and_an_end(scope: Scope, receive: Receive, send: Send) -> None:
+    """As Starlette's BaseHTTPMiddleware passes on a response."""
+    await start(send, length=2)
+    await body(send, b"ok", more=True)
+    await body(send, b"")
+
+
 @is_sent_whole
+@pytest.mark.parametrize("app", [_two_bytes, _two_bytes_and_an_end])
 @pytest.mark.parametrize("wrap", [lambda app: app, ASGIFast], ids=["app", "ASGIFast"])
 @pytest.mark.parametrize(
     "protocol", [httptools_impl.HttpToolsProtocol, HttpToolsProtocol], ids=["uvicorn's", "ours"]
 )
 def test_a_head_and_its_body_leave_in_one_write(
-    protocol: Any, wrap: Any, caplog: pytest.LogCaptureFixture
+    protocol: Any, wrap: Any, app: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[_Writes] = []
 
@@ -256,7 +269,7 @@ def test_a_head_and_its_body_leave_in_one_write(
         assert await client.receive() == b""
 
     async def run() -> None:
-        async with serving(Counted, wrap(_two_bytes)) as client:
+        async with serving(Counted, wrap(app)) as client:
             await asyncio.wait_for(conversation(client), 60)
 
     with caplog.at_level(logging.INFO, "uvicorn.access"):
@@ -342,6 +355,71 @@ def _answer(stack: tuple[Any, Any], app: Any, request: bytes = GET, end: bytes =
 
     talk(protocol, wrap(app), conversation)
     return answers[0]
+
+
+def test_a_whole_body_does_not_wait_for_the_end(stack: tuple[Any, Any]) -> None:
+    """The response is complete when the app says so, and receive() waits for that."""
+    has_arrived = asyncio.Event()
+    received: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        if scope["path"] == "/":
+            await receive()
+            listens = asyncio.ensure_future(receive())
+            await body(send, b"ok", more=True)
+            await has_arrived.wait()
+            assert not listens.done()
+            await body(send, b"")
+            received.append(await listens)
+        else:
+            await body(send, b"2!")
+
+    protocol, wrap = stack
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET + GET.replace(b"/", b"/2", 1))
+        first = await client.until(b"ok")
+        assert first.count(b"HTTP/1.1 200 OK") == 1
+        has_arrived.set()
+        assert (await client.until(b"2!")).count(b"HTTP/1.1 200 OK") == 1
+
+    talk(protocol, wrap(app), conversation)
+    assert received == [{"type": "http.disconnect"}]
+
+
+def test_more_than_a_whole_body_is_refused(stack: tuple[Any, Any]) -> None:
+    told: list[BaseException] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        await body(send, b"ok", more=True)
+        for message in (response_body(b"too much"), response_body()):
+            try:
+                await send(message)
+            except RuntimeError as error:
+                told.append(error)
+
+    answer = _answer(stack, app)
+    assert answer.endswith(b"\r\n\r\nok")
+    assert [str(error) for error in told] == ["Response content longer than Content-Length"]
+
+
+def test_a_whole_body_without_an_end_is_told_of(
+    stack: tuple[Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        await body(send, b"ok", more=True)
+
+    protocol, wrap = stack
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        assert (await client.to_end()).endswith(b"\r\n\r\nok")
+
+    talk(protocol, wrap(app), conversation)
+    assert "without completing response" in caplog.text
 
 
 def test_an_empty_body_is_whole(stack: tuple[Any, Any]) -> None:

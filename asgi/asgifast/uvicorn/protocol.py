@@ -21,7 +21,7 @@ from ..protocols.idle_timer import IdleTimerLoop
 from ..protocols.read_buffer import read_plainly
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
-from ..whole_senders import SendWhole, whole_sender_for
+from ..whole_senders import SendWhole, register, whole_sender_for
 from .memory import Pipeline, forget_request, make_small, shared
 from .uploads import Upload
 
@@ -143,6 +143,13 @@ class SimpleResponse:
         """The send() that the app is given."""
         return self._send(message) if self.response is None else self.response.send(message)
 
+    def send_both(self, start: Message, message: Message) -> bool:
+        """Send a head and a message in one write, if that may be: ASGIFast has both at once."""
+        if self.send_whole is None or self.start is not None or self.response is not None:
+            return False
+        cycle = self.cycle
+        return self.send_whole(cycle, start, message, cycle.transport.write_now)
+
     async def _send(self, message: Message) -> None:
         cycle = self.cycle
         start = self.start
@@ -156,6 +163,9 @@ class SimpleResponse:
                             self.start = {**message, "headers": headers.copy()}
                             cycle.waiting_for_100_continue = False
                             return
+            elif cycle.response_started and whole_body(message) == b"":
+                await cycle.send(message)  # the end of what was sent whole
+                return
         else:
             self.start = None
             send_whole = self.send_whole
@@ -164,7 +174,7 @@ class SimpleResponse:
                 if body is not None and len(body) < COALESCED_BYTES:
                     await self._send_both(start, message)
                     return
-            elif send_whole(cycle, cycle.transport.write_now, start, message):
+            elif send_whole(cycle, start, message, cycle.transport.write_now):
                 return
             self.start = start
         if self.response is None:  # not yet another message's
@@ -191,6 +201,9 @@ class SimpleResponse:
         start, self.start = self.start, None
         if start is not None:
             await (self.cycle if self.response is None else self.response).send(start)
+
+
+register(SimpleResponse, SimpleResponse.send, SimpleResponse.send_both)
 
 
 class FileSending(_Base):

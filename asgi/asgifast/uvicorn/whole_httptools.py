@@ -30,7 +30,7 @@ _own: tuple[object, bytes | None] = None, None
 
 
 def send_whole(
-    cycle: Any, write: Callable[[bytes], object], start: Message, message: Message
+    cycle: Any, start: Message, message: Message, write: Callable[[bytes], object] | None = None
 ) -> bool:
     """See :data:`~asgifast.whole_senders.SendWhole`."""
     global _own
@@ -67,11 +67,13 @@ def send_whole(
     cycle.waiting_for_100_continue = False
     if cycle.access_log:
         log_access(cycle, status)
-    cycle.response_complete = True
     cycle.chunked_encoding = False
     parts.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
     parts.append(body)
-    write(b"".join(parts))
+    (write or cycle.transport.write)(b"".join(parts))
+    if message.get("more_body"):
+        return True
+    cycle.response_complete = True
     cycle.message_event.set()
     if not cycle.keep_alive:
         cycle.transport.close()

@@ -2,7 +2,8 @@
 
 uvicorn's send() is a coroutine for the head and one for the body, and writes them apart: two system
 calls on asyncio's own loop. A `send_whole` sends both at once, with the same bytes, access log and
-state of uvicorn's cycle. What is not plain it leaves to uvicorn's send(), with its errors.
+state of uvicorn's cycle. What is not plain it leaves to uvicorn's send(), with its errors; and the
+end, if that is a message of its own behind the whole body (Starlette's BaseHTTPMiddleware).
 
 It is not used with a uvicorn whose send() does something else: both send a sample when it is
 imported (:func:`sends_alike`).
@@ -18,15 +19,17 @@ from typing import Any
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
 from ..coalescing import COALESCED_BYTES
-from ..messages import Message, response_body, response_start, whole_body
+from ..messages import Message, response_body, response_start
 from ..whole_senders import SendWhole
 
 
 def ready_body(cycle: Any, message: Message) -> bytes | None:
-    """The body, if the message has all of it, and it may leave now, with its head."""
-    body = whole_body(message)
+    """The message's part of the body, if it may leave now, with its head."""
+    if message["type"] != "http.response.body":
+        return None
+    body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
     if (
-        body is None
+        type(body) is not bytes
         or len(body) >= COALESCED_BYTES
         or cycle.response_started
         or cycle.disconnected
@@ -57,6 +60,7 @@ def sample(
     start: Message,
     body: bytes,
     *,
+    more_body: bool = False,
     connection: Any = None,
     http_version: str = "1.1",
     keep_alive: bool = True,
@@ -65,6 +69,7 @@ def sample(
     """What comes of a response: what is written and called, and the state of the cycle.
 
     :param send_whole: None for uvicorn's send(), which raises its errors.
+    :param more_body: the end is a message of its own, which uvicorn sends.
     :param connection: zttp's, which has received a request.
     :returns: None if `send_whole` leaves the response to uvicorn.
     """
@@ -88,13 +93,19 @@ def sample(
     names = inspect.signature(cycle_class).parameters
     cycle = cycle_class(**{name: given.get(name) for name in names})
     before = dict(vars(cycle))
+    message = response_body(body, more_body=more_body)
     if send_whole is None:
-        for message in (start, response_body(body)):
-            _run(cycle.send(message))
-    elif not send_whole(cycle, written.append, start, response_body(body)):
+        _run(cycle.send(start))
+        _run(cycle.send(message))
+    elif not send_whole(cycle, start, message):
         return (written, calls) if written or calls or vars(cycle) != before else None
-    state = {name: value for name, value in vars(cycle).items() if name not in given}
-    return b"".join(written), calls, state, cycle.keep_alive
+    found: tuple[object, ...] = ()
+    for ends in (True, False) if more_body else (False,):
+        state = {name: value for name, value in vars(cycle).items() if name not in given}
+        found += b"".join(written), calls.copy(), state, cycle.keep_alive
+        if ends:
+            _run(cycle.send(response_body()))
+    return found
 
 
 def _run(sending: Any) -> None:
@@ -116,12 +127,14 @@ def sends_alike(
     """
     headers = [(b"Content-Type", b"text/plain"), (b"content-length", b"2")]
     try:
-        for status, http_version, keep_alive in (
-            (200, "1.1", True), (404, "1.1", False), (200, "1.0", False),
+        for status, http_version, keep_alive, more_body in (
+            (200, "1.1", True, False), (404, "1.1", False, False), (200, "1.0", False, False),
+            (200, "1.1", True, True), (404, "1.1", False, True),
         ):  # fmt: skip
             ours, uvicorns = (
                 sample(cycle_class, how, response_start(status, headers), b"ok",
-                       connection=connection(), http_version=http_version, keep_alive=keep_alive)
+                       more_body=more_body, connection=connection(), http_version=http_version,
+                       keep_alive=keep_alive)
                 for how in (send_whole, None)
             )  # fmt: skip
             if ours is None or ours != uvicorns:

@@ -15,7 +15,7 @@ from .whole_responses import log_access, ready_body, sends_alike
 
 
 def send_whole(
-    cycle: Any, write: Callable[[bytes], object], start: Message, message: Message
+    cycle: Any, start: Message, message: Message, write: Callable[[bytes], object] | None = None
 ) -> bool:
     """See :data:`~asgifast.whole_senders.SendWhole`."""
     body = ready_body(cycle, message)
@@ -43,6 +43,10 @@ def send_whole(
     connection.send_response(status, headers)
     if body:
         connection.send_data(body)
+    write = write or cycle.transport.write
+    if message.get("more_body"):
+        write(connection.data_to_send())
+        return True
     connection.end_message()
     cycle.response_complete = True
     write(connection.data_to_send())
