@@ -91,6 +91,12 @@ def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
     return part  # type: ignore[return-value]
 
 
+def with_header_list(start: Message) -> Message:
+    """A response's head with its headers in a list: an app may give any iterable, or none."""
+    headers = start.get("headers", ())
+    return start if type(headers) is list else {**start, "headers": list(headers)}
+
+
 def whole_body(message: Message) -> bytes | None:
     """The body, if the message is one that has all of it, in bytes; else None."""
     if message["type"] == "http.response.body" and not message.get("more_body"):

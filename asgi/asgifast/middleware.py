@@ -28,6 +28,7 @@ from .messages import (
     Send,
     text_headers,
     whole_body,
+    with_header_list,
 )
 from .whole_senders import whole_sender_for
 
@@ -191,12 +192,14 @@ class _Exchange(FileMessages):
         elif self._to_pass_on is None:
             if message["type"] == "http.response.start":
                 headers = message.get("headers")
-                if type(headers) is list:
-                    for name, _ in headers:
-                        if name == b"content-length":
-                            # A copy: the app may go on to change its own.
-                            self._start = {**message, "headers": headers.copy()}
-                            return
+                if type(headers) is not list:
+                    message = with_header_list(message)
+                    headers = message["headers"]
+                for name, _ in headers:
+                    if name == b"content-length":
+                        # A copy: the app may go on to change its own.
+                        self._start = {**message, "headers": headers.copy()}
+                        return
             elif whole_body(message) == b"":
                 await self._server_send(message)  # the end of what was sent whole
                 return
@@ -272,11 +275,8 @@ class _Exchange(FileMessages):
         elif kind == "http.response.start":
             if start is not None:
                 await self._forward_start()  # the server raises for the second one
-            headers = message.get("headers", ())
-            if type(headers) is not list:
-                headers = list(headers)
-                message = {**message, "headers": headers}
-            self._headers = headers
+            message = with_header_list(message)
+            headers = self._headers = message["headers"]
             self._start = message
             self._to_pass_on = 0
             if all(name != b"content-length" for name, _ in headers):

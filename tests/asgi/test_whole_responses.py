@@ -499,6 +499,21 @@ def test_what_the_app_makes_of_its_headers_later_is_its_own(stack: tuple[Any, An
     assert b"late" not in answer
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_headers_may_be_any_iterable(stack: tuple[Any, Any], declared: bool) -> None:
+    """As Sanic's, which are a generator."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"x", b"y"), *([(b"content-length", b"2")] if declared else [])]
+        message = {"type": "http.response.start", "status": 200}
+        await send({**message, "headers": (each for each in headers)})
+        await body(send, b"ok")
+
+    answer = _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
+    assert b"x: y\r\n" in answer
+    assert (b"content-length: 2\r\n" in answer) == declared
+
+
 def test_a_second_response_is_refused_when_it_begins(stack: tuple[Any, Any]) -> None:
     told: list[BaseException] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
 from ..extensions import PLANNED
 from ..files.parsing import parse_pathsend
-from ..messages import PATHSEND, ZEROCOPYSEND, Message
+from ..messages import PATHSEND, ZEROCOPYSEND, Message, with_header_list
 from .file_body import FileBody
 from .transport import CoalescingTransport
 
@@ -81,11 +81,8 @@ class Response(FileBody):
                 self._transport.flush_follows = False
                 self._transport.flush()
         elif kind == "http.response.start":
-            headers = message.get("headers", ())
-            if type(headers) is not list:
-                headers = list(headers)
-                message = {**message, "headers": headers}
-            self._headers = headers
+            message = with_header_list(message)
+            headers = self._headers = message["headers"]
             for name, _ in headers:
                 if name == b"content-length":
                     self._transport.flush_follows = not cycle.flow.write_paused

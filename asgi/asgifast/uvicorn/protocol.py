@@ -14,7 +14,7 @@ from wsgifast.imports import needs
 from ..coalescing import COALESCED_BYTES
 from ..exporting import begin_under_uvicorn, instrumented
 from ..extensions import PROTOCOL_EXTENSIONS
-from ..messages import Message, Receive, Scope, Send, whole_body
+from ..messages import Message, Receive, Scope, Send, whole_body, with_header_list
 from ..protocols.figures import figures
 from ..protocols.file_body import UNKNOWN_PATHSEND, logger
 from ..protocols.idle_timer import IdleTimerLoop
@@ -156,13 +156,15 @@ class SimpleResponse:
         if start is None:
             if message["type"] == "http.response.start" and not cycle.response_started:
                 headers = message.get("headers")
-                if type(headers) is list:
-                    for name, _ in headers:
-                        if name == b"content-length":
-                            # A copy: the app may go on to change its own.
-                            self.start = {**message, "headers": headers.copy()}
-                            cycle.waiting_for_100_continue = False
-                            return
+                if type(headers) is not list:
+                    message = with_header_list(message)
+                    headers = message["headers"]
+                for name, _ in headers:
+                    if name == b"content-length":
+                        # A copy: the app may go on to change its own.
+                        self.start = {**message, "headers": headers.copy()}
+                        cycle.waiting_for_100_continue = False
+                        return
             elif cycle.response_started and whole_body(message) == b"":
                 await cycle.send(message)  # the end of what was sent whole
                 return
