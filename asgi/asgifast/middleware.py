@@ -28,7 +28,6 @@ from .messages import (
     Send,
     text_headers,
     whole_body,
-    with_header_list,
 )
 from .whole_senders import whole_sender_for
 
@@ -137,7 +136,7 @@ class ASGIFast:
         try:
             await app(inner, exchange.receive, exchange.send)
         except BaseException as error:
-            if exchange._to_pass_on is not None:
+            if exchange._start is not None or exchange._to_pass_on is not None:
                 await exchange.failed(error)
             raise
         if exchange._start is not None or exchange._to_pass_on is not None:
@@ -147,9 +146,9 @@ class ASGIFast:
 class _Exchange(FileMessages):
     """The receive() and send() of one request.
 
-    Most responses are a head with a Content-Length and one message of bytes, and need nothing done:
-    the head is held until that message, and both are passed on. After any other message each one is
-    examined, but for those of a stream that are best passed on at once.
+    Most responses are a head and one message of bytes, and need nothing done: the head is held
+    until that message, and both are passed on. After any other message each one is examined, but
+    for those of a stream that are best passed on at once.
 
     `_start` is the head, held until the next message, as servers hold it (ASGI, "Response Start"):
     that of a file may still change. Without a Content-Length it may be the head of a stream, whose
@@ -177,11 +176,8 @@ class _Exchange(FileMessages):
         if start is not None:
             send = self._server_send
             send_whole = whole_sender_for(send)
-            if send_whole is not None and send_whole(
-                send.__self__,  # type: ignore[attr-defined]
-                start,
-                message,
-            ):
+            owner = getattr(send, "__self__", None)
+            if send_whole is not None and send_whole(owner, start, message):
                 self._start = None
                 return
             if self._scope["method"] != "HEAD" and whole_body(message) is not None:
@@ -191,16 +187,9 @@ class _Exchange(FileMessages):
                 return
         elif self._to_pass_on is None:
             if message["type"] == "http.response.start":
-                headers = message.get("headers")
-                if type(headers) is not list:
-                    message = with_header_list(message)
-                    headers = message["headers"]
-                for name, _ in headers:
-                    if name == b"content-length":
-                        # A copy: the app may go on to change its own.
-                        self._start = {**message, "headers": headers.copy()}
-                        return
-            elif whole_body(message) == b"":
+                self._hold(message)
+                return
+            if whole_body(message) == b"":
                 await self._server_send(message)  # the end of what was sent whole
                 return
         elif (
@@ -275,13 +264,8 @@ class _Exchange(FileMessages):
         elif kind == "http.response.start":
             if start is not None:
                 await self._forward_start()  # the server raises for the second one
-            message = with_header_list(message)
-            headers = self._headers = message["headers"]
-            self._start = message
+            self._headers = self._hold(message)
             self._to_pass_on = 0
-            if all(name != b"content-length" for name, _ in headers):
-                loop = running_loop()
-                loop.call_soon(partial(self._on_turn_end, loop))
         elif kind == PATHSEND:
             await self._flush()
             if PLANNED in message:
@@ -310,6 +294,8 @@ class _Exchange(FileMessages):
     async def failed(self, error: BaseException) -> None:
         """The app has raised: send what it sent before; if it was cancelled, nothing more."""
         self._start = None
+        if self._to_pass_on is None:
+            return
         if isinstance(error, Exception):
             try:
                 await self._wait_for_head()
@@ -322,7 +308,23 @@ class _Exchange(FileMessages):
         if self._coalescer is not None:
             self._coalescer.cancel()
 
+    def _hold(self, message: Message) -> list[tuple[bytes, bytes]]:
+        """Hold a head, whose headers it returns; without a Content-Length to the turn's end."""
+        given = message.get("headers")
+        # A copy: the app may go on to change its own.
+        headers = given.copy() if type(given) is list else list(given or ())
+        self._start = {**message, "headers": headers}
+        for name, _ in headers:
+            if name == b"content-length":
+                break
+        else:
+            loop = running_loop()
+            loop.call_soon(partial(self._on_turn_end, loop))
+        return headers
+
     def _on_turn_end(self, loop: Loop) -> None:
+        if self._start is not None and self._to_pass_on is None:
+            self._examine()
         start, self._start = self._start, None
         if start is not None:
             self._head_sent = loop.create_task(_send(self._server_send, start))

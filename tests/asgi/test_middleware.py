@@ -35,6 +35,20 @@ def sending(*messages: Message | None) -> Any:
     return app
 
 
+def recording(sent: list[Message]) -> Send:
+    """A server's send()."""
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    return send
+
+
+async def no_body() -> Message:
+    """A server's receive()."""
+    return {"type": "http.disconnect"}
+
+
 def test_messages_that_come_alone_are_passed_on_at_once_until_more_come() -> None:
     """An app that waits before each message."""
     singles, burst = 12, 200
@@ -148,6 +162,22 @@ def test_a_head_waits_for_the_body_and_no_longer() -> None:
     assert answer.types == ["http.response.start"]
 
 
+def test_the_head_of_a_stream_does_not_wait_for_its_first_message() -> None:
+    sent: list[Message] = []
+    before: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        before.append(len(sent))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        before.append(len(sent))
+        await send(body(b"late", False))
+
+    assert call(ASGIFast(app), scope_of(), on_send=sent.append).body == b"late"
+    assert before == [0, 1]
+
+
 def test_what_an_app_that_ends_early_has_sent_is_sent() -> None:
     answer = call(ASGIFast(sending(START, body(b"a"), body(b"b"))), scope_of(), whole=False)
     assert [m.get("body") for m in answer.messages] == [None, b"ab"]
@@ -251,16 +281,26 @@ def test_the_apps_own_error_is_the_one_told() -> None:
         call(ASGIFast(app), scope_of(), on_send=fail)
 
 
-def test_an_app_that_fails_before_its_body_leaves_the_head_to_the_server() -> None:
+@pytest.mark.parametrize("failure", [LookupError, asyncio.CancelledError])
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"2")]])
+def test_an_app_that_fails_before_its_body_leaves_the_head_to_the_server(
+    headers: list[tuple[bytes, bytes]], failure: type[BaseException]
+) -> None:
+    """The server can still answer 500."""
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        raise LookupError("on purpose")
+        await send({**START, "headers": headers})
+        raise failure("on purpose")
 
-    with pytest.raises(LookupError):
-        call(ASGIFast(app), scope_of(), on_send=sent.append)
-    assert sent == [], "the server can still answer 500"
+    async def run() -> None:
+        with pytest.raises(failure):
+            await ASGIFast(app)(scope_of(), no_body, recording(sent))
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert not sent
 
 
 @pytest.mark.parametrize(
@@ -296,14 +336,8 @@ def test_an_app_that_is_cancelled_sends_no_more() -> None:
         raise asyncio.CancelledError
 
     async def run() -> None:
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        async def receive() -> Message:
-            return {"type": "http.disconnect"}
-
         with pytest.raises(asyncio.CancelledError):
-            await ASGIFast(app)(scope_of(), receive, send)
+            await ASGIFast(app)(scope_of(), no_body, recording(sent))
         for _ in range(5):
             await asyncio.sleep(0)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http import httptools_impl
 
-from wsgifast.http.framing import has_body
+from wsgifast.http.framing import LAST_CHUNK, chunk, has_body
 
 from ..messages import Message
 from .whole_responses import log_access, ready_body, sends_alike
@@ -61,17 +61,22 @@ def send_whole(
             parts.append(line)
     except Exception:  # noqa: BLE001 - not plain: uvicorn's send() raises its own
         return False
-    if not is_declared:
+    has_more = message.get("more_body")
+    if has_more and not is_declared:
         return False
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
     if cycle.access_log:
         log_access(cycle, status)
-    cycle.chunked_encoding = False
-    parts.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-    parts.append(body)
+    cycle.chunked_encoding = not is_declared
+    if not cycle.keep_alive:
+        parts.append(b"connection: close\r\n")
+    if is_declared:
+        parts += b"\r\n", body
+    else:
+        parts += b"transfer-encoding: chunked\r\n\r\n", chunk(body) if body else b"", LAST_CHUNK
     (write or cycle.transport.write)(b"".join(parts))
-    if message.get("more_body"):
+    if has_more:
         return True
     cycle.response_complete = True
     cycle.message_event.set()

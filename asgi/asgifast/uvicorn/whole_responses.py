@@ -125,11 +125,14 @@ def sends_alike(
 
     :param connection: makes what :func:`sample` has.
     """
-    headers = [(b"Content-Type", b"text/plain"), (b"content-length", b"2")]
+    chunked = [(b"Content-Type", b"text/plain")]
+    declared = [*chunked, (b"content-length", b"2")]
     try:
-        for status, http_version, keep_alive, more_body in (
-            (200, "1.1", True, False), (404, "1.1", False, False), (200, "1.0", False, False),
-            (200, "1.1", True, True), (404, "1.1", False, True),
+        for status, headers, http_version, keep_alive, more_body in (
+            (200, declared, "1.1", True, False), (404, declared, "1.1", False, False),
+            (200, declared, "1.0", False, False), (200, declared, "1.1", True, True),
+            (404, declared, "1.1", False, True), (200, chunked, "1.1", True, False),
+            (404, chunked, "1.1", False, False), (200, chunked, "1.0", False, False),
         ):  # fmt: skip
             ours, uvicorns = (
                 sample(cycle_class, how, response_start(status, headers), b"ok",

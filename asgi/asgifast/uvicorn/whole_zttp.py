@@ -31,7 +31,8 @@ def send_whole(
                 if is_declared or lower != b"content-length" or value != b"%d" % size:
                     return False
                 is_declared = True
-        if not is_declared or not has_body("GET", status):
+        has_more = message.get("more_body")
+        if not has_body("GET", status) or (has_more and not is_declared):
             return False
     except Exception:  # noqa: BLE001 - not plain: uvicorn's send() raises its own
         return False
@@ -39,12 +40,15 @@ def send_whole(
     cycle.waiting_for_100_continue = False
     if cycle.access_log:
         log_access(cycle, status)
+    if not is_declared:
+        cycle.chunked_encoding = True
+        headers.append((b"transfer-encoding", b"chunked"))
     connection = cycle.conn
     connection.send_response(status, headers)
     if body:
         connection.send_data(body)
     write = write or cycle.transport.write
-    if message.get("more_body"):
+    if has_more:
         write(connection.data_to_send())
         return True
     connection.end_message()
