@@ -397,6 +397,7 @@ def test_a_whole_body_does_not_wait_for_the_end(stack: tuple[Any, Any]) -> None:
     assert received == [{"type": "http.disconnect"}]
 
 
+@is_sent_whole
 def test_more_than_a_whole_body_is_refused(stack: tuple[Any, Any]) -> None:
     told: list[BaseException] = []
 
