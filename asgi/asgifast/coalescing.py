@@ -1,10 +1,10 @@
-"""Coalesce the small body messages of one turn of the event loop into one."""
+"""Coalesce small body messages into one: those of one turn of the event loop, or of a few."""
 
 from __future__ import annotations
 
 from time import monotonic
 
-from .loops import BackgroundTask, Loop, running_loop
+from .loops import BackgroundTask, Loop, outcome, running_loop
 from .messages import Send, response_body
 
 # A body message up to this size is coalesced; a larger one costs less to pass on than to copy.
@@ -15,7 +15,8 @@ COALESCED_BYTES = 64 * 1024
 # After so many turns in a row with one message each, the next message is held for longer than its
 # turn: a middleware that has each message pass from one task to another takes some turns for it.
 LONE_TURNS = 4
-# For at most so many turns, and so many seconds (a turn is long where the loop is busy).
+# For at most so many turns (Starlette's BaseHTTPMiddleware takes three for a message, and five with
+# another one around it), and so many seconds, as a turn is long where the loop is busy.
 HELD_TURNS = 16
 HELD_S = 0.001
 # If no other message came in these, so many of the next ones are passed on at once, which is
@@ -26,7 +27,7 @@ PASSED_ON = 17
 class Held:
     """The small body messages of one response that wait to be sent as one.
 
-    Whoever has them sends them when the loop's turn ends, unless :meth:`turn_ended` says that they
+    Whoever has them sends them when the loop's turn ends, unless :meth:`end_turn` says that they
     are best held for another one; and when `size` reaches COALESCED_BYTES.
 
     :ivar chunks: the messages' bodies.
@@ -34,27 +35,27 @@ class Held:
     :ivar to_pass_on: so many of the next messages are best passed on at once.
     """
 
-    __slots__ = ("_lone", "_turns", "_until", "chunks", "size", "to_pass_on")
+    __slots__ = ("_lone_turns", "_turns", "_until", "chunks", "size", "to_pass_on")
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
         self.size = 0
         self.to_pass_on = 0
-        # Of turns that had one message, as long as no other number is between them.
-        self._lone = 0
-        # That the messages have been held for.
+        # Turns in a row that had one message; of no interest once they are LONE_TURNS.
+        self._lone_turns = 0
+        # For so many turns the messages have been held beyond their own.
         self._turns = 0
         self._until = 0.0
 
-    def turn_ended(self) -> bool:
-        """Whether the messages are best held for another turn of the loop."""
+    def end_turn(self) -> bool:
+        """Count a turn of the loop; return whether the messages are best held for another one."""
         is_lone = len(self.chunks) == 1
-        if self._lone < LONE_TURNS:
-            self._lone = self._lone + 1 if is_lone else 0
+        if self._lone_turns < LONE_TURNS:
+            self._lone_turns = self._lone_turns + 1 if is_lone else 0
             return False
         if not self._turns:
             if not is_lone:
-                self._lone = 0
+                self._lone_turns = 0
                 return False
             self._until = monotonic() + HELD_S
         elif self._turns == HELD_TURNS or monotonic() > self._until:
@@ -68,9 +69,13 @@ class Held:
         """The bodies held, and one behind them, as one."""
         self.chunks.append(last)
         body = b"".join(self.chunks)
+        self.clear()
+        return body
+
+    def clear(self) -> None:
+        """Hold nothing more."""
         self.chunks.clear()
         self.size = self._turns = 0
-        return body
 
 
 class Coalescer:
@@ -89,25 +94,27 @@ class Coalescer:
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
 
-    async def add(self, body: bytes) -> int:
-        """Send a small message, mostly later.
+    def passes_on(self) -> bool:
+        """Whether the next message is best passed on at once; then it counts as passed on."""
+        if not self._held.to_pass_on or self._task is not None:
+            return False
+        self._held.to_pass_on -= 1
+        return True
 
-        :returns: how many of the next messages are best passed on at once.
-        """
-        if self._task is not None:
+    async def add(self, body: bytes) -> None:
+        """Send a small message, mostly later."""
+        while self._task is not None:
             await self._wait()
-        held = self._held
-        if held.to_pass_on:
-            following, held.to_pass_on = held.to_pass_on - 1, 0
+        if self.passes_on():
             await self._send(response_body(body, more_body=True))
-            return following
+            return
+        held = self._held
         held.chunks.append(body)
         held.size += len(body)
         if held.size >= COALESCED_BYTES:
-            await self.flush()
+            await self._send_held()
         elif not self._turn_scheduled:
             self._schedule()
-        return 0
 
     async def end(self, body: bytes) -> bytes:
         """Return the body's last message, with what is held before it if that is small."""
@@ -121,14 +128,14 @@ class Coalescer:
 
     async def flush(self) -> None:
         """Send what is held."""
-        if self._task is not None:
+        while self._task is not None:
             await self._wait()
         if self._held.chunks:
             await self._send_held()
 
     def cancel(self) -> None:
         """Send nothing more."""
-        self._held.chunks.clear()
+        self._held.clear()
         if self._task is not None:
             self._task.cancel()
 
@@ -138,9 +145,11 @@ class Coalescer:
 
     def _on_turn_end(self) -> None:
         self._turn_scheduled = False
-        if self._held.turn_ended():
+        if not self._held.chunks:
+            return
+        if self._held.end_turn():
             self._schedule()
-        elif self._held.chunks and self._task is None:
+        else:
             self._task = self._loop.create_task(self._send_held())
 
     async def _send_held(self) -> None:
@@ -148,6 +157,10 @@ class Coalescer:
             await self._send(response_body(self._held.take(), more_body=True))
 
     async def _wait(self) -> None:
-        task, self._task = self._task, None
+        task = self._task
         if task is not None:
-            await task
+            try:
+                await outcome(task)
+            finally:
+                if task.done() and self._task is task:
+                    self._task = None

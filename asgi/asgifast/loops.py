@@ -66,6 +66,11 @@ async def ended(task: BackgroundTask) -> None:
         await _over(task)
 
 
+async def outcome(task: BackgroundTask) -> None:
+    """Wait for a task, and raise what it raised. A caller that is cancelled leaves it running."""
+    await (asyncio.shield(task) if isinstance(task, asyncio.Future) else task)
+
+
 async def next_turn() -> None:
     """Let everything else on the event loop run once."""
     loop = running_loop()

@@ -91,10 +91,18 @@ def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
     return part  # type: ignore[return-value]
 
 
-def with_header_list(start: Message) -> Message:
-    """A response's head with its headers in a list: an app may give any iterable, or none."""
-    headers = start.get("headers", ())
-    return start if type(headers) is list else {**start, "headers": list(headers)}
+def copied_head(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], bool]:
+    """A copy of a response's head, of which the app may go on to change its own.
+
+    :returns: the copy; its headers, a list though an app may give any iterable, or none; whether
+        Content-Length is among them.
+    :raises TypeError or ValueError: if they are no pairs.
+    """
+    headers = list(start.get("headers", ()))
+    for name, _ in headers:
+        if name == b"content-length":
+            return {**start, "headers": headers}, headers, True
+    return {**start, "headers": headers}, headers, False
 
 
 def whole_body(message: Message) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 from wsgifast.apps import check_app
@@ -17,7 +18,7 @@ from .examined import Examined
 from .extensions import COALESCING, FILE_EXTENSIONS, PLANNED
 from .files.handler import FileMessages
 from .instrumented import INSTRUMENTED, Instrumented
-from .loops import BackgroundTask, Loop, running_loop
+from .loops import BackgroundTask, Loop, outcome, running_loop
 from .messages import (
     PATHSEND,
     ZEROCOPYSEND,
@@ -26,6 +27,7 @@ from .messages import (
     Receive,
     Scope,
     Send,
+    copied_head,
     text_headers,
     whole_body,
 )
@@ -130,16 +132,16 @@ class ASGIFast:
         exchange._server_receive = receive
         exchange._server_send = send
         exchange._kept = ()
-        exchange._is_awaited = False
-        exchange._start = exchange._to_pass_on = None
+        exchange._is_awaited = exchange._is_examined = False
+        exchange._start = None
         app = self._call  # two steps, which cost CPython less than one
         try:
             await app(inner, exchange.receive, exchange.send)
         except BaseException as error:
-            if exchange._start is not None or exchange._to_pass_on is not None:
+            if exchange._start is not None or exchange._is_examined:
                 await exchange.failed(error)
             raise
-        if exchange._start is not None or exchange._to_pass_on is not None:
+        if exchange._start is not None or exchange._is_examined:
             await exchange.finish()
 
 
@@ -158,14 +160,17 @@ class _Exchange(FileMessages):
     ASGIFast sets the attributes; :meth:`_examine` those that only examined responses have.
     """
 
-    __slots__ = ("_coalescer", "_has_text", "_head_sent", "_may_coalesce", "_to_pass_on")
+    __slots__ = (
+        "_coalescer", "_has_text", "_head_sent", "_is_examined", "_may_coalesce", "_passes_on",
+    )  # fmt: skip
 
-    # So many messages of a stream are passed on at once; negative: all; None: none is examined yet.
-    _to_pass_on: int | None
+    _is_examined: bool
     _coalescer: Coalescer | None
     _has_text: bool
     _head_sent: BackgroundTask | None
     _may_coalesce: bool
+    # Whether messages of a stream are passed on at once: all, or as many as the coalescer says.
+    _passes_on: Callable[[], bool]
 
     # Not Delivery's.
     __init__ = object.__init__
@@ -177,42 +182,42 @@ class _Exchange(FileMessages):
             send = self._server_send
             send_whole = whole_sender_for(send)
             owner = getattr(send, "__self__", None)
+            self._start = None  # whatever the server raises
             if send_whole is not None and send_whole(owner, start, message):
-                self._start = None
                 return
             if self._scope["method"] != "HEAD" and whole_body(message) is not None:
-                self._start = None
                 await send(start)
                 await send(message)
                 return
-        elif self._to_pass_on is None:
+            self._start = start
+        elif not self._is_examined:
             if message["type"] == "http.response.start":
                 self._hold(message)
                 return
-            if whole_body(message) == b"":
-                await self._server_send(message)  # the end of what was sent whole
+            if whole_body(message) == b"":  # such as the end of what was sent whole
+                await self._server_send(message)
                 return
         elif (
-            self._to_pass_on
-            and "more_body" in message
+            "more_body" in message
             and message["more_body"]
             and "body" in message
             and type(message["body"]) is bytes
+            and self._passes_on()
         ):
-            self._to_pass_on -= 1
             await self._server_send(message)
             return
-        if self._to_pass_on is None:
+        if not self._is_examined:
             self._examine()
         await self._send_examined(message)
 
     def _examine(self) -> None:
         """From now on examine each message."""
+        self._is_examined = True
         self._headers = self._start["headers"] if self._start is not None else []
         self._has_text = False
         self._head_sent = None
         self._coalescer = None
-        self._to_pass_on = 0
+        self._passes_on = _never
         self._may_coalesce = (
             self._options.coalesce
             and self._scope["method"] != "HEAD"
@@ -249,12 +254,13 @@ class _Exchange(FileMessages):
                 await self._server_send(start)
             if message.get("more_body"):
                 if not self._may_coalesce:
-                    self._to_pass_on = 0 if is_head else -1
+                    self._passes_on = _never if is_head else _always
                 elif len(body) <= SMALL_MESSAGE_BYTES:
                     if self._coalescer is None:
                         self._coalescer = Coalescer(self._server_send)
+                        self._passes_on = self._coalescer.passes_on
                         self._note_route("coalesced")
-                    self._to_pass_on = await self._coalescer.add(body)
+                    await self._coalescer.add(body)
                     return
                 elif self._coalescer is not None:
                     await self._coalescer.flush()
@@ -265,7 +271,6 @@ class _Exchange(FileMessages):
             if start is not None:
                 await self._forward_start()  # the server raises for the second one
             self._headers = self._hold(message)
-            self._to_pass_on = 0
         elif kind == PATHSEND:
             await self._flush()
             if PLANNED in message:
@@ -283,7 +288,7 @@ class _Exchange(FileMessages):
 
     async def finish(self) -> None:
         """The app has returned: send what is held."""
-        if self._to_pass_on is None:
+        if not self._is_examined:
             await self._forward_start()
             return
         await self._wait_for_head()
@@ -294,7 +299,7 @@ class _Exchange(FileMessages):
     async def failed(self, error: BaseException) -> None:
         """The app has raised: send what it sent before; if it was cancelled, nothing more."""
         self._start = None
-        if self._to_pass_on is None:
+        if not self._is_examined:
             return
         if isinstance(error, Exception):
             try:
@@ -310,35 +315,40 @@ class _Exchange(FileMessages):
 
     def _hold(self, message: Message) -> list[tuple[bytes, bytes]]:
         """Hold a head, whose headers it returns; without a Content-Length to the turn's end."""
-        given = message.get("headers")
-        # A copy: the app may go on to change its own.
-        headers = given.copy() if type(given) is list else list(given or ())
-        self._start = {**message, "headers": headers}
-        for name, _ in headers:
-            if name == b"content-length":
-                break
-        else:
+        start, headers, is_declared = copied_head(message)
+        self._start = start
+        if not is_declared:
             loop = running_loop()
             loop.call_soon(partial(self._on_turn_end, loop))
         return headers
 
     def _on_turn_end(self, loop: Loop) -> None:
-        if self._start is not None and self._to_pass_on is None:
+        if self._start is not None and not self._is_examined:
             self._examine()
         start, self._start = self._start, None
         if start is not None:
             self._head_sent = loop.create_task(_send(self._server_send, start))
 
     async def _wait_for_head(self) -> None:
-        if self._head_sent is not None:
+        head_sent = self._head_sent
+        if head_sent is not None:
             try:
-                await self._head_sent
+                await outcome(head_sent)
             finally:
-                self._head_sent = None
+                if head_sent.done():
+                    self._head_sent = None
 
     async def _flush(self) -> None:
         if self._coalescer is not None:
             await self._coalescer.flush()
+
+
+def _always() -> bool:
+    return True
+
+
+def _never() -> bool:
+    return False
 
 
 async def _send(send: Send, message: Message) -> None:

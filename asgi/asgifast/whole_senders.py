@@ -9,14 +9,33 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
-from .messages import Send
+from .messages import Message, Send
 
-# Given uvicorn's cycle, the head with a list of headers, the message behind it, and perhaps a
-# write() in place of the transport's. Returns whether both were sent; if not, nothing was, and
-# uvicorn's send() is to send or refuse them. The end of a body with `more_body` is left to it.
-SendWhole = Callable[..., bool]
+
+class SendWhole(Protocol):
+    def __call__(
+        self,
+        owner: Any,
+        start: Message,
+        message: Message,
+        write: Callable[[bytes], object] | None = None,
+        /,
+    ) -> bool:
+        """Send a head and the message behind it at once, if that may be.
+
+        The end of a body with `more_body` is left to the server's send().
+
+        :param owner: whose method the server's send() is, such as uvicorn's cycle.
+        :param start: its headers are a list.
+        :param write: in place of the transport's.
+        :returns: whether both were sent; if not, nothing was, and the server's send() is to send or
+            refuse them.
+        :raises Exception: that of zttp, which makes the head.
+        """
+        ...
+
 
 # Modules of uvicorn's protocols, and those that know the send() of their cycles.
 _UVICORN = {
@@ -42,9 +61,9 @@ def whole_sender_for(send: Send) -> SendWhole | None:
     return sender
 
 
-def register(of: type, function: object, sender: SendWhole) -> None:
-    """Have another class's send(), `function`, stood for by what is called with its object."""
-    _known[of] = function, sender
+def add_sender(of: type, send: object, sender: SendWhole) -> None:
+    """Have a class's send(), other than uvicorn's, stood for by `sender`."""
+    _known[of] = send, sender
 
 
 def _find(of: type, function: Any) -> SendWhole | None:

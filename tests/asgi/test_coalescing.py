@@ -14,14 +14,14 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     held = Held()
     for _ in range(LONE_TURNS):
         held.chunks.append(b"a")
-        assert not held.turn_ended()
+        assert not held.end_turn()
         assert held.take() == b"a"
     return held
 
 
 def turns_held(held: Held) -> int:
     turns = 1
-    while held.turn_ended():
+    while held.end_turn():
         turns += 1
     return turns
 
@@ -38,7 +38,7 @@ def test_a_message_that_stays_alone_has_the_next_ones_passed_on(held: Held) -> N
 def test_messages_of_some_turns_are_held_again_and_again(held: Held) -> None:
     for _ in range(3):
         held.chunks.append(b"a")
-        assert held.turn_ended()
+        assert held.end_turn()
         held.chunks.append(b"b")
         assert turns_held(held) == HELD_TURNS
         assert not held.to_pass_on
@@ -47,25 +47,25 @@ def test_messages_of_some_turns_are_held_again_and_again(held: Held) -> None:
 
 def test_messages_of_one_turn_are_not_held_for_longer(held: Held) -> None:
     held.chunks += b"a", b"b"
-    assert not held.turn_ended()
+    assert not held.end_turn()
     held.take()
     held.chunks.append(b"a")
-    assert not held.turn_ended()
+    assert not held.end_turn()
 
 
 def test_no_message_is_held_for_long_where_turns_are(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held.chunks.append(b"a")
-    assert held.turn_ended()
-    assert held.turn_ended()
+    assert held.end_turn()
+    assert held.end_turn()
     monkeypatch.setattr(coalescing, "monotonic", lambda: HELD_S * 1.1)
-    assert not held.turn_ended()
+    assert not held.end_turn()
     assert held.to_pass_on == PASSED_ON
 
 
 def test_a_turn_without_messages_counts_for_none(held: Held) -> None:
-    assert not held.turn_ended()
+    assert not held.end_turn()
     assert not held.to_pass_on
     held.chunks.append(b"a")
-    assert not held.turn_ended()
+    assert not held.end_turn()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from gunicorn.asgi.protocol import ASGIProtocol
 from tests.support.http import Connection
 from wsgifast.sockets import lingering
 
+from .protocols import turns
 from .servers import asgi_server
 from .support import expect_http2, expect_websocket
 
@@ -225,6 +227,32 @@ def test_a_connection_that_is_idle_for_as_long_as_keepalive_says_is_closed() -> 
             assert head.startswith(b"HTTP/1.1 200 ")
             assert await reader.readexactly(2) == b"ok"
         assert await asyncio.wait_for(reader.read(), 60.0) == b""
+        writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_app_that_ends_early_has_sent_what_it_sent(fails: bool) -> None:
+    """Small messages, some turns of the loop apart."""
+    messages = [b"<%d>" % number for number in range(30)]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(response_start(200, []))
+        for message in messages:
+            await send(response_body(message, more_body=True))
+            await turns(3)
+        if fails:
+            raise RuntimeError("on purpose")
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        ours, client = socket.socketpair()
+        await loop.create_connection(lambda: FastASGIProtocol(_worker(loop, app)), sock=ours)
+        reader, writer = await asyncio.open_connection(sock=client)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 60.0)
+        assert re.findall(rb"<\d+>", answer) == messages
         writer.close()
 
     asyncio.run(run())

@@ -257,6 +257,43 @@ def test_a_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
     talk(protocol, app, conversation)
 
 
+def test_an_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
+    protocol: Any,
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        for _ in range(LONE_TURNS + 1):
+            await body(send, b".", more=True)
+            await turns()
+        await body(send, b"", more=True)
+        await body(send, b"end")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"3\r\nend\r\n0\r\n\r\n")
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+def test_a_held_message_that_is_refused_is_told_of_when_the_app_returns(
+    protocol: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        await body(send, b"ok", more=True)
+        await turns()
+        await body(send, b"too much", more=True)
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await client.to_end()).endswith(b"\r\n\r\nok")
+
+    talk(protocol, app, conversation)
+    told = ("longer than Content-Length", "Too much data for declared Content-Length")
+    assert any(line in caplog.text for line in told), caplog.text
+
+
 @pytest.mark.parametrize(("method", "data"), [("HEAD", b"12345"), ("GET", b""), ("GET", b"12345")])
 def test_a_simple_response_leaves_while_its_app_goes_on(
     protocol: Any, method: str, data: bytes

@@ -8,6 +8,7 @@ import struct
 
 import pytest
 from asgifast.coalescing import COALESCED_BYTES
+from asgifast.protocols.transport import CoalescingTransport
 
 from tests.asgi.transports import (
     connected,
@@ -161,40 +162,85 @@ def test_a_second_close_waits_for_no_client_that_goes_on_sending(
     asyncio.run(asyncio.wait_for(run(), 60.0))
 
 
-def test_what_is_kept_elsewhere_is_written_at_the_turns_end_and_makes_no_other_turn() -> None:
+class Keeping:
+    """A response that holds one message for some turns."""
+
+    def __init__(self, transport: CoalescingTransport, message: bytes, turns: int = 0) -> None:
+        self.transport = transport
+        self.message = message
+        self.turns = turns
+        transport.keep(self)
+        transport.keep(self)  # has no effect
+
+    def end_turn(self) -> bool:
+        self.turns -= 1
+        return self.turns >= 0
+
+    def release(self) -> None:
+        self.transport.write(self.message)
+
+
+def test_what_a_response_holds_leaves_at_the_turns_end_and_makes_no_other_turn() -> None:
     async def run() -> None:
         async with connected() as (transport, client):
-            transport.call_before_flush(lambda: transport.write(b"kept"), lambda: False)
+            Keeping(transport, b"held")
             await asyncio.sleep(0)
             assert not transport._turn_scheduled
-            assert await read(client, 4) == b"kept"
+            assert await read(client, 4) == b"held"
 
     asyncio.run(run())
 
 
-def test_what_is_kept_for_some_turns_leaves_with_what_is_written_meanwhile() -> None:
+def test_what_is_held_for_some_turns_leaves_with_what_is_written_meanwhile() -> None:
     async def run() -> None:
         async with connected() as (transport, client):
-            ends = iter([True, True, False])
-            transport.call_before_flush(lambda: transport.write(b"kept"), lambda: next(ends))
+            Keeping(transport, b"held", 2)
             await turns(2)
             assert transport._turn_scheduled
             await turns(1)
             assert not transport._turn_scheduled
-            assert await read(client, 4) == b"kept"
-            transport.call_before_flush(lambda: transport.write(b" kept"), lambda: True)
+            assert await read(client, 4) == b"held"
+            Keeping(transport, b" held", 100)
             await turns(3)
             transport.write(b"written,")
             await turns(1)
-            assert await read(client, 13) == b"written, kept"
+            assert await read(client, 13) == b"written, held"
 
     asyncio.run(run())
 
 
-def test_what_is_kept_is_dropped_with_the_connection() -> None:
+def test_what_one_response_holds_another_does_not_send() -> None:
+    """Over HTTP/2: it leaves when one of them has held long enough, in one write."""
+
     async def run() -> None:
         async with connected() as (transport, _client):
-            transport.call_before_flush(pytest.fail, lambda: True)
+            written: list[bytes] = []
+            transport.real.write = written.append  # type: ignore[method-assign,assignment]
+            Keeping(transport, b"<one>", 2)
+            Keeping(transport, b"<two>", 3)
+            await turns(2)
+            transport.flush()
+            assert not written
+            await turns(1)
+            assert written == [b"<one><two>"]
+
+    asyncio.run(run())
+
+
+def test_what_is_held_leaves_before_the_connection_is_closed() -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            Keeping(transport, b"held", 100)
+            transport.close()
+            assert await read(client, 4) == b"held"
+
+    asyncio.run(run())
+
+
+def test_what_is_held_is_dropped_with_the_connection() -> None:
+    async def run() -> None:
+        async with connected() as (transport, _client):
+            Keeping(transport, b"held", 100).release = pytest.fail  # type: ignore[method-assign]
             await turns(2)
             transport.lost()
             await turns(2)

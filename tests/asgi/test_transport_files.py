@@ -198,12 +198,12 @@ def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.Mon
     assert pieces == [socket.MSG_MORE] * 6
 
 
-def test_a_file_waits_for_what_is_coalesced_elsewhere(fd: int) -> None:
+def test_a_file_waits_for_what_is_coalesced(fd: int) -> None:
     async def run() -> None:
         async with connected() as (transport, client):
 
             async def in_one_turn() -> None:
-                transport.call_before_flush(lambda: transport.write(b"coalesced"), lambda: False)
+                transport.write(b"coalesced")
                 await send_file(transport, FileSegment(fd, 0, 100_000))
 
             sending = asyncio.create_task(in_one_turn())

@@ -12,8 +12,9 @@ import pytest
 import uvicorn
 from asgifast import ASGIFast, whole_senders
 from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
+from asgifast.middleware import _Exchange
 from asgifast.uvicorn import HttpToolsProtocol, whole_httptools
-from asgifast.uvicorn.protocol import NEWEST_UVICORN
+from asgifast.uvicorn.protocol import NEWEST_UVICORN, SimpleResponse
 from asgifast.uvicorn.whole_responses import sample, sends_alike
 from asgifast.whole_senders import whole_sender_for
 from hypothesis import example, given
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http import httptools_impl
 
 from .protocols import HELLO, Client, _no_descriptor_is_left, body, serving, start, talk
+from .support import scope_of
 
 __all__ = ["_no_descriptor_is_left"]
 
@@ -100,6 +102,7 @@ HEADERS = st.lists(
 @example([(b"content-length", b"3")], [], 200, b"abc", True, True)
 @example([], [], 200, b"abc", True, False)
 @example([], [], 200, b"", False, False)
+@example([], [], 200, b"abc", True, True)
 @example(
     [(b"Content-Type", b"a"), (b"content-length", b"3")],
     [(b"date", b"now")], 404, b"abc", False, False,
@@ -167,13 +170,18 @@ def test_another_uvicorn_sends_for_itself(sides: Sides, monkeypatch: pytest.Monk
         self.sent = 1
         await sent(self, message)
 
+    async def counts_chunks(self: Any, message: Any) -> None:
+        await sent(self, message)
+        if self.chunked_encoding and self.scope["http_version"] == "1.0":
+            self.sent = 1
+
     async def waits(self: Any, message: Any) -> None:
         await asyncio.sleep(0)
 
     def no_coroutine(self: Any, message: Any) -> None: ...
 
     assert sides.sends_alike()
-    for another in (counts, waits, no_coroutine):
+    for another in (counts, counts_chunks, waits, no_coroutine):
         monkeypatch.setattr(sides.cycle_class, "send", another)
         assert not sides.sends_alike()
 
@@ -289,6 +297,96 @@ def test_a_head_and_its_body_leave_in_one_write(
     assert [line.split(" - ")[1] for line in access] == [
         '"GET / HTTP/1.1" 200', '"GET / HTTP/1.1" 200', '"GET /?a HTTP/1.1" 200',
     ]  # fmt: skip
+
+
+@is_sent_whole
+@pytest.mark.parametrize("app", [_two_bytes, _two_bytes_and_an_end])
+def test_a_plain_response_needs_little(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message of it is examined, none makes a Response, and both leave at once."""
+    monkeypatch.setattr(_Exchange, "_examine", pytest.fail)
+    monkeypatch.setattr(HttpToolsProtocol, "_response_class", pytest.fail)
+    given: list[str] = []
+    passed_on = SimpleResponse._send
+
+    async def noted(self: Any, message: Message) -> None:
+        given.append(message["type"])
+        await passed_on(self, message)
+
+    monkeypatch.setattr(SimpleResponse, "_send", noted)
+
+    async def conversation(client: Client) -> None:
+        for _ in range(2):
+            await client.send(GET)
+            await client.until(b"ok")
+
+    talk(HttpToolsProtocol, ASGIFast(app), conversation)
+    assert given == ["http.response.body"] * (2 if app is _two_bytes_and_an_end else 0)
+
+
+def test_a_head_that_the_server_refuses_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zttp makes the head, and may raise."""
+    sent: list[Message] = []
+
+    class Cycle:
+        async def send(self, message: Message) -> None:
+            sent.append(message)
+
+        def refuse(self, *messages: object) -> bool:
+            raise ValueError("refused")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        with pytest.raises(ValueError, match="refused"):
+            await body(send, b"ok")
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    monkeypatch.setattr(whole_senders, "_known", {})
+    whole_senders.add_sender(Cycle, Cycle.send, Cycle.refuse)
+    asyncio.run(ASGIFast(app)(scope_of(), receive, Cycle().send))
+    assert not sent
+
+
+def test_a_head_behind_a_head_is_refused(stack: tuple[Any, Any]) -> None:
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        for sending in (start(send, length=2), body(send, b"ok")):
+            try:
+                await sending
+            except RuntimeError as error:
+                told.append(str(error))
+
+    protocol, wrap = stack
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\n")
+
+    talk(protocol, wrap(app), conversation)
+    assert told == ["Expected ASGI message 'http.response.body', but got 'http.response.start'."]
+
+
+@pytest.mark.parametrize("headers", [None, 1, [(b"a",)], [b"abc"]])
+def test_headers_that_are_none_are_refused_at_once(stack: tuple[Any, Any], headers: Any) -> None:
+    refused: list[Exception] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        except (TypeError, ValueError) as error:
+            refused.append(error)
+
+    protocol, wrap = stack
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.to_end()
+
+    talk(protocol, wrap(app), conversation)
+    assert len(refused) == 1
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])

@@ -115,6 +115,53 @@ def test_uploads_that_nobody_receives_hold_their_client_up_together() -> None:
     asyncio.run(run())
 
 
+SMALL = [b"<%d>" % number for number in range(30)]
+
+
+async def trickle(send: Send) -> None:
+    """Send small messages, some turns of the loop apart, as Starlette's BaseHTTPMiddleware does."""
+    for message in SMALL:
+        await send(part(message))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_app_that_ends_early_has_sent_what_it_sent(fails: bool) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(start())
+        await trickle(send)
+        if fails:
+            raise RuntimeError("on purpose")
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            stream = client.ask()
+            await settled(lambda: client.answers[stream].reset is not None, wire)
+            assert client.answers[stream].body == b"".join(SMALL)
+
+    asyncio.run(run())
+
+
+def test_the_small_messages_of_each_stream_are_coalesced() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(start())
+        await trickle(send)
+        await send(part(b"", more=False))
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            streams = [client.ask() for _ in range(3)]
+            await settled(lambda: all(client.answers[s].ended for s in streams), wire)
+            for stream in streams:
+                assert client.answers[stream].body == b"".join(SMALL)
+                assert client.answers[stream].frames < len(SMALL) / 2
+
+    asyncio.run(run())
+
+
 def test_streams_that_send_in_one_turn_of_the_loop_wait_for_nobody() -> None:
     """Two event streams on one connection, each of which has a small message."""
 

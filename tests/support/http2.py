@@ -23,6 +23,7 @@ class Answer:
 
     headers: dict[str, str] = field(default_factory=dict)
     received: bytearray = field(default_factory=bytearray)
+    frames: int = 0  # of DATA
     early: list[dict[str, str]] = field(default_factory=list)
     trailers: dict[str, str] = field(default_factory=dict)
     ended: bool = False
@@ -108,6 +109,7 @@ class Client:
             answer.trailers = _text(event.headers)
         elif isinstance(event, h2.events.DataReceived):
             answer.received += event.data
+            answer.frames += 1
             if self.reads:
                 self.state.acknowledge_received_data(
                     event.flow_controlled_length, event.stream_id or 0

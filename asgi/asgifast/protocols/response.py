@@ -7,7 +7,7 @@ from typing import Any
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
 from ..extensions import PLANNED
 from ..files.parsing import parse_pathsend
-from ..messages import PATHSEND, ZEROCOPYSEND, Message, with_header_list
+from ..messages import PATHSEND, ZEROCOPYSEND, Message, copied_head
 from .file_body import FileBody
 from .transport import CoalescingTransport
 
@@ -59,20 +59,21 @@ class Response(FileBody):
                                 self._transport.write_now(self._frame(body))
                             return
                         if not held.chunks:
-                            self._transport.call_before_flush(self._write_held, held.turn_ended)
+                            self._transport.keep(self)
                         held.chunks.append(body)
                         held.size += len(body)
                         if held.size >= COALESCED_BYTES:
+                            self.release()
                             self._transport.flush()
                         return
-                self._write_coalesced()
+                self.write_held()
                 await cycle.send(message)
                 if type(body) is not bytes:
                     self._transport.flush()  # its owner may change it in this very turn
                 return
             if held is not None and held.chunks and type(body) is bytes:
                 message = {**message, "body": held.take(body)}
-            self._write_coalesced()
+            self.write_held()
             # If it has to wait, others on the connection may write meanwhile.
             self._transport.flush_follows = not cycle.flow.write_paused
             try:
@@ -81,18 +82,15 @@ class Response(FileBody):
                 self._transport.flush_follows = False
                 self._transport.flush()
         elif kind == "http.response.start":
-            message = with_header_list(message)
-            headers = self._headers = message["headers"]
-            for name, _ in headers:
-                if name == b"content-length":
-                    self._transport.flush_follows = not cycle.flow.write_paused
-                    break
+            message, self._headers, is_declared = copied_head(message)
+            if is_declared:
+                self._transport.flush_follows = not cycle.flow.write_paused
             try:
                 await cycle.send(message)
             finally:
                 self._transport.flush_follows = False
         elif kind in (PATHSEND, ZEROCOPYSEND) and (cycle.response_started or cycle.disconnected):
-            self._write_coalesced()
+            self.write_held()
             if cycle.response_complete or cycle.disconnected:
                 if PLANNED in message:
                     message[PLANNED].file.close()
@@ -104,26 +102,42 @@ class Response(FileBody):
             else:
                 await self._send_zero_copy(message)
         else:
-            self._write_coalesced()
+            self.write_held()
             await cycle.send(message)
 
-    def _write_coalesced(self) -> None:
-        """Write what is held, before anything else is sent."""
+    def write_held(self) -> None:
+        """Write what is held, before anything else is sent and when the app has returned.
+
+        :raises Exception: what uvicorn says of it.
+        """
         if self._held is not None and self._held.chunks:
-            self._write_held()
+            self.release()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
-    def _write_held(self) -> None:
-        if self._held is None or not self._held.chunks:
-            return
-        data = self._held.take()
+    async def failed(self) -> None:
+        """The app has raised: what it sent before is sent nevertheless."""
+        if self._held is not None and self._held.chunks:
+            self.release()
+            self._transport.flush()
+        await self.sent()
+
+    # What the transport calls
+
+    def end_turn(self) -> bool:
+        """See Kept."""
+        held = self._held
+        return held is not None and len(held.chunks) > 0 and held.end_turn()
+
+    def release(self) -> None:
+        """See Kept. Of an error the app's next send() is told."""
+        data = self._held.take() if self._held is not None else b""
         if not data or self._cycle.disconnected:
             return
         try:
             framed = self._frame(data)
-        except Exception as error:  # noqa: BLE001 - raised by the app's next send()
+        except Exception as error:  # noqa: BLE001 - raised by write_held()
             self._error = error
             return
         self._transport.write(framed)

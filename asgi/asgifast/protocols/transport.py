@@ -6,6 +6,9 @@ socket; a file's descriptor is its sender's.
 - Coalescing: write() keeps small data until the end of the loop's turn, until COALESCED_BYTES are
   there, or until flush(), so that a head and its body leave in one packet. A sender that is about
   to flush says so (`flush_follows`), and no callback is scheduled for the turn's end.
+- A response that holds small messages back asks to be called at the turn's end (`keep`): it writes
+  them then, or holds them for another turn. Whatever else is written at a turn's end, and close(),
+  take them with them; flush() does not, as over HTTP/2 others write to the same transport.
 - While a file is sent (`_file` is set), what is written waits behind it. The file itself waits
   until the loop's transport has sent its buffer, since sendfile bypasses that.
 - A file ends with its last byte; with the file's own end, if that comes too early (FileTruncated);
@@ -20,7 +23,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sendfile import SendfileUnavailable
@@ -37,6 +40,18 @@ Rest = Callable[[], Awaitable[None]]
 _LEAD_BYTES = 16 * 1024
 
 
+class Kept(Protocol):
+    """A response that holds messages back."""
+
+    def end_turn(self) -> bool:
+        """Count a turn of the loop; return whether they are best held for another one."""
+        ...
+
+    def release(self) -> None:
+        """Write what is held."""
+        ...
+
+
 class CoalescingTransport(asyncio.Transport):
     """Wraps the event loop's transport; see the module's docstring.
 
@@ -49,9 +64,9 @@ class CoalescingTransport(asyncio.Transport):
 
     # Every connection has one, idle or not.
     __slots__ = (
-        "_before_flush",
         "_drain_waiter",
         "_file",
+        "_kept",
         "_loop",
         "_pending",
         "_size",
@@ -76,8 +91,8 @@ class CoalescingTransport(asyncio.Transport):
         self._size = 0
         self._turn_scheduled = False
         self.flush_follows = False
-        # To be called before the next flush, and when the loop's turn has ended.
-        self._before_flush: tuple[Callable[[], None], Callable[[], bool]] | None = None
+        # Over HTTP/1 one at most.
+        self._kept: tuple[Kept, ...] = ()
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self.may_grow: bool | None = None
@@ -105,7 +120,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def write_now(self, data: bytes) -> None:
         """Write, and flush."""
-        if self._pending or self._before_flush is not None or self._file is not None:
+        if self._pending or self._file is not None:
             self.write(data)
             self.flush()
         elif data and self.is_closing is not _lingers:
@@ -115,35 +130,28 @@ class CoalescingTransport(asyncio.Transport):
         for data in list_of_data:
             self.write(data)
 
-    def call_before_flush(
-        self, before_flush: Callable[[], None], turn_ended: Callable[[], bool]
-    ) -> None:
-        """Have a function called once, before the next flush, to write what it has kept.
-
-        An earlier one, which is another stream's over HTTP/2, is called at once.
-
-        :param turn_ended: called when the loop's turn has ended; true: keep it for another turn.
-        """
-        self._call_before_flush()
-        self._before_flush = before_flush, turn_ended
+    def keep(self, response: Kept) -> None:
+        """Have a response called when the loop's turn ends."""
+        if response not in self._kept:
+            self._kept += (response,)
         if not self._turn_scheduled:
             self._schedule()
 
     def flush(self) -> None:
         """Hand everything coalesced to the loop's transport, unless a file is being sent."""
-        if self._before_flush is not None:
-            self._call_before_flush()
         if self._pending and self._file is None:
             self.real.write(self._take())
 
-    def _call_before_flush(self) -> None:
-        if self._before_flush is not None:
-            (before_flush, _), self._before_flush = self._before_flush, None
-            follows, self.flush_follows = self.flush_follows, True
-            try:
-                before_flush()
-            finally:
-                self.flush_follows = follows
+    def _release_kept(self) -> None:
+        """Have all that is held back written; a flush follows."""
+        kept, self._kept = self._kept, ()
+        follows = self.flush_follows
+        try:
+            for response in kept:
+                self.flush_follows = True
+                response.release()
+        finally:
+            self.flush_follows = follows
 
     def _schedule(self) -> None:
         self._turn_scheduled = True
@@ -153,10 +161,13 @@ class CoalescingTransport(asyncio.Transport):
         self._turn_scheduled = False
         if self.is_closing():
             return
-        if self._before_flush is not None and self._before_flush[1]() and not self._pending:
-            self._schedule()
-        else:
-            self.flush()
+        if self._kept:
+            keeps = [response.end_turn() for response in self._kept]
+            if all(keeps) and not self._pending:
+                self._schedule()
+                return
+            self._release_kept()
+        self.flush()
 
     def _take(self) -> bytes | bytearray | memoryview:
         pending = self._pending
@@ -186,7 +197,6 @@ class CoalescingTransport(asyncio.Transport):
         """
         if not self.can_sendfile:
             raise SendfileUnavailable
-        self._call_before_flush()
         if self.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
         if self.real.get_write_buffer_size():
@@ -238,7 +248,8 @@ class CoalescingTransport(asyncio.Transport):
 
     def lost(self) -> None:
         """The protocol's connection_lost() was called: the socket is about to be closed."""
-        self._before_flush = self.is_receiving = None
+        self._kept = ()
+        self.is_receiving = None
         self._pending.clear()
         self._size = 0
         self.drained()
@@ -255,6 +266,7 @@ class CoalescingTransport(asyncio.Transport):
             return
         if self.is_closing():
             return  # asyncio's TLS transport breaks at a second close()
+        self._release_kept()
         self.flush()
         if self._must_linger():
             self.is_closing = _lingers  # type: ignore[method-assign]
@@ -275,6 +287,7 @@ class CoalescingTransport(asyncio.Transport):
         return self.is_receiving is not None and self.is_receiving()
 
     def write_eof(self) -> None:
+        self._release_kept()
         self.flush()
         self.real.write_eof()
 

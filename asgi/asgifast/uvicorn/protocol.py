@@ -14,14 +14,14 @@ from wsgifast.imports import needs
 from ..coalescing import COALESCED_BYTES
 from ..exporting import begin_under_uvicorn, instrumented
 from ..extensions import PROTOCOL_EXTENSIONS
-from ..messages import Message, Receive, Scope, Send, whole_body, with_header_list
+from ..messages import Message, Receive, Scope, Send, copied_head, whole_body
 from ..protocols.figures import figures
 from ..protocols.file_body import UNKNOWN_PATHSEND, logger
 from ..protocols.idle_timer import IdleTimerLoop
 from ..protocols.read_buffer import read_plainly
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
-from ..whole_senders import SendWhole, register, whole_sender_for
+from ..whole_senders import SendWhole, add_sender, whole_sender_for
 from .memory import Pipeline, forget_request, make_small, shared
 from .uploads import Upload
 
@@ -143,8 +143,8 @@ class SimpleResponse:
         """The send() that the app is given."""
         return self._send(message) if self.response is None else self.response.send(message)
 
-    def send_both(self, start: Message, message: Message) -> bool:
-        """Send a head and a message in one write, if that may be: ASGIFast has both at once."""
+    def send_both(self, start: Message, message: Message, write: object = None) -> bool:
+        """See :class:`~asgifast.whole_senders.SendWhole`. `write` has no effect."""
         if self.send_whole is None or self.start is not None or self.response is not None:
             return False
         cycle = self.cycle
@@ -155,16 +155,11 @@ class SimpleResponse:
         start = self.start
         if start is None:
             if message["type"] == "http.response.start" and not cycle.response_started:
-                headers = message.get("headers")
-                if type(headers) is not list:
-                    message = with_header_list(message)
-                    headers = message["headers"]
-                for name, _ in headers:
-                    if name == b"content-length":
-                        # A copy: the app may go on to change its own.
-                        self.start = {**message, "headers": headers.copy()}
-                        cycle.waiting_for_100_continue = False
-                        return
+                message, _, is_declared = copied_head(message)
+                if is_declared:
+                    self.start = message
+                    cycle.waiting_for_100_continue = False
+                    return
             elif cycle.response_started and whole_body(message) == b"":
                 await cycle.send(message)  # the end of what was sent whole
                 return
@@ -205,7 +200,8 @@ class SimpleResponse:
             await (self.cycle if self.response is None else self.response).send(start)
 
 
-register(SimpleResponse, SimpleResponse.send, SimpleResponse.send_both)
+# ASGIFast, with this send(), has both at once.
+add_sender(SimpleResponse, SimpleResponse.send, SimpleResponse.send_both)
 
 
 class FileSending(_Base):
@@ -275,9 +271,11 @@ class FileSending(_Base):
             result = await self._app(scope, receive, simple.send)
             if simple.start is not None:
                 await simple.send_held()
+            if simple.response is not None:
+                simple.response.write_held()
         except Exception:
             if simple.response is not None:
-                await simple.response.sent()  # a file that was handed over is sent nevertheless
+                await simple.response.failed()
             raise
         finally:
             if upload is not None:

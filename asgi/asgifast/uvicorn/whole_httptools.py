@@ -32,7 +32,7 @@ _own: tuple[object, bytes | None] = None, None
 def send_whole(
     cycle: Any, start: Message, message: Message, write: Callable[[bytes], object] | None = None
 ) -> bool:
-    """See :data:`~asgifast.whole_senders.SendWhole`."""
+    """See :class:`~asgifast.whole_senders.SendWhole`."""
     global _own
     body = ready_body(cycle, message)
     if body is None:

@@ -17,7 +17,7 @@ from .whole_responses import log_access, ready_body, sends_alike
 def send_whole(
     cycle: Any, start: Message, message: Message, write: Callable[[bytes], object] | None = None
 ) -> bool:
-    """See :data:`~asgifast.whole_senders.SendWhole`."""
+    """See :class:`~asgifast.whole_senders.SendWhole`."""
     body = ready_body(cycle, message)
     if body is None:
         return False

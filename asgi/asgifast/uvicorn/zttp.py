@@ -18,7 +18,7 @@ from wsgifast.sockets.sendfile import BLOCK_BYTES
 
 from ..files.reading import read_block
 from ..loops import next_turn
-from ..messages import Message, declared_length, response_body
+from ..messages import Message, copied_head, declared_length, response_body
 from ..protocols.file_body import SMALL_FILE_BYTES
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport, Rest
@@ -97,8 +97,7 @@ class ZttpResponse(CountedResponse):
             return
         cycle = self._cycle
         if not cycle.response_started:
-            headers = list(message.get("headers", ()))
-            message = {**message, "headers": headers}
+            message, headers, _ = copied_head(message)
             if (
                 (declared_length(headers) or 0) > SMALL_FILE_BYTES
                 and has_body(cycle.scope["method"], message["status"])

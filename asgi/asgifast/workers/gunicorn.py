@@ -303,9 +303,11 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         cycle.response_complete = False
         try:
             await self._app(scope, receive, cycle.app_send)
+            if cycle.response is not None:
+                cycle.response.write_held()
         except Exception:
             if cycle.response is not None:
-                await cycle.response.sent()  # a file that was handed over is sent nevertheless
+                await cycle.response.failed()
             raise
         if cycle.response is not None:
             await cycle.response.sent()
@@ -352,8 +354,8 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
 
     def _close_transport(self) -> None:
         if not self._closed:
+            self.coalescing.close()  # sends what is held back, which is dropped once _closed is set
             self._closed = True
-            self.coalescing.close()
             if not self.coalescing.real.is_closing():
                 self.lingering.add(self)
                 if not self.worker.alive:
