@@ -98,11 +98,13 @@ def copied_head(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], boo
         Content-Length is among them.
     :raises TypeError or ValueError: if they are no pairs.
     """
-    headers = list(start.get("headers", ()))
+    headers = [*(start["headers"] if "headers" in start else ())]  # noqa: SIM401 - quicker than get()
+    copied = {**start}
+    copied["headers"] = headers
     for name, _ in headers:
         if name == b"content-length":
-            return {**start, "headers": headers}, headers, True
-    return {**start, "headers": headers}, headers, False
+            return copied, headers, True
+    return copied, headers, False
 
 
 def whole_body(message: Message) -> bytes | None:
