@@ -94,27 +94,36 @@ class Coalescer:
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
 
-    def passes_on(self) -> bool:
-        """Whether the next message is best passed on at once; then it counts as passed on."""
-        if not self._held.to_pass_on or self._task is not None:
+    def offer(self, body: bytes) -> bool | None:
+        """Hold a message's body, if it is small and nothing is to be awaited for it.
+
+        :returns: True if it is held; False if the message is best passed on at once, and counts as
+            passed on; None otherwise.
+        """
+        if self._task is not None:
+            return None
+        held = self._held
+        if held.to_pass_on:
+            held.to_pass_on -= 1
             return False
-        self._held.to_pass_on -= 1
+        size = len(body)
+        if size > SMALL_MESSAGE_BYTES or held.size + size >= COALESCED_BYTES:
+            return None
+        held.chunks.append(body)
+        held.size += size
+        if not self._turn_scheduled:
+            self._schedule()
         return True
 
     async def add(self, body: bytes) -> None:
         """Send a small message, mostly later."""
         while self._task is not None:
             await self._wait()
-        if self.passes_on():
+        is_held = self.offer(body)
+        if is_held is None:  # there are many
+            await self._send(response_body(self._held.take(body), more_body=True))
+        elif not is_held:
             await self._send(response_body(body, more_body=True))
-            return
-        held = self._held
-        held.chunks.append(body)
-        held.size += len(body)
-        if held.size >= COALESCED_BYTES:
-            await self._send_held()
-        elif not self._turn_scheduled:
-            self._schedule()
 
     async def end(self, body: bytes) -> bytes:
         """Return the body's last message, with what is held before it if that is small."""

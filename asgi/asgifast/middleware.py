@@ -161,7 +161,7 @@ class _Exchange(FileMessages):
     """
 
     __slots__ = (
-        "_coalescer", "_has_text", "_head_sent", "_is_examined", "_may_coalesce", "_passes_on",
+        "_coalescer", "_has_text", "_head_sent", "_is_examined", "_may_coalesce", "_offer",
     )  # fmt: skip
 
     _is_examined: bool
@@ -169,8 +169,8 @@ class _Exchange(FileMessages):
     _has_text: bool
     _head_sent: BackgroundTask | None
     _may_coalesce: bool
-    # Whether messages of a stream are passed on at once: all, or as many as the coalescer says.
-    _passes_on: Callable[[], bool]
+    # What becomes of a stream's message: see Coalescer.offer().
+    _offer: Callable[[bytes], bool | None]
 
     # Not Delivery's.
     __init__ = object.__init__
@@ -201,11 +201,15 @@ class _Exchange(FileMessages):
             "more_body" in message
             and message["more_body"]
             and "body" in message
-            and type(message["body"]) is bytes
-            and self._passes_on()
+            and type(body := message["body"]) is bytes
+            and message["type"] == "http.response.body"
         ):
-            await self._server_send(message)
-            return
+            is_held = self._offer(body)
+            if is_held:
+                return
+            if is_held is not None:
+                await self._server_send(message)
+                return
         if not self._is_examined:
             self._examine()
         await self._send_examined(message)
@@ -217,7 +221,7 @@ class _Exchange(FileMessages):
         self._has_text = False
         self._head_sent = None
         self._coalescer = None
-        self._passes_on = _never
+        self._offer = _examine_it
         self._may_coalesce = (
             self._options.coalesce
             and self._scope["method"] != "HEAD"
@@ -254,11 +258,11 @@ class _Exchange(FileMessages):
                 await self._server_send(start)
             if message.get("more_body"):
                 if not self._may_coalesce:
-                    self._passes_on = _never if is_head else _always
+                    self._offer = _examine_it if is_head else _pass_it_on
                 elif len(body) <= SMALL_MESSAGE_BYTES:
                     if self._coalescer is None:
                         self._coalescer = Coalescer(self._server_send)
-                        self._passes_on = self._coalescer.passes_on
+                        self._offer = self._coalescer.offer
                         self._note_route("coalesced")
                     await self._coalescer.add(body)
                     return
@@ -343,12 +347,12 @@ class _Exchange(FileMessages):
             await self._coalescer.flush()
 
 
-def _always() -> bool:
-    return True
-
-
-def _never() -> bool:
+def _pass_it_on(body: bytes) -> bool:
     return False
+
+
+def _examine_it(body: bytes) -> None:
+    return None
 
 
 async def _send(send: Send, message: Message) -> None:

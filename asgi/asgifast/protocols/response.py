@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
@@ -21,7 +22,10 @@ class Response(FileBody):
     :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
     """
 
-    __slots__ = ("_error", "_held")
+    __slots__ = ("_error", "_held", "end_turn")
+
+    # Held's, for the transport.
+    end_turn: Callable[[], bool]
 
     def __init__(self, cycle: Any, transport: CoalescingTransport) -> None:
         self._cycle = cycle
@@ -52,6 +56,7 @@ class Response(FileBody):
                 ):
                     if held is None and cycle.response_started and not self._is_bodyless():
                         held = self._held = Held()
+                        self.end_turn = held.end_turn
                     if held is not None:
                         if held.to_pass_on:
                             held.to_pass_on -= 1
@@ -123,15 +128,8 @@ class Response(FileBody):
             self._transport.flush()
         await self.sent()
 
-    # What the transport calls
-
-    def end_turn(self) -> bool:
-        """See Kept."""
-        held = self._held
-        return held is not None and len(held.chunks) > 0 and held.end_turn()
-
     def release(self) -> None:
-        """See Kept. Of an error the app's next send() is told."""
+        """Called by the transport, too. Of an error the app's next send() is told."""
         data = self._held.take() if self._held is not None else b""
         if not data or self._cycle.disconnected:
             return

@@ -162,8 +162,11 @@ class CoalescingTransport(asyncio.Transport):
         if self.is_closing():
             return
         if self._kept:
-            keeps = [response.end_turn() for response in self._kept]
-            if all(keeps) and not self._pending:
+            is_over = bool(self._pending)
+            for response in self._kept:
+                if not response.end_turn():
+                    is_over = True
+            if not is_over:
                 self._schedule()
                 return
             self._release_kept()
