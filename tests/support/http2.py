@@ -23,7 +23,7 @@ class Answer:
 
     headers: dict[str, str] = field(default_factory=dict)
     received: bytearray = field(default_factory=bytearray)
-    frames: int = 0  # of DATA
+    frames: int = field(default=0, compare=False)  # of DATA
     early: list[dict[str, str]] = field(default_factory=list)
     trailers: dict[str, str] = field(default_factory=dict)
     ended: bool = False
