@@ -10,12 +10,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from wsgifast.benchmark.load import Load, Task
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server
 
 from .asgi_frameworks import FRAMEWORKS
-from .bench import Case, Side, row, rows, table
+from .bench import Case, Side, row, rows, table, unavailable
 from .clients import raw, wrk
 from .payloads import FILE_BYTES, MIB
 from .servers import daphne, granian, hypercorn, small, uvicorn
@@ -142,11 +141,7 @@ def through(framework: str, title: str) -> list[Row]:
     }
     if not find_spec(framework):
         way_out = f"{framework} is not installed: .venv/bin/pip install --group frameworks"
-
-        def missing(task: Task) -> Load:
-            return Load(0, 1, 0, 0.0, errors={way_out: 1})
-
-        sides = dict.fromkeys(sides, missing)
+        sides = unavailable(sides, way_out)
     return rows(f"asgi.middleware.{framework}", f"{title}: ", sides, [
         ("file", "a file of 10 MiB", "/file", BYTES, raw()),
         ("stream", "1 MiB in blocks of 1 KiB", "/stream", BYTES, raw()),

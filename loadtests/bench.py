@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from wsgifast.benchmark.load import Client, Load
+from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.serving import FAST_WORKER, gunicorn
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Contender, Row, Server, Table, Unit
 
@@ -73,6 +73,15 @@ def rows(key: str, title: str, sides: Mapping[str, Side], cases: Iterable[Case])
     ]
 
 
+def unavailable(names: Iterable[str], way_out: str) -> dict[str, Side]:
+    """Contenders of these names that fail, each with this message."""
+
+    def fail(task: Task) -> Load:
+        return Load(0, 1, 0, 0.0, errors={way_out: 1})
+
+    return dict.fromkeys(names, fail)
+
+
 def table(name: str, title: str, members: Sequence[Row], **more: Any) -> Table:
     """Rows that belong together, with the files that most servers need."""
     return Table(name, title, members, **{"prepare": files, **more})
@@ -81,7 +90,7 @@ def table(name: str, title: str, members: Sequence[Row], **more: Any) -> Table:
 def with_its_cpu(client: Client) -> Client:
     """The client, which tells its own CPU time too."""
 
-    def run(task: Any) -> Load:
+    def run(task: Task) -> Load:
         load = client(task)
         if not load.body_bytes:
             return load

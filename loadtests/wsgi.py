@@ -74,7 +74,8 @@ def _flask(key: str, title: str, how: str, worker: str = "gthread", **options: A
     return row(f"flask.{key}", title, found, f"/{how}", unit, client)
 
 
-def _static(factory: str, **options: Any) -> Server:
+def static(factory: str, **options: Any) -> Server:
+    """gunicorn with an app of static_app."""
     return gunicorn(f"{STATIC}:{factory}", **options)
 
 
@@ -83,7 +84,7 @@ def _static(factory: str, **options: Any) -> Server:
 _RANGES: dict[str, Side] = {
     "send_file": served(FLASK),
     "send_file, WSGIFast": served(FLASK, {}),
-    "WhiteNoise": (_static("whitenoise()"), LARGE),
+    "WhiteNoise": (static("whitenoise()"), LARGE),
 }
 BODIES = [
     table("demo", "What an app returns", _DEMO),
@@ -134,7 +135,7 @@ def _tree(folder: Path) -> None:
 
 
 _STATIC: dict[str, Side] = {
-    "WhiteNoise": _static("whitenoise()"), "StaticFiles": _static("static_files()"),
+    "WhiteNoise": static("whitenoise()"), "StaticFiles": static("static_files()"),
     "nginx": nginx(),
 }  # fmt: skip
 _MIDDLEWARE: dict[str, Side] = {
@@ -201,8 +202,8 @@ WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
     row("worker.rates.sleep", "app sleeps 10 ms, 32", pair(), "/sleep", client=wrk(32)),
     row("worker.rates.compute", "app computes 3 ms, 32", pair(), "/compute", client=wrk(32)),
     row("worker.rates.static", "1 KiB file, 32", {
-        "WhiteNoise on gthread": _static("whitenoise()"),
-        OUR_FILES: _static("static_files()", worker_class=FAST),
+        "WhiteNoise on gthread": static("whitenoise()"),
+        OUR_FILES: static("static_files()", worker_class=FAST),
         "nginx": nginx(),
     }, SMALL_FILE, client=wrk(32), ours=OUR_FILES),
     # wrk needs next to nothing of the cores here, and half of them there.

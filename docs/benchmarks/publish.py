@@ -37,8 +37,8 @@ README = ROOT / "README.md"
 CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
 # In this order on the page; others follow.
 NAMES = (
-    "demo", "frameworks", "worker", "metrics", "slow", "slow-attack", "static-files",
-    "django-files", "django-start", "asgi", "asgi-others",
+    "demo", "frameworks", "worker", "jit", "metrics", "slow", "slow-attack",
+    "static-files", "django-files", "django-start", "asgi", "asgi-others",
     "asgi-middleware", "nodelay",
 )  # fmt: skip
 # Around the generated part of README.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -216,6 +219,15 @@ def test_pacing_is_told_beside_figures_of_large_bodies(
     found = results(Contender("a", client=lambda task: Load(2, 0, 2 * size, 1.0)))
     assert ("BBR paces large bodies here" in results_text([found])) is told
     assert report.machine().get("tcp") == control
+
+
+@pytest.mark.parametrize(("enabled", "suffix"), [(True, ", JIT"), (False, "")])
+def test_the_machine_tells_a_jit_that_is_on(
+    monkeypatch: pytest.MonkeyPatch, enabled: bool, suffix: str
+) -> None:
+    jit = SimpleNamespace(is_enabled=lambda: enabled)
+    monkeypatch.setattr(sys, "_jit", jit, raising=False)
+    assert report.machine()["python"] == f"CPython {platform.python_version()}{suffix}"
 
 
 def test_bodies_that_differ_are_told() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
-from loadtests import asgi, wsgi
+from loadtests import asgi, jit, wsgi
 from loadtests.__main__ import UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
 from wsgifast.benchmark.load import Task
@@ -130,6 +133,25 @@ def test_a_row_whose_framework_is_missing_says_how_to_get_it() -> None:
             (told,) = result.errors(name)
             assert "no_such_framework is not installed: " in told
             assert "pip install --group frameworks" in told
+
+
+def test_a_python_without_a_jit_is_told_of_one_with_it() -> None:
+    for result in run(Table("jit", "j", jit.rows(available=False)), SHORT):
+        for name in result.runs:
+            assert list(result.errors(name)) == [jit.WAY_OUT]
+
+
+@pytest.mark.skipif(not jit.is_available(), reason=jit.WAY_OUT)
+def test_the_jit_is_off_in_one_server_and_on_in_the_other() -> None:
+    found = {}
+    for contender in jit.rows(available=True)[0].contenders:
+        assert contender.server
+        env = {**os.environ, **dict(contender.server.env)}
+        command = [sys.executable, "-c", "import sys; print(sys._jit.is_enabled())"]
+        ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        found[contender.name] = ran.stdout.strip()
+    assert found["FastWorker"] == "False"
+    assert found["FastWorker, JIT"] == "True"
 
 
 def test_a_large_file_of_the_worker() -> None:

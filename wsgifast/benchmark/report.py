@@ -7,6 +7,7 @@ import html
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def machine() -> dict[str, str | int]:
         "cores": os.cpu_count() or 0,
         "processor": _processor(),
         "system": f"{platform.system()} {platform.release()}",
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "python": _python(),
     }
     if control := _congestion_control():
         facts["tcp"] = control
@@ -129,6 +130,13 @@ def machine() -> dict[str, str | int]:
         except metadata.PackageNotFoundError:
             pass
     return facts
+
+
+def _python() -> str:
+    # https://docs.python.org/3/library/sys.html#sys._jit
+    jit: Any = getattr(sys, "_jit", None)
+    suffix = ", JIT" if jit is not None and jit.is_enabled() else ""
+    return f"{platform.python_implementation()} {platform.python_version()}{suffix}"
 
 
 def _congestion_control() -> str:

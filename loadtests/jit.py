@@ -1,0 +1,75 @@
+"""The table of CPython's JIT: the same servers without it and with it.
+
+CPython has one since 3.13, if it was built with it, as Debian's 3.14 and 3.15 are. It is off unless
+``PYTHON_JIT=1`` is set (docs.python.org/3/using/cmdline.html).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from wsgifast.benchmark.serving import gunicorn, served
+from wsgifast.benchmark.tables import Row, Server
+
+from . import asgi
+from .bench import APP, FAST, Side, row, table, unavailable
+from .clients import wrk
+from .servers import granian, nginx
+from .wsgi import FLASK, OUR_FILES, OURS, SMALL, SMALL_FILE, static
+
+WAY_OUT = (
+    "this Python has no JIT: use one that was built with --enable-experimental-jit, such as "
+    "Debian's python3.15"
+)
+NGINX = "nginx"
+
+
+def is_available() -> bool:
+    """Whether this Python has it, switched on or not."""
+    # https://docs.python.org/3/library/sys.html#sys._jit
+    jit: Any = getattr(sys, "_jit", None)
+    return jit is not None and bool(jit.is_available())
+
+
+def rows(available: bool) -> list[Row]:
+    """The rows; without the JIT all that they measure is a failure, which tells how to get it."""
+
+    def both(key: str, title: str, servers: dict[str, Server], path: str, ours: str) -> Row:
+        sides: dict[str, Side] = {}
+        for name, server in servers.items():
+            if name == NGINX:
+                sides[name] = server
+                continue
+            for suffix, switch in (("", "0"), (", JIT", "1")):
+                env = (*server.env, ("PYTHON_JIT", switch))
+                sides[f"{name}{suffix}"] = replace(server, env=env)
+        if not available:
+            sides = unavailable(sides, WAY_OUT)
+        return row(f"jit.{key}", title, sides, path, client=wrk(32), ours=f"{ours}, JIT")
+
+    return [
+        both("small", "1 KiB, 32 connections", {
+            "gthread": gunicorn(APP),
+            OURS: gunicorn(APP, worker_class=FAST),
+            "granian": granian(APP, interface="wsgi"),
+        }, SMALL, OURS),
+        both("static", "1 KiB file, 32", {
+            "WhiteNoise on gthread": static("whitenoise()"),
+            OUR_FILES: static("static_files()", worker_class=FAST),
+            NGINX: nginx(),
+        }, SMALL_FILE, OUR_FILES),
+        both("flask", "a small page of Flask, 32", {
+            "gthread": served(FLASK),
+            OURS: served(FLASK, {}, worker_class=FAST),
+        }, "/page", OURS),
+        both("asgi", "FileResponse 1 KiB, 32", {
+            "uvicorn": asgi.SERVERS[asgi.PLAIN],
+            asgi.OURS: asgi.SERVERS[asgi.OURS],
+            "granian": asgi.SERVERS["granian"],
+        }, asgi.SMALL, asgi.OURS),
+    ]  # fmt: skip
+
+
+TABLE = table("jit", "CPython's JIT", rows(is_available()))
