@@ -5,7 +5,9 @@ from __future__ import annotations
 from time import monotonic
 
 from .loops import BackgroundTask, Loop, outcome, running_loop
-from .messages import Send, response_body
+from .messages import Message, Send, response_body
+from .send_order import SendOrder
+from .servers import has_to_wait
 
 # A body message up to this size is coalesced; a larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
@@ -81,26 +83,31 @@ class Held:
 class Coalescer:
     """Coalesces the small body messages of one response under any server.
 
-    A task sends them. Whatever the app sends next awaits that task, which keeps the order and the
-    back-pressure, and raises to the app what the server's send() has raised.
+    A task of its own sends what is held, so that it is sent even if the app gives up waiting.
+    Whatever the app sends next awaits that task, which keeps the order and the back-pressure, and
+    raises to the app what the server's send() has raised.
+
+    :param order: all but :meth:`offer` and :meth:`cancel` are called by whoever it lets through.
     """
 
-    __slots__ = ("_held", "_loop", "_send", "_task", "_turn_scheduled")
+    __slots__ = ("_held", "_loop", "_order", "_send", "_task", "_turn_scheduled")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, order: SendOrder) -> None:
         self._loop: Loop = running_loop()
         self._send = send
+        self._order = order
         self._held = Held()
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
 
-    def offer(self, body: bytes) -> bool | None:
+    def offer(self, body: bytes, *, in_order: bool = False) -> bool | None:
         """Hold a message's body, if it is small and nothing is to be awaited for it.
 
+        :param in_order: the order has let it through.
         :returns: True if it is held; False if the message is best passed on at once, and counts as
             passed on; None otherwise.
         """
-        if self._task is not None:
+        if self._task is not None or (self._order.is_taken and not in_order):
             return None
         held = self._held
         if held.to_pass_on:
@@ -117,30 +124,39 @@ class Coalescer:
 
     async def add(self, body: bytes) -> None:
         """Send a small message, mostly later."""
-        while self._task is not None:
-            await self._wait()
-        is_held = self.offer(body)
+        if self._task is not None:
+            await self._wait(self._task)
+        is_held = self.offer(body, in_order=True)
         if is_held is None:  # there are many
-            await self._send(response_body(self._held.take(body), more_body=True))
-        elif not is_held:
+            await self.flush()
+            is_held = self.offer(body, in_order=True)
+        if not is_held:
             await self._send(response_body(body, more_body=True))
 
-    async def end(self, body: bytes) -> bytes:
-        """Return the body's last message, with what is held before it if that is small."""
-        if len(body) > COALESCED_BYTES:
+    async def end(self, message: Message, body: bytes) -> None:
+        """Send the body's last message, with what is held before it if that is small.
+
+        :param body: the message's.
+        """
+        waits = has_to_wait(self._send)
+        if waits or len(body) > COALESCED_BYTES or not self._held.chunks:
             await self.flush()
-        elif self._held.chunks:
-            body = self._held.take(body)
-        if self._task is not None:
-            await self._wait()
-        return body
+            await self._send(message)
+            return
+        # A task that is about to send what was held finds nothing.
+        message = {**message, "body": self._held.take(body)}
+        if waits is None:
+            self._task = self._loop.create_task(sending(self._send, message))
+            await self._wait(self._task)
+        else:
+            await self._send(message)
 
     async def flush(self) -> None:
         """Send what is held."""
-        while self._task is not None:
-            await self._wait()
-        if self._held.chunks:
-            await self._send_held()
+        if self._task is None and self._held.chunks:
+            self._task = self._loop.create_task(self._send_held())
+        if self._task is not None:
+            await self._wait(self._task)
 
     def cancel(self) -> None:
         """Send nothing more."""
@@ -154,7 +170,7 @@ class Coalescer:
 
     def _on_turn_end(self) -> None:
         self._turn_scheduled = False
-        if not self._held.chunks:
+        if self._task is not None or not self._held.chunks:
             return
         if self._held.end_turn():
             self._schedule()
@@ -165,11 +181,14 @@ class Coalescer:
         if self._held.chunks:
             await self._send(response_body(self._held.take(), more_body=True))
 
-    async def _wait(self) -> None:
-        task = self._task
-        if task is not None:
-            try:
-                await outcome(task)
-            finally:
-                if task.done() and self._task is task:
-                    self._task = None
+    async def _wait(self, task: BackgroundTask) -> None:
+        try:
+            await outcome(task)
+        finally:
+            if task.done() and self._task is task:
+                self._task = None
+
+
+async def sending(send: Send, message: Message) -> None:
+    """A coroutine, which some server's send() is not, for a task."""
+    await send(message)

@@ -26,6 +26,14 @@ class BackgroundTask(Protocol):
     def __await__(self) -> Generator[Any, None, None]: ...
 
 
+class Event(Protocol):
+    """An event of asyncio or trio."""
+
+    def set(self) -> None: ...
+
+    async def wait(self) -> object: ...
+
+
 class Loop(Protocol):
     """An asyncio event loop, as far as it is needed here."""
 
@@ -55,6 +63,15 @@ def running_loop() -> Loop:
         if trio is None:
             raise
         return _TrioLoop(trio)
+
+
+def new_event() -> Event:
+    """An event for the tasks of the event loop that this is called on."""
+    loop = running_loop()
+    if isinstance(loop, _TrioLoop):
+        event: Event = loop.trio.Event()
+        return event
+    return asyncio.Event()
 
 
 async def ended(task: BackgroundTask) -> None:

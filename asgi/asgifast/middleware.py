@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from wsgifast.apps import check_app
@@ -13,7 +13,7 @@ from wsgifast.metrics.recorder import Recorder
 from wsgifast.option_checks import check_switches
 from wsgifast.shapes.reports import Reports, check_rate
 
-from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
+from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
 from .examined import Examined
 from .extensions import COALESCING, FILE_EXTENSIONS, PLANNED
 from .files.handler import FileMessages
@@ -31,6 +31,7 @@ from .messages import (
     text_headers,
     whole_body,
 )
+from .send_order import SendOrder
 from .whole_senders import whole_sender_for
 
 
@@ -133,7 +134,7 @@ class ASGIFast:
         exchange._server_send = send
         exchange._kept = ()
         exchange._is_awaited = exchange._is_examined = False
-        exchange._start = None
+        exchange._start = exchange._order = None
         app = self._call  # two steps, which cost CPython less than one
         try:
             await app(inner, exchange.receive, exchange.send)
@@ -157,11 +158,14 @@ class _Exchange(FileMessages):
     first message may take a while: then it is held until the end of the loop's turn, and the task
     `_head_sent` sends it. The first small message that is not the last makes the `_coalescer`.
 
+    What may have to wait for the server is sent in `_order`.
+
     ASGIFast sets the attributes; :meth:`_examine` those that only examined responses have.
     """
 
     __slots__ = (
         "_coalescer", "_has_text", "_head_sent", "_is_examined", "_may_coalesce", "_offer",
+        "_order",
     )  # fmt: skip
 
     _is_examined: bool
@@ -171,6 +175,8 @@ class _Exchange(FileMessages):
     _may_coalesce: bool
     # What becomes of a stream's message: see Coalescer.offer().
     _offer: Callable[[bytes], bool | None]
+    # None until something may have to wait.
+    _order: SendOrder | None
 
     # Not Delivery's.
     __init__ = object.__init__
@@ -181,21 +187,14 @@ class _Exchange(FileMessages):
         if start is not None:
             send = self._server_send
             send_whole = whole_sender_for(send)
-            owner = getattr(send, "__self__", None)
-            self._start = None  # whatever the server raises
-            if send_whole is not None and send_whole(owner, start, message):
-                return
-            if self._scope["method"] != "HEAD" and whole_body(message) is not None:
-                await send(start)
-                await send(message)
-                return
-            self._start = start
+            if send_whole is not None and not self._is_examined:
+                self._start = None  # whatever the server raises
+                if send_whole(getattr(send, "__self__", None), start, message):
+                    return
+                self._start = start
         elif not self._is_examined:
             if message["type"] == "http.response.start":
                 self._hold(message)
-                return
-            if whole_body(message) == b"":  # such as the end of what was sent whole
-                await self._server_send(message)
                 return
         elif (
             "more_body" in message
@@ -208,9 +207,35 @@ class _Exchange(FileMessages):
             if is_held:
                 return
             if is_held is not None:
+                await self._in_order(self._server_send, message)
+                return
+        await self._in_order(self._send_next, message)
+
+    async def _in_order(self, send: Callable[..., Awaitable[None]], *message: Message) -> None:
+        """Call and await `send`, behind what was sent before."""
+        order = self._order
+        if order is None:
+            order = self._order = SendOrder()
+        if order.is_taken:
+            await order.wait()
+        order.is_taken = True
+        try:
+            await send(*message)
+        finally:
+            order.leave()
+
+    async def _send_next(self, message: Message) -> None:
+        """Send a message, after the head if that is held."""
+        if not self._is_examined:
+            body = whole_body(message)
+            if self._start is None:
+                if body == b"":  # such as the end of what was sent whole
+                    await self._server_send(message)
+                    return
+            elif body is not None and self._scope["method"] != "HEAD":
+                await self._forward_start()
                 await self._server_send(message)
                 return
-        if not self._is_examined:
             self._examine()
         await self._send_examined(message)
 
@@ -254,22 +279,27 @@ class _Exchange(FileMessages):
                 body = b""  # daphne would send it
                 message = {**message, "body": body}
             if start is not None:
-                self._start = None
-                await self._server_send(start)
+                await self._forward_start()
             if message.get("more_body"):
                 if not self._may_coalesce:
-                    self._offer = _examine_it if is_head else _pass_it_on
+                    self._offer = _examine_it if is_head else self._pass_it_on
                 elif len(body) <= SMALL_MESSAGE_BYTES:
                     if self._coalescer is None:
-                        self._coalescer = Coalescer(self._server_send)
+                        assert self._order is not None  # it has let this message through
+                        self._coalescer = Coalescer(self._server_send, self._order)
                         self._offer = self._coalescer.offer
                         self._note_route("coalesced")
                     await self._coalescer.add(body)
                     return
                 elif self._coalescer is not None:
                     await self._coalescer.flush()
-            elif self._coalescer is not None:
-                message = {**message, "body": await self._coalescer.end(body)}
+            else:
+                # To whatever comes behind the end the server has an answer.
+                self._may_coalesce = False
+                self._offer = _examine_it
+                if self._coalescer is not None:
+                    await self._coalescer.end(message, body)
+                    return
             await self._server_send(message)
         elif kind == "http.response.start":
             if start is not None:
@@ -292,13 +322,8 @@ class _Exchange(FileMessages):
 
     async def finish(self) -> None:
         """The app has returned: send what is held."""
-        if not self._is_examined:
-            await self._forward_start()
-            return
-        await self._wait_for_head()
-        if self._start is not None:
-            await self._forward_start()
-        await self._flush()
+        if self._order is None or not self._order.is_taken:  # else nothing is
+            await self._in_order(self._send_held)
 
     async def failed(self, error: BaseException) -> None:
         """The app has raised: send what it sent before; if it was cancelled, nothing more."""
@@ -307,8 +332,7 @@ class _Exchange(FileMessages):
             return
         if isinstance(error, Exception):
             try:
-                await self._wait_for_head()
-                await self._flush()
+                await self.finish()
             except Exception:  # noqa: BLE001 - the app's own is raised
                 pass
             return
@@ -316,6 +340,13 @@ class _Exchange(FileMessages):
             self._head_sent.cancel()
         if self._coalescer is not None:
             self._coalescer.cancel()
+
+    async def _send_held(self) -> None:
+        if self._is_examined:
+            await self._wait_for_head()
+        if self._start is not None:
+            await self._forward_start()
+        await self._flush()
 
     def _hold(self, message: Message) -> list[tuple[bytes, bytes]]:
         """Hold a head, whose headers it returns; without a Content-Length to the turn's end."""
@@ -331,7 +362,7 @@ class _Exchange(FileMessages):
             self._examine()
         start, self._start = self._start, None
         if start is not None:
-            self._head_sent = loop.create_task(_send(self._server_send, start))
+            self._head_sent = loop.create_task(sending(self._server_send, start))
 
     async def _wait_for_head(self) -> None:
         head_sent = self._head_sent
@@ -343,18 +374,12 @@ class _Exchange(FileMessages):
                     self._head_sent = None
 
     async def _flush(self) -> None:
-        if self._coalescer is not None:
+        if self._is_examined and self._coalescer is not None:
             await self._coalescer.flush()
 
-
-def _pass_it_on(body: bytes) -> bool:
-    return False
+    def _pass_it_on(self, body: bytes) -> bool | None:
+        return None if self._order is not None and self._order.is_taken else False
 
 
 def _examine_it(body: bytes) -> None:
     return None
-
-
-async def _send(send: Send, message: Message) -> None:
-    """A coroutine, which some server's send() is not, for a task."""
-    await send(message)

@@ -12,6 +12,7 @@ from wsgifast.sockets import FileSegment
 from ..extensions import PLANNED
 from ..instrumented import INSTRUMENTED
 from ..messages import PATHSEND, ASGIApp, Message, declared_length, response_body, text_headers
+from ..servers import has_head
 from .delivery import Delivery
 from .parsing import RequestedPath, open_for_pathsend, parse_pathsend, parse_zerocopysend
 from .reading import send_unsized
@@ -51,10 +52,23 @@ class FileMessages(Delivery):
     _headers: Sequence[tuple[bytes, bytes]]
     _start: Message | None
 
-    async def _forward_start(self) -> None:
-        message, self._start = self._start, None
-        if message is not None:
-            await self._server_send(message)
+    async def _forward_start(self, planned: Message | None = None) -> None:
+        """Send the head, if it is held; if this is given up before uvicorn has it, it still is.
+
+        :param planned: what is sent in its place.
+        """
+        start, self._start = self._start, None
+        if start is None:
+            return
+        send = self._server_send
+        try:
+            await send(start if planned is None else planned)
+        except Exception:
+            raise
+        except BaseException:
+            if has_head(send) is False:
+                self._start = start
+            raise
 
     def _note_route(self, route: str) -> None:
         if INSTRUMENTED in self._scope:
@@ -86,8 +100,7 @@ class FileMessages(Delivery):
             if plan is None:
                 await self._send_as_asked(asked)
                 return
-            self._start = None
-            await self._server_send(
+            await self._forward_start(
                 {**start, "status": plan.status, "headers": list(plan.raw_headers)}
             )
             if plan.status == 200 and plan.segments and self.offers(PATHSEND):

@@ -9,6 +9,7 @@ from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
 from ..extensions import PLANNED
 from ..files.parsing import parse_pathsend
 from ..messages import PATHSEND, ZEROCOPYSEND, Message, copied_head
+from ..send_order import SendOrder
 from .file_body import FileBody
 from .transport import CoalescingTransport
 
@@ -19,10 +20,14 @@ class Response(FileBody):
     Small body messages are held until the end of the loop's turn or a little longer (see Held),
     and until any other message. In the chunked coding they become one chunk.
 
+    While a send() waits, for the client or for a file, the others wait behind it; nothing is held
+    then.
+
     :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
+    :ivar start: a head that is to be sent before the next message.
     """
 
-    __slots__ = ("_error", "_held", "end_turn")
+    __slots__ = ("_error", "_held", "_order", "end_turn", "start")
 
     # Held's, for the transport.
     end_turn: Callable[[], bool]
@@ -33,67 +38,87 @@ class Response(FileBody):
         self._transport = transport
         self._headers = None
         self._held: Held | None = None
+        self._order = SendOrder()
+        self.start: Message | None = None
         # What uvicorn said of held messages, for the next send() to raise.
         self._error: Exception | None = None
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
+        order = self._order
+        cycle = self._cycle
+        if order.is_taken:
+            await order.wait()
+        elif (
+            "more_body" in message
+            and message["more_body"]
+            and message["type"] == "http.response.body"
+            and type(body := message.get("body", b"")) is bytes
+            and len(body) <= SMALL_MESSAGE_BYTES
+            and self.handed_over is None
+            and not cycle.flow.write_paused
+            and self._error is None
+            and not cycle.response_complete
+            and not cycle.disconnected
+            and (held := self._held or self._begin_to_hold()) is not None
+        ):
+            if held.to_pass_on:
+                held.to_pass_on -= 1
+                if body:
+                    self._transport.write_now(self._frame(body))
+                return
+            if not held.chunks:
+                self._transport.keep(self)
+            held.chunks.append(body)
+            held.size += len(body)
+            if held.size >= COALESCED_BYTES:
+                self.release()
+                self._transport.flush()
+            return
+        order.is_taken = True
+        try:
+            await self._send_next(message)
+        finally:
+            order.leave()
+
+    def _begin_to_hold(self) -> Held | None:
+        if not self._cycle.response_started or self._is_bodyless():
+            return None
+        held = self._held = Held()
+        self.end_turn = held.end_turn
+        return held
+
+    async def _send_next(self, message: Message) -> None:
+        """Send a message; those behind it wait."""
         if self.handed_over is not None:
             await self._sent_by_task()
+        if self.start is not None:
+            await self.send_start()
         kind = message["type"]
         cycle = self._cycle
-        held = self._held
         if kind == "http.response.body":
             body = message.get("body", b"")
             if message.get("more_body"):
-                if (
-                    type(body) is bytes
-                    and len(body) <= SMALL_MESSAGE_BYTES
-                    and not cycle.flow.write_paused
-                    and self._error is None
-                    and not cycle.response_complete
-                    and not cycle.disconnected
-                ):
-                    if held is None and cycle.response_started and not self._is_bodyless():
-                        held = self._held = Held()
-                        self.end_turn = held.end_turn
-                    if held is not None:
-                        if held.to_pass_on:
-                            held.to_pass_on -= 1
-                            if body:
-                                self._transport.write_now(self._frame(body))
-                            return
-                        if not held.chunks:
-                            self._transport.keep(self)
-                        held.chunks.append(body)
-                        held.size += len(body)
-                        if held.size >= COALESCED_BYTES:
-                            self.release()
-                            self._transport.flush()
-                        return
                 self.write_held()
                 await cycle.send(message)
                 if type(body) is not bytes:
                     self._transport.flush()  # its owner may change it in this very turn
                 return
-            if held is not None and held.chunks and type(body) is bytes:
+            held = self._held
+            # A send() that has to wait may be given up, and what is held is not lost by that.
+            waits = cycle.flow.write_paused
+            if held is not None and held.chunks and type(body) is bytes and not waits:
                 message = {**message, "body": held.take(body)}
             self.write_held()
             # If it has to wait, others on the connection may write meanwhile.
-            self._transport.flush_follows = not cycle.flow.write_paused
+            self._transport.flush_follows = not waits
             try:
                 await cycle.send(message)
             finally:
                 self._transport.flush_follows = False
                 self._transport.flush()
         elif kind == "http.response.start":
-            message, self._headers, is_declared = copied_head(message)
-            if is_declared:
-                self._transport.flush_follows = not cycle.flow.write_paused
-            try:
-                await cycle.send(message)
-            finally:
-                self._transport.flush_follows = False
+            await self._send_start(message)
         elif kind in (PATHSEND, ZEROCOPYSEND) and (cycle.response_started or cycle.disconnected):
             self.write_held()
             if cycle.response_complete or cycle.disconnected:
@@ -109,6 +134,30 @@ class Response(FileBody):
         else:
             self.write_held()
             await cycle.send(message)
+
+    async def send_start(self) -> None:
+        """Send the head that the app has sent before; if this is given up, it is kept."""
+        start, self.start = self.start, None
+        if start is None:
+            return
+        try:
+            await self._send_start(start)
+        except Exception:
+            raise
+        except BaseException:
+            if not self._cycle.response_started:
+                self.start = start
+            raise
+
+    async def _send_start(self, message: Message) -> None:
+        message, self._headers, is_declared = copied_head(message)
+        cycle = self._cycle
+        if is_declared:
+            self._transport.flush_follows = not cycle.flow.write_paused
+        try:
+            await cycle.send(message)
+        finally:
+            self._transport.flush_follows = False
 
     def write_held(self) -> None:
         """Write what is held, before anything else is sent and when the app has returned.

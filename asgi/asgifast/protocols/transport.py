@@ -230,6 +230,8 @@ class CoalescingTransport(asyncio.Transport):
             self._pending.clear()
             self._size = 0
             self.real.close()
+        else:
+            self.flush()
 
     async def _drain(self) -> None:
         """Wait until the loop's transport has sent its buffer."""

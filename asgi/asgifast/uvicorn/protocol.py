@@ -151,6 +151,10 @@ class SimpleResponse:
         return self.send_whole(cycle, start, message, cycle.transport.write_now)
 
     async def _send(self, message: Message) -> None:
+        response = self.response
+        if response is not None:  # another message's, since this one's call
+            await response.send(message)
+            return
         cycle = self.cycle
         start = self.start
         if start is None:
@@ -160,44 +164,52 @@ class SimpleResponse:
                     self.start = message
                     cycle.waiting_for_100_continue = False
                     return
-            elif cycle.response_started and whole_body(message) == b"":
+            elif (
+                cycle.response_started
+                and not cycle.flow.write_paused
+                and whole_body(message) == b""
+            ):
                 await cycle.send(message)  # the end of what was sent whole
                 return
         else:
             self.start = None
             send_whole = self.send_whole
-            if send_whole is None:
-                body = whole_body(message)
-                if body is not None and len(body) < COALESCED_BYTES:
-                    await self._send_both(start, message)
+            if send_whole is not None:
+                if send_whole(cycle, start, message, cycle.transport.write_now):
                     return
-            elif send_whole(cycle, start, message, cycle.transport.write_now):
+            elif (
+                (body := whole_body(message)) is not None
+                and len(body) < COALESCED_BYTES
+                and not cycle.flow.write_paused
+            ):
+                await self._send_both(start, message)
                 return
-            self.start = start
-        if self.response is None:  # not yet another message's
-            self.response = self.make_response(cycle, cycle.transport)
-        await self.send_held()
-        await self.response.send(message)
+        response = self.response = self.make_response(cycle, cycle.transport)
+        response.start = start
+        if not cycle.flow.write_paused:
+            await response.send_start()  # which has not to wait
+        await response.send(message)
 
     async def _send_both(self, start: Message, message: Message) -> None:
-        """Leave a head and its body to uvicorn, in one write nevertheless."""
+        """Leave a head and its body to uvicorn, and write both at once nevertheless."""
         cycle = self.cycle
         transport = cycle.transport
         try:
-            # If it has to wait, others on the connection may write meanwhile.
-            transport.flush_follows = not cycle.flow.write_paused
-            await cycle.send(start)
-            transport.flush_follows = not cycle.flow.write_paused
-            await cycle.send(message)
+            for each in (start, message):
+                transport.flush_follows = True
+                await cycle.send(each)
         finally:
             transport.flush_follows = False
             transport.flush()
 
     async def send_held(self) -> None:
-        """Send the head, if it is held: another message follows, or none."""
-        start, self.start = self.start, None
-        if start is not None:
-            await (self.cycle if self.response is None else self.response).send(start)
+        """The app has returned: send what it sent, as far as that is held."""
+        if self.start is not None:
+            start, self.start = self.start, None
+            await self.cycle.send(start)
+        if self.response is not None:
+            await self.response.send_start()
+            self.response.write_held()
 
 
 # ASGIFast, with this send(), has both at once.
@@ -269,10 +281,8 @@ class FileSending(_Base):
             receive = upload.receive
         try:
             result = await self._app(scope, receive, simple.send)
-            if simple.start is not None:
+            if simple.start is not None or simple.response is not None:
                 await simple.send_held()
-            if simple.response is not None:
-                simple.response.write_held()
         except Exception:
             if simple.response is not None:
                 await simple.response.failed()

@@ -91,10 +91,7 @@ class ZttpResponse(CountedResponse):
 
     __slots__ = ()
 
-    async def send(self, message: Message) -> None:
-        if message["type"] != "http.response.start":
-            await super().send(message)
-            return
+    async def _send_start(self, message: Message) -> None:
         cycle = self._cycle
         if not cycle.response_started:
             message, headers, _ = copied_head(message)
@@ -104,7 +101,7 @@ class ZttpResponse(CountedResponse):
                 and [name.lower() for name, _ in headers if name.lower() in _FRAMING] == _LENGTH
             ):
                 cycle.conn = _Uncounted(cycle.conn)
-        await super().send(message)
+        await super()._send_start(message)
 
     def _is_bodyless(self) -> bool:
         return bool(self._cycle.bodyless)

@@ -144,7 +144,8 @@ class _Cycle:
                     self.response_complete = True
                     return self.gunicorn_send(message)
             elif kind == "http.response.start" and type(message.get("headers")) is list:
-                self.start = message
+                # The app may change its list; gunicorn's send() has encoded it by then.
+                self.start = {**message, "headers": message["headers"].copy()}
                 return self.gunicorn_send(message)
             self.response = self._make_response()
         return self.response.send(message)
