@@ -23,7 +23,7 @@ from gunicorn.asgi.protocol import ASGIProtocol
 from tests.support.http import Connection
 from wsgifast.sockets import lingering
 
-from .protocols import turns
+from .protocols import PATHSEND, turns
 from .servers import asgi_server
 from .support import expect_http2, expect_websocket
 
@@ -253,6 +253,30 @@ def test_an_app_that_ends_early_has_sent_what_it_sent(fails: bool) -> None:
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         answer = await asyncio.wait_for(reader.read(), 60.0)
         assert re.findall(rb"<\d+>", answer) == messages
+        writer.close()
+
+    asyncio.run(run())
+
+
+def test_the_apps_list_of_headers_is_its_own_again(tmp_path: Path) -> None:
+    """What it says when the file is sent has no effect."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100_000)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"100000")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        headers[:] = [(b"content-length", b"10")]
+        await send({"type": PATHSEND, "path": str(path)})
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        ours, client = socket.socketpair()
+        await loop.create_connection(lambda: FastASGIProtocol(_worker(loop, app)), sock=ours)
+        reader, writer = await asyncio.open_connection(sock=client)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        assert await asyncio.wait_for(reader.readexactly(100_000), 60.0) == path.read_bytes()
         writer.close()
 
     asyncio.run(run())

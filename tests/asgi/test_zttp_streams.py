@@ -188,6 +188,33 @@ def test_streams_that_send_in_one_turn_of_the_loop_wait_for_nobody() -> None:
     asyncio.run(run())
 
 
+def test_what_is_held_is_not_given_up_with_the_end() -> None:
+    """Another stream has filled what the client does not read, between a message and the end."""
+
+    async def run() -> None:
+        goes_on = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(start())
+            await trickle(send)
+            wire.protocol.pause_writing()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(send(part(b"<end>", more=False)), 0.05)
+            wire.protocol.resume_writing()
+            await goes_on.wait()
+            await send(part(b"<given up>", more=False))
+
+        client = Client()
+        async with connected(app, client) as wire:
+            stream = client.ask()
+            await settled(lambda: len(client.answers[stream].body) == len(b"".join(SMALL)), wire)
+            goes_on.set()
+            await settled(lambda: client.answers[stream].ended, wire)
+            assert client.answers[stream].body == b"".join(SMALL) + b"<given up>"
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("size", [100, 20_000])
 def test_an_app_is_held_up_by_a_window_that_does_not_open(size: int) -> None:
     sent = 0
