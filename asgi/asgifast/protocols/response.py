@@ -37,6 +37,7 @@ class Response(FileBody):
         self.handed_over = None
         self._transport = transport
         self._headers = None
+        # None until the first message that may be held, and again behind the last one.
         self._held: Held | None = None
         self._order = SendOrder()
         self.start: Message | None = None
@@ -55,16 +56,12 @@ class Response(FileBody):
             and message["type"] == "http.response.body"
             and type(body := message.get("body", b"")) is bytes
             and len(body) <= SMALL_MESSAGE_BYTES
-            and self.handed_over is None
             and not cycle.flow.write_paused
-            and self._error is None
-            and not cycle.response_complete
-            and not cycle.disconnected
             and (held := self._held or self._begin_to_hold()) is not None
         ):
             if held.to_pass_on:
                 held.to_pass_on -= 1
-                if body:
+                if body and not cycle.disconnected:
                     self._transport.write_now(self._frame(body))
                 return
             if not held.chunks:
@@ -82,7 +79,15 @@ class Response(FileBody):
             order.leave()
 
     def _begin_to_hold(self) -> Held | None:
-        if not self._cycle.response_started or self._is_bodyless():
+        cycle = self._cycle
+        if (
+            not cycle.response_started
+            or cycle.response_complete
+            or cycle.disconnected
+            or self.handed_over is not None
+            or self._error is not None
+            or self._is_bodyless()
+        ):
             return None
         held = self._held = Held()
         self.end_turn = held.end_turn
@@ -110,6 +115,7 @@ class Response(FileBody):
             if held is not None and held.chunks and type(body) is bytes and not waits:
                 message = {**message, "body": held.take(body)}
             self.write_held()
+            self._held = None
             # If it has to wait, others on the connection may write meanwhile.
             self._transport.flush_follows = not waits
             try:
@@ -121,6 +127,7 @@ class Response(FileBody):
             await self._send_start(message)
         elif kind in (PATHSEND, ZEROCOPYSEND) and (cycle.response_started or cycle.disconnected):
             self.write_held()
+            self._held = None
             if cycle.response_complete or cycle.disconnected:
                 if PLANNED in message:
                     message[PLANNED].file.close()
@@ -186,6 +193,7 @@ class Response(FileBody):
             framed = self._frame(data)
         except Exception as error:  # noqa: BLE001 - raised by write_held()
             self._error = error
+            self._held = None
             return
         self._transport.write(framed)
 
