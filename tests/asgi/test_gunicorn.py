@@ -11,6 +11,8 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -232,6 +234,18 @@ def test_a_connection_that_is_idle_for_as_long_as_keepalive_says_is_closed() -> 
     asyncio.run(run())
 
 
+@asynccontextmanager
+async def _answer(app: ASGIApp) -> AsyncIterator[asyncio.StreamReader]:
+    """What a request is answered with."""
+    loop = asyncio.get_running_loop()
+    ours, client = socket.socketpair()
+    await loop.create_connection(lambda: FastASGIProtocol(_worker(loop, app)), sock=ours)
+    reader, writer = await asyncio.open_connection(sock=client)
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    yield reader
+    writer.close()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_app_that_ends_early_has_sent_what_it_sent(fails: bool) -> None:
     """Small messages, some turns of the loop apart."""
@@ -246,14 +260,9 @@ def test_an_app_that_ends_early_has_sent_what_it_sent(fails: bool) -> None:
             raise RuntimeError("on purpose")
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        ours, client = socket.socketpair()
-        await loop.create_connection(lambda: FastASGIProtocol(_worker(loop, app)), sock=ours)
-        reader, writer = await asyncio.open_connection(sock=client)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 60.0)
-        assert re.findall(rb"<\d+>", answer) == messages
-        writer.close()
+        async with _answer(app) as reader:
+            answer = await asyncio.wait_for(reader.read(), 60.0)
+            assert re.findall(rb"<\d+>", answer) == messages
 
     asyncio.run(run())
 
@@ -270,14 +279,10 @@ def test_the_apps_list_of_headers_is_its_own_again(tmp_path: Path) -> None:
         await send({"type": PATHSEND, "path": str(path)})
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        ours, client = socket.socketpair()
-        await loop.create_connection(lambda: FastASGIProtocol(_worker(loop, app)), sock=ours)
-        reader, writer = await asyncio.open_connection(sock=client)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        await reader.readuntil(b"\r\n\r\n")
-        assert await asyncio.wait_for(reader.readexactly(100_000), 60.0) == path.read_bytes()
-        writer.close()
+        async with _answer(app) as reader:
+            await reader.readuntil(b"\r\n\r\n")
+            sent = await asyncio.wait_for(reader.readexactly(100_000), 60.0)
+            assert sent == path.read_bytes()
 
     asyncio.run(run())
 
