@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from .loops import Event, new_event
 
 
@@ -25,17 +27,19 @@ class SendOrder:
 
     def __init__(self) -> None:
         self.is_taken = False
-        self._waiting: tuple[Event, ...] = ()
+        self._waiting: deque[Event] | None = None  # made when needed, as few responses need it
 
     async def wait(self) -> None:
         """Wait behind the others; then the order is taken by the caller."""
         event = new_event()
-        self._waiting += (event,)
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append(event)
         try:
             await event.wait()
         except BaseException:
             if event in self._waiting:
-                self._waiting = tuple(other for other in self._waiting if other is not event)
+                self._waiting.remove(event)
             else:  # let through and cancelled in the same turn
                 self.leave()
             raise
@@ -43,8 +47,6 @@ class SendOrder:
     def leave(self) -> None:
         """Let the next one through."""
         if self._waiting:
-            event, *others = self._waiting
-            self._waiting = tuple(others)
-            event.set()
+            self._waiting.popleft().set()
         else:
             self.is_taken = False
