@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from asgifast.messages import ASGIApp, Receive, Scope, Send
-from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
+from asgifast.uvicorn import H11Protocol, HttpToolsProtocol, whole_httptools
 from uvicorn.server import ServerState
 
 from tests.support.descriptors import open_descriptors
@@ -23,8 +23,12 @@ PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
 # Far more than all buffers between an app and a client that reads nothing.
 TOO_MUCH = 30_000_000
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HELLO = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE_BYTES = 3_000_000
+is_sent_whole = pytest.mark.skipif(
+    whole_httptools.whole_sender is None, reason="this uvicorn's send() is another one"
+)
 
 
 @pytest.fixture(params=[H11Protocol, HttpToolsProtocol], ids=["h11", "httptools"])
@@ -141,6 +145,12 @@ async def start(send: Send, *, length: int | None = None, status: int = 200) -> 
 
 async def body(send: Send, data: bytes, more: bool = False) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def two_bytes(scope: Scope, receive: Receive, send: Send) -> None:
+    """An app whose response is a head and one message."""
+    await start(send, length=2)
+    await body(send, b"ok")
 
 
 def talk(
