@@ -18,6 +18,7 @@ from tests.support.descriptors import open_descriptors
 from wsgifast.sockets.sendfile import FileTruncated
 
 from .protocols import (
+    GET,
     HELLO,
     LARGE_BYTES,
     PATHSEND,
@@ -74,7 +75,7 @@ def test_a_pipe(protocol: Any) -> None:
             os.close(reader)
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"\r\n\r\n")
         chunks = await client.until(b"\r\n0\r\n\r\n")
         assert chunks == b"7\r\nthrough\r\n9\r\n the pipe\r\n0\r\n\r\n"
@@ -93,7 +94,7 @@ def test_a_client_that_ends_its_half_of_the_connection_gets_the_file(
             await send({"type": kind, "path": str(large), "file": file})
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"\r\n\r\n")
         client.sock.shutdown(socket.SHUT_WR)
         await turns()
@@ -117,7 +118,7 @@ def test_what_is_no_request_behind_one_does_not_break_the_response_to_it(
         await body(send, b"after")
 
     async def conversation(client: Client) -> None:
-        get, broken = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", behind + b"\0no request\r\n\r\n"
+        get, broken = GET, behind + b"\0no request\r\n\r\n"
         await client.send(get if read_first else get + broken)
         await client.until(b"\r\n\r\n")
         if read_first:
@@ -166,7 +167,7 @@ def test_a_client_that_leaves_while_a_file_is_sent(
         finished.set()
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"\r\n\r\n" + bytes(1000))
         client.sock.close()
         await finished.wait()
@@ -191,7 +192,7 @@ def test_a_client_that_has_left_unnoticed_before_a_file(
         finished.set()
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.to_end()
         await finished.wait()
 
@@ -314,7 +315,7 @@ def test_a_file_that_ends_early_closes_whatever_the_app_does(
             caught.set()
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await turns(100)
         await client.until(b"\r\n\r\n")
         received = await client.to_end()
@@ -351,7 +352,7 @@ def test_a_file_that_the_app_gives_up_closes_whatever_it_does(
         await body(send, b"behind the file")
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await turns(100)
         assert b"behind the file" not in await client.to_end()
 
@@ -367,7 +368,7 @@ def test_headers_of_any_iterable(protocol: Any, large: Path) -> None:
         await send({"type": PATHSEND, "path": str(large)})
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         head = await client.until(b"\r\n\r\n")
         assert b"content-length: 100000\r\n" in head.lower()
         assert await client.exactly(100_000) == large.read_bytes()[:100_000]
@@ -401,7 +402,7 @@ def test_runs_without_an_offset_move_on(protocol: Any, large: Path) -> None:
             os.close(fd)
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"\r\n\r\n")
         expected = data[1000:201_010] + data[7:200_007] + data[3:8]
         assert await client.exactly(len(expected)) == expected
@@ -477,7 +478,7 @@ def test_a_file_behind_a_body_that_the_client_reads_late(protocol: Any, large: P
             await send({"type": ZEROCOPYSEND, "file": file})
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await sent.wait()
         await turns()
         await client.until(b"\r\n\r\n")

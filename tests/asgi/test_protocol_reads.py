@@ -14,6 +14,7 @@ from asgifast.protocols.transport import CoalescingTransport
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
 from .protocols import (
+    GET,
     LARGE_BYTES,
     PATHSEND,
     TOO_MUCH,
@@ -47,7 +48,7 @@ def test_files_are_read_where_there_is_no_sendfile(
 
     async def conversation(client: Client) -> None:
         for _ in range(2):
-            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.send(GET)
             await client.until(b"\r\n\r\n")
             if chunked:
                 assert await client.until(b"\r\n") == b"%x\r\n" % LARGE_BYTES
@@ -76,7 +77,7 @@ def test_files_are_read_where_sendfile_cannot_be_used_at_all(
                 await send({**message, "more_body": count < LARGE_BYTES})
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"\r\n\r\n")
         if not chunked:
             assert await client.exactly(len(expected)) == expected
@@ -161,7 +162,7 @@ def test_reading_is_held_up_by_a_client_that_does_not_read(
             finished.set()
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await started.wait()
         await turns()
         assert read < 2_000_000
@@ -189,7 +190,7 @@ def test_a_file_that_ends_early_closes_where_there_is_no_sendfile(
         await send({"type": PATHSEND, "path": str(large)})
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"\r\n\r\n")
         assert await client.to_end() == large.read_bytes()
 

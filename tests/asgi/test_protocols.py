@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast.coalescing import HELD_TURNS, LONE_TURNS, SMALL_MESSAGE_BYTES
+from asgifast.coalescing import SMALL_MESSAGE_BYTES
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.protocols.transport import CoalescingTransport
 
 from tests.support.descriptors import open_descriptors
 
 from .protocols import (
+    GET,
     HELLO,
     LARGE_BYTES,
     PATHSEND,
@@ -53,7 +53,7 @@ def test_an_app_is_held_up_by_a_client_that_does_not_read(
         await body(send, b"")
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await started.wait()
         await turns()
         assert sent < 1_000_000
@@ -85,7 +85,7 @@ def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any, messages: tuple[b
                 raise
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         assert not (await client.to_end()).partition(b"\r\n\r\n")[2]
         [(more, error)] = told
         assert more == messages[0], "it is the next message that says so"
@@ -102,7 +102,7 @@ def test_fewer_bytes_than_declared_are_an_error(protocol: Any) -> None:
         await body(send, b"cd")
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         assert len((await client.to_end()).partition(b"\r\n\r\n")[2]) < 10
 
     talk(protocol, app, conversation)
@@ -131,7 +131,7 @@ def test_a_message_behind_the_last_is_an_error(protocol: Any, message: Message) 
             told.append(str(error))
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         assert (await client.until(b"body")).count(b"HTTP/1.1 ") == 1
         await client.hello()
         assert len(told) == 1
@@ -164,7 +164,7 @@ def test_a_message_before_the_first_is_an_error(
         await body(send, b"ok")
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"\r\n\r\nok")
         assert len(told) == 1
         assert "http.response.start" in told[0]
@@ -194,104 +194,12 @@ def test_a_client_that_leaves_between_messages(protocol: Any, large: Path, chunk
         finished.set()
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"x" * 100)
         client.sock.close()
         await finished.wait()
 
     talk(protocol, app, conversation)
-
-
-def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> None:
-    """In order with files of both kinds, and not ended by a message without a byte."""
-    sizes = {"small": 1000, "large": 100_000}
-    data = {name: os.urandom(size) for name, size in sizes.items()}
-    for name, content in data.items():
-        (tmp_path / name).write_bytes(content)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send)
-        await body(send, b"", more=True)
-        await turns()
-        for name in (*sizes, *sizes):
-            await body(send, b"be", more=True)
-            await body(send, b"", more=True)
-            await body(send, b"fore", more=True)
-            with (tmp_path / name).open("rb") as file:
-                await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
-        await body(send, b"the", more=True)
-        await body(send, b" end")
-
-    async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        head = await client.until(b"\r\n\r\n")
-        assert b"transfer-encoding: chunked" in head.lower()
-        chunks = []
-        while size := int(await client.until(b"\r\n"), 16):
-            chunks.append(await client.exactly(size))
-            assert await client.exactly(2) == b"\r\n"
-        assert await client.exactly(2) == b"\r\n"
-        expected = [part for name in (*sizes, *sizes) for part in (b"before", data[name])]
-        assert chunks == [*expected, b"the end"]
-        await client.hello()
-
-    talk(protocol, app, conversation)
-
-
-def test_a_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
-    arrived = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=10)
-        await turns()  # the head leaves, and the loop is quiet again
-        await body(send, b"small", more=True)
-        await arrived.wait()
-        await body(send, b"-last")
-
-    async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await client.until(b"\r\n\r\nsmall")
-        arrived.set()
-        await client.until(b"-last")
-
-    talk(protocol, app, conversation)
-
-
-def test_an_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
-    protocol: Any,
-) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send)
-        for _ in range(LONE_TURNS + 1):
-            await body(send, b".", more=True)
-            await turns()
-        await body(send, b"", more=True)
-        await body(send, b"end")
-
-    async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await client.until(b"3\r\nend\r\n0\r\n\r\n")
-        await client.hello()
-
-    talk(protocol, app, conversation)
-
-
-def test_a_held_message_that_is_refused_is_told_of_when_the_app_returns(
-    protocol: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=2)
-        await body(send, b"ok", more=True)
-        await turns()
-        await body(send, b"too much", more=True)
-
-    async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert (await client.to_end()).endswith(b"\r\n\r\nok")
-
-    talk(protocol, app, conversation)
-    told = ("longer than Content-Length", "Too much data for declared Content-Length")
-    assert any(line in caplog.text for line in told), caplog.text
 
 
 @pytest.mark.parametrize(("method", "data"), [("HEAD", b"12345"), ("GET", b""), ("GET", b"12345")])
@@ -310,28 +218,6 @@ def test_a_simple_response_leaves_while_its_app_goes_on(
         await client.send(f"{method} / HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await client.until(b"\r\n\r\n" + (b"" if method == "HEAD" else data))
         arrived.set()
-
-    talk(protocol, app, conversation)
-
-
-@pytest.mark.parametrize("size", [5, 20_000])
-def test_a_buffer_that_its_owner_uses_again(protocol: Any, size: int) -> None:
-    """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=3 * size)
-        buffer: Any = bytearray(size)
-        for letter in b"abc":
-            buffer[:] = bytes([letter]) * size
-            await body(send, buffer, more=True)
-        buffer[:] = b"-" * size
-        await body(send, b"")
-
-    async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await client.until(b"\r\n\r\n")
-        received = await client.exactly(3 * size)
-        assert received == b"a" * size + b"b" * size + b"c" * size
 
     talk(protocol, app, conversation)
 
@@ -384,66 +270,6 @@ def test_a_small_response_is_one_write_and_makes_nothing_for_the_turns_end(
     assert scheduled == []
 
 
-def test_messages_that_take_some_turns_each_are_coalesced(protocol: Any) -> None:
-    """As behind a middleware that has each pass from one task to another."""
-    sent = [b"<%d>" % number for number in range(200)]
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send)
-        for each in sent:
-            await body(send, each, more=True)
-            await turns(3)
-        await body(send, b"")
-
-    async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await client.until(b"\r\n\r\n")
-        chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
-        assert b"".join(chunks) == b"".join(sent)
-        assert len(chunks) < len(sent) / 4 + 10
-        await client.hello()
-
-    talk(protocol, app, conversation)
-
-
-def test_messages_that_come_alone_make_nothing_for_the_turns_end(
-    protocol: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of an app that waits before each; many in one turn are coalesced again."""
-    scheduled: list[int] = []
-    schedule = CoalescingTransport._schedule
-
-    def noted(transport: CoalescingTransport) -> None:
-        scheduled.append(number)
-        schedule(transport)
-
-    monkeypatch.setattr(CoalescingTransport, "_schedule", noted)
-    number = 0
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal number
-        await start(send)
-        for number in range(10):
-            await body(send, b"<%d>" % number, more=True)
-            await turns(HELD_TURNS + 4)
-        for _ in range(200):
-            await body(send, b"burst", more=True)
-        await body(send, b"")
-
-    async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        await client.until(b"\r\n\r\n")
-        chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
-        singles = [b"<%d>" % each for each in range(10)]
-        assert chunks[:10] == singles
-        assert b"".join(chunks) == b"".join(singles) + b"burst" * 200
-        assert len(chunks) < 10 + 20
-        await client.hello()
-
-    talk(protocol, app, conversation)
-    assert set(scheduled[:-1]) <= {*range(LONE_TURNS + 1)}
-
-
 def test_a_head_that_is_refused_holds_nothing_back(protocol: Any) -> None:
     piece = bytes(SMALL_MESSAGE_BYTES + 1)
     may_go_on = asyncio.Event()
@@ -458,7 +284,7 @@ def test_a_head_that_is_refused_holds_nothing_back(protocol: Any) -> None:
         await body(send, b"")
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await asyncio.wait_for(client.until(piece), 60)
         may_go_on.set()
         await client.until(b"0\r\n\r\n")
@@ -477,7 +303,7 @@ def test_extensions_are_each_requests_own(protocol: Any) -> None:
 
     async def conversation(client: Client) -> None:
         for _ in range(2):
-            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.send(GET)
             await client.until(b"\r\n\r\nok")
 
     talk(protocol, app, conversation)
@@ -496,7 +322,7 @@ def test_an_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) ->
     async def conversation(client: Client) -> None:
         await client.hello()
         before = open_descriptors()
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.send(GET)
         await client.until(b"\r\n\r\n")
         await client.exactly(LARGE_BYTES)
         await client.hello()
@@ -532,7 +358,7 @@ def test_a_client_that_leaves_with_other_requests_in_line_ends_the_one_that_is_a
         sending.cancel()
 
     async def conversation(client: Client) -> None:
-        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
+        await client.send(GET + HELLO)
         await client.until(b"x" * 1000)
         client.sock.close()
         while client.state.tasks:

@@ -20,9 +20,8 @@ from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from uvicorn.protocols.http import h11_impl, httptools_impl
 
 from .messages import body as part
-from .protocols import TOO_MUCH, ZEROCOPYSEND, Client, body, start, talk, turns
+from .protocols import GET, TOO_MUCH, ZEROCOPYSEND, Client, body, start, talk, turns
 
-REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 STACKS = {
     "h11": (H11Protocol, False),
     "h11 + ASGIFast": (H11Protocol, True),
@@ -93,7 +92,7 @@ def test_messages_that_are_gathered(
         )
 
     async def conversation(client: Client) -> None:
-        await client.send(REQUEST)
+        await client.send(GET)
         assert await body_of(client, chunked=chunked, size=4) == b"abcd"
         await client.hello()
 
@@ -115,7 +114,7 @@ def test_a_task_for_each_message(stack: Callable[..., None], count: int) -> None
         await body(send, b"")
 
     async def conversation(client: Client) -> None:
-        await client.send(REQUEST)
+        await client.send(GET)
         assert await body_of(client, chunked=True) == b"".join(messages)
         await client.hello()
 
@@ -140,7 +139,7 @@ def test_what_comes_behind_the_end_is_refused(stack: Callable[..., None]) -> Non
             told.append(str(error))
 
     async def conversation(client: Client) -> None:
-        await client.send(REQUEST)
+        await client.send(GET)
         await waits.wait()
         data = await body_of(client, chunked=True)
         assert data[TOO_MUCH:] == b"<end>"
@@ -177,7 +176,7 @@ def test_what_was_sent_before_is_not_given_up_with_a_message(
         await body(send, b"<99>")
 
     async def conversation(client: Client) -> None:
-        await client.send(REQUEST)
+        await client.send(GET)
         await waits.wait()
         reading = asyncio.create_task(body_of(client, chunked=True))
         await asyncio.sleep(SHORT_S)
@@ -218,7 +217,7 @@ def test_a_head_that_has_to_wait(
             await asyncio.gather(*sending)
 
     async def conversation(client: Client) -> None:
-        await client.send(REQUEST + REQUEST.replace(b"/", b"/second", 1))
+        await client.send(GET + GET.replace(b"/", b"/second", 1))
         await client.until(b"\r\n\r\n")
         await waits.wait()
         await client.exactly(TOO_MUCH)
@@ -250,7 +249,7 @@ def test_a_message_beside_a_file(stack: Callable[..., None], chunked: bool) -> N
         await body(send, b".")
 
     async def conversation(client: Client) -> None:
-        await client.send(REQUEST)
+        await client.send(GET)
         await waits.wait()
         if chunked:
             reading = asyncio.create_task(body_of(client, chunked=True))

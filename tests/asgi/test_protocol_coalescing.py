@@ -1,0 +1,201 @@
+"""Small messages under the uvicorn protocols in this process: which are held, and till when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast.coalescing import HELD_TURNS, LONE_TURNS
+from asgifast.messages import Receive, Scope, Send
+from asgifast.protocols.transport import CoalescingTransport
+
+from .protocols import (
+    GET,
+    ZEROCOPYSEND,
+    Client,
+    _no_descriptor_is_left,
+    body,
+    protocol,
+    start,
+    talk,
+    turns,
+)
+
+__all__ = ["_no_descriptor_is_left", "protocol"]
+
+
+def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> None:
+    """In order with files of both kinds, and not ended by a message without a byte."""
+    sizes = {"small": 1000, "large": 100_000}
+    data = {name: os.urandom(size) for name, size in sizes.items()}
+    for name, content in data.items():
+        (tmp_path / name).write_bytes(content)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        await body(send, b"", more=True)
+        await turns()
+        for name in (*sizes, *sizes):
+            await body(send, b"be", more=True)
+            await body(send, b"", more=True)
+            await body(send, b"fore", more=True)
+            with (tmp_path / name).open("rb") as file:
+                await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
+        await body(send, b"the", more=True)
+        await body(send, b" end")
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        head = await client.until(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head.lower()
+        chunks = []
+        while size := int(await client.until(b"\r\n"), 16):
+            chunks.append(await client.exactly(size))
+            assert await client.exactly(2) == b"\r\n"
+        assert await client.exactly(2) == b"\r\n"
+        expected = [part for name in (*sizes, *sizes) for part in (b"before", data[name])]
+        assert chunks == [*expected, b"the end"]
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+def test_a_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
+    arrived = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=10)
+        await turns()  # the head leaves, and the loop is quiet again
+        await body(send, b"small", more=True)
+        await arrived.wait()
+        await body(send, b"-last")
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\nsmall")
+        arrived.set()
+        await client.until(b"-last")
+
+    talk(protocol, app, conversation)
+
+
+def test_an_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
+    protocol: Any,
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        for _ in range(LONE_TURNS + 1):
+            await body(send, b".", more=True)
+            await turns()
+        await body(send, b"", more=True)
+        await body(send, b"end")
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"3\r\nend\r\n0\r\n\r\n")
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+def test_a_held_message_that_is_refused_is_told_of_when_the_app_returns(
+    protocol: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        await body(send, b"ok", more=True)
+        await turns()
+        await body(send, b"too much", more=True)
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        assert (await client.to_end()).endswith(b"\r\n\r\nok")
+
+    talk(protocol, app, conversation)
+    told = ("longer than Content-Length", "Too much data for declared Content-Length")
+    assert any(line in caplog.text for line in told), caplog.text
+
+
+@pytest.mark.parametrize("size", [5, 20_000])
+def test_a_buffer_that_its_owner_uses_again(protocol: Any, size: int) -> None:
+    """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=3 * size)
+        buffer: Any = bytearray(size)
+        for letter in b"abc":
+            buffer[:] = bytes([letter]) * size
+            await body(send, buffer, more=True)
+        buffer[:] = b"-" * size
+        await body(send, b"")
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\n")
+        received = await client.exactly(3 * size)
+        assert received == b"a" * size + b"b" * size + b"c" * size
+
+    talk(protocol, app, conversation)
+
+
+def test_messages_that_take_some_turns_each_are_coalesced(protocol: Any) -> None:
+    """As behind a middleware that has each pass from one task to another."""
+    sent = [b"<%d>" % number for number in range(200)]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        for each in sent:
+            await body(send, each, more=True)
+            await turns(3)
+        await body(send, b"")
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\n")
+        chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
+        assert b"".join(chunks) == b"".join(sent)
+        assert len(chunks) < len(sent) / 4 + 10
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+def test_messages_that_come_alone_make_nothing_for_the_turns_end(
+    protocol: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of an app that waits before each; many in one turn are coalesced again."""
+    scheduled: list[int] = []
+    schedule = CoalescingTransport._schedule
+
+    def noted(transport: CoalescingTransport) -> None:
+        scheduled.append(number)
+        schedule(transport)
+
+    monkeypatch.setattr(CoalescingTransport, "_schedule", noted)
+    number = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal number
+        await start(send)
+        for number in range(10):
+            await body(send, b"<%d>" % number, more=True)
+            await turns(HELD_TURNS + 4)
+        for _ in range(200):
+            await body(send, b"burst", more=True)
+        await body(send, b"")
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\n")
+        chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
+        singles = [b"<%d>" % each for each in range(10)]
+        assert chunks[:10] == singles
+        assert b"".join(chunks) == b"".join(singles) + b"burst" * 200
+        assert len(chunks) < 10 + 20
+        await client.hello()
+
+    talk(protocol, app, conversation)
+    assert set(scheduled[:-1]) <= {*range(LONE_TURNS + 1)}
