@@ -34,6 +34,8 @@ $(READY): pyproject.toml
 	  || { echo "Python's venv module is missing: apt-get install python3-venv (Debian, Ubuntu)"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group parser 2>$(VENV)/parser.log \
+	  || echo "Without gunicorn's C parser, which is optional and needs a compiler (make servers installs one)."
 	@touch $@
 	@echo "$(VENV) is ready."
 

@@ -108,8 +108,10 @@ class Shell(contextlib.ExitStack):
         assert status in good, f"{words}: {status}\n{self.output}"
 
     def _run_by_shell(self, line: str) -> None:
+        for name in ("curl", "openssl"):
+            if name in line:
+                program(name)
         if "curl" in line:
-            program("curl")
             line = line.replace("curl ", f"curl {_CURL_OPTIONS} ")
         done = subprocess.run(
             self._here(line),

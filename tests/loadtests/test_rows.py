@@ -13,6 +13,7 @@ import pytest
 from loadtests import asgi, jit, wsgi
 from loadtests.__main__ import UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
+from tests.support.programs import program
 from wsgifast.benchmark.load import Task
 from wsgifast.benchmark.report import problems
 from wsgifast.benchmark.results import Result
@@ -163,6 +164,7 @@ def test_a_large_file_of_the_worker() -> None:
 
 
 def test_an_upload_is_measured_with_its_messages() -> None:
+    program("curl")
     result = _measured("asgi.upload.stream", -1)
     assert result.median("a bare loop", BYTES.rate), problems([result])
     assert result.facts("a bare loop")["messages"] > 0

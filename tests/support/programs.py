@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,8 @@ PACKAGES = {
     "systemd-analyze": "systemd",
     "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python; it brings uwsgi-core
     "wrk": "wrk",  # the load tests' client
+    "openssl": "openssl",
+    "gcc": "gcc",  # builds gunicorn's C parser, with Python's headers
 }
 # Programs that no package index has, and what `go install` makes them of.
 MODULES = {
@@ -88,6 +91,8 @@ def install_missing() -> int:
     packages = list(dict.fromkeys(missing))
     if importlib.util.find_spec("ensurepip") is None:  # Debian has parted it from Python
         packages.append("python3-venv")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        packages.append("python3-dev")
     if not packages:
         print(f"Installed already: {', '.join(PACKAGES)}.")
         return 0

@@ -12,6 +12,7 @@ import random
 import runpy
 import sys
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 from tests.attacks.requests import SEEDS, cuts, mutated
 from tests.support.effort import LONG, effort
+from tests.support.programs import ProgramMissing
 from tests.workers.serving import has_setting
 from wsgifast.errors import RequestError
 from wsgifast.server.limits import Budget
@@ -40,6 +42,7 @@ CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")
 TRUSTED, STRANGER = ("127.0.0.1", 4711), ("192.0.2.1", 4711)
 # gunicorn's own two, which answer in other words.
 HTTP_PARSERS = ["python", "fast"] if has_setting("http_parser") else [None]
+INSTALLED = [name for name in HTTP_PARSERS if name != "fast" or find_spec("gunicorn_h1c")]
 # What changes how a head is understood.
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -65,6 +68,10 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def configured(http_parser: str | None = None, **changed: Any) -> Config:
+    if http_parser not in {None, *INSTALLED}:
+        raise ProgramMissing(
+            "gunicorn's C parser is not installed: make servers, then make -B .venv/.ready"
+        )
     cfg = Config()
     if http_parser is not None:
         cfg.set("http_parser", http_parser)
@@ -182,7 +189,7 @@ def test_all_else_is_gunicorns(data: bytes) -> None:
 
 
 def test_every_byte_at_every_place() -> None:
-    pair = Pair(configured(HTTP_PARSERS[0]))
+    pair = Pair(configured(INSTALLED[0]))
     whole = PLAIN["body"]
     # In and between method, target, version, line ends, names and values.
     for place in (0, 1, 4, 6, 13, 15, 17, 20, 22, 24, 41):
@@ -254,7 +261,7 @@ def test_hosts() -> None:
 def test_mutated_requests_in_any_packets(number: int) -> None:
     seed = random.randrange(2**32) if LONG else number
     chance = random.Random(seed)
-    for http_parser in HTTP_PARSERS:
+    for http_parser in INSTALLED:
         if not _can(http_parser, SETTINGS[number]):
             continue
         cfg = configured(http_parser, **SETTINGS[number])
@@ -290,7 +297,7 @@ _starts = st.builds(
     st.sampled_from([b"HTTP/1.1", b"HTTP/1.0", b"HTTP/1.2", b"HTTP/2.0", b"RTSP/1.0", b"http/1.1"]),
     st.sampled_from([b" ", b" ", b" ", b"  ", b"\t"]),
 )
-_pairs = [Pair(configured(http_parser)) for http_parser in HTTP_PARSERS]
+_pairs = [Pair(configured(http_parser)) for http_parser in INSTALLED]
 
 
 @given(st.lists(st.tuples(_starts, _lines), min_size=1, max_size=3), st.randoms())
@@ -328,7 +335,7 @@ def test_gunicorns_own_requests(kind: str) -> None:
     helpers = runpy.run_path(str(Path(CORPUS).parent / "treq.py"))
     for file in files:
         data = helpers["request"](str(file), None).data
-        for http_parser in HTTP_PARSERS:
+        for http_parser in INSTALLED:
             cfg = helpers["load_py"](str(file.with_suffix(".py")), http_parser)["cfg"]
             if not _can(http_parser, [name for name, each in cfg.settings.items() if each.get()]):
                 continue
