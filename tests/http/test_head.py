@@ -296,7 +296,7 @@ def test_the_characters_of_an_enum_are_sent(heads: dict[Any, ResponseHead]) -> N
 def test_what_is_wrong_is_so_each_time(heads: dict[Any, ResponseHead], status: Any) -> None:
     for _ in range(2):
         with pytest.raises(BodyError):
-            known_head(status, [("X-A", 1)])  # type: ignore[list-item]
+            known_head(status, [("X-A", 1)])
     assert not heads
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from wsgifast.server import batch, counters, pool
-from wsgifast.server import monitor as module
 from wsgifast.server.monitor import TICK_S
 from wsgifast.server.poller import Event
 from wsgifast.server.pool import Pool
@@ -55,8 +53,7 @@ class Monitored:
         self.receive: Callable[[Any], Any] = lambda item: (
             None if isinstance(item, tuple) else item()
         )
-        for each in (module, pool, counters, batch):
-            monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
         work: Any = SimpleNamespace(
             receive=lambda item: self.receive(item),

@@ -141,7 +141,7 @@ def test_a_full_worker_leaves_the_others_in_the_queue() -> None:
 
 def test_without_descriptors_accepting_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(accepting, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("time.monotonic", lambda: now)
     server = Server(waiting=1)
     server.listener.error = OSError(errno.EMFILE, "Too many open files")
     server.acceptor.accept(LISTENER)
@@ -178,7 +178,7 @@ def test_without_a_watch_for_a_listener_accepting_pauses(
 
     server = Server(waiting=1)
     now = [1000.0]
-    monkeypatch.setattr(accepting, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     listen = server.poller.listen
     monkeypatch.setattr(server.poller, "listen", refuse)
     if behind_others:
@@ -249,7 +249,7 @@ def test_a_full_worker_says_so_once_until_it_has_room_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(accepting, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("time.monotonic", lambda: now)
     server = Server(waiting=500, room=100)
     server.acceptor._limit = 100
     server.acceptor._count = lambda: 100 - server.room
@@ -298,7 +298,7 @@ def test_it_is_not_said_all_the_time_that_there_are_no_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(accepting, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("time.monotonic", lambda: now)
     server = Server(waiting=1)
     server.listener.error = OSError(errno.EMFILE, "Too many open files")
     for _ in range(100):

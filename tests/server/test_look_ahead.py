@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +39,7 @@ class Memory:
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     memory = Memory()
     monkeypatch.setattr(look_ahead, "cached_bytes", memory.cached_bytes)
-    monkeypatch.setattr(look_ahead, "time", SimpleNamespace(monotonic=lambda: memory.now))
+    monkeypatch.setattr("time.monotonic", lambda: memory.now)
     return memory
 
 

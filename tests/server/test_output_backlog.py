@@ -8,7 +8,6 @@ import tempfile
 import threading
 import time
 import tracemalloc
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from tests.server.near_output import CONTENT, SIZE, blocks, content, file, in_quick_succession, near
 from tests.server.output_bench import Near, drain_armed, rules
 from tests.support.descriptors import open_descriptors
-from wsgifast.server import limits, look_ahead, output_memory, sending
+from wsgifast.server import look_ahead, output_memory
 
 __all__ = ["content", "file", "in_quick_succession", "near"]
 
@@ -90,7 +89,7 @@ def test_where_no_temporary_file_can_be_written_output_stays_in_memory(
     monkeypatch.setattr(*((os, "pwrite") if full else (tempfile, "TemporaryFile")), refuse)
     descriptors = open_descriptors()
     now = [1000.0]
-    monkeypatch.setattr(output_memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     try:
         for seconds, times in ((0, 1), (5, 1), (5, 2)):
             now[0] += seconds
@@ -229,8 +228,7 @@ def test_crumbs_wait_in_few_pieces_of_memory() -> None:
 
 def test_a_client_must_take_some_bytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    for module in (limits, sending):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("time.monotonic", lambda: now)
     near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
     queue = near.queue
     try:
@@ -265,8 +263,7 @@ def test_the_time_of_the_disk_is_not_the_clients(
         now += 500.0
         return sendfile(out, fd, offset, size)
 
-    for module in (limits, sending):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", slow)
     near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))

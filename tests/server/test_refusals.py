@@ -51,6 +51,7 @@ STREAMED = {"buffer_bodies": False, "body_timeout_s": 0.05}
 )
 def test_a_streamed_body_that_stops(make_bench: MakeBench, framing: bytes) -> None:
     bench = make_bench(echo, attributes=STREAMED)
+    bench.clock.runs = True
     assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing) == 408
     assert bench.log.requests == [("POST /", "408 Request Timeout", 0)]
     assert not bench.log.errors  # no traceback
@@ -97,6 +98,7 @@ def test_an_app_that_wraps_the_failure_of_its_body(make_bench: MakeBench) -> Non
         return []
 
     bench = make_bench(app, attributes=STREAMED)
+    bench.clock.runs = True
     assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n") == 408
     assert not bench.log.errors
 

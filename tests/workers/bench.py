@@ -23,27 +23,11 @@ from gunicorn.config import Config
 from gunicorn.workers import base
 
 from tests.support.http import Connection
-from wsgifast.bodies import response_writer
 from wsgifast.server import (
-    application,
-    batch,
-    coalescing,
     connection,
-    endpoint,
-    exchange,
-    limits,
-    output,
-    sending,
-    server,
 )
-from wsgifast.server.http2 import connection as http2_connection
-from wsgifast.server.http2 import incoming, outgoing, stream, uploads
 from wsgifast.workers import FastWorker
 
-_WITH_A_CLOCK = (
-    application, batch, coalescing, connection, endpoint, exchange, http2_connection, incoming,
-    limits, outgoing, output, response_writer, sending, server, stream, uploads,
-)  # fmt: skip
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.
 LARGE = 1024 * 1024
@@ -69,16 +53,17 @@ def large(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 class Clock:
-    """What the worker takes for `time`; a test moves it."""
+    """The monotonic time; a test moves it.
+
+    :ivar runs: it goes on by itself too, for a thread that waits for a client.
+    """
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.runs = False
 
     def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return time.time()
+        return self.now + (time.perf_counter() if self.runs else 0.0)
 
 
 class Log:
@@ -165,8 +150,7 @@ class Bench:
         cfg = Config()
         for name, value in settings.items():
             cfg.set(name, value)
-        for module in _WITH_A_CLOCK:
-            self._undo.enter_context(mock.patch.object(module, "time", self.clock))
+        self._undo.enter_context(mock.patch("time.monotonic", self.clock.monotonic))
         made = type("BenchWorker", (FastWorker,), attributes or {})
         self.worker = made(0, os.getppid(), [], SimpleNamespace(), 30, cfg, self.log)
         # It would change the whole process: signals, descriptors, the user.

@@ -34,7 +34,7 @@ from wsgifast.server.receiving import COMPLETE, MORE, Receiver
 from wsgifast.workers import FastWorker
 from wsgifast.workers.attributes import InvalidWorkerOption, check_attributes
 from wsgifast.workers.gunicorn_support import Settings
-from wsgifast.workers.httptools_parser import PlainRequest
+from wsgifast.workers.plain_request import PlainRequest
 from wsgifast.workers.wiring import options, parsers
 
 CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")

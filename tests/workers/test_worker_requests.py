@@ -12,6 +12,7 @@ from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
+from tests.support.compiled import replaces_parts
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import PEER, Log, make_bench
 from wsgifast.bodies.segments import SegmentedBody
@@ -239,6 +240,7 @@ def test_bodies_are_closed_once_and_only_if_they_can_be(
     assert closed == ([kind] if isinstance(kind, str) else [])
 
 
+@replaces_parts
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_list_goes_out_in_one_piece(
     make_bench: MakeBench, kind: Any, monkeypatch: pytest.MonkeyPatch
@@ -365,7 +367,7 @@ def test_a_response_without_a_status_is_not_logged_as_one(make_bench: MakeBench)
 
 def test_early_hints_are_offered(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        environ["wsgi.early_hints"]([("Link", "</a>")])
+        environ["wsgi.early_hints"](iter([("Link", "</a>")]))
         return hello(environ, start_response)
 
     bench = make_bench(app)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..errors import BodyError, ClientGone
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
@@ -19,9 +19,6 @@ from .held_head import check_second_start
 from .segments import SegmentedBody, read_whole
 from .streams import is_event_stream
 from .wrappers import held_in, holds_all, iterated, known_file
-
-if TYPE_CHECKING:
-    from _typeshed import OptExcInfo
 
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
@@ -102,16 +99,17 @@ class ResponseWriter:
         """Return the head as it is sent; see :meth:`_checked_head`."""
         raise NotImplementedError
 
-    # For the app.
+    # For the app, which may give anything: what it gives is checked here, and not by its types,
+    # which a compiled module would check before.
 
     def start_response(
-        self,
-        status: str,
-        headers: list[tuple[str, str]],
-        exc_info: OptExcInfo | None = None,
+        self, status: Any, headers: Any, exc_info: Any = None
     ) -> Callable[[bytes], object]:
         """PEP 3333's.
 
+        :param status: str.
+        :param headers: a list of tuples of two str.
+        :param exc_info: that of an exception, if the app starts again.
         :raises BodyError: for a second call without exc_info, or a malformed head.
         :raises BaseException: that of exc_info, if the head has been sent.
         :returns: the write callable.
@@ -130,7 +128,7 @@ class ResponseWriter:
         self.counter = BodyCounter(framing)
         return self.write
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         """Send a block of the body: the write callable of PEP 3333.
 
         :raises BodyError: once the body is longer than its Content-Length (PEP 3333, "Handling the
@@ -143,7 +141,7 @@ class ResponseWriter:
         if self.counter.is_cut:
             raise BodyError(self.counter.complaint("", self.status_code))
 
-    def _write_block(self, data: bytes) -> None:
+    def _write_block(self, data: Any) -> None:
         """Send a block, or have it sent while the app goes on."""
         if self.status is None:
             if data == b"":
@@ -210,7 +208,7 @@ class ResponseWriter:
             if close is not None:
                 close()
 
-    def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
+    def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         """Send a body that exists already, together with the head and the end of the response."""
         if len(blocks) == 1 and not self.headers_sent:
             # Most bodies: one block, as long as the Content-Length.
@@ -238,7 +236,7 @@ class ResponseWriter:
         else:
             self._output.write_whole(b"".join(parts))
 
-    def write_stream(self, body: Iterable[bytes]) -> None:
+    def write_stream(self, body: Iterable[Any]) -> None:
         """Send blocks as they come, and end the response.
 
         Iteration stops at the first block beyond the Content-Length (PEP 3333, "Handling the
@@ -256,7 +254,7 @@ class ResponseWriter:
                 break
         self.close()
 
-    def _write_rest(self, blocks: Iterator[bytes]) -> None:
+    def _write_rest(self, blocks: Iterator[Any]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""
         counter, write_next = self.counter, self._write_next
         for block in blocks:
@@ -336,11 +334,11 @@ class ResponseWriter:
         """Return what follows the body."""
         return LAST_CHUNK if self._framing.chunked else b""
 
-    def _framed(self, data: bytes) -> bytes:
+    def _framed(self, data: Any) -> bytes:
         data = self._admitted(data)
         return self._in_chunk(data) if self._framing.chunked else data
 
-    def _admitted(self, data: bytes) -> bytes:
+    def _admitted(self, data: Any) -> bytes:
         """Return what is sent of some bytes of the body."""
         if not isinstance(data, bytes):
             raise not_bytes(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO
+from typing import IO, Any
 from wsgiref import util
 
 from ..bodies.chunks import few_chunks
@@ -53,7 +53,7 @@ class Response(ResponseWriter):
         """The bytes of the body, without framing, that were sent."""
         return max(0, self.counter.sent - self._outlet.unsent)
 
-    def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
+    def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         chunks, size = few_chunks(blocks, _checked)
         self._know_size(size)
         if isinstance(chunks, (list, tuple)):
@@ -65,7 +65,7 @@ class Response(ResponseWriter):
         self._know_size(sum(s.size if isinstance(s, FileSegment) else len(s) for s in segments))
         super().write_segments(segments)
 
-    def write_stream(self, body: Iterable[bytes]) -> None:
+    def write_stream(self, body: Iterable[Any]) -> None:
         """:raises BodyError: if the body is not an iterable of bytes."""
         if isinstance(body, (str, bytes, bytearray, memoryview)):
             raise BodyError(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 # The end of a chunked body without trailers (RFC 9112 7.1).
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-class Framing(NamedTuple):
-    """How a client finds the end of a response (RFC 9112 6.3).
+@dataclass
+class Framing:
+    """How a client finds the end of a response (RFC 9112 6.3); never changed.
 
     :ivar has_body: whether anything may follow the head.
     :ivar length: the Content-Length to send; None for no such header.

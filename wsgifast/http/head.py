@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from ..errors import BodyError
 from .framing import Framing, frame_response
@@ -52,6 +53,9 @@ _MAX_KEPT_CHARACTERS = 1024
 class ResponseHead:
     """An app's status and headers, checked.
 
+    Both may be anything that an app gives: they are checked here, and not by their types, which a
+    compiled module would check before.
+
     :param status: such as "200 OK"; the reason may be missing.
     :param headers: pairs of str.
     :ivar status: as it was given.
@@ -68,20 +72,20 @@ class ResponseHead:
     """
 
     __slots__ = (
-        "_encoded", "_framed", "_upgrade", "closes", "code", "content_length", "has_date",
-        "has_server", "headers", "status", "upgrades",
+        "_encoded", "_framed", "closes", "code", "content_length", "has_date", "has_server",
+        "headers", "status", "upgrades",
     )  # fmt: skip
 
-    def __init__(self, status: str, headers: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, status: Any, headers: Iterable[Any]) -> None:
         self.code = status_code(status)
         self.status = _characters(status)
         self.content_length: int | None = None
         self.closes = self.upgrades = self.has_date = self.has_server = False
-        self._upgrade: tuple[str, str] | None = None
         # The arguments and results of the last calls: most requests repeat them.
         self._framed: tuple[str, bool, Framing] | None = None
         self._encoded: tuple[str, str, Framing, bytes] | None = None
         kept: list[tuple[str, str]] = []
+        upgrade: list[tuple[str, str]] = []
         self.headers = kept
         try:
             for name, value in headers:
@@ -89,8 +93,11 @@ class ResponseHead:
                 if known is None:
                     name, value = check_field(name, value)
                     lower = name.lower()
+                    if lower == "upgrade":
+                        upgrade.append((name, value))
+                    elif lower == "connection":
+                        self._take_options(value)
                     if lower in _HOP_BY_HOP:
-                        self._take_hop_by_hop(lower, name, value)
                         continue
                     if len(_names) < _MAX_CACHED:
                         _names[name] = name, lower
@@ -114,18 +121,15 @@ class ResponseHead:
             raise
         except (TypeError, ValueError):
             raise _no_pairs(headers) from None
-        if self._upgrade is not None and self.upgrades:
-            kept.append(self._upgrade)
+        if upgrade and self.upgrades:
+            kept.append(upgrade[-1])
         if self.code == 101 and not self.upgrades:
             raise BodyError(f"the status is {status!r} without a 'Connection: upgrade'")
 
-    def _take_hop_by_hop(self, lower: str, name: str, value: str) -> None:
-        if lower == "connection":
-            options = {option.strip(" \t") for option in value.lower().split(",")}
-            self.closes = self.closes or "close" in options
-            self.upgrades = self.upgrades or "upgrade" in options
-        elif lower == "upgrade":
-            self._upgrade = (name, value)
+    def _take_options(self, connection: str) -> None:
+        options = {option.strip(" \t") for option in connection.lower().split(",")}
+        self.closes = self.closes or "close" in options
+        self.upgrades = self.upgrades or "upgrade" in options
 
     def frame(self, method: str, *, chunks: bool) -> Framing:
         """See :func:`~.framing.frame_response`."""
@@ -161,7 +165,7 @@ class ResponseHead:
         return data
 
 
-def known_head(status: str, headers: Iterable[tuple[str, str]]) -> ResponseHead:
+def known_head(status: Any, headers: Any) -> ResponseHead:
     """As :class:`ResponseHead`, from a cache; the result is shared, and must not be changed."""
     if type(headers) is not list:
         return ResponseHead(status, headers)
@@ -188,7 +192,7 @@ def _is_to_be_kept(head: ResponseHead) -> bool:
     return size <= _MAX_KEPT_CHARACTERS
 
 
-def status_code(status: str) -> int:
+def status_code(status: Any) -> int:
     """Return the code of a final response's status.
 
     :raises BodyError: if it is malformed or interim (RFC 9110 15.2). 101 (Switching Protocols) is
@@ -213,7 +217,7 @@ def status_code(status: str) -> int:
     return code
 
 
-def check_field(name: str, value: str) -> tuple[str, str]:
+def check_field(name: Any, value: Any) -> tuple[str, str]:
     """Check a header; return its name, and its value without surrounding whitespace (RFC 9110 5.5).
 
     :raises BodyError: if it cannot be sent.
@@ -227,7 +231,7 @@ def check_field(name: str, value: str) -> tuple[str, str]:
     return _characters(name), _strip(value, " \t")
 
 
-def declared_length(headers: Iterable[tuple[str, str]]) -> int | None:
+def declared_length(headers: Iterable[Any]) -> int | None:
     """Return the Content-Length of unchecked headers; None without one.
 
     :raises BodyError: if it is not a number, if there are two that differ, or if the headers are
@@ -280,7 +284,7 @@ def _no_pairs(headers: object) -> BodyError:
     )
 
 
-def _bad_value_type(name: str, value: object) -> BodyError:
+def _bad_value_type(name: object, value: object) -> BodyError:
     return BodyError(f"the header {name} has a value of type {type(value).__name__}; give a str")
 
 

@@ -140,8 +140,9 @@ class Connection(Endpoint):
         return self._receive(READ)
 
     def _receive(self, events: int) -> Channel | None:
-        if self.output.draining:  # "100 Continue" goes first
-            self.output.on_writable()
+        output = self.output
+        if output.draining:  # "100 Continue" goes first
+            output.on_writable()
             if self.output.draining:
                 return None
             events = 0

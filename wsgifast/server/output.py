@@ -68,8 +68,7 @@ class OutputQueue(SendQueue):
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
                 sent = self._send_at_once(data)
-                if self.error is not None:
-                    raise ClientGone(str(self.error)) from self.error
+                self._check()
                 if sent == len(data):
                     return
                 rest = memoryview(data)[sent:]

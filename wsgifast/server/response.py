@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol
 
-from ..bodies.response_writer import NOT_STARTED, NOTHING_COUNTED, ResponseWriter
+from ..bodies.response_writer import NOT_STARTED, NOTHING_COUNTED, Output, ResponseWriter
 from ..files import http_date
 from ..http.framing import Framing
 from ..http.head import ResponseHead, check_field
-from .output import OutputQueue
 
 _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 
@@ -77,7 +77,7 @@ class Response(ResponseWriter):
     :param req: the parser's request: method, version and should_close() are used.
     """
 
-    def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
+    def __init__(self, req: Any, output: Output, settings: ResponseSettings) -> None:
         # The base class's __init__ inlined: this runs for each request.
         self.status = None
         self.must_close = self.headers_sent = False
@@ -135,8 +135,11 @@ class Response(ResponseWriter):
         """Add the response's callables to an environ."""
         environ["wsgi.early_hints"] = self.early_hints
 
-    def early_hints(self, headers: list[tuple[str | bytes, str | bytes]]) -> None:
-        """Send a 103 response (RFC 8297); does nothing after the head, or for HTTP/1.0."""
+    def early_hints(self, headers: Iterable[Any]) -> None:
+        """Send a 103 response (RFC 8297); does nothing after the head, or for HTTP/1.0.
+
+        :param headers: pairs of str or bytes.
+        """
         if self.headers_sent or self.req.version < (1, 1):
             return
         fields = []

@@ -204,7 +204,8 @@ class Sender:
         if self.encrypts:
             # After a refusal TLS needs the same bytes, which the front of the backlog still has.
             del buffers[1:]
-            rest = buffers[0][self.send(buffers[0]) :]
+            sent = self.send(buffers[0])
+            rest = buffers[0][sent:]
             self._is_full = False
             self._count(backlog.replace_buffers(1, [rest] if rest else ()))
             return

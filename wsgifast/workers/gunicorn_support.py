@@ -48,7 +48,7 @@ class Settings:
         self.most_fields = fields if 0 < fields <= MAX_HEADERS else MAX_HEADERS
         field_bytes = self.limit_request_field_size
         self.most_field_bytes = field_bytes if field_bytes > 0 else DEFAULT_MAX_HEADERFIELD_SIZE
-        self.is_ssl: bool = cfg.is_ssl
+        self.is_ssl = bool(cfg.is_ssl)
         self.server_name = SERVER
         self.uses_uwsgi: bool = getattr(self, "protocol", "http") == "uwsgi"
         self.sends_chunks = not self.uses_uwsgi

@@ -151,7 +151,7 @@ class Outgoing:
 
         :param is_over: it has failed, and takes its turn only to end.
         """
-        stream.is_held_back = not is_over and stream.output.sender.is_held_back()
+        stream.is_held_back = not is_over and stream.output.stream_sender.is_held_back()
         if stream.is_held_back:
             self.cap_deadline(stream.deadline)
             if self.frames.window <= 0:
@@ -165,7 +165,7 @@ class Outgoing:
 
     def unblock(self, stream: Any) -> None:
         """The windows of a stream may have opened."""
-        if stream.is_held_back and not stream.output.sender.is_held_back():
+        if stream.is_held_back and not stream.output.stream_sender.is_held_back():
             stream.is_held_back = False
             stream.deadline = math.inf
             self._sending[stream] = None
@@ -253,7 +253,7 @@ class Outgoing:
             return
         if self.frames.is_open(number):
             code = ErrorCodes.CANCEL if error is not None else ErrorCodes.INTERNAL_ERROR
-            if stream.output.sender.has_ended:
+            if stream.output.stream_sender.has_ended:
                 # The client need not send the rest of its request (RFC 9113 section 8.1).
                 code = ErrorCodes.NO_ERROR
             with contextlib.suppress(ProtocolError):  # the connection is about to be lost

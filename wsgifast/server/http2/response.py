@@ -27,9 +27,10 @@ class HTTP2Response(Response):
         environ["HTTP_VERSION"] = "2"
         environ["gunicorn.http2.send_trailers"] = self.send_trailers
 
-    def send_trailers(self, trailers: Iterable[tuple[str, str]]) -> None:
+    def send_trailers(self, trailers: Iterable[Any]) -> None:
         """Set the trailers to send after the body.
 
+        :param trailers: pairs of str.
         :raises BodyError: for a malformed one.
         """
         self._trailers = _encoded([check_field(name, value) for name, value in trailers])
@@ -37,11 +38,11 @@ class HTTP2Response(Response):
     def should_close(self) -> bool:
         return self.must_close  # Connection headers do not apply
 
-    def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
+    def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         length, size = self.counter.length, self.counter.sent + sum(map(len, blocks))
         if not self._trailers and (length is None or length <= size):
             # END_STREAM goes on the last DATA frame.
-            self._stream.sender.ends_after = size if length is None else length
+            self._stream.stream_sender.ends_after = size if length is None else length
         super().write_all(blocks)
         self._end_stream()
 

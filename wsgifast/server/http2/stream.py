@@ -147,7 +147,7 @@ class Stream:
 
     def send_error(self, status: int, page: bytes) -> None:
         body = HTTPStatus(status).phrase.encode()
-        if self.output.sender.has_head:
+        if self.output.stream_sender.has_head:
             return  # too late: it will be reset
         self.output.begin(
             [
@@ -158,7 +158,7 @@ class Stream:
         )
         if self._is_head:
             body = b""
-        self.output.sender.ends_after = len(body)
+        self.output.stream_sender.ends_after = len(body)
         self.output.write(body)
         self.output.end(len(body))
 

@@ -181,18 +181,20 @@ class StreamSender:
 
 
 class StreamOutput(OutputQueue):
-    """The output of one stream."""
+    """The output of one stream.
 
-    sender: StreamSender
+    :ivar stream_sender: its sender, by what only a stream's has.
+    """
 
-    __slots__ = ()
+    __slots__ = ("stream_sender",)
 
     def __init__(self, session: Outgoing, owner: OutputOwner, number: int) -> None:
-        super().__init__(StreamSender(session, number), owner, session.rules, session.lock)
+        self.stream_sender = StreamSender(session, number)
+        super().__init__(self.stream_sender, owner, session.rules, session.lock)
 
     def begin(self, head: Fields) -> None:
         """Set the head, which is sent with the first bytes."""
-        self.sender.head = head
+        self.stream_sender.head = head
 
     def send_interim(self, head: Fields) -> None:
         """Send the head of an interim response (RFC 9110 section 15.2).
@@ -201,7 +203,7 @@ class StreamOutput(OutputQueue):
         """
         with self.lock:
             self._check()
-            self._or_fail(lambda: self.sender.send_interim(head))
+            self._or_fail(lambda: self.stream_sender.send_interim(head))
 
     def end(self, size: int, trailers: Fields | None = None) -> None:
         """Everything has been written: END_STREAM goes out with the last byte.
@@ -211,15 +213,15 @@ class StreamOutput(OutputQueue):
         """
         with self.lock:
             self._check()
-            if self.sender.has_ended:
+            if self.stream_sender.has_ended:
                 return
             self._queue_held()
-            self.sender.trailers = trailers or []
-            self.sender.ends_after = size
+            self.stream_sender.trailers = trailers or []
+            self.stream_sender.ends_after = size
             if self.bytes_queued:
                 self._send_or_raise()
             elif not self.draining:
-                self._or_fail(lambda: self.sender.send(b""))
+                self._or_fail(lambda: self.stream_sender.send(b""))
 
     def _or_fail(self, send: Callable[[], object]) -> None:
         try:
