@@ -5,6 +5,7 @@
 #   make benchmarks  measure its figures
 #   make release   build wheel and source archive, and check them
 #   make test-release  install and test them as their users do
+#   make test-compiled  run every test on the modules that mypyc has compiled
 #   make servers   install what tests and load tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,6 +13,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 RELEASE_READY := $(VENV)/.release-ready
+COMPILED := build/compiled
 # What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Those that are supported.
@@ -22,7 +24,7 @@ JOBS   ?= $(shell $(PYTHON) -c 'import os; print(3 * len(os.sched_getaffinity(0)
 # pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo benchmarks field-reports servers test test-long test-all test-oldest test-oldest-gunicorn \
+.PHONY: demo benchmarks field-reports servers test test-compiled compiled test-long test-all test-oldest test-oldest-gunicorn \
   test-oldest-uvicorn test-oldest-django test-django test-release lint format coverage docs docs-links release clean
 .DEFAULT_GOAL := test
 
@@ -66,6 +68,25 @@ servers:
 test: $(READY) $(UNSUPPORTED_GUNICORN)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."
 	@$(BIN)/python -m pytest -n $(JOBS) $(if $(CI),--reruns=1 --rerun-show-tracebacks) $(ARGS)
+
+# FastWorker's modules compiled: a wheel, and what is in it, in build/compiled. It needs a C compiler.
+compiled: $(READY)
+	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
+	@echo "Compiling (a minute) ..."
+	@WSGIFAST_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --wheel-dir $(COMPILED) .
+	@$(BIN)/python -m zipfile -e $(COMPILED)/*.whl $(COMPILED)/wheel
+	@ls $(COMPILED)/*.whl
+
+# Every test on these modules, beside their sources in a folder of its own. Tests that replace a part
+# of a module are skipped: compiled modules call each other directly.
+test-compiled: compiled
+	@$(BIN)/python -m hatchling build -t sdist -d $(COMPILED) 2>/dev/null
+	@mkdir $(COMPILED)/source
+	@tar -xzf $(COMPILED)/*.tar.gz -C $(COMPILED)/source --strip-components=1
+	@cd $(COMPILED)/wheel && find . -name '*.so' | tar -cf - -T - | tar -xf - -C ../source
+	@PYTHONPATH=$(CURDIR)/$(COMPILED)/source:$(CURDIR)/$(COMPILED)/source/asgi \
+	  $(MAKE) --no-print-directory -C $(COMPILED)/source test VENV=$(abspath $(VENV)) ARGS='$(ARGS)'
 
 # Random testing twenty times as long.
 test-long:

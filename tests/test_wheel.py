@@ -158,7 +158,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
         path.relative_to(base).as_posix()
         for base, package in ((ROOT, "wsgifast"), (ROOT / "asgi", "asgifast"))
         for path in (base / package).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix not in (".pyc", ".so")
     }
     assert {name for name in names if not name.startswith(metadata)} == expected
     assert {"wsgifast/py.typed", "asgifast/py.typed"} <= names

@@ -17,6 +17,7 @@ from .arguments import STATUS_NOT_STARTED
 from .benchmark import command as benchmark
 from .doctor import command as doctor
 from .errors import WSGIFastError
+from .http import head
 from .loading import AppNotLoaded
 from .running import command as running
 from .top import command as top
@@ -124,9 +125,14 @@ def command_parser() -> argparse.ArgumentParser:
         epilog=_BEGIN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"wsgifast {__version__}")
+    parser.add_argument("--version", action="version", version=f"wsgifast {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     for command in (doctor, benchmark, running, top, files_command, compress_command):
         command.add_command(commands)
     return parser
+
+
+def _version() -> str:
+    """The version, and whether FastWorker's modules are compiled."""
+    return __version__ if head.__file__.endswith(".py") else f"{__version__} (compiled)"
