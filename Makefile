@@ -6,6 +6,7 @@
 #   make release   build wheel and source archive, and check them
 #   make test-release  install and test them as their users do
 #   make test-compiled  run every test on the modules that mypyc has compiled
+#   make wheels    build compiled wheels
 #   make servers   install what tests and load tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,6 +15,7 @@ READY  := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 RELEASE_READY := $(VENV)/.release-ready
 COMPILED := build/compiled
+WHEELS := build/wheels
 # What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Those that are supported.
@@ -24,7 +26,8 @@ JOBS   ?= $(shell $(PYTHON) -c 'import os; print(3 * len(os.sched_getaffinity(0)
 # pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo benchmarks field-reports servers test test-compiled compiled test-long test-all test-oldest test-oldest-gunicorn \
+.PHONY: demo benchmarks field-reports servers test test-compiled compiled wheels test-long test-all \
+  test-oldest test-oldest-gunicorn \
   test-oldest-uvicorn test-oldest-django test-django test-release lint format coverage docs docs-links release clean
 .DEFAULT_GOAL := test
 
@@ -87,6 +90,17 @@ test-compiled: compiled
 	@cd $(COMPILED)/wheel && find . -name '*.so' | tar -cf - -T - | tar -xf - -C ../source
 	@PYTHONPATH=$(CURDIR)/$(COMPILED)/source:$(CURDIR)/$(COMPILED)/source/asgi \
 	  $(MAKE) --no-print-directory -C $(COMPILED)/source test VENV=$(abspath $(VENV)) ARGS='$(ARGS)'
+
+# Compiled wheels for each supported Python that this machine has, in build/wheels.
+wheels: $(READY)
+	@rm -rf $(WHEELS) && mkdir -p $(WHEELS)
+	@for version in $(PYTHONS); do \
+	  python=$$(sh tests/support/find_python.sh $$version) || continue; \
+	  echo "Compiling for Python $$version (a minute) ..."; \
+	  WSGIFAST_COMPILE=1 $$python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	    --wheel-dir $(WHEELS) . || exit 1; \
+	done
+	@ls $(WHEELS)
 
 # Random testing twenty times as long.
 test-long:
@@ -172,12 +186,13 @@ release: $(RELEASE_READY)
 	  --output-reproducible --output-file dist/wsgifast.cdx.json
 	@ls dist
 
-# The release as its users have it: the wheel alone, in an empty environment of each supported Python
-# that this machine has, with every command; and the source archive's tests, in a folder of its own.
-test-release: release
+# The release as its users have it: the pure wheel and the compiled one, in an empty environment of
+# each supported Python that this machine has, with every command; and the source archive's tests, in a
+# folder of its own.
+test-release: release wheels
 	@pythons=; for version in $(PYTHONS); do \
 	  pythons="$$pythons $$(sh tests/support/find_python.sh $$version)"; done; \
-	WSGIFAST_TEST_PYTHONS="$$pythons" $(BIN)/python -m pytest -n 0 tests/test_wheel.py
+	WSGIFAST_TEST_PYTHONS="$$pythons" WSGIFAST_TEST_COMPILED=$(WHEELS) $(BIN)/python -m pytest -n 0 tests/test_wheel.py
 	@rm -rf build/source && mkdir -p build/source && tar -xzf dist/*.tar.gz -C build/source
 	@$(MAKE) --no-print-directory -C build/source/* test ARGS='$(ARGS)'
 

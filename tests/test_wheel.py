@@ -1,4 +1,4 @@
-"""The wheel in an empty environment: it brings no other package, and its core does without."""
+"""The wheels in empty environments: they bring no other package, and their core does without."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from loadtests import compiled
 from tests.support.servers import ROOT, free_port, live_server
 from wsgifast import __version__
 
@@ -90,22 +93,43 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# `make test-release` names all that are there.
+# `make test-release` names all that are there, and a folder of compiled wheels for them.
 PYTHONS = os.environ.get("WSGIFAST_TEST_PYTHONS", sys.executable).split()
+COMPILED_WHEELS = Path(os.environ.get("WSGIFAST_TEST_COMPILED", compiled.FOLDER.parent))
 
 
-@pytest.fixture(scope="module", params=PYTHONS)
-def python(
+class Environment(NamedTuple):
+    """Where pip has installed the wheel that it prefers for this Python, and nothing else."""
+
+    python: str
+    version: str
+
+
+@pytest.fixture(scope="module", params=[(p, is_pure) for is_pure in (True, False) for p in PYTHONS])
+def environment(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
-) -> str:
-    """The Python of an environment in which the wheel alone is installed."""
+) -> Environment:
+    python, is_pure = request.param
+    wheels = [f"--find-links={wheel.parent}"]
+    version = __version__
+    if not is_pure:
+        tag = _run(python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").strip()
+        if not list(COMPILED_WHEELS.glob(f"wsgifast-{__version__}-{tag}-*.whl")):
+            pytest.skip(compiled.WAY_OUT)
+        wheels.append(f"--find-links={COMPILED_WHEELS}")
+        version += " (compiled)"
     folder = tmp_path_factory.mktemp("empty")
-    _run(request.param, "-m", "venv", "--without-pip", str(folder))
+    _run(python, "-m", "venv", "--without-pip", str(folder))
     python = str(folder / "bin" / "python")
     # Without an index it fails if the wheel asks for any other package.
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-    _run(*pip, "install", "--quiet", "--no-index", str(wheel))
-    return python
+    _run(*pip, "install", "--quiet", "--no-index", *wheels, "wsgifast")
+    return Environment(python, version)
+
+
+@pytest.fixture
+def python(environment: Environment) -> str:
+    return environment.python
 
 
 def test_the_core_runs_alone(python: str, tmp_path: Path) -> None:
@@ -128,12 +152,13 @@ def test_the_command_serves_files(python: str, tmp_path: Path) -> None:
         assert server.get("/page.html").body == b"a page"
 
 
-def test_every_command_starts(python: str, tmp_path: Path) -> None:
+def test_every_command_starts(environment: Environment, tmp_path: Path) -> None:
     """From the script that pip has made; what needs an extra says which."""
+    python, version = environment
     script = str(Path(python).with_name("wsgifast"))
     commands = re.findall(r"^    (\w+) ", _run(script, "--help"), re.MULTILINE)
     assert commands == ["doctor", "bench", "run", "top", "files", "compress"]  # files: see above
-    assert _run(script, "--version") == f"wsgifast {__version__}\n"
+    assert _run(script, "--version") == f"wsgifast {version}\n"
     (tmp_path / "page.html").write_text("a page " * 1_000)
     assert "1 written" in _run(script, "compress", str(tmp_path))
     (tmp_path / "shop.py").write_text(
@@ -148,6 +173,18 @@ def test_every_command_starts(python: str, tmp_path: Path) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     status, said = _status(script, "top", nobody, "--once", cwd=tmp_path)
     assert (status, nobody in said) == (2, True), said
+
+
+def test_the_release_tries_whether_fastworker_is_compiled(environment: Environment) -> None:
+    python, version = environment
+    if os.path.realpath(python) != os.path.realpath(sys.executable):
+        pytest.skip("this environment's gunicorn is for this Python alone")
+    (packages,) = Path(python).parents[1].glob("lib/python*/site-packages")
+    (packages / "gunicorn.pth").write_text(sysconfig.get_path("purelib"))
+    status, said = _status(python, "-I", str(ROOT / "tests" / "support" / "try_wheel.py"))
+    is_pure = version == __version__
+    assert (status, "which is not compiled" in said) == (int(is_pure), is_pure), said
+    assert f"FastWorker served with {packages}" in said
 
 
 def test_what_is_in_the_wheel(wheel: Path) -> None:
@@ -173,10 +210,10 @@ def test_the_index_finds_what_the_first_page_links_to(wheel: Path) -> None:
     assert all(link.startswith("https://") for link in links)
 
 
-def _status(*command: str, cwd: Path) -> tuple[int, str]:
-    """How a command ends that fails, and what it says."""
+def _status(*command: str, cwd: Path | None = None) -> tuple[int, str]:
+    """How a command ends that may fail, and all that it says."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
-    return done.returncode, done.stderr
+    return done.returncode, done.stdout + done.stderr
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:

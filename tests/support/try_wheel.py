@@ -1,0 +1,63 @@
+"""Try the wsgifast that is installed: is it compiled, and does FastWorker serve with it?
+
+    python -I tests/support/try_wheel.py
+
+It needs gunicorn. The release runs it on each wheel that it builds; with -I, as modules in this
+folder have the names of Python's own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+_START_S = 60.0
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="wsgifast-") as folder:
+        shutil.copy(Path(__file__).with_name("which_modules.py"), folder)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "gunicorn", "which_modules:app"),
+                *("--bind", f"127.0.0.1:{port}", "--no-control-socket"),
+                *("--worker-class", "wsgifast.workers.FastWorker", "--threads", "2"),
+            ],
+            cwd=folder,
+        )
+        try:
+            _wait(port, process)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=_START_S) as response:
+                module = response.read().decode()
+        finally:
+            process.terminate()
+            process.wait(_START_S)
+    if module.endswith(".py"):
+        sys.exit(f"FastWorker served with {module}, which is not compiled")
+    print(f"FastWorker served with {module}")
+
+
+def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            sys.exit(f"gunicorn ended with status {process.returncode}")
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    sys.exit(f"nothing listens on port {port} after {_START_S} s")
+
+
+if __name__ == "__main__":
+    main()
