@@ -28,7 +28,7 @@ def main() -> None:
             port = listener.getsockname()[1]
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gunicorn", "which_modules:app"),
+                *(sys.executable, "-I", "-m", "gunicorn", "which_modules:app"),
                 *("--bind", f"127.0.0.1:{port}", "--no-control-socket"),
                 *("--worker-class", "wsgifast.workers.FastWorker", "--threads", "2"),
             ],
