@@ -19,13 +19,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _COMPILED = (
-    "wsgifast/http/*.py",
     "wsgifast/server/*.py",
     "wsgifast/server/http2/*.py",
     "wsgifast/workers/httptools_parser.py",
-    # ResponseWriter, and what inherits from it
     "wsgifast/bodies/response_writer.py",
-    "wsgifast/devservers/response.py",
 )
 _NOT_COMPILED = frozenset(
     {
@@ -36,6 +33,9 @@ _NOT_COMPILED = frozenset(
         "wsgifast/server/http2/uploads.py",
         # Apps have it in their environ: they may copy it, and refer to it weakly.
         "wsgifast/server/app_socket.py",
+        # Hooks and loggers have them: they may add attributes.
+        "wsgifast/server/open_response.py",
+        "wsgifast/server/http2/open_response.py",
         # One of its methods has two names.
         "wsgifast/server/poller.py",
     }

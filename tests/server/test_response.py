@@ -109,6 +109,26 @@ def test_empty_blocks_end_nothing_and_begin_nothing(ask: Ask, chunked: bool) -> 
     assert ask(says("200 OK", headers, segmented([*blocks]))).body == expected
 
 
+def test_a_block_is_what_its_bytes_are(ask: Ask) -> None:
+    """Whatever a subclass says of it."""
+
+    class Longer(bytes):
+        def __len__(self) -> int:
+            return 99
+
+        def __getitem__(self, key: Any) -> Any:
+            return b"x" * 99
+
+        def __bytes__(self) -> bytes:
+            return b"y"
+
+    block = Longer(b"body")
+    for wrapped in (list, tuple, iter, segmented):
+        for blocks in ([block], [b"", block]):
+            assert ask(says("200 OK", [], wrapped(blocks))).body == b"4\r\nbody\r\n0\r\n\r\n"
+            assert ask(says("200 OK", [("Content-Length", "3")], wrapped(blocks))).body == b"bod"
+
+
 def test_a_body_of_nothing(ask: Ask) -> None:
     for body in ([], [b""], (), iter([]), iter([b""]), segmented([])):
         assert ask(says("200 OK", [], body)).body == b"0\r\n\r\n"

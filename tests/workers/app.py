@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -142,6 +143,11 @@ def do_empty_chunks(environ: Any, start_response: Any, argument: str) -> Iterabl
         yield b"b"
 
     return late()
+
+
+def do_endless(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    _ok(start_response)
+    return itertools.repeat(b"")
 
 
 def do_first_then_wait(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:

@@ -89,6 +89,17 @@ def test_a_worker_alone_receives_while_every_thread_is_taken() -> None:
             assert connection.read_response().body == block(5)
 
 
+def test_an_app_that_yields_nothing_without_end_leaves_the_others_their_turns() -> None:
+    """Its iterator is one of C's, so that no Python runs between two blocks."""
+    with (
+        fast_worker("--graceful-timeout=1") as server,
+        Connection(server.address) as connection,
+    ):
+        connection.send_request("/endless")
+        for _ in range(20):
+            assert server.get("/small/5").body == block(5)
+
+
 def test_a_full_worker_says_so_once() -> None:
     with fast_worker("--worker-connections=20") as server, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Connection(server.address)) for _ in range(20)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,11 @@ from tests.support.compiled import replaces_parts
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import PEER, Log, make_bench
 from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.server.http2.open_response import OpenHTTP2Response
+from wsgifast.server.http2.stream_output import StreamOutput
+from wsgifast.server.output import OutputQueue
 from wsgifast.server.response import Response
+from wsgifast.workers.gunicorn_support import Settings
 
 __all__ = ["make_bench"]
 
@@ -67,6 +73,31 @@ def test_hooks(make_bench: MakeBench, failing: str) -> None:
     assert hooks.calls == [("pre", None, None), ("post", *seen)]
     assert bench.log.says("Exception in post_request hook") == (failing == "post")
     assert len(bench.log.requests) == 1
+
+
+def test_hooks_and_loggers_may_add_to_the_response(make_bench: MakeBench) -> None:
+    """As to gunicorn's own, and change what is there."""
+    seen: list[Any] = []
+
+    def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:
+        req.mark = resp.mark = resp.status = resp.must_close = 5
+        resp.sent = "7"
+        seen.append(weakref.ref(resp)())
+
+    bench = make_bench(hello, keepalive=5, post_request=post_request)
+    assert ask(bench)[0] == 200
+    (resp,) = seen
+    assert (resp.mark, vars(resp)["mark"]) == (5, 5)
+    assert bench.log.requests == [("GET /", 5, 7)]
+    assert not bench.log.errors
+
+
+def test_on_a_stream_as_well() -> None:
+    request = SimpleNamespace(method="GET", version=(2, 0))
+    resp: Any = OpenHTTP2Response(request, OutputQueue.__new__(StreamOutput), Settings(Config()))
+    resp.mark = resp.must_close = 5
+    seen: Any = weakref.ref(resp)()
+    assert (seen.mark, seen.must_close) == (5, 5)
 
 
 def test_a_hook_that_ends_the_iteration(make_bench: MakeBench) -> None:

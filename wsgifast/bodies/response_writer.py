@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from ..compiling import let_others_run, mypyc_attr
 from ..errors import BodyError, ClientGone
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
 from ..http.head import ResponseHead, known_head
@@ -22,6 +23,8 @@ from .wrappers import held_in, holds_all, iterated, known_file
 
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
+# After how many blocks other threads have their turn: they need not wait for a million of them.
+_BLOCKS_OF_A_TURN = 256
 # How often it is seen whether a client is there to whom nothing is sent.
 _LOOK_AGAIN_S = 1.0
 
@@ -64,8 +67,11 @@ class Output(Protocol):
         """
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ResponseWriter:
     """The response to one request on an HTTP/1 connection.
+
+    Hooks and loggers of gunicorn's may set what they like on it.
 
     :ivar status: of the last start_response; None before.
     :ivar headers_sent: whether the output has the head, so that it cannot be replaced any more.
@@ -75,15 +81,15 @@ class ResponseWriter:
     """
 
     # The values until start_response is called.
-    status_code: int = 0
+    status_code: Any = 0
     _head: ResponseHead | None = None
     closes = True
     _write_next: Callable[[bytes], object]  # set by the beginning of a stream
     _looks_at: float | None = None  # when to look for the client of a response without a body
 
     def __init__(self, output: Output) -> None:
-        self.status: str | None = None
-        self.must_close = False
+        self.status: Any = None
+        self.must_close: Any = False
         self.headers_sent = False
         self._output = output
         self._framing = NOT_STARTED
@@ -223,10 +229,12 @@ class ResponseWriter:
                 return
         begun = self.headers_sent
         parts = [b"" if begun else self._encoded_head()]
-        for data in blocks:
-            block = self._framed(data)
-            if block:
-                parts.append(block)
+        for begin in range(0, len(blocks), _BLOCKS_OF_A_TURN):
+            for data in blocks[begin : begin + _BLOCKS_OF_A_TURN]:
+                block = self._framed(data)
+                if block:
+                    parts.append(block)
+            let_others_run()
         parts.append(self._end())
         self.headers_sent = True
         if sum(map(len, parts)) > _JOIN_BYTES:
@@ -243,8 +251,10 @@ class ResponseWriter:
         Content-Length Header").
         """
         blocks = iter(body)
-        for block in blocks:
+        for count, block in enumerate(blocks):
             self._write_block(block)
+            if not count % _BLOCKS_OF_A_TURN:
+                let_others_run()
             if not self.headers_sent:
                 continue
             if self.counter.length is None:
@@ -257,12 +267,14 @@ class ResponseWriter:
     def _write_rest(self, blocks: Iterator[Any]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""
         counter, write_next = self.counter, self._write_next
-        for block in blocks:
+        for count, block in enumerate(blocks):
             if type(block) is bytes and block:
                 counter.sent += len(block)
                 write_next(block)
             else:
                 self._write_block(block)
+            if not count % _BLOCKS_OF_A_TURN:
+                let_others_run()
 
     def write_file(self, body: Any, file: Any) -> None:
         """Send a file: by sendfile, from memory, or block by block.
@@ -342,9 +354,11 @@ class ResponseWriter:
         """Return what is sent of some bytes of the body."""
         if not isinstance(data, bytes):
             raise not_bytes(data)
-        size = len(data)
+        # A subclass may have another idea of its length.
+        block = data if type(data) is bytes else bytes(memoryview(data))
+        size = len(block)
         admitted = self.counter.admit(size)
-        return data if admitted == size else data[:admitted]
+        return block if admitted == size else block[:admitted]
 
     def _in_chunk(self, data: bytes) -> bytes:
         return chunk(data) if data else b""

@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from ..compiling import caused_by
+
 # Concurrent reads of one device: enough for a disk to order its seeks, and for a network file
 # system to hide its latency.
 _PER_DEVICE = 4
@@ -57,7 +59,8 @@ class DiskThreads:
             except RuntimeError as error:
                 if not self._threads:
                     known.jobs.pop()
-                    raise OSError(errno.ENOMEM, f"no thread for the disk: {error}") from error
+                    text = f"no thread for the disk: {error}"
+                    raise caused_by(OSError(errno.ENOMEM, text), error)
 
     def _ready(self) -> int:
         """How many jobs could start now, given enough threads."""

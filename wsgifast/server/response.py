@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ..bodies.response_writer import NOT_STARTED, NOTHING_COUNTED, Output, ResponseWriter
+from ..compiling import mypyc_attr
 from ..files import http_date
 from ..http.framing import Framing
 from ..http.head import ResponseHead, check_field
@@ -17,11 +18,11 @@ _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 class ResponseSettings(Protocol):
     """What all responses of a worker share.
 
-    :ivar server_name: the value of the Server header.
+    :ivar server_name: the value of the Server header; None for none.
     :ivar sends_chunks: False if the proxy in front of the server does not understand chunks.
     """
 
-    server_name: str
+    server_name: str | None
     sends_chunks: bool
 
 
@@ -71,6 +72,7 @@ class HeaderLines:
 header_lines = HeaderLines()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Response(ResponseWriter):
     """The response to one request on an HTTP/1 connection.
 
@@ -90,7 +92,7 @@ class Response(ResponseWriter):
     # What loggers and hooks read.
 
     @property
-    def version(self) -> str:
+    def version(self) -> str | None:
         return self.cfg.server_name
 
     @property
@@ -119,9 +121,9 @@ class Response(ResponseWriter):
         return self.counter.sent
 
     @sent.setter
-    def sent(self, size: int) -> None:
+    def sent(self, size: Any) -> None:
         if self._head is not None:
-            self.counter.sent = size
+            self.counter.sent = int(size)
 
     def force_close(self) -> None:
         self.must_close = True

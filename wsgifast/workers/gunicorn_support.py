@@ -49,7 +49,7 @@ class Settings:
         field_bytes = self.limit_request_field_size
         self.most_field_bytes = field_bytes if field_bytes > 0 else DEFAULT_MAX_HEADERFIELD_SIZE
         self.is_ssl = bool(cfg.is_ssl)
-        self.server_name = SERVER
+        self.server_name = None if SERVER is None else str(SERVER)
         self.uses_uwsgi: bool = getattr(self, "protocol", "http") == "uwsgi"
         self.sends_chunks = not self.uses_uwsgi
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from ...compiling import mypyc_attr
 from ...errors import BodyError
 from ...http.framing import Framing, frame_response
 from ...http.head import ResponseHead, check_field
@@ -14,6 +15,7 @@ from ..response import Response, ResponseSettings, header_lines
 from .stream_output import Fields, StreamOutput
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HTTP2Response(Response):
     """A :class:`~..response.Response` whose `output` is a :class:`StreamOutput`."""
 
@@ -36,7 +38,7 @@ class HTTP2Response(Response):
         self._trailers = _encoded([check_field(name, value) for name, value in trailers])
 
     def should_close(self) -> bool:
-        return self.must_close  # Connection headers do not apply
+        return bool(self.must_close)  # Connection headers do not apply
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         length, size = self.counter.length, self.counter.sent + sum(map(len, blocks))
@@ -69,8 +71,9 @@ class HTTP2Response(Response):
     def _encoded_head(self) -> bytes:
         head = self._checked_head()
         fields = _encoded(head.headers)
-        if not head.has_server:
-            fields.append((b"server", self.cfg.server_name.encode("latin-1")))
+        server_name = self.cfg.server_name
+        if server_name is not None and not head.has_server:
+            fields.append((b"server", server_name.encode("latin-1")))
         if not head.has_date:
             fields.append((b"date", header_lines.date().encode()))
         if self._framing.length is not None:
