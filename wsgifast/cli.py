@@ -17,9 +17,9 @@ from .arguments import STATUS_NOT_STARTED
 from .benchmark import command as benchmark
 from .doctor import command as doctor
 from .errors import WSGIFastError
-from .http import head
 from .loading import AppNotLoaded
 from .running import command as running
+from .server import states
 from .top import command as top
 
 _STATUS_USAGE = 2
@@ -135,4 +135,4 @@ def command_parser() -> argparse.ArgumentParser:
 
 def _version() -> str:
     """The version, and whether FastWorker's modules are compiled."""
-    return __version__ if head.__file__.endswith(".py") else f"{__version__} (compiled)"
+    return __version__ if states.__file__.endswith(".py") else f"{__version__} (compiled)"

@@ -6,7 +6,6 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +13,12 @@ from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
+from tests.server.http2_bench import HTTP2, Peer
 from tests.support.compiled import replaces_parts
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import PEER, Log, make_bench
 from wsgifast.bodies.segments import SegmentedBody
-from wsgifast.server.http2.open_response import OpenHTTP2Response
-from wsgifast.server.http2.stream_output import StreamOutput
-from wsgifast.server.output import OutputQueue
 from wsgifast.server.response import Response
-from wsgifast.workers.gunicorn_support import Settings
 
 __all__ = ["make_bench"]
 
@@ -75,7 +71,10 @@ def test_hooks(make_bench: MakeBench, failing: str) -> None:
     assert len(bench.log.requests) == 1
 
 
-def test_hooks_and_loggers_may_add_to_the_response(make_bench: MakeBench) -> None:
+@pytest.mark.parametrize("speaks_http2", [False, True])
+def test_hooks_and_loggers_may_add_to_the_response(
+    make_bench: MakeBench, speaks_http2: bool
+) -> None:
     """As to gunicorn's own, and change what is there."""
     seen: list[Any] = []
 
@@ -84,20 +83,12 @@ def test_hooks_and_loggers_may_add_to_the_response(make_bench: MakeBench) -> Non
         resp.sent = "7"
         seen.append(weakref.ref(resp)())
 
-    bench = make_bench(hello, keepalive=5, post_request=post_request)
-    assert ask(bench)[0] == 200
+    bench = make_bench(hello, keepalive=5, post_request=post_request, **HTTP2)
+    assert (Peer(bench).get().status if speaks_http2 else ask(bench)[0]) == 200
     (resp,) = seen
     assert (resp.mark, vars(resp)["mark"]) == (5, 5)
     assert bench.log.requests == [("GET /", 5, 7)]
     assert not bench.log.errors
-
-
-def test_on_a_stream_as_well() -> None:
-    request = SimpleNamespace(method="GET", version=(2, 0))
-    resp: Any = OpenHTTP2Response(request, OutputQueue.__new__(StreamOutput), Settings(Config()))
-    resp.mark = resp.must_close = 5
-    seen: Any = weakref.ref(resp)()
-    assert (seen.mark, seen.must_close) == (5, 5)
 
 
 def test_a_hook_that_ends_the_iteration(make_bench: MakeBench) -> None:
