@@ -116,6 +116,37 @@ def test_the_command_that_it_prints_does_the_same() -> None:
         assert again.get("/bare-text").status == 200, again.log()
 
 
+@pytest.mark.parametrize("place", ["app", "part"])
+def test_a_syntax_error_does_not_end_a_server_that_reloads(tmp_path: Path, place: str) -> None:
+    """As under gunicorn alone: it answers 500 until the file is mended."""
+    (tmp_path / "part.py").write_text(_page("old"))
+    (tmp_path / "app.py").write_text("import part\n\n\ndef create_app():\n    return part.app\n")
+    file = tmp_path / f"{place}.py"
+    right = file.read_text()
+    with running("--reload", f"{tmp_path / 'app.py'}:create_app()") as server:
+        assert server.get().body == b"old", server.log()
+
+        def becomes(text: str, expected: int) -> bool:
+            # Written again each time: the reloader may look at it for the first time just now.
+            file.write_text(text)
+            assert server.process.poll() is None, server.log()
+            try:
+                return server.get().status == expected
+            except (OSError, EOFError):
+                return False  # by the worker that ends
+
+        wait_for(lambda: becomes(right + "def broken(:\n", 500), server.log, interval=0.2)
+        wait_for(lambda: becomes(right + "# mended\n", 200), server.log, interval=0.2)
+
+
+def _page(text: str) -> str:
+    return f"""\
+def app(environ, start_response):
+    start_response("200 OK", [("Content-Length", "{len(text)}")])
+    return [b"{text}"]
+"""
+
+
 def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -28,9 +28,16 @@ def wrapped(target: str, static: Mapping[str, str] | None = None) -> Any:
     :param target: see :func:`wsgifast.loading.load_app`.
     :param static: directories by the URL prefixes under which their files are served.
     :raises AppNotLoaded: if the app cannot be imported or made.
+    :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
+        its file to change.
     :raises ConfigurationError: if a directory does not exist.
     """
-    loaded = loading.load_app(target)
+    try:
+        loaded = loading.load_app(target)
+    except loading.AppNotLoaded as error:
+        if isinstance(error.__cause__, SyntaxError):
+            raise error.__cause__ from None
+        raise
     app = loading.wrapped(loaded.app, loaded.interface)
     files: Any = StaticFiles
     if loaded.interface == "ASGI":
