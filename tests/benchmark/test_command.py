@@ -75,6 +75,28 @@ def test_a_body_that_is_another_in_each_process(
     assert "/process: the body changes with each request, or start" in capfd.readouterr().out
 
 
+GZIPPED = """\
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse
+
+app = GZipMiddleware(FileResponse({file!r}))
+"""
+
+
+def test_one_contender_compresses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In chunks, so that no length is declared."""
+    file, app, report = (tmp_path / name for name in ("text.js", "gzipped.py", "report"))
+    file.write_text("// text\n" * 20_000)
+    app.write_text(GZIPPED.format(file=str(file)))
+    options = (*SHORT, f"--report={report}", "--header=Accept-Encoding: gzip")
+    assert bench(str(app), "/", *options) == 1
+    out, _ = capfd.readouterr()
+    assert "bodies differ (uvicorn sends gzip, ASGIFast on uvicorn sends no coding, " in out
+    (row,) = json.loads(report.with_suffix(".json").read_text())["rows"].values()
+    for found in row["contenders"].values():
+        assert (found["failures"], found["requests/s"] > 0) == (0, True), out
+
+
 def test_a_wsgi_app_beside_slow_clients(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report"
     options = ("--slow-clients=8", "--worker-class=FastWorker", f"--report={report}")

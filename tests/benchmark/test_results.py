@@ -244,6 +244,24 @@ def test_bodies_that_differ_are_told() -> None:
     assert not replace(result, seen={**same, "b": Seen(4, "y", False)}).differs
 
 
+def test_another_coding_is_another_body() -> None:
+    """Also where the body changes by itself: gzip's has a time in it."""
+    result = results(Contender("a", client=client(1)), Contender("b", client=client(1)), rounds=1)
+    plain, packed = Seen(9, "x", True), Seen(3, "y", True, coding="gzip")
+    for changes in (False, True):
+        lost = replace(result, seen={"a": packed, "b": plain}, changes=changes)
+        assert not lost.is_good
+        assert problems([lost])[0] == (
+            "a <title>: the bodies differ (a sends gzip, b sends no coding; why: wsgifast doctor "
+            "--explain WF024)"
+        )
+    other = replace(result, seen={"a": plain, "b": packed})
+    assert problems([other])[0] == (
+        "a <title>: the bodies differ (a sends no coding, b sends gzip)"
+    )
+    assert replace(result, seen={"a": packed, "b": packed}).is_good
+
+
 @pytest.mark.parametrize(
     ("failures", "is_good"),
     [

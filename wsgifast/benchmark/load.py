@@ -107,12 +107,14 @@ class Seen:
 
     :ivar ok: the whole answer came, with a status below 400.
     :ivar answered: there is a head at least.
+    :ivar coding: the Content-Encoding, such as "gzip"; "" for none.
     """
 
     body_bytes: int
     digest: str
     ok: bool
     answered: bool = True
+    coding: str = ""
 
 
 def look(task: Task) -> Seen:
@@ -130,11 +132,12 @@ def look(task: Task) -> Seen:
     lines = [line.partition(":") for line in (*task.headers, "Connection: close")]
     headers = [(name, value.strip()) for name, _, value in lines]
     tls = unverified_tls() if task.tls else None
-    ok, answered = False, True
+    ok, answered, coding = False, True, ""
     try:
         client = HTTPClient(*task.address, tls=tls, headers=headers, limit_s=LOOK_S)
         answer = client.ask(task.path, take=take)
         ok = answer.status < 400 and not answer.missing
+        coding = (answer.header("Content-Encoding") or "").lower().replace("identity", "")
     except NoAnswer as error:
         if isinstance(error.__cause__, TimeoutError):
             raise ConfigurationError(
@@ -142,7 +145,7 @@ def look(task: Task) -> Seen:
                 "answers end"
             ) from None
         answered = error.begun
-    return Seen(size, digest.hexdigest(), ok, answered)
+    return Seen(size, digest.hexdigest(), ok, answered, coding)
 
 
 def measured(pid: int, run: Callable[[], Load]) -> Load:

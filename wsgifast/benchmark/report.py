@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import page
 from ..terminal import cell_text, table, tables
+from .load import Seen
 from .results import Difference, Ratio, Result
 from .tables import MIN_ROUNDS, Profile, Table
 
@@ -163,10 +164,12 @@ def problems(results: Sequence[Result]) -> list[str]:
         for name in result.runs:
             for error, count in result.errors(name).items():
                 lines.append(f"{title}, {name}: {count} x {error}")
-        if result.differs:
+        if result.codings_differ:
+            lines.append(f"{title}: the bodies differ ({_codings(result.bodies)})")
+        elif result.differs:
             sizes = ", ".join(f"{n} {s.body_bytes:,} bytes" for n, s in result.bodies.items())
             lines.append(f"{title}: the bodies differ ({sizes})")
-        if result.changes:
+        elif result.changes:
             lines.append(
                 f"{title}: the body changes with each request, or start of the app, so it was not "
                 "compared"
@@ -193,6 +196,14 @@ def problems(results: Sequence[Result]) -> list[str]:
             "BBR paces large bodies here; most systems have net.ipv4.tcp_congestion_control=cubic"
         )
     return lines
+
+
+def _codings(bodies: Mapping[str, Seen]) -> str:
+    """Who sends what, and the doctor's finding that explains it where compression gets lost."""
+    first, *others = bodies.values()
+    sent = ", ".join(f"{name} sends {seen.coding or 'no coding'}" for name, seen in bodies.items())
+    lost = first.coding and any(not seen.coding for seen in others)
+    return f"{sent}{'; why: wsgifast doctor --explain WF024' if lost else ''}"
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

@@ -162,12 +162,19 @@ class Result:
         return {name: seen for name, seen in self.seen.items() if seen.ok and name in good}
 
     @property
+    def codings_differ(self) -> bool:
+        """Whether some send the body in another Content-Encoding than others, or in none."""
+        return len({seen.coding for seen in self.bodies.values()}) > 1
+
+    @property
     def differs(self) -> bool:
         """Whether the contenders' bodies are not the same, byte by byte.
 
-        Those that only fail have none; those of an app that never sends the same twice may differ.
+        Those that only fail have none; those of an app that never sends the same twice may differ,
+        but for their coding.
         """
-        return not self.changes and len({seen.digest for seen in self.bodies.values()}) > 1
+        digests = {seen.digest for seen in self.bodies.values()}
+        return self.codings_differ or (not self.changes and len(digests) > 1)
 
     @property
     def is_good(self) -> bool:

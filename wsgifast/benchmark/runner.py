@@ -58,9 +58,10 @@ def run_rows(
             report_step("starting")
             tasks = {c.name: servers.task(c, row, profile) for c in row.contenders}
             seen, changes = servers.look(row, tasks)
-            sizes = [one.body_bytes for one in seen.values() if one.ok]
-            if row.body_bytes is None and sizes and not changes:
-                tasks = {n: replace(task, body_bytes=sizes[-1]) for n, task in tasks.items()}
+            if row.body_bytes is None and not changes:
+                # Each its own: one may compress what another sends as it is.
+                sizes = {name: one.body_bytes for name, one in seen.items() if one.ok}
+                tasks = {n: replace(task, body_bytes=sizes.get(n)) for n, task in tasks.items()}
             runs = {c.name: partial(servers.measure, c, row, tasks[c.name]) for c in row.contenders}
             rounds = row.rounds or profile.rounds
             samples = alternate(
