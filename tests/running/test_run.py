@@ -106,6 +106,81 @@ def test_an_address_is_the_same_on_both_servers(bind: str) -> None:
     assert f"--bind={same}" in command
 
 
+CLASS = """\
+from wsgifast.workers import FastWorker
+
+
+class Own(FastWorker):
+    pass
+
+
+print("no JSON")
+worker_class = Own
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "rest", "configuration", "environment", "command", "decided"),
+    [
+        ("", "", "", "", "-k F -t 4 -b D", "FastWorker, 4 threads"),
+        ("", "", "threads = 1", "", "-k F -b D --config", "FastWorker, 1 thread"),
+        ("--threads 2", "", "threads = 1", "", "-k F -b D -t 2 --config", "FastWorker, 2 threads"),
+        ("", "", "bind = ':9'", "", "-k F -t 4 --config", "FastWorker, 4 threads"),
+        ("--bind :7", "", "bind = ':9'", "", "-k F -t 4 -b E --config", "FastWorker, 4 threads"),
+        ("", "-k gthread", "", "", "-t 4 -b D -k gthread", "gthread, 4 threads"),
+        ("", "-k gevent -b :9", "", "", "-t 4 -k gevent -b :9", "gevent"),
+        ("", "-k sync", "", "", "-b D -k sync", "sync"),
+        ("", "-k sync", "threads = 2", "", "-b D --config -k sync", "gthread, 2 threads"),
+        ("", "", "", "--threads=5 -b :9", "-k F", "FastWorker, 5 threads"),
+        ("", "", CLASS, "", "-t 4 -b D --config", "Own"),
+        ("", "", "threads = (", "", "-k F -t 4 -b D --config", "FastWorker, 4 threads"),
+        ("", "--version", "", "", "-k F -t 4 -b D --version", "FastWorker, 4 threads"),
+    ],
+)
+def test_gunicorns_configuration_comes_before_what_is_not_given(
+    given: str,
+    rest: str,
+    configuration: str,
+    environment: str,
+    command: str,
+    decided: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "own.py"
+    arguments = ["run", WSGI, *given.split()]
+    if configuration:
+        file.write_text(configuration)
+        arguments += ["--config", str(file)]
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", environment)
+    parsed = command_parser().parse_args(arguments)
+    parsed.rest = rest.split()
+    plan = plan_gunicorn(parsed, load_app(WSGI))
+    shown = " ".join(plan.command[1:-1])
+    for text, short in (
+        ("--worker-class=wsgifast.workers.FastWorker", "-k F"),
+        ("--threads=", "-t "),
+        ("--bind=127.0.0.1:8000", "-b D"),
+        ("--bind=127.0.0.1:7", "-b E"),
+        (f"--config={file}", "--config"),
+    ):
+        shown = shown.replace(text, short)
+    assert shown == command
+    assert plan.decided.endswith(f"is a WSGI app: gunicorn with {decided}")
+
+
+def test_a_configuration_that_gunicorn_finds_by_itself(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "gunicorn.conf.py").write_text(f"bind = '127.0.0.1:{port}'\nthreads = 2\n")
+    (tmp_path / "page.py").write_text(_page("found"))
+    command = ["python", "-m", "wsgifast", "run", "page.py"]
+    with live_server(
+        command, ("127.0.0.1", port), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}
+    ) as server:
+        assert server.get().body == b"found", server.log()
+        assert "FastWorker, 2 threads\n" in server.log()
+
+
 def test_the_command_that_it_prints_does_the_same() -> None:
     with running(WSGI) as server:
         command = server.log().splitlines()[1].strip()

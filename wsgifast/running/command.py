@@ -28,8 +28,12 @@ from ..arguments import (
 from ..errors import ConfigurationError, MissingExtra
 from ..loading import LoadedApp, load_app
 from . import ARGUMENTS, wrapped
+from .configured import configured
 
 _DEFAULT_THREADS = 4
+_FAST_WORKER = "wsgifast.workers.FastWorker"
+# Of others it is not known whether they have threads.
+_WITH_THREADS = (_FAST_WORKER, "gthread")
 # At shutdown uvicorn would wait for event streams for ever; gunicorn waits for 30 s. With --reload
 # nobody wants to wait.
 _GRACEFUL_S, _GRACEFUL_RELOAD_S = 30, 1
@@ -50,11 +54,13 @@ class Plan:
     :ivar command: the server's command line.
     :ivar environment: variables that it needs.
     :ivar decided: a sentence for people.
+    :ivar bind: where it listens; None: its configuration says.
     """
 
     command: Sequence[str]
     decided: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    bind: str | None = None
 
     @property
     def shown(self) -> str:
@@ -75,7 +81,7 @@ def add_command(commands: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    option(parser, "--bind", "HOST:PORT", "or unix:PATH", default=DEFAULT_BIND)
+    option(parser, "--bind", "HOST:PORT", f"or unix:PATH (default: {DEFAULT_BIND})")
     option(parser, "--workers", "N", "processes (default: 1)", type=count)
     threads = f"threads of each process; WSGI only (default: {_DEFAULT_THREADS})"
     option(parser, "--threads", "N", threads, type=count)
@@ -85,7 +91,8 @@ def add_command(commands: Any) -> None:
     option(parser, "--reload", help="restart when code changes")
     option(parser, "--certfile", "FILE", "serve TLS")
     option(parser, "--keyfile", "FILE", "the certificate's key")
-    option(parser, "--config", "FILE", "gunicorn's configuration file")
+    config = "gunicorn's configuration file: what it sets takes the place of these defaults"
+    option(parser, "--config", "FILE", config)
     parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
 
@@ -99,7 +106,8 @@ def _run(options: argparse.Namespace) -> int:
         check_readable(f"--{name}", getattr(options, name))
     check_certificate(options.certfile, options.keyfile)
     plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
-    _check_address(options.bind)
+    if plan.bind is not None:
+        _check_address(plan.bind)
     print(f"{plan.decided}\n  {plan.shown}", flush=True)
     os.environ.update(plan.environment)
     # In place of this process: signals, supervisors and exit statuses are the server's own.
@@ -107,32 +115,41 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def plan_gunicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
-    """gunicorn with FastWorker.
+    """gunicorn with FastWorker, as far as its own configuration does not say otherwise.
 
     :raises MissingExtra: if gunicorn is not installed.
     """
     if importlib.util.find_spec("gunicorn") is None:
         raise MissingExtra("wsgifast run of a WSGI app", "gunicorn", "gunicorn")
-    threads = options.threads or _DEFAULT_THREADS
-    command = [
-        *_program("gunicorn"),
-        "--worker-class=wsgifast.workers.FastWorker",
-        f"--threads={threads}",
-        f"--bind={_gunicorn_address(options.bind)}",
-        *_given(options, "--", "workers", "config", "certfile", "keyfile"),
-    ]
+    given = _given(options, "--", "threads", "workers", "config", "certfile", "keyfile")
+    if options.bind is not None:
+        given.insert(0, f"--bind={_gunicorn_address(options.bind)}")
     if options.reload:
-        command.append("--reload")
+        given.append("--reload")
     if options.access_log is not None:
-        command.append("--access-logfile=-")
+        given.append("--access-logfile=-")
     if options.access_log == "json":
-        command.append("--logger-class=wsgifast.workers.JSONLogger")
+        given.append("--logger-class=wsgifast.workers.JSONLogger")
     arguments = [json.dumps(options.app)]
     if options.static:
         arguments.append(f"static={json.dumps(dict(options.static))}")
-    command += [*options.rest, f"wsgifast.running:wrapped({', '.join(arguments)})"]
-    decided = f"{loaded.target} is a WSGI app: gunicorn with FastWorker, {threads} threads"
-    return Plan(command, decided)
+    given += [*options.rest, f"wsgifast.running:wrapped({', '.join(arguments)})"]
+    found = configured(given)
+    bind = options.bind
+    if "bind" not in found:
+        bind = DEFAULT_BIND
+        given.insert(0, f"--bind={bind}")
+    worker = found.get("worker_class", _FAST_WORKER)
+    threads = found.get("threads")
+    if threads is None and worker != "sync":  # which gunicorn replaces by gthread if it has more
+        threads = _DEFAULT_THREADS
+        given.insert(0, f"--threads={threads}")
+    if "worker_class" not in found:
+        given.insert(0, f"--worker-class={worker}")
+    decided = f"{loaded.target} is a WSGI app: gunicorn with {worker.rpartition('.')[2]}"
+    if worker in _WITH_THREADS:
+        decided += f", {threads} thread{'s' * (threads != 1)}"
+    return Plan([*_program("gunicorn"), *given], decided, bind=bind)
 
 
 def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
@@ -149,10 +166,11 @@ def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
             raise ConfigurationError(
                 f"--{name} is gunicorn's, and {loaded.target} is an ASGI app: leave it out"
             )
+    bind = options.bind or DEFAULT_BIND
     command = [
         *_program("uvicorn"),
         "--http=asgifast.uvicorn:HttpToolsProtocol",
-        *_uvicorn_address(options.bind),
+        *_uvicorn_address(bind),
         *_given(options, "--", "workers"),
         *_given(options, "--ssl-", "certfile", "keyfile"),
     ]
@@ -168,7 +186,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
     if options.access_log == "json":  # in text it is uvicorn's default
         arguments["json_log"] = True
     decided = f"{loaded.target} is an ASGI app: uvicorn with asgifast's protocol"
-    return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)})
+    return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)}, bind)
 
 
 def _given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
