@@ -92,6 +92,9 @@ SHAPES: dict[str, tuple[str | None, str, int | None, Any]] = {
 
 
 def wsgi_app(environ: Any, start_response: Any) -> Any:
+    if environ["PATH_INFO"] == "/write":
+        start_response("200 OK", [("Content-Type", "text/plain")])(b"written")
+        return []
     _, content_type, length, make = SHAPES[environ["PATH_INFO"]]
     headers = [("Content-Type", content_type)]
     if length is not None:

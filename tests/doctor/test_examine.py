@@ -101,6 +101,14 @@ def test_what_gives_a_file_a_validator_is_what_was_seen_to(app: Any, path: str, 
     assert found["WF020"] == fix
 
 
+@pytest.mark.parametrize(
+    ("path", "fix"), [("/list", "WSGIFast(app)"), ("/write", "send Content-Length")]
+)
+def test_what_gives_a_body_its_length_is_what_was_seen_to(path: str, fix: str) -> None:
+    found = {finding.id: finding.fix for finding in examine(wsgi_app, [path]).findings}
+    assert found["WF021"] == fix
+
+
 def test_an_app_that_is_wrapped_is_examined_without_it() -> None:
     report = examine(WSGIFast(wsgi_app), ["/str"])
     assert report.was_wrapped

@@ -187,7 +187,9 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
         fix = wrap if _has_validator(seen.wrapped) else "return the file, or set an ETag"
         yield _finding("WF020", seen, "a file without ETag or Last-Modified", fix)
     if raw.status == 200 and raw.declared is None and raw.returned in ("list", "tuple"):
-        yield _finding("WF021", seen, "a complete body without Content-Length", _WRAP)
+        # What write() has sent before is no part of what was returned.
+        fix = _WRAP if seen.wrapped.declared is not None else "send Content-Length"
+        yield _finding("WF021", seen, "a complete body without Content-Length", fix)
 
 
 def _has_validator(recording: Recording) -> bool:
