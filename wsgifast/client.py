@@ -37,6 +37,7 @@ class Answer:
     :ivar missing: how many bytes of its Content-Length did not come.
     :ivar body_s: seconds from the end of the head to the end of the body.
     :ivar closes: the connection ends with it.
+    :ivar version: 10 for HTTP/1.0, 11 for HTTP/1.1.
     """
 
     status: int
@@ -46,6 +47,7 @@ class Answer:
     seconds: float
     body_s: float
     closes: bool
+    version: int
 
     def header(self, name: str) -> str | None:
         return next((v for k, v in self.headers if k.lower() == name.lower()), None)
@@ -134,6 +136,7 @@ class HTTPClient:
             ended - began,
             ended - at_head,
             response.will_close,
+            response.version,
         )
 
     def read_slowly(self, url: str) -> socket.socket:

@@ -165,6 +165,23 @@ def test_faults(expected: str, answer: Answer) -> None:
     assert [finding.id for finding in report.findings] == [expected], as_text(report)
 
 
+@pytest.mark.parametrize(
+    ("version", "fix"),
+    [
+        (b"1.0", "serve HTTP/1.1"),
+        (b"1.1", "a server that keeps connections open: gunicorn's gthread or FastWorker"),
+    ],
+)
+def test_what_keeps_connections_open(version: bytes, fix: str) -> None:
+    def closes(method: str, headers: dict[str, str]) -> list[bytes]:
+        (whole,) = closing(method, headers)
+        return [whole.replace(b"HTTP/1.1", b"HTTP/" + version)]
+
+    with faulty(closes) as url:
+        report = look_at(url, limit_s=5)
+    assert [(each.id, each.fix) for each in report.findings] == [("WF041", fix)]
+
+
 def test_a_body_that_is_cut_off() -> None:
     with faulty(cut_off) as url:
         report = look_at(url, limit_s=5)

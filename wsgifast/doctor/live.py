@@ -30,6 +30,8 @@ _HOLDING_BYTES = 1024 * 1024
 # Others are stopped if they wait so much longer than before, and at least this long.
 _STOPPED = 10.0
 _STOPPED_S = 0.25
+# HTTP/1.1 alone does not: gunicorn's sync worker closes each connection.
+_KEEPS_OPEN = "a server that keeps connections open: gunicorn's gthread or FastWorker"
 
 
 def look_at(
@@ -115,7 +117,8 @@ def _length(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[F
 
 def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     if first.closes:
-        yield _finding("WF041", endpoint, "the connection ends with it", "serve HTTP/1.1")
+        fix = "serve HTTP/1.1" if first.version < 11 else _KEEPS_OPEN
+        yield _finding("WF041", endpoint, "the connection ends with it", fix)
         return
     if len(first.body) > _SMALL_BYTES:
         return
