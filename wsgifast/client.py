@@ -24,10 +24,16 @@ _SLOW_BUFFER_BYTES = 4096
 class NoAnswer(WSGIFastError, OSError):
     """The server cannot be reached, breaks off, or does not speak HTTP.
 
-    :ivar begun: there was a head at least.
+    :ivar status: of the head, if there was one at least; and its headers.
     """
 
-    begun = False
+    status: int | None = None
+    headers: Sequence[tuple[str, str]] = ()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was a head at least."""
+        return self.status is not None
 
 
 @dataclass(frozen=True)
@@ -111,13 +117,13 @@ class HTTPClient:
         """
         connection = self.connect() if on is None else on
         kept = bytearray()
-        begun = False
+        head: http.client.HTTPResponse | None = None
         try:
-            with self._no_answer(lambda: begun):
+            with self._no_answer(lambda: head):
                 began = time.perf_counter()
                 self._send(connection, url, method, headers)
                 with connection.getresponse() as response:
-                    begun = True
+                    head = response
                     at_head = time.perf_counter()
                     # Of an endless body some may come again and again.
                     while len(kept) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
@@ -176,17 +182,24 @@ class HTTPClient:
         connection.endheaders()
 
     @contextlib.contextmanager
-    def _no_answer(self, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Raise NoAnswer for errors of the connection."""
+    def _no_answer(
+        self, head: Callable[[], http.client.HTTPResponse | None] = lambda: None
+    ) -> Iterator[None]:
+        """Raise NoAnswer for errors of the connection.
+
+        :param head: what has come of the answer.
+        """
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
             where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
             reason = getattr(error, "strerror", None) or error or type(error).__name__
+            response = head()
             if isinstance(error, TimeoutError):
-                reason = f"no {'end of the ' * begun()}answer within {self._limit_s:g} s"
+                reason = f"no {'end of the ' if response else ''}answer within {self._limit_s:g} s"
             elif not isinstance(error, OSError):
                 reason = f"the answer is not HTTP ({reason})"
             raised = NoAnswer(f"{where}: {reason}")
-            raised.begun = begun()
+            if response is not None:
+                raised.status, raised.headers = response.status, response.getheaders()
             raise raised from error

@@ -251,6 +251,40 @@ def test_an_answer_without_an_end_is_not_waited_for() -> None:
     gc.collect()  # a socket that is left open is an error
 
 
+def events(method: str, headers: dict[str, str]) -> list[bytes]:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
+    return [head, *[b"data: more\n\n"] * 1000]
+
+
+def test_an_event_stream_needs_no_end() -> None:
+    with faulty(events) as url:
+        report = look_at(url, limit_s=0.3)
+        silenced = look_at(url, limit_s=0.3, silence=["WF023"])
+    (finding,) = report.findings
+    assert (finding.id, finding.what) == ("WF023", "an event stream without end")
+    assert "1 endpoint: 1 good." in as_text(report)
+    assert not silenced.findings
+    gc.collect()
+
+
+def test_an_event_stream_is_not_asked_beside_slow_readers() -> None:
+    asked = 0
+
+    def events_first(method: str, headers: dict[str, str]) -> list[bytes]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            return events(method, headers)
+        length = 1 << 20
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % length
+        return [head if method == "HEAD" else head + bytes(length)]
+
+    with faulty(events_first) as url:
+        report = look_at(url, ["/events", "/large"], limit_s=2)
+    assert [finding.id for finding in report.findings] == ["WF023"], as_text(report)
+    gc.collect()
+
+
 def test_a_path_whose_checks_get_no_answer_is_counted_once() -> None:
     is_broken = False
 

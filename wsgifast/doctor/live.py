@@ -10,11 +10,12 @@ from statistics import median
 from urllib.parse import urlsplit
 
 from ..arguments import check_path
+from ..bodies.streams import is_event_stream
 from ..client import Answer, HTTPClient, NoAnswer
 from ..errors import ConfigurationError
 from ..shapes.rule import Chunks
 from .catalogue import CATALOGUE, known_ids
-from .judge import add_to, answers_error
+from .judge import add_to, answers_error, findings_of
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
@@ -62,6 +63,10 @@ def look_at(
         try:
             first = client.ask(endpoint.url)
         except NoAnswer as error:
+            if isinstance(error.__cause__, TimeoutError) and is_event_stream(error.headers):
+                seen = Observation(endpoint, _endless(error), Recording())
+                add_to(report, seen, findings_of(seen), silenced)
+                continue
             if not report.observations and not report.unreached:
                 raise
             report.unreached.append(Unreached(path, str(error)))
@@ -197,7 +202,8 @@ def _compression(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Itera
 
 
 def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
-    by_size = sorted(report.observations, key=lambda seen: seen.raw.chunks.total)
+    ended = [seen for seen in report.observations if not seen.raw.timed_out]
+    by_size = sorted(ended, key=lambda seen: seen.raw.chunks.total)
     if not by_size or by_size[-1].raw.chunks.total < _HOLDING_BYTES:
         return
     small, endpoint = by_size[0].endpoint.url, by_size[-1].endpoint
@@ -222,6 +228,11 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
         what = f"beside {_SLOW_READERS} slow readers others wait"
         cost = f"{before * 1e3:.0f} -> {wait * 1e3:.0f} ms"
         yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
+
+
+def _endless(error: NoAnswer) -> Recording:
+    """What came of an answer before its time was up."""
+    return Recording(error.status, list(error.headers), "response", timed_out=True)
 
 
 def _recorded(answer: Answer) -> Recording:
