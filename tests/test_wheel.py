@@ -175,7 +175,7 @@ def test_every_command_starts(environment: Environment, tmp_path: Path) -> None:
     assert (status, nobody in said) == (2, True), said
 
 
-def test_the_release_tries_whether_fastworker_is_compiled(environment: Environment) -> None:
+def test_fastworker_serves_with_what_pip_has_chosen(environment: Environment) -> None:
     python, version = environment
     if os.path.realpath(python) != os.path.realpath(sys.executable):
         pytest.skip("this environment's gunicorn is for this Python alone")

@@ -2,8 +2,7 @@
 
     python -I tests/support/try_wheel.py
 
-It needs gunicorn. The release runs it on each wheel that it builds; with -I, as modules in this
-folder have the names of Python's own.
+It needs gunicorn. With -I, as modules in this folder have the names of Python's own.
 """
 
 from __future__ import annotations
