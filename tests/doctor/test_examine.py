@@ -298,6 +298,15 @@ def test_what_an_app_says_does_not_act_on_the_terminal_nor_break_a_report() -> N
     ElementTree.fromstring(as_junit(report))
 
 
+def test_the_page_has_no_place_for_what_a_finding_has_not() -> None:
+    """WF015 has neither a cost nor a way to fix it in each framework; WF011 has both."""
+    without, with_both = (as_html(examine(wsgi_app, [path])) for path in ("/raises", "/str"))
+    assert "<ul></ul>" not in without
+    assert ". </p>" not in without
+    assert "<p>a bare str. fails as it is</p>" in with_both
+    assert "<ul><li>" in with_both
+
+
 def test_an_app_that_blocks_the_loop_is_not_waited_for_at_the_end() -> None:
     end = threading.Event()
     ended = []

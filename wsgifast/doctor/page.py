@@ -57,12 +57,12 @@ def _finding(report: Report, finding: Finding) -> str:
     return f"""<article class="{finding.severity}">
 <h3><span class="id">{finding.id}</span><code>{_text(f"{endpoint.method} {endpoint.name}")}</code>
 {often}</h3>
-<p>{_text(finding.what)}. {_text(finding.cost)}</p>
+<p>{_text(f"{finding.what}. {finding.cost}".rstrip())}</p>
 {_bars(seen) if seen is not None and finding.severity == "slow" else ""}
 <p><strong>{_text(finding.fix)}</strong></p>
 <details><summary>{_text(entry.title)}: why, and how to fix it</summary>
 <p>{_text(entry.what)} {_text(entry.why)}</p>
-<ul>{fixes}</ul>
+{fixes and f"<ul>{fixes}</ul>"}
 <p>What wsgifast does: {_text(entry.wsgifast)}</p></details>
 </article>
 """
