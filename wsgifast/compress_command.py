@@ -8,7 +8,7 @@ from typing import Any
 
 from .arguments import add_parser, count, option
 from .files.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
-from .files.compress import CompressReport, compress
+from .files.compress import MIN_SAVING, CompressReport, compress
 from .sizes import size_text
 from .terminal import progress_line
 
@@ -81,4 +81,6 @@ def _summary(report: CompressReport) -> str:
             f"; {size_text(report.original_bytes)} become {size_text(report.smallest_bytes)} "
             f"({saved:.0%} saved)"
         )
+    if left := len(report.not_smaller):
+        text += f"; {left} file{'s' * (left > 1)} would not get {MIN_SAVING:.0%} smaller"
     return text

@@ -61,6 +61,7 @@ def test_siblings_are_right_and_only_where_they_pay(tree: Path) -> None:
         assert unpack(sibling.read_bytes()) == TEXT
         assert sibling.stat().st_mtime_ns == original.st_mtime_ns
         assert stat.S_IMODE(sibling.stat().st_mode) == 0o640
+    assert report.not_smaller == ["random.dat", "tiny.txt"]
     assert report.original_bytes == len(TEXT) * 3
     assert report.smallest_bytes < report.original_bytes / 10
 
@@ -310,6 +311,7 @@ def test_siblings_that_are_no_files_are_left_alone(tree: Path) -> None:
     write_manifest(tree, *(f"page.html{s}" for s in (".gz", ".br", ".zst")), content=b"")
     report = compress(tree)
     assert report.left_alone == [f"page.html{suffix}" for suffix in (".br", ".gz", ".zst")]
+    assert "page.html" not in report.not_smaller
     assert not report.failed
     assert (tree / "page.html.gz").is_symlink()
     assert target.read_bytes() == b"somebody's"
@@ -382,7 +384,9 @@ def test_the_command_and_its_exit_status(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli.main(["compress", str(tree), "--codings", " gzip, gzip"]) == 0
-    assert "2 written, 0 already there, 0 removed" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "2 written, 0 already there, 0 removed" in told
+    assert "; 2 files would not get 5% smaller\n" in told
     assert cli.main(["compress", str(tree), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert cli.main(["compress", str(tree / "none")]) == 2

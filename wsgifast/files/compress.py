@@ -29,7 +29,7 @@ from .directory import names_of
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 
 # A sibling has to save this share of the original: less is not worth the client's decompression.
-_MIN_SAVING = 0.05
+MIN_SAVING = 0.05
 # Formats that are compressed already.
 _COMPRESSED_EXTENSIONS = frozenset(
     {".7z", ".avif", ".br", ".bz2", ".flac", ".flv", ".gif", ".gz", ".jpeg", ".jpg", ".jxl"}
@@ -55,6 +55,8 @@ class CompressReport:
     removed: list[str] = field(default_factory=list)
     # Not made here, and older than its original or no regular file.
     left_alone: list[str] = field(default_factory=list)
+    # Originals that have no sibling, since none would save enough.
+    not_smaller: list[str] = field(default_factory=list)
     # Path -> why.
     failed: dict[str, str] = field(default_factory=dict)
     # The total of the originals that have siblings, and of the smallest sibling of each.
@@ -123,9 +125,10 @@ def compress(
     pool.shutdown()
     run.remove_orphans()
     _write_manifest(root, run.made)
-    for names in (run.report.written, run.report.current, run.report.left_alone):
+    report = run.report
+    for names in (report.written, report.current, report.left_alone, report.not_smaller):
         names.sort()
-    return run.report
+    return report
 
 
 class _Run:
@@ -161,7 +164,11 @@ class _Run:
                 for coding in self.codings
                 if (size := self._make_sibling(folder, path, coding, original)) is not None
             ]
-        return (len(original.content), min(sizes)) if sizes else (0, 0)
+        if sizes:
+            return len(original.content), min(sizes)
+        if not any(f"{path}{SIBLING_SUFFIXES[c]}" in self.report.left_alone for c in self.codings):
+            self.report.not_smaller.append(path)
+        return 0, 0
 
     def remove_orphans(self) -> None:
         for path in sorted(self.made):
@@ -192,7 +199,7 @@ class _Run:
             self.report.current.append(path)
             return there.st_size
         encoded = ENCODERS[coding](original.content)
-        if len(encoded) > len(original.content) * (1 - _MIN_SAVING):
+        if len(encoded) > len(original.content) * (1 - MIN_SAVING):
             if ours:
                 self._remove(folder, path)
             return None
