@@ -194,6 +194,32 @@ def test_a_table_fits_the_terminal_and_says_as_much() -> None:
     assert results_text([result]) == results_text([result], 200)  # into a file or pipe
 
 
+def test_a_ratio_that_the_medians_contradict_is_told() -> None:
+    rates = {"a": (458, 100, 500), "b": (422, 110, 540), "c": (916, 200, 1000)}
+    clients = {name: client(*each) for name, each in rates.items()}
+    result = results(*(Contender(name, client=each) for name, each in clients.items()))
+    ratio = result.ratio("b", REQUESTS.rate)
+    assert ratio is not None
+    assert str(ratio) == "1.08x (0.921..1.1)"
+    (told,) = (line for line in problems([result]) if "the opposite of the medians" in line)
+    assert told.endswith("better: a <title>, b")
+    clients = {name: client(*each) for name, each in rates.items()}
+    result = results(*(Contender(name, client=each) for name, each in clients.items()), ours="b")
+    assert [name for name in rates if result.contradicts(name)] == ["a"]
+    clients = {name: client(*each) for name, each in rates.items()}
+    result = results(*(Contender(name, client=clients[name]) for name in "ac"))
+    assert "the opposite" not in results_text([result])
+
+
+def test_each_column_has_a_name_of_its_own() -> None:
+    def run(task: Task) -> Load:
+        return Load(10, 0, 1000, 1.0, server_cpu_s=0.5)
+
+    result = results(Contender("a", client=run), Contender("b", client=run))
+    columns = re.split(r"\s{2,}", results_text([result]).splitlines()[0].strip())
+    assert columns == ["requests/s", "ratio", "CPU us/req", "CPU ratio"]
+
+
 def test_what_is_said_of_many_rows_stays_one_short_line() -> None:
     rates = {"a": (10, 10, 10), "b": (20, 40, 10), "c": (11, 12, 13)}
     several = [

@@ -23,9 +23,10 @@ from .tables import MIN_ROUNDS, Profile, Table
 
 READING = (
     "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
-    "(2.5..3.5) is the median and the range of the rounds; a difference such as +3 ±0.2 (2.5..3.5) "
-    "the median, its standard error, and the quartiles. MB are 10^6 bytes. Clients and servers "
-    "share this machine, over loopback: trust the ratios, not the absolute figures."
+    "(2.5..3.5) is the median and the range of the rounds' own ratios, and need not be that of the "
+    "two medians; a difference such as +3 ±0.2 (2.5..3.5) the median, its standard error, and the "
+    "quartiles. MB are 10^6 bytes. Clients and servers share this machine, over loopback: trust "
+    "the ratios, not the absolute figures."
 )
 # A body of which BBR paces the packets.
 _LARGE_BYTES = 64 * 1024
@@ -73,7 +74,7 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
         if width is None:
             found.append(table(columns, rows))
         else:
-            found += tables(columns, rows, width, _BESIDE)
+            found += tables(columns, rows, width, set(filter(_is_beside, columns)))
     return "\n\n".join([*found, "\n".join(f"- {line}" for line in problems(results))]).rstrip()
 
 
@@ -186,6 +187,12 @@ def problems(results: Sequence[Result]) -> list[str]:
             f"the rounds disagree in {len(unsteady)} of {sum(map(bool, ratios))} ratios: run it "
             "again on a quiet machine, or for longer"
         )
+    unclear = [f"{r.row.title}, {name}" for r in results for name in r.runs if r.contradicts(name)]
+    if unclear:
+        lines.append(
+            "the ratios of the rounds say the opposite of the medians, so neither is clearly "
+            f"better: {_listed(unclear)}"
+        )
     few = [r.row.title for r in results if len(next(iter(r.runs.values()))) < MIN_ROUNDS]
     if few:
         lines.append(f"fewer than {MIN_ROUNDS} rounds are too few to rely on: {_listed(few)}")
@@ -211,10 +218,12 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return "; ".join(names[:most]) + more
 
 
-# Columns that say nothing without the one before them: there may be two of each name, told apart by
-# a space.
 _OURS, _RATIO, _DIFFERENCE = "ours / this", "ratio", "difference"
-_BESIDE = frozenset({_OURS, f"{_OURS} ", _RATIO, f"{_RATIO} ", _DIFFERENCE})
+
+
+def _is_beside(title: str) -> bool:
+    """Whether a column says nothing without the one before it."""
+    return title.endswith((_OURS, _RATIO, _DIFFERENCE))
 
 
 def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
@@ -248,6 +257,7 @@ def _cells(name: str, row: Mapping[str, Any]) -> dict[str, object]:
     figures = row["contenders"][name]
     unit, cost = list(figures)[:2]
     ratio = _OURS if row["ours"] else _RATIO
+    costly = " ".join(word for word in cost.split() if "/" not in word)  # "CPU us/req": CPU
     return {
         unit: figures[unit],
         ratio: verdict(name, row["contenders"]),
@@ -256,7 +266,7 @@ def _cells(name: str, row: Mapping[str, Any]) -> dict[str, object]:
         "p99 ms": figures["ms"]["99"],
         "failed": figures["failures"] or "",
         cost: figures[cost],
-        f"{ratio} ": _shown(Ratio, figures["cost ratio"]),
+        f"{costly} {ratio}": _shown(Ratio, figures["cost ratio"]),
         "busy": figures["busy"],
         **figures["facts"],
     }
