@@ -5,8 +5,6 @@
 #   make benchmarks  measure its figures
 #   make release   build wheel and source archive, and check them
 #   make test-release  install and test them as their users do
-#   make test-compiled  run every test on the modules that mypyc has compiled
-#   make wheels    build compiled wheels
 #   make servers   install what tests and load tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,8 +12,6 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 RELEASE_READY := $(VENV)/.release-ready
-COMPILED := build/compiled
-WHEELS := build/wheels
 # What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Those that are supported.
@@ -26,7 +22,7 @@ JOBS   ?= $(shell $(PYTHON) -c 'import os; print(3 * len(os.sched_getaffinity(0)
 # pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo benchmarks field-reports servers test test-compiled compiled wheels test-long test-all \
+.PHONY: demo benchmarks field-reports servers test test-long test-all \
   test-oldest test-oldest-gunicorn \
   test-oldest-uvicorn test-oldest-django test-django test-release lint format coverage docs docs-links release clean
 .DEFAULT_GOAL := test
@@ -71,36 +67,6 @@ servers:
 test: $(READY) $(UNSUPPORTED_GUNICORN)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."
 	@$(BIN)/python -m pytest -n $(JOBS) $(if $(CI),--reruns=1 --rerun-show-tracebacks) $(ARGS)
-
-# FastWorker's modules compiled: a wheel, and what is in it, in build/compiled. It needs a C compiler.
-compiled: $(READY)
-	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
-	@echo "Compiling (a minute) ..."
-	@WSGIFAST_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-	  --wheel-dir $(COMPILED) .
-	@$(BIN)/python -m zipfile -e $(COMPILED)/*.whl $(COMPILED)/wheel
-	@ls $(COMPILED)/*.whl
-
-# Every test on these modules, beside their sources in a folder of its own. Tests that replace a part
-# of a module are skipped: compiled modules call each other directly.
-test-compiled: compiled
-	@$(BIN)/python -m hatchling build -t sdist -d $(COMPILED) 2>/dev/null
-	@mkdir $(COMPILED)/source
-	@tar -xzf $(COMPILED)/*.tar.gz -C $(COMPILED)/source --strip-components=1
-	@cd $(COMPILED)/wheel && find . -name '*.so' | tar -cf - -T - | tar -xf - -C ../source
-	@PYTHONPATH=$(CURDIR)/$(COMPILED)/source:$(CURDIR)/$(COMPILED)/source/asgi \
-	  $(MAKE) --no-print-directory -C $(COMPILED)/source test VENV=$(abspath $(VENV)) ARGS='$(ARGS)'
-
-# Compiled wheels for each supported Python that this machine has, in build/wheels.
-wheels: $(READY)
-	@rm -rf $(WHEELS) && mkdir -p $(WHEELS)
-	@for version in $(PYTHONS); do \
-	  python=$$(sh tests/support/find_python.sh $$version) || continue; \
-	  echo "Compiling for Python $$version (a minute) ..."; \
-	  WSGIFAST_COMPILE=1 $$python -m pip wheel --quiet --disable-pip-version-check --no-deps \
-	    --wheel-dir $(WHEELS) . || exit 1; \
-	done
-	@ls $(WHEELS)
 
 # Random testing twenty times as long.
 test-long:
@@ -186,13 +152,12 @@ release: $(RELEASE_READY)
 	  --output-reproducible --output-file dist/wsgifast.cdx.json
 	@ls dist
 
-# The release as its users have it: the pure wheel and the compiled one, in an empty environment of
-# each supported Python that this machine has, with every command; and the source archive's tests, in a
-# folder of its own.
-test-release: release wheels
+# The release as its users have it: the wheel in an empty environment of each supported Python that this
+# machine has, with every command; and the source archive's tests, in a folder of its own.
+test-release: release
 	@pythons=; for version in $(PYTHONS); do \
 	  pythons="$$pythons $$(sh tests/support/find_python.sh $$version)"; done; \
-	WSGIFAST_TEST_PYTHONS="$$pythons" WSGIFAST_TEST_COMPILED=$(WHEELS) $(BIN)/python -m pytest -n 0 tests/test_wheel.py
+	WSGIFAST_TEST_PYTHONS="$$pythons" $(BIN)/python -m pytest -n 0 tests/test_wheel.py
 	@rm -rf build/source && mkdir -p build/source && tar -xzf dist/*.tar.gz -C build/source
 	@$(MAKE) --no-print-directory -C build/source/* test ARGS='$(ARGS)'
 

@@ -24,7 +24,7 @@ from wsgifast.benchmark.measuring import measure
 from wsgifast.benchmark.slow_clients import raise_open_files
 from wsgifast.benchmark.tables import Profile, Table
 
-from . import asgi, compiled, instructions, jit, leaks, metrics, replaced, slow, wsgi
+from . import asgi, instructions, jit, leaks, metrics, replaced, slow, wsgi
 from .field_reports import coalescing, mail, receive
 from .payloads import REPORTS
 
@@ -36,7 +36,7 @@ UNPUBLISHED = [instructions.TABLE, leaks.TABLE, replaced.TABLE]
 def tables() -> list[Table]:
     """The tables whose figures are published, from bodies to servers."""
     return [
-        *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, compiled.TABLE, jit.TABLE, metrics.TABLE,
+        *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
         *slow.TABLES,
         *asgi.TABLES, *wsgi.DEVELOPMENT, *mail.TABLES, coalescing.TABLE, receive.TABLE,
     ]  # fmt: skip

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compiled import COMPILED
 from tests.support.terminals import open_terminal
 from wsgifast import ConfigurationError, __version__, cli
 from wsgifast.arguments import check_writable
@@ -21,8 +20,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
     assert ended.value.code == 0
-    compiled = " (compiled)" if COMPILED else ""
-    assert capsys.readouterr().out == f"wsgifast {__version__}{compiled}\n"
+    assert capsys.readouterr().out == f"wsgifast {__version__}\n"
 
 
 def test_without_a_command_it_tells_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,6 @@ from .doctor import command as doctor
 from .errors import WSGIFastError
 from .loading import AppNotLoaded
 from .running import command as running
-from .server import states
 from .top import command as top
 
 _STATUS_USAGE = 2
@@ -125,14 +124,9 @@ def command_parser() -> argparse.ArgumentParser:
         epilog=_BEGIN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"wsgifast {_version()}")
+    parser.add_argument("--version", action="version", version=f"wsgifast {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     for command in (doctor, benchmark, running, top, files_command, compress_command):
         command.add_command(commands)
     return parser
-
-
-def _version() -> str:
-    """The version, and whether FastWorker's modules are compiled."""
-    return __version__ if states.__file__.endswith(".py") else f"{__version__} (compiled)"

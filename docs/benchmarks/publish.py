@@ -37,7 +37,7 @@ README = ROOT / "README.md"
 CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
 # In this order on the page; others follow.
 NAMES = (
-    "demo", "frameworks", "worker", "compiled", "jit", "metrics", "slow", "slow-attack",
+    "demo", "frameworks", "worker", "jit", "metrics", "slow", "slow-attack",
     "static-files", "django-files", "django-start", "asgi", "asgi-others",
     "asgi-middleware", "nodelay",
 )  # fmt: skip

@@ -7,15 +7,13 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from loadtests import asgi, bench, compiled, jit, wsgi
+from loadtests import asgi, jit, wsgi
 from loadtests.__main__ import UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
 from tests.support.programs import program
-from tests.support.servers import ROOT, free_port, live_server
 from wsgifast.benchmark.load import Task
 from wsgifast.benchmark.report import problems
 from wsgifast.benchmark.results import Result
@@ -142,29 +140,6 @@ def test_a_python_without_a_jit_is_told_of_one_with_it() -> None:
     for result in run(Table("jit", "j", jit.rows(available=False)), SHORT):
         for name in result.runs:
             assert list(result.errors(name)) == [jit.WAY_OUT]
-
-
-def test_missing_modules_are_told_with_the_way_to_get_them() -> None:
-    for result in run(Table("compiled", "c", compiled.rows(available=False)), SHORT):
-        for name in result.runs:
-            assert list(result.errors(name)) == [compiled.WAY_OUT]
-
-
-@pytest.mark.skipif(not compiled.is_available(), reason=compiled.WAY_OUT)
-def test_one_server_has_the_sources_and_the_other_the_compiled_modules() -> None:
-    found = {}
-    for contender in compiled.rows(available=True)[0].contenders:
-        assert contender.server
-        if not contender.name.startswith("FastWorker"):
-            continue
-        port = free_port()
-        argv, _ = contender.server.placed({"{host}": "127.0.0.1", "{port}": str(port)})
-        argv = [sys.executable, *argv[1:]]
-        argv[argv.index(bench.APP)] = "tests.support.which_modules:app"
-        with live_server(argv, ("127.0.0.1", port)) as server:
-            found[contender.name] = server.get("/").body.decode()
-    assert Path(found["FastWorker"]) == ROOT / "wsgifast" / "server" / "server.py"
-    assert Path(found["FastWorker, compiled"]).is_relative_to(compiled.FOLDER)
 
 
 @pytest.mark.skipif(not jit.is_available(), reason=jit.WAY_OUT)

@@ -16,7 +16,6 @@ from tests.server.connections import (
     bench,
     fill,
 )
-from tests.support.compiled import replaces_parts
 from tests.workers.bench import GET, Bench, make_bench
 from wsgifast.errors import ClientGone
 from wsgifast.server.states import (
@@ -118,7 +117,6 @@ def test_a_client_that_has_gone_before_its_answer(
     assert bench.log.requests == logged
 
 
-@replaces_parts
 @pytest.mark.parametrize("failing", ["on_event", "app_is_done", "on_overdue"])
 def test_an_error_of_our_own_ends_the_connection_only(
     bench: Bench, failing: str, monkeypatch: pytest.MonkeyPatch
@@ -145,7 +143,6 @@ def test_an_error_of_our_own_ends_the_connection_only(
     assert other.read_response().status == 200
 
 
-@replaces_parts
 def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
     client = bench.begin()
     near, server = client.near, bench.server

@@ -19,7 +19,6 @@ from tests.server.http2_streams import (
     app_of,
     begin,
 )
-from tests.support.compiled import replaces_parts
 from tests.workers.bench import LARGE, echo, make_bench
 from wsgifast.errors import ClientGone
 from wsgifast.server.exchange import Exchange
@@ -379,7 +378,6 @@ def test_a_stream_may_end_while_it_is_queued_or_taken(begin: Begin) -> None:
     assert len(server.counters.take_waits()) == 1
 
 
-@replaces_parts
 def test_a_stream_may_end_while_it_is_failed(begin: Begin) -> None:
     failed: list[BaseException] = []
     exchange = Exchange(None, None, b"", {})

@@ -32,7 +32,6 @@ from tests.server.output_bench import (
     rules,
     until_tried_again,
 )
-from tests.support.compiled import replaces_parts
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from tests.support.socket_options import congestion_control, needs_bbr, use_bbr
@@ -296,7 +295,6 @@ def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     assert near.receive(6) == b"onetwo"
 
 
-@replaces_parts
 def test_blocks_in_quick_succession_wait_for_the_next_tick(
     near: Near, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,7 +443,6 @@ def test_its_own_thread_may_be_quicker_than_a_tick() -> None:
     assert coalescing.tick()
 
 
-@replaces_parts
 def test_a_response_may_end_while_its_queue_is_looked_at(near: Near) -> None:
     """Metrics look at it without the lock."""
     seen: list[Any] = []

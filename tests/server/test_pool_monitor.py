@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.server.monitored import Monitored, exhaust, monitored
-from tests.support.compiled import replaces_parts
 from tests.support.servers import wait_for
 from wsgifast.server import monitor as module
 from wsgifast.server.monitor import _RUNNING_PATIENCE_S, _SPARE_PATIENCE_S, TICK_S
@@ -153,7 +152,6 @@ def test_a_follower_is_promoted(monitored: Monitored) -> None:
     assert monitored.early_promotions
 
 
-@replaces_parts
 def test_a_leader_that_only_waits_for_a_processor_is_given_time(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +166,6 @@ def test_a_leader_that_only_waits_for_a_processor_is_given_time(
     assert monitored.leader is monitored.others[-1]
 
 
-@replaces_parts
 def test_turns_at_work_are_looked_in_on_less_often(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +227,6 @@ def test_saturation_is_told_before_the_spare_polls(monitored: Monitored) -> None
     assert gate == [True]
 
 
-@replaces_parts
 def test_a_spare_that_is_slow_is_left_alone_but_not_if_it_is_blocked(monitored: Monitored) -> None:
     monitored.enter(monitored.first)
     monitored.run(1.5)
@@ -250,7 +246,6 @@ def test_a_spare_that_is_slow_is_left_alone_but_not_if_it_is_blocked(monitored: 
     assert monitored.leader is monitored.others[0]
 
 
-@replaces_parts
 def test_spares_are_not_made_without_end(monitored: Monitored) -> None:
     for _ in range(20):
         monitored.enter(monitored.leader)
@@ -315,7 +310,6 @@ def test_what_no_thread_is_free_for_is_told_before_it_can_be_taken(monitored: Mo
     assert list(pool.ready) == ["request"]
 
 
-@replaces_parts
 def test_a_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None:
     """Whatever blocks it: reading a disk, or a log that nobody reads."""
     monitored.follow(*monitored.others)

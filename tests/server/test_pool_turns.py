@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from tests.server.monitored import Monitored, monitored
-from tests.support.compiled import replaces_parts
 from wsgifast.server.poller import READ, WRITE, Event
 from wsgifast.server.pool import _DEFERRED_S
 
 __all__ = ["monitored"]
 
 
-@replaces_parts
 def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Monitored) -> None:
     """They come in bursts; so many quick ones in a row end that."""
     pool = monitored.pool
@@ -47,7 +45,6 @@ def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Mo
     assert monitored.leader is leader
 
 
-@replaces_parts
 def test_a_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
     """While apps are slow: who comes out of one takes it, without waiting for the monitor."""
     pool = monitored.pool
@@ -96,7 +93,6 @@ def test_a_long_turn_shares_the_work_if_there_is_any(queue: str, monitored: Moni
     assert monitored.lead_is_on_offer  # nobody was free
 
 
-@replaces_parts
 def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.early_promotions = 3
@@ -117,7 +113,6 @@ def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored)
     assert monitored.early_promotions == before - 1
 
 
-@replaces_parts
 def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> None:
     """Its number changes before the member is seen busy, or the monitor might take two for one."""
     seen: list[tuple[bool, int]] = []
@@ -244,7 +239,6 @@ class Polling:
             self._queue.append(self._late)
 
 
-@replaces_parts
 def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None:
     """Whoever adds to it sees that somebody polls, or is seen by them."""
     pool = monitored.pool
@@ -259,7 +253,6 @@ def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None
     assert monitored.ran == ["late", "late"]
 
 
-@replaces_parts
 def test_nor_does_a_spare(monitored: Monitored) -> None:
     pool = monitored.pool
     member: Any = Polling(pool.work, lambda: "late", spare=True)
@@ -301,7 +294,6 @@ def test_a_spare_waits_while_another_leads(monitored: Monitored) -> None:
     assert not monitored.polls
 
 
-@replaces_parts
 def test_who_does_not_lead_never_polls_and_never_spins(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.leader = monitored.others[0]
@@ -339,7 +331,6 @@ def test_work_wakes_who_polls_after_it_is_there(monitored: Monitored) -> None:
     assert there == [2]
 
 
-@replaces_parts
 def test_what_a_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.leader = monitored.spare
@@ -352,7 +343,6 @@ def test_what_a_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monit
     assert monitored.leader is monitored.others[0]
 
 
-@replaces_parts
 def test_it_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.follow(monitored.others[0])

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.compiled import replaces_parts
 from wsgifast.server.poller import HUNG_UP, READ, make_poller
 from wsgifast.server.registry import Registry
 
@@ -319,7 +318,6 @@ def test_whose_socket_is_closed_ends_no_other_of_its_number(registry: Registry[W
     assert registry.claim(other.fd) is other
 
 
-@replaces_parts
 def test_what_has_had_a_turn_while_it_is_swept_is_left_alone(
     registry: Registry[Waits], pushed: list[tuple[int, int]]
 ) -> None:

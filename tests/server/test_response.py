@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.server.responses import Ask, Headers, MakeBench, ask, exc_info, says, segmented
-from tests.support.compiled import replaces_parts
 from tests.workers.bench import make_bench
 from wsgifast import BodyError
 from wsgifast.errors import ClientGone
@@ -150,7 +149,6 @@ def test_headers_wait_for_the_first_byte(ask: Ask) -> None:
     assert ask(app).head[0] == "HTTP/1.1 503 Later"
 
 
-@replaces_parts
 def test_the_head_goes_out_with_what_a_head_request_does_not_get(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

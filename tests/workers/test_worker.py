@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
-from tests.support.compiled import replaces_parts
 from tests.support.socket_options import congestion_control, needs_bbr, use_bbr
 from tests.support.tls import write_certificate
 from tests.workers.asking import MakeBench, ask, hello
@@ -187,7 +186,6 @@ def nothing() -> None:
     pass
 
 
-@replaces_parts
 def test_a_life(life: Life) -> None:
     worker, pool = life.worker, life.pool
     listened: list[bool] = []
@@ -207,7 +205,6 @@ def test_a_life(life: Life) -> None:
     assert life.said.count("interrupt") == 1
 
 
-@replaces_parts
 def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
     life.worker.ppid = -1
     life.worker.run()
@@ -216,7 +213,6 @@ def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
     assert not life.worker.alive
 
 
-@replaces_parts
 def test_a_pool_that_has_failed_ends_the_worker_with_an_error(life: Life) -> None:
     def fail() -> None:
         life.pool.failed = True
@@ -232,7 +228,6 @@ def test_a_pool_that_has_failed_ends_the_worker_with_an_error(life: Life) -> Non
     assert life.bench.log.says("A thread of the worker has failed")
 
 
-@replaces_parts
 def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
     worker, bench = life.worker, life.bench
     client = bench.connect()
@@ -255,7 +250,6 @@ def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
     assert not bench.log.says("cut off")
 
 
-@replaces_parts
 def test_a_connection_that_is_being_accepted_is_waited_for(life: Life) -> None:
     acceptor = life.bench.server._acceptor
 
@@ -273,7 +267,6 @@ def test_a_connection_that_is_being_accepted_is_waited_for(life: Life) -> None:
     assert acceptor._closed  # and nothing is accepted that nobody would wait for
 
 
-@replaces_parts
 def test_what_does_not_finish_is_cut_off(life: Life) -> None:
     worker, bench = life.worker, life.bench
 
@@ -293,7 +286,6 @@ def test_what_does_not_finish_is_cut_off(life: Life) -> None:
     assert life.said[-1] == "stop"
 
 
-@replaces_parts
 def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
     worker, bench, server = life.worker, life.bench, life.bench.server
     client = bench.connect()
@@ -419,7 +411,6 @@ def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str
     assert [status for _, status, _ in bench.log.requests] == ["200 OK"]
 
 
-@replaces_parts
 def test_events_give_an_unfinished_listener_its_turn(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     counted: list[int] = []

@@ -14,7 +14,6 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.server.http2_bench import HTTP2, Peer
-from tests.support.compiled import replaces_parts
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import PEER, Log, make_bench
 from wsgifast.bodies.segments import SegmentedBody
@@ -262,7 +261,6 @@ def test_bodies_are_closed_once_and_only_if_they_can_be(
     assert closed == ([kind] if isinstance(kind, str) else [])
 
 
-@replaces_parts
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_list_goes_out_in_one_piece(
     make_bench: MakeBench, kind: Any, monkeypatch: pytest.MonkeyPatch

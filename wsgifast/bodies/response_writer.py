@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from ..compiling import let_others_run, mypyc_attr
 from ..errors import BodyError, ClientGone
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
 from ..http.head import ResponseHead, known_head
@@ -23,8 +22,6 @@ from .wrappers import held_in, holds_all, iterated, known_file
 
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
-# After how many blocks other threads have their turn: they need not wait for a million of them.
-_BLOCKS_OF_A_TURN = 256
 # How often it is seen whether a client is there to whom nothing is sent.
 _LOOK_AGAIN_S = 1.0
 
@@ -67,7 +64,6 @@ class Output(Protocol):
         """
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ResponseWriter:
     """The response to one request on an HTTP/1 connection.
 
@@ -81,15 +77,15 @@ class ResponseWriter:
     """
 
     # The values until start_response is called.
-    status_code: Any = 0
+    status_code = 0
     _head: ResponseHead | None = None
     closes = True
     _write_next: Callable[[bytes], object]  # set by the beginning of a stream
     _looks_at: float | None = None  # when to look for the client of a response without a body
 
     def __init__(self, output: Output) -> None:
-        self.status: Any = None
-        self.must_close: Any = False
+        self.status: str | None = None
+        self.must_close = False
         self.headers_sent = False
         self._output = output
         self._framing = NOT_STARTED
@@ -105,8 +101,7 @@ class ResponseWriter:
         """Return the head as it is sent; see :meth:`_checked_head`."""
         raise NotImplementedError
 
-    # For the app, which may give anything: what it gives is checked here, and not by its types,
-    # which a compiled module would check before.
+    # For the app, which may give anything: what it gives is checked here.
 
     def start_response(
         self, status: Any, headers: Any, exc_info: Any = None
@@ -229,12 +224,10 @@ class ResponseWriter:
                 return
         begun = self.headers_sent
         parts = [b"" if begun else self._encoded_head()]
-        for begin in range(0, len(blocks), _BLOCKS_OF_A_TURN):
-            for data in blocks[begin : begin + _BLOCKS_OF_A_TURN]:
-                block = self._framed(data)
-                if block:
-                    parts.append(block)
-            let_others_run()
+        for data in blocks:
+            block = self._framed(data)
+            if block:
+                parts.append(block)
         parts.append(self._end())
         self.headers_sent = True
         if sum(map(len, parts)) > _JOIN_BYTES:
@@ -251,10 +244,8 @@ class ResponseWriter:
         Content-Length Header").
         """
         blocks = iter(body)
-        for count, block in enumerate(blocks):
+        for block in blocks:
             self._write_block(block)
-            if not count % _BLOCKS_OF_A_TURN:
-                let_others_run()
             if not self.headers_sent:
                 continue
             if self.counter.length is None:
@@ -267,14 +258,12 @@ class ResponseWriter:
     def _write_rest(self, blocks: Iterator[Any]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""
         counter, write_next = self.counter, self._write_next
-        for count, block in enumerate(blocks):
+        for block in blocks:
             if type(block) is bytes and block:
                 counter.sent += len(block)
                 write_next(block)
             else:
                 self._write_block(block)
-            if not count % _BLOCKS_OF_A_TURN:
-                let_others_run()
 
     def write_file(self, body: Any, file: Any) -> None:
         """Send a file: by sendfile, from memory, or block by block.

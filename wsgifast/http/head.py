@@ -53,8 +53,7 @@ _MAX_KEPT_CHARACTERS = 1024
 class ResponseHead:
     """An app's status and headers, checked.
 
-    Both may be anything that an app gives: they are checked here, and not by their types, which a
-    compiled module would check before.
+    Both may be anything that an app gives: they are checked here.
 
     :param status: such as "200 OK"; the reason may be missing.
     :param headers: pairs of str.

@@ -30,10 +30,10 @@ from ..sockets.sendfile import FileTruncated
 from .channel import Channel
 from .endpoint import Core, Endpoint
 from .exchange import Exchange
-from .open_response import OpenResponse
 from .output import OutputQueue
 from .poller import READ, WOULD_BLOCK, WRITE
 from .receiving import ASKED, COMPLETE, HTTP2, Receiver
+from .response import Response
 from .sending import Sender
 from .states import (
     ANSWERED,
@@ -73,7 +73,7 @@ class Connection(Endpoint):
 
     __slots__ = ("_is_read_empty", "_receiver", "_unread", "exchange", "hijacked")
 
-    response_class = OpenResponse
+    response_class = Response
 
     def __init__(
         self, core: Core, sock: socket.socket, peer: Any, address: Any, receiver: Receiver

@@ -15,8 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ..compiling import caused_by
-
 # Concurrent reads of one device: enough for a disk to order its seeks, and for a network file
 # system to hide its latency.
 _PER_DEVICE = 4
@@ -60,7 +58,7 @@ class DiskThreads:
                 if not self._threads:
                     known.jobs.pop()
                     text = f"no thread for the disk: {error}"
-                    raise caused_by(OSError(errno.ENOMEM, text), error)
+                    raise OSError(errno.ENOMEM, text) from error
 
     def _ready(self) -> int:
         """How many jobs could start now, given enough threads."""

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..compiling import caused_by
 from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.scan import HeadScanner
@@ -132,7 +131,7 @@ class Receiver:
             exchange = self.parser.parse(data, self._peer, self._number + 1)
         except NeedMoreData:
             if len(data) > self.parser.head_limit_bytes:
-                raise caused_by(RequestError(431, "The request's head is too large"), None)
+                raise RequestError(431, "The request's head is too large") from None
             if self._scanner is None:
                 self._scanner = HeadScanner(data)
             return MORE

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ..bodies.response_writer import NOT_STARTED, NOTHING_COUNTED, Output, ResponseWriter
-from ..compiling import mypyc_attr
 from ..files import http_date
 from ..http.framing import Framing
 from ..http.head import ResponseHead, check_field
@@ -72,7 +71,6 @@ class HeaderLines:
 header_lines = HeaderLines()
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Response(ResponseWriter):
     """The response to one request on an HTTP/1 connection.
 

@@ -35,7 +35,6 @@ import os
 import threading
 from typing import Protocol
 
-from ..compiling import caused_by
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
@@ -159,7 +158,7 @@ class SendQueue:
 
     def _check(self) -> None:
         if self.error is not None:
-            raise caused_by(ClientGone(str(self.error)), self.error)
+            raise ClientGone(str(self.error)) from self.error
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error

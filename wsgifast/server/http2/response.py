@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from ...compiling import mypyc_attr
 from ...errors import BodyError
 from ...http.framing import Framing, frame_response
 from ...http.head import ResponseHead, check_field
@@ -15,7 +14,6 @@ from ..response import Response, ResponseSettings, header_lines
 from .stream_output import Fields, StreamOutput
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class HTTP2Response(Response):
     """A :class:`~..response.Response` whose `output` is a :class:`StreamOutput`."""
 
@@ -38,7 +36,7 @@ class HTTP2Response(Response):
         self._trailers = _encoded([check_field(name, value) for name, value in trailers])
 
     def should_close(self) -> bool:
-        return bool(self.must_close)  # Connection headers do not apply
+        return self.must_close  # Connection headers do not apply
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         length, size = self.counter.length, self.counter.sent + sum(map(len, blocks))

@@ -24,7 +24,7 @@ from ...sockets.sendfile import FileTruncated
 from ..app_socket import Owner
 from ..exchange import Exchange
 from ..request_body import Spool
-from .open_response import OpenHTTP2Response
+from .response import HTTP2Response
 from .stream_output import StreamOutput
 from .uploads import StreamedUpload
 
@@ -55,7 +55,7 @@ class Stream:
         "is_held_back", "number", "output", "state",
     )  # fmt: skip
 
-    response_class = OpenHTTP2Response
+    response_class = HTTP2Response
 
     def __init__(self, session: Outgoing, number: int, *, is_head: bool) -> None:
         self._session = session

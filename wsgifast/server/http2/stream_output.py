@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from h2.exceptions import ProtocolError
 
-from ...compiling import caused_by
 from ...errors import ClientGone
 from ...sockets.page_cache import view_cached
 from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
@@ -156,7 +155,7 @@ class StreamSender:
         try:
             self._session.frames.send_headers(self._number, head, end_stream=ends)
         except ProtocolError as error:  # the client has just caused a connection error
-            raise caused_by(ClientGone(str(error)), error)
+            raise ClientGone(str(error)) from error
 
     def _send_data(self, data: bytes | memoryview, *, of: int) -> None:
         """Frame a part of the body, which may be empty, and END_STREAM after the last part.
@@ -171,7 +170,7 @@ class StreamSender:
             try:
                 frames = self._session.frames.send_body(self._number, data, end_stream=ends_here)
             except ProtocolError as error:  # as above
-                raise caused_by(ClientGone(str(error)), error)
+                raise ClientGone(str(error)) from error
             held_back = size < of and self._room() <= 0  # the last frame was cut short
             self._session.floods.earn_windows(size, frames=frames - held_back)
         if ends and self.trailers:
@@ -229,7 +228,7 @@ class StreamOutput(OutputQueue):
             send()
         except OSError as error:
             self._fail(error)
-            raise caused_by(ClientGone(str(error)), error)
+            raise ClientGone(str(error)) from error
 
 
 def _gather(backlog: Backlog, room: int) -> bytes | memoryview:
