@@ -22,7 +22,6 @@ from .uploads import upload
 
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
 FRAMEWORK = "loadtests.asgi_frameworks"
-FAST_ASGI_WORKER = "asgifast.workers.FastASGIWorker"
 # gunicorn's options for HTTP/2 by prior knowledge.
 HTTP2 = ("--http-protocols", "h2,h1", "--http2-cleartext", "both")
 LARGE, SMALL, CRUMBS = f"/file/{FILE_BYTES}.bin", "/file/1024.bin", "/crumbs/"
@@ -71,7 +70,6 @@ _UPLOADED_HTTP2 = {
     "uvicorn --http zttp": uvicorn(APP, "--http=zttp", "--http2"),
     "our AutoZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:AutoZttpProtocol"),
     "gunicorn -k asgi": gunicorn(APP, *HTTP2, worker_class="asgi"),
-    "FastASGIWorker": gunicorn(APP, *HTTP2, worker_class=FAST_ASGI_WORKER),
     "hypercorn": hypercorn(APP, "uvloop"),
     "granian": SERVERS["granian"],
 }
@@ -104,14 +102,10 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
              "our H11Protocol": uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")}),
     _upload("http2", "over HTTP/2, read by request.stream()", _UPLOADED_HTTP2, http2=True),
     _upload("http2-multipart", "over HTTP/2 in a form", _UPLOADED_HTTP2, form=True, http2=True),
-    # uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.
+    # uvicorn's zttp protocol beside ours.
     *rows("asgi.zttp", "uvicorn --http zttp: ", {
         "uvicorn --http zttp": uvicorn(APP, "--http=zttp"),
         "our ZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol"),
-    }, CASES),
-    *rows("asgi.gunicorn-worker", "gunicorn -k asgi: ", {
-        "gunicorn -k asgi": gunicorn(APP, worker_class="asgi"),
-        "FastASGIWorker": gunicorn(APP, worker_class=FAST_ASGI_WORKER),
     }, CASES),
 ])  # fmt: skip
 

@@ -79,7 +79,6 @@ PARTS = {
     "asgifast.uvicorn.HttpToolsProtocol": "asgi",
     "asgifast.uvicorn.H11Protocol": "asgi",
     "asgifast.workers.FastUvicornWorker": "gunicorn,asgi",
-    "asgifast.workers.FastASGIWorker": "gunicorn",
 }
 
 

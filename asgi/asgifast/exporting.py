@@ -93,7 +93,7 @@ def _begin(export: Export, loop: Any) -> None:
 
 
 class ExportingWorker(_Worker):
-    """A mixin for gunicorn's ASGI worker classes, which reports their metrics."""
+    """A mixin for uvicorn's worker classes under gunicorn, which reports their metrics."""
 
     _export: Export | None = None
 

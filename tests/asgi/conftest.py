@@ -15,7 +15,7 @@ from .servers import asgi_server
 
 # By their commands: one for each of the ways in which ours are had. A fork of what has imported
 # everything does not show what is imported too late.
-STARTED_ANEW = ("ours-httptools-uvloop", "ours-gunicorn-asgi")
+STARTED_ANEW = ("ours-httptools-uvloop", "ours-gunicorn-uvicorn")
 # More than the send buffer, a window of sendfile and a read's block; and no multiple of any.
 LARGE_BYTES = 5 * 1024 * 1024 + 12_345
 

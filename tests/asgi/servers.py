@@ -37,7 +37,7 @@ _GUNICORN = (
     "-m gunicorn -k {worker} --bind 127.0.0.1:{port} --no-control-socket --log-level warning {app}"
 )
 OURS_ON_GUNICORN = {
-    "ours-gunicorn-asgi": _GUNICORN.replace("{worker}", "asgifast.workers.FastASGIWorker"),
+    "ours-gunicorn-uvicorn": _GUNICORN.replace("{worker}", "asgifast.workers.FastUvicornWorker"),
 }
 OTHER_SERVERS = {
     "uvicorn-h11-asyncio": _UVICORN.replace("{http}", "h11").replace("{loop}", "asyncio"),

@@ -37,7 +37,7 @@ def _command(kind: str, port: int) -> list[str]:
     return UVICORN.format(protocol=kind, port=port).split()
 
 
-@pytest.mark.parametrize("kind", [_PROTOCOL, "FastUvicornWorker", "FastASGIWorker"])
+@pytest.mark.parametrize("kind", [_PROTOCOL, "FastUvicornWorker"])
 def test_workers_are_added_up(kind: str, tmp_path: Path) -> None:
     port, metrics = free_port(), free_port()
     (tmp_path / "blocking").touch()
@@ -89,12 +89,11 @@ def _a_worker_is_killed(metrics: int) -> None:
     scraped_until(metrics, "wsgifast_worker_starts_total", 3)
 
 
-@pytest.mark.parametrize("kind", ["FastUvicornWorker", "FastASGIWorker"])
-def test_address_in_gunicorns_configuration(kind: str, tmp_path: Path) -> None:
+def test_address_in_gunicorns_configuration(tmp_path: Path) -> None:
     port, metrics = free_port(), free_port()
     conf = tmp_path / "gunicorn.conf.py"
     conf.write_text(f"metrics_bind = '127.0.0.1:{metrics}'\n")
-    argv = [sys.executable, *_command(kind, port), "-c", str(conf), APP]
+    argv = [sys.executable, *_command("FastUvicornWorker", port), "-c", str(conf), APP]
     env = {"ASGIFAST_TEST_FILES": str(tmp_path)}
     with live_server(argv, ("127.0.0.1", port), env=env):
         scraped_until(metrics, "wsgifast_workers", 1)

@@ -24,7 +24,6 @@ def test_exported_names() -> None:
         ("httptools", "from asgifast.uvicorn import HttpToolsProtocol", "wsgifast[asgi]"),
         ("httptools", "from asgifast.workers import FastUvicornWorker", "wsgifast[asgi]"),
         ("gunicorn", "from asgifast.workers import FastUvicornWorker", "wsgifast[gunicorn,asgi]"),
-        ("gunicorn", "from asgifast.workers import FastASGIWorker", "wsgifast[gunicorn]"),
         ("zttp", "from asgifast.uvicorn import AutoZttpProtocol", "wsgifast[zttp]"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast.workers import FastASGIWorker, FastUvicornH11Worker, FastUvicornWorker
+from asgifast.workers import FastUvicornH11Worker, FastUvicornWorker
 
 from tests.support.servers import free_port, live_server
 from tests.support.socket_options import congestion_control, needs_bbr, use_bbr
@@ -31,7 +31,7 @@ def test_a_listener_is_closed_once(worker: str, files: Path) -> None:
 @needs_bbr
 @pytest.mark.parametrize(
     ("worker", "method"),
-    [(FastUvicornWorker, "run"), (FastUvicornH11Worker, "run"), (FastASGIWorker, "init_process")],
+    [(FastUvicornWorker, "run"), (FastUvicornH11Worker, "run")],
 )
 def test_listeners_within_the_host_are_not_paced(
     worker: type[Any], method: str, monkeypatch: pytest.MonkeyPatch

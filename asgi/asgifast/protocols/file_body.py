@@ -60,7 +60,7 @@ class FileBody(ABC):
     # Lives as long as the slowest download, of which there may be thousands.
     __slots__ = ("_cycle", "_headers", "_transport", "handed_over")
 
-    # uvicorn's RequestResponseCycle, or gunicorn's stand-in for it.
+    # uvicorn's RequestResponseCycle.
     _cycle: Any
     _headers: list[tuple[bytes, bytes]] | None
     _transport: CoalescingTransport

@@ -38,19 +38,11 @@ class IdleTimerLoop:
     ) -> IdleTimerLoop | asyncio.TimerHandle:
         if self._callback is not None or args or options:
             return self.real.call_later(delay, callback, *args, **options)
-        # As arm(), without another call for every response.
         self._due = self._time() + delay
         self._callback = callback
         if self._timer is None:
             self._timer = self.real.call_later(delay, self._on_timer)
         return self
-
-    def arm(self, delay: float, callback: Callable[[], object]) -> None:
-        """Have a function called after `delay` seconds, in place of the one that is due."""
-        self._due = self._time() + delay
-        self._callback = callback
-        if self._timer is None:
-            self._timer = self.real.call_later(delay, self._on_timer)
 
     def cancel(self) -> None:
         self._callback = None
