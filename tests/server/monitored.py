@@ -40,7 +40,6 @@ class Monitored:
         self.sent = False  # whether a tick has found something to send
         self.ran: list[Any] = []
         self.started: list[Any] = []  # spares
-        self.responses: list[Any] = []  # of the batch, sent
         self.at_pause: Callable[[], object] = lambda: None
         self.at_poll: Callable[[], list[Event] | None] | None = None
         self.at_wake: Callable[[], object] = lambda: None
@@ -63,7 +62,6 @@ class Monitored:
             on_failure=lambda: None,
             on_queued=lambda job: self.at_queued(job),
             on_taken=lambda job: self.at_taking(job),
-            send_response=lambda queue: self.responses.append(queue),
         )
         self.pool: Pool[str] = Pool(SIZE, poller, work)
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)

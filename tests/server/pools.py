@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from wsgifast.server.poller import READ, Event, make_poller
 from wsgifast.server.pool import Pool, Task
@@ -138,7 +137,6 @@ class Harness:
 
     def on_queued(self, app: App) -> None: ...
     def on_taken(self, app: App) -> None: ...
-    def send_response(self, queue: Any) -> None: ...
     def on_saturation(self) -> None: ...
 
 

@@ -316,7 +316,7 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
             pool.monitor.interrupt()
         return False
 
-    unused = ("on_failure", "on_queued", "on_taken", "send_response")
+    unused = ("on_failure", "on_queued", "on_taken")
     nothing = dict.fromkeys(unused, lambda *_: None)
     work: Any = SimpleNamespace(
         receive=lambda item: item(),

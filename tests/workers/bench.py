@@ -244,7 +244,6 @@ class Bench:
         work: deque[Any] = self._pool.work
         for _ in range(_TURNS):
             if not work:
-                self._pool.batch.send()
                 self.poll()
             if not work:
                 break

@@ -39,9 +39,6 @@ class Output(Protocol):
 
     def write(self, data: bytes, /) -> None: ...
     def write_all(self, buffers: Sequence[bytes], /) -> None: ...
-    def write_whole(self, data: bytes, /) -> None:
-        """Send a whole response, head and body; it may wait a moment, to be sent with others."""
-
     def begin_stream(
         self, data: bytes, /, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
     ) -> Callable[[bytes], object]:
@@ -220,7 +217,7 @@ class ResponseWriter:
                 head = self._encoded_head()
                 self.headers_sent = True
                 counter.sent = size
-                self._output.write_whole(head + data)
+                self._output.write(head + data)
                 return
         begun = self.headers_sent
         parts = [b"" if begun else self._encoded_head()]
@@ -232,10 +229,8 @@ class ResponseWriter:
         self.headers_sent = True
         if sum(map(len, parts)) > _JOIN_BYTES:
             self._output.write_all(parts)
-        elif begun:
-            self._output.write(b"".join(parts))
         else:
-            self._output.write_whole(b"".join(parts))
+            self._output.write(b"".join(parts))
 
     def write_stream(self, body: Iterable[Any]) -> None:
         """Send blocks as they come, and end the response.
@@ -320,7 +315,7 @@ class ResponseWriter:
         if begun or len(before) > _JOIN_BYTES:
             output.write_all([before])
         else:
-            output.write_whole(before)
+            output.write(before)
 
     def close(self) -> None:
         """End the response."""

@@ -35,8 +35,6 @@ class Outlet:
     def write(self, data: bytes) -> None:
         self.write_all([data])
 
-    write_whole = write
-
     def begin_stream(
         self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
     ) -> Callable[[bytes], None]:

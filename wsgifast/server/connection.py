@@ -81,7 +81,7 @@ class Connection(Endpoint):
         secure = isinstance(sock, ssl.SSLSocket)
         super().__init__(core, sock, peer, address, HANDSHAKE if secure else IDLE)
         rules = core.output_rules
-        self.output = OutputQueue(Sender(sock, rules), self, rules, batch=core.batch)
+        self.output = OutputQueue(Sender(sock, rules), self, rules)
         self.exchange: Exchange | None = None
         self.hijacked = False
         self._receiver = receiver

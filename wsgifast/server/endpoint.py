@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from ..sockets.lingering import Lingering
 from .app_socket import AppSocket
-from .batch import Batch
 from .channel import Channel
 from .counters import Counters
 from .exchange import Exchange
@@ -31,7 +30,6 @@ _DISCARD_BYTES = 256 * 1024
 class Core(Protocol):
     """What a connection needs of its server.
 
-    :ivar batch: the responses that wait to be sent together.
     :ivar bodies_on_disk: counts request bodies in temporary files.
     :ivar http2: the settings sent to HTTP/2 clients.
     """
@@ -39,7 +37,6 @@ class Core(Protocol):
     options: Options
     counters: Counters
     output_rules: OutputRules
-    batch: Batch
     bodies_on_disk: Budget
     http2: HTTP2Options
     registry: Registry[Any]

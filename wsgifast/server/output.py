@@ -74,17 +74,6 @@ class OutputQueue(SendQueue):
                 rest = memoryview(data)[sent:]
         self.write_all((rest,))
 
-    def write_whole(self, data: bytes) -> None:
-        """As :meth:`write`, for a whole response: it may wait in the batch."""
-        batch = self._batch
-        if batch is not None and not self.draining and self.error is None and batch.accepts():
-            # Without the lock: nobody else uses a queue that is not draining.
-            self._last = data
-            self.draining = True
-            batch.add(self)
-        else:
-            self.write(data)
-
     def begin_stream(
         self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
     ) -> Callable[[bytes], None]:

@@ -46,9 +46,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from .batch import Batch
 from .counters import Exhaustion
 from .monitor import TICK_S, Member, Monitor, is_running
 from .poller import WRITE, Event, Poller
@@ -81,9 +80,6 @@ class Work(Protocol[Job]):
     def run(self, job: Job) -> None:
         """Run a job; called by every thread but the spare ones and the monitor's."""
 
-    def send_response(self, queue: Any) -> None:
-        """Send the response of a queue that has waited in the batch."""
-
     def on_queued(self, job: Job) -> None:
         """No thread is free for a job, which is about to wait in `ready`."""
 
@@ -107,7 +103,6 @@ class Pool(Generic[Job]):
     """A fixed number of threads that poll and run jobs, and spare threads that only poll.
 
     :param size: number of threads, which is the number of apps that run at once.
-    :ivar batch: responses that wait to be sent together.
     :ivar saturated: no thread is free to run a job, and a spare leads.
     :ivar failed: a thread has ended because of an internal error: the worker must end.
     """
@@ -115,7 +110,6 @@ class Pool(Generic[Job]):
     def __init__(self, size: int, poller: Poller, user: Work[Job]) -> None:
         self.work: deque[Event | Task[Job]] = deque()
         self.deferred: deque[Event | Task[Job]] = deque()
-        self.batch = Batch(self.work, user.send_response)
         self._polled_at = 0.0
         # Jobs that a spare has received while no thread was free.
         self.ready: deque[Job] = deque()
@@ -174,8 +168,6 @@ class Pool(Generic[Job]):
 
         :param until: when to stop (monotonic), if this goes on with an earlier call.
         """
-        if self.batch:
-            self.batch.send()
         now = time.monotonic()
         if until is None:
             until = now + min(max(now - self._polled_at, _DEFERRED_S), _MOST_DEFERRED_S)
@@ -257,8 +249,6 @@ class Pool(Generic[Job]):
             elif self.work:
                 item = self.work.popleft()
             elif self._leader is me:
-                if self.batch:
-                    self.batch.send()
                 self._poll(me)
                 return
             else:
@@ -271,8 +261,6 @@ class Pool(Generic[Job]):
         me.busy = True
         if now >= self.monitor.guard_at:
             self.monitor.guard(now)
-        if now >= self.batch.send_at:
-            self.batch.send()
         if item is not None:
             job = self._receive(item)
         if job is not None:

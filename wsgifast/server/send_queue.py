@@ -10,13 +10,8 @@ everything happens under its lock. TLS needs the lock too: two threads must not 
 at once.
 
     empty --write--> (all was sent)      empty
-                     (in a batch)        draining --batch--> draining | empty
                      (socket full)       draining --writable--> draining | empty
                      (file not cached)   draining --disk thread--> draining | empty
-
-*Batches.* A small response that is handed over whole may wait for those of other connections
-(batch.py). Its queue is draining meanwhile: who sends the batch calls :meth:`on_writable`, and the
-monitor :meth:`leave_batch`.
 
 *Disk.* An event's thread sends a file only as far as the page cache has it. For the rest, a disk
 thread makes one step without the lock, and waits for the socket again. No other thread sends
@@ -38,7 +33,6 @@ from typing import Protocol
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
-from .batch import Batch
 from .coalescing import HeldBlocks
 from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
@@ -64,7 +58,6 @@ class SendQueue:
     """What is left to send; :class:`.OutputQueue` is what is written to.
 
     :param lock: by default one of its own.
-    :param batch: where a whole response may wait; its owner is then called as for an event.
     :ivar owner: waits for the client.
     :ivar sender: sends on the socket, or on the stream.
     :ivar backlog: what is left to send; None while every response was sent at once.
@@ -75,7 +68,7 @@ class SendQueue:
     """
 
     __slots__ = (
-        "_batch", "_dropped", "_held", "_last", "_room", "_rules", "backlog", "closing", "draining",
+        "_dropped", "_held", "_room", "_rules", "backlog", "closing", "draining",
         "error", "lock", "may_run_ahead", "owner", "sender",
     )  # fmt: skip
 
@@ -85,7 +78,6 @@ class SendQueue:
         owner: OutputOwner,
         rules: OutputRules,
         lock: threading.Lock | threading.RLock | None = None,
-        batch: Batch | None = None,
     ) -> None:
         self.sender = sender
         self.lock = lock or threading.Lock()
@@ -93,7 +85,6 @@ class SendQueue:
         self.backlog: Backlog | None = None
         self.draining = False
         self.owner = owner
-        self._batch = batch
         self._rules = rules
         self._room: threading.Condition | None = None
         self.reset()
@@ -104,7 +95,6 @@ class SendQueue:
         self.closing = False
         self.may_run_ahead = False
         self._held: HeldBlocks | None = None  # of a stream
-        self._last = b""  # a whole response that waits in the batch
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
@@ -113,26 +103,7 @@ class SendQueue:
     def bytes_queued(self) -> int:
         """For any thread, also without the lock."""
         backlog = self.backlog  # which the end of a response removes
-        return len(self._last) + (0 if backlog is None else backlog.size)
-
-    def leave_batch(self) -> bool:
-        """Send the response that waited in the batch, from which the caller has taken it.
-
-        Never blocks; what is to be done after the response is left to a thread of the pool.
-
-        :returns: False if another thread has the lock.
-        """
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            self.draining = False
-            if self.error is None:
-                self._send()
-            if self.closing and not self.draining:
-                self.owner.resume_sending()  # to finish the response
-        finally:
-            self.lock.release()
-        return True
+        return 0 if backlog is None else backlog.size
 
     def on_writable(self) -> bool:
         """Go on sending; called by the owner of the socket's event.
@@ -144,7 +115,7 @@ class SendQueue:
         with self.lock:
             self.draining = False
             if self.error is None:
-                self._send(after_event=not self._last)
+                self._send(after_event=True)
             if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
                 self._room.notify_all()
             return self.closing and not self.draining
@@ -178,8 +149,6 @@ class SendQueue:
     def _queue_held(self) -> None:
         """Queue what is held back; after an error, drop it."""
         data = b"" if self._held is None else self._held.take()
-        if self._last:
-            data, self._last = self._last + data, b""
         if self.error is not None:
             self._dropped += len(data)
         elif data:
@@ -196,14 +165,6 @@ class SendQueue:
             return 0
 
     def _send(self, after_event: bool = False) -> None:
-        if self._last:
-            sent = self._send_at_once(self._last)
-            if self.error is not None:
-                return
-            rest, self._last = memoryview(self._last)[sent:], b""
-            if not rest:
-                return
-            self._begin_backlog().append(rest)
         backlog = self.backlog
         if backlog is None:
             return

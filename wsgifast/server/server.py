@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from ..sockets.lingering import LINGER_S
 from ..sockets.options import avoid_pacing
@@ -26,7 +26,6 @@ from .endpoint import Endpoint
 from .exchange import Exchange
 from .limits import Budget
 from .options import HTTP2Options, Options
-from .output import OutputQueue
 from .output_rules import OutputRules
 from .parser import Parser
 from .poller import HUNG_UP, Event, make_poller
@@ -88,7 +87,6 @@ class Server:
         self.connections = self.registry.connections
         self._coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
         self.pool: Pool[Channel] = Pool(options.threads, self.poller, self)
-        self.batch = self.pool.batch
         self._acceptor = Acceptor(
             self.listeners,
             self.poller,
@@ -319,11 +317,8 @@ class Server:
         if exchange is not None:
             self.counters.count_wait(time.monotonic() - exchange.queued)
 
-    def send_response(self, queue: OutputQueue) -> None:
-        self._go_on(cast(Endpoint, queue.owner), 0)
-
     def on_tick(self) -> bool:
-        return self.batch.tick() | self._coalescing.tick()
+        return self._coalescing.tick()
 
     def on_saturation(self) -> None:
         self._acceptor.update()
