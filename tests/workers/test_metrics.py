@@ -301,29 +301,3 @@ def test_what_cannot_work_is_said_at_the_start(tmp_path: Path) -> None:
         f"PROMETHEUS_MULTIPROC_DIR={missing!r}, where no file can be written: No such file"
     ) in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_statsd() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
-        statsd.bind(("127.0.0.1", 0))
-        statsd.settimeout(0.2)
-        received: dict[str, list[str]] = {}
-
-        def receive() -> bool:
-            with contextlib.suppress(TimeoutError):
-                while True:
-                    name, _, value = statsd.recv(1024).decode().partition(":")
-                    received.setdefault(name, []).append(value)
-            accepted = received.get("wsgifast.connections_accepted", [])
-            return (
-                sum(int(each.partition("|")[0]) for each in accepted) >= 1
-                and "gunicorn.requests" in received
-                and "4|h" in received.get("wsgifast.threads", [])
-                and "0|h" in received.get("wsgifast.connections.sending", [])
-            )
-
-        with fast_worker(f"--statsd-host=127.0.0.1:{statsd.getsockname()[1]}") as server:
-            server.get("/small/1")
-            wait_for(receive, "statsd has all of it", timeout=_PATIENCE_S)
-        accepted = received["wsgifast.connections_accepted"]
-        assert all(each.endswith("|c|@1.0") for each in accepted)

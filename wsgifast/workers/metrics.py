@@ -1,9 +1,8 @@
 """FastWorker's metrics: what it records of requests, and what it reports of itself.
 
 A request costs one record. Once a second a thread collects the server's figures, and writes all
-metrics into the files that the exporter reads (wsgifast.metrics.exporter), or sends them to
-gunicorn's statsd. A WSGIFast in the app whose back end is OpenTelemetry, or prometheus_client's own
-registry, collects these figures too.
+metrics into the files that the exporter reads (wsgifast.metrics.exporter). A WSGIFast in the app
+whose back end is OpenTelemetry, or prometheus_client's own registry, collects these figures too.
 """
 
 from __future__ import annotations
@@ -225,7 +224,7 @@ def start_reporting(
     """Report a worker's metrics from now on.
 
     :param responses: None if no requests are recorded.
-    :param worker: its class says where to, its configuration whether to statsd.
+    :param worker: its class says where to.
     :returns: what reports for the last time, when the worker ends.
     """
     process_collectors.append(collector.collect)
@@ -240,11 +239,6 @@ def start_reporting(
         start_exporting(export, partial(state_of, collector.server, worker))
     if responses is not None:
         every_second.add(responses.note_patterns)
-    statsd = worker.log
-    if worker.cfg.statsd_host and hasattr(statsd, "increment"):
-        report = StatsdReporter(statsd, collector).report
-        every_second.add(report)
-        reports.append(report)
     if reports:
         every_second.start()
 
@@ -262,33 +256,3 @@ def state_of(server: Server, worker: Any) -> State:
         _LOST_AFTER_TIMEOUTS * worker.cfg.timeout or math.inf,
         slowest_clients(list(server.connections), time.monotonic(), most=_MOST_CLIENTS),
     )
-
-
-class StatsdReporter:
-    """Sends a worker's metrics by gunicorn's statsd client.
-
-    Of a gauge that several workers send, statsd keeps the last one. So each worker sends its own as
-    a value of a histogram, which has the sum, the mean and the greatest of all workers.
-    """
-
-    def __init__(self, statsd: Any, collector: WorkerCollector) -> None:
-        self._statsd = statsd
-        self._collector = collector
-        self._sent: dict[str, float] = {}
-
-    def report(self) -> None:
-        for metric, labels, value in self._collector.collect():
-            name = ".".join((metric.opentelemetry_name, *labels))
-            if isinstance(value, Distribution):
-                self._increment(f"{name}.count", sum(value.counts))
-                self._increment(f"{name}.seconds", value.total)
-            elif metric.kind == "counter":
-                self._increment(name, value)
-            else:
-                self._statsd.histogram(name, value)
-
-    def _increment(self, name: str, total: float) -> None:
-        more = total - self._sent.get(name, 0)
-        if more:
-            self._sent[name] = total
-            self._statsd.increment(name, more)
