@@ -75,7 +75,7 @@ def test_progress_fits_the_terminal_that_it_is_shown_on(monkeypatch: pytest.Monk
             progress(1, 2, "x" * 100)
         shown = os.read(primary, 1000)
     os.close(primary)
-    assert len(shown.split(b"\r\x1b[K")[1]) == 39, shown
+    assert len(shown.decode().split("\r\x1b[K")[1]) == 39, shown
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

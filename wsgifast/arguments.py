@@ -9,11 +9,12 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import BodyError, ConfigurationError, WSGIFastError
 from .http.head import check_field
 from .sockets.address import Address
+from .terminal import lines_of
 
 # Exit status if the app cannot be loaded or does not start.
 STATUS_NOT_STARTED = 3
@@ -22,6 +23,13 @@ _WIDTH = 79  # columns
 # Visible ASCII but "#": clients keep a fragment to themselves.
 _PATH = re.compile(r'/[!"$-~]*')
 APP_HELP = "module:app, 'module:factory()', a Django settings module, or a .py file"
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors quote arguments, which a shell may have made of anybody's file names."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(lines_of(message))
 
 
 def add_parser(

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__, compress_command, files_command
-from .arguments import STATUS_NOT_STARTED
+from .arguments import STATUS_NOT_STARTED, Parser
 from .benchmark import command as benchmark
 from .doctor import command as doctor
 from .errors import WSGIFastError
 from .loading import AppNotLoaded
 from .running import command as running
+from .terminal import show
 from .top import command as top
 
 _STATUS_USAGE = 2
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except WSGIFastError as error:
-        print(f"wsgifast: {error}", file=sys.stderr)
+        show(f"wsgifast: {error}", error=True)
         return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else _STATUS_USAGE
     except KeyboardInterrupt:
         return _STATUS_INTERRUPTED
@@ -105,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader of our output, such as `head`, has ended
             return _STATUS_CUT_OFF
-        print(f"wsgifast: {error.strerror}", file=sys.stderr)
+        show(f"wsgifast: {error.strerror}", error=True)
         return _STATUS_USAGE
 
 
@@ -118,7 +119,7 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
 
 def command_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="wsgifast",
         description="Find out what is slow in a web app, measure it, and serve it and its files.",
         epilog=_BEGIN,

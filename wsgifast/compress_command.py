@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from .arguments import add_parser, count, option
 from .files.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import MIN_SAVING, CompressReport, compress
 from .sizes import size_text
-from .terminal import progress_line
+from .terminal import printable, progress_line, show
 
 _STATUS_FAILED = 1
 
@@ -50,18 +49,18 @@ def _run(options: argparse.Namespace) -> int:
             progress=None if options.quiet else progress,
         )
     for name, reason in sorted(report.failed.items()):
-        print(f"wsgifast: {name}: {reason}", file=sys.stderr)
+        show(f"wsgifast: {printable(name)}: {printable(reason)}", error=True)
     for name in report.left_alone:
-        print(
-            f"wsgifast: {name} is a link or older than its original, and was not written by "
-            "wsgifast: not replaced (use --overwrite)",
-            file=sys.stderr,
+        show(
+            f"wsgifast: {printable(name)} is a link or older than its original, and was not "
+            "written by wsgifast: not replaced (use --overwrite)",
+            error=True,
         )
     if not options.quiet:
-        print(_summary(report))
+        show(_summary(report))
         if codings is None:
             for coding in sorted(set(SIBLING_SUFFIXES) - set(available_codings())):
-                print(
+                show(
                     f"No {SIBLING_SUFFIXES[coding]} files were written: to have them, "
                     f"pip install {CODING_PACKAGES[coding]}"
                 )

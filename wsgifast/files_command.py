@@ -10,6 +10,7 @@ from typing import Any
 
 from .arguments import DEFAULT_BIND, add_parser, address_of, cannot_listen, option
 from .static import StaticFiles
+from .terminal import printable, show
 
 # Requests at once: what a page asks for together (browsers open six connections), and two more.
 _THREADS = 8
@@ -53,13 +54,12 @@ def _run(options: argparse.Namespace) -> int:
         raise cannot_listen(options.bind, error) from error
     with listener:
         listening = address._replace(port=listener.getsockname()[1])
-        print(
-            f"Serving {os.path.abspath(options.directory)} on http://{listening}/ "
-            "(press Ctrl-C to stop)",
-            flush=True,
+        show(
+            f"Serving {printable(os.path.abspath(options.directory))} on http://{listening}/ "
+            "(press Ctrl-C to stop)"
         )
         if not _is_loopback(address.host):
-            print("Everyone who can reach this machine can read it.", flush=True)
+            show("Everyone who can reach this machine can read it.")
         try:
             import gunicorn  # noqa: F401
         except ImportError:

@@ -1,6 +1,6 @@
 """Reports as one HTML page that one can pass on: nothing is loaded from elsewhere.
 
-Text goes through :func:`html.escape` before it comes here; the charts escape what they are given.
+Text goes through :func:`escaped` before it comes here; the charts escape what they are given.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from . import __version__
+from .terminal import lines_of
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #fff; --ink: #1d2126; --soft: #5d6670;
@@ -59,6 +60,11 @@ svg .rule { stroke: var(--line); }
 _FONT = 'font-family: system-ui, -apple-system, "Segoe UI", sans-serif'
 
 
+def escaped(text: str) -> str:
+    """Text as HTML; with quotes, so that it may stand in an attribute too."""
+    return html.escape(lines_of(text))
+
+
 def page(title: str, body: str, *, by: str, note: str = "") -> str:
     """The whole page; light or dark as its reader's system is.
 
@@ -73,13 +79,13 @@ def page(title: str, body: str, *, by: str, note: str = "") -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}: {html.escape(by)}</title>
+<title>{escaped(title)}: {escaped(by)}</title>
 <style>{_STYLE}{_CHART_STYLE}</style>
 </head>
 <body>
-<h1>{html.escape(title)}</h1>
+<h1>{escaped(title)}</h1>
 {body}
-<p class="soft">{html.escape(by)} {__version__}, {when}. {html.escape(note)}</p>
+<p class="soft">{escaped(by)} {__version__}, {when}. {escaped(note)}</p>
 </body>
 </html>
 """
@@ -99,9 +105,9 @@ def scale_bars(bars: Sequence[tuple[str, float, str]]) -> str:
     """A bar for each (label, amount, text), on one scale from zero; the first is the raw one."""
     most = max((amount for _, amount, _ in bars), default=0.0) or 1.0
     rows = [
-        f'<span>{html.escape(label)}</span><span><span class="bar{"" if number else " raw"}" '
+        f'<span>{escaped(label)}</span><span><span class="bar{"" if number else " raw"}" '
         f'style="display:block;width:{100 * amount / most:.1f}%"></span></span>'
-        f"<span>{html.escape(text)}</span>"
+        f"<span>{escaped(text)}</span>"
         for number, (label, amount, text) in enumerate(bars)
     ]
     return f'<div class="bars">{"".join(rows)}</div>'
@@ -135,9 +141,9 @@ def chart_picture(
     height = len(bars) * _ROW_PX + 2 * _TICKS_PX
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width_px}" height="{height}" '
-        f'viewBox="0 0 {width_px} {height}"><title>{html.escape(title)}</title>'
+        f'viewBox="0 0 {width_px} {height}"><title>{escaped(title)}</title>'
         f"<style>{style}text {{ {_FONT}; }}</style>\n"
-        f'<text class="title" x="0" y="{_TEXT_Y_PX}">{html.escape(title)}</text>\n'
+        f'<text class="title" x="0" y="{_TEXT_Y_PX}">{escaped(title)}</text>\n'
         f'<svg y="{_TICKS_PX}">{_marks(bars)}</svg>\n</svg>\n'
     )
 
@@ -162,9 +168,9 @@ def _marks(bars: Sequence[Bar]) -> str:
         top = number * _ROW_PX
         y = top + _MARK_Y_PX
         marks.append(
-            f'<text x="0" y="{top + _TEXT_Y_PX}">{html.escape(label)}</text>'
+            f'<text x="0" y="{top + _TEXT_Y_PX}">{escaped(label)}</text>'
             f'<text class="value" x="100%" y="{top + _TEXT_Y_PX}" text-anchor="end">'
-            f"{html.escape(text)}</text>"
+            f"{escaped(text)}</text>"
         )
         if ratio is None:
             kind = "good" if good else "failed"

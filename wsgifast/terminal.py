@@ -1,19 +1,71 @@
-"""Plain text output: tables that fit the terminal, and a progress line."""
+"""Text output: what may reach a terminal, tables that fit it, and a progress line.
+
+Much of what a command shows is somebody else's: paths that clients asked for, file names, texts of
+exceptions. A terminal acts on control characters and escape sequences in it, and bidirectional
+overrides and other invisible characters make it look like something else. So commands write by
+:func:`show`, which lets nothing of that through, and nothing is printed elsewhere.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import TextIO
 
 # Called with the number of parts that are done, their total, and the name of the next one.
 Progress = Callable[[int, int, str], None]
 _BAR_CHARACTERS = 24
 # Where a terminal does not tell.
 _DEFAULT_COLUMNS = 80
+# The colours in which our own text may be.
+RED, YELLOW, CYAN, DIM = "\033[31m", "\033[33m", "\033[36m", "\033[2m"
+RESET = "\033[0m"
+_COLOURS = re.compile("|".join(map(re.escape, (RED, YELLOW, CYAN, DIM, RESET))))
+
+
+def show(text: str = "", *, error: bool = False, colours: bool = False, end: str = "\n") -> None:
+    """Print lines: the only way of a command's text to a terminal, a file or a pipe.
+
+    :param error: to stderr.
+    :param colours: the text has some of this module's colours.
+    """
+    stream = sys.stderr if error else sys.stdout
+    safe = lines_of(text, colours=colours)
+    stream.write(_encodable(safe + end, stream))
+    stream.flush()
+
+
+def printable(text: str) -> str:
+    r"""Text for one line: what a terminal could act on, or would not show, is escaped.
+
+    That is each character that is no letter, mark, digit, punctuation, symbol or plain space:
+    control characters (C0, DEL, C1), so also ESC and line ends; formatting characters, such as
+    bidirectional overrides; surrogates; and unassigned ones. They are written as in Python:
+    "\\x1b", "\\u202e".
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def lines_of(text: str, *, colours: bool = False) -> str:
+    """As :func:`printable`, with the line ends, and this module's colours if there are any."""
+    if colours:
+        plain = _COLOURS.split(text)
+        between = [*_COLOURS.findall(text), ""]
+        return "".join(lines_of(p) + c for p, c in zip(plain, between, strict=True))
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def output_width() -> int | None:
@@ -38,10 +90,11 @@ def progress_line(*, after_s: float = 0.0) -> Iterator[Progress]:
             return
         filled = _BAR_CHARACTERS * done // max(1, total)
         bar = "#" * filled + "." * (_BAR_CHARACTERS - filled)
-        line = f"[{bar}] {done}/{total} {what}"
+        line = f"[{bar}] {done}/{total} {printable(what)}"
         # Of this terminal: stdout may be a file.
         columns = os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
-        stream.write(f"\r\033[K{line[: columns - 1]}")
+        shown = line if width_of(line) < columns else cut(line, columns - 1)
+        stream.write(_encodable(f"\r\033[K{shown}", stream))
         stream.flush()
 
     try:
@@ -97,15 +150,15 @@ def tables(
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[int]:
     cells = [[cell_text(cell) for cell in row] for row in rows if len(row) == len(columns)]
-    return [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    return [max(map(width_of, column)) for column in zip(columns, *cells, strict=True)]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = (
-        cell.ljust(width) if number == 0 else cell.rjust(width)
-        for number, (cell, width) in enumerate(zip(cells, widths, strict=False))
-    )
-    return "  ".join([first, *others]).rstrip()
+    padded = []
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=False)):
+        blanks = " " * (width - width_of(cell))
+        padded.append(blanks + cell if number else cell + blanks)
+    return "  ".join(padded).rstrip()
 
 
 def fitted(
@@ -116,7 +169,7 @@ def fitted(
     :param width: of the table, if it can be; None for any.
     :param least: the columns that are cut where it is too wide, in this order, and what is left.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
     for number, kept in least.items():
         whole = sum(widths) + 2 * (len(widths) - 1)
         over = 0 if width is None else max(0, whole - width)
@@ -126,12 +179,19 @@ def fitted(
 
 def cut(text: str, width: int) -> str:
     """A text in so many columns: filled up with spaces, or cut off with an ellipsis."""
-    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+    if width_of(text) > width:
+        kept = text[: width - 1]  # a character takes a column, or more
+        while width_of(kept) >= width:
+            kept = kept[:-1]
+        text = kept + "…"
+    return text + " " * (width - width_of(text))
 
 
-def printable(text: str) -> str:
-    """A text of somebody else's without control characters, which a terminal would act on."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+def width_of(text: str) -> int:
+    """How many columns of a terminal a text takes at most: two for each wide character."""
+    if text.isascii():
+        return len(text)
+    return len(text) + sum(unicodedata.east_asian_width(c) in "WF" for c in text)
 
 
 def next_steps(*steps: tuple[str, str]) -> str:
@@ -139,7 +199,7 @@ def next_steps(*steps: tuple[str, str]) -> str:
 
     :param steps: command lines, each with its purpose.
     """
-    width = max(len(command) for command, _ in steps)
+    width = max(width_of(command) for command, _ in steps)
     return "\n".join(["Next:", *(f"  {command:<{width}}  {what}" for command, what in steps)])
 
 
@@ -151,7 +211,7 @@ def cell_text(cell: object) -> str:
         return number_text(cell)
     if isinstance(cell, int):
         return f"{cell:,}"
-    return str(cell)
+    return printable(str(cell))
 
 
 def number_text(number: float) -> str:

@@ -293,7 +293,7 @@ def test_what_an_app_says_does_not_act_on_the_terminal_nor_break_a_report() -> N
     assert len(report.findings) == len(report.unreached) == 1
     for form in (as_text, as_github, as_html):
         text = form(report)
-        assert "ValueError: \ufffd[31mred\ufffd \ufffd (" in text
+        assert r"ValueError: \x1b[31mred\x00 \udcff (" in text
         assert text.replace("\n", "").isprintable()
     ElementTree.fromstring(as_junit(report))
 

@@ -121,8 +121,8 @@ def test_the_text_of_slow_clients() -> None:
     slow = [Client(7, f"192.0.2.{number}:5", path, 300_000, 12.0, 800.0) for number in range(3)]
     text = lines(view(nothing, nothing, slow), "here", most=2)
     assert [" ".join(line.split()) for line in text[-2:]] == [
-        "192.0.2.0:5 800 B/s 293 KiB 12 s /movie\ufffd[2J",
-        "192.0.2.1:5 800 B/s 293 KiB 12 s /movie\ufffd[2J",
+        "192.0.2.0:5 800 B/s 293 KiB 12 s /movie\\x1b[2J",
+        "192.0.2.1:5 800 B/s 293 KiB 12 s /movie\\x1b[2J",
     ]
 
 

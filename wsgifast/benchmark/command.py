@@ -9,6 +9,7 @@ from typing import Any
 
 from ..arguments import APP_HELP, add_header_options, add_parser, count, option, seconds
 from ..errors import ConfigurationError, MissingExtra
+from ..terminal import show
 from . import SERVERS
 
 _MASTER = ("127.0.0.1", 5557)
@@ -91,7 +92,7 @@ def _run(options: argparse.Namespace) -> int:
         )
     host, port = options.master_host or _MASTER[0], options.master_port or _MASTER[1]
     if options.worker:
-        print(f"Working for the master at {host}:{port} until it ends, or Ctrl-C", flush=True)
+        show(f"Working for the master at {host}:{port} until it ends, or Ctrl-C")
         command = worker_command((host, port))
         return os.execv(command[0], command)
     if options.app is None:

@@ -6,7 +6,6 @@ import argparse
 import ipaddress
 import shlex
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from ..arguments import check_path, check_writable, given_headers
 from ..errors import ConfigurationError
-from ..terminal import next_steps
+from ..terminal import next_steps, show
 from .budget import budget, over_budget
 from .load import Client, Load, Task, look
 from .locust_client import GIVE_UP_S, Locust, LocustFailed
@@ -61,24 +60,24 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
         with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
             table = _table(report.name, options, paths, locust)
             if workers:
-                print(
+                show(
                     f"Waiting for {workers} of: wsgifast bench --worker --master-host {master[0]} "
                     f"--master-port {master[1]}",
-                    file=sys.stderr,
+                    error=True,
                 )
             locust.start()
             results, status = measure([table], profile, host=host, folder=report.parent)
     except LocustFailed as error:
-        print(f"wsgifast bench: {error}", file=sys.stderr)
+        show(f"wsgifast bench: {error}", error=True)
         return _STATUS_FAILED
     if status:
         return status
     if not bars and not options.worker_class and options.server in (None, "gunicorn", "uvicorn"):
         run = shlex.join(["wsgifast", "run", options.app])
-        print(f"\n{next_steps((run, 'serve it like the last contender'))}")
+        show(f"\n{next_steps((run, 'serve it like the last contender'))}")
     missed = list(over_budget(bars, results))
     for line in missed:
-        print(f"wsgifast bench: {line}", file=sys.stderr)
+        show(f"wsgifast bench: {line}", error=True)
     return int(bool(missed) or not all(result.is_good for result in results))
 
 
@@ -144,10 +143,10 @@ def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
             if path not in sizes:
                 sizes[path] = look(replace(task, path=path)).body_bytes
                 if len(sizes) == len(paths) and max(sizes.values()) < _HELD_BYTES:
-                    print(
+                    show(
                         f"The largest body has only {max(sizes.values()):,} bytes, which fit into "
                         "the kernel's buffers: name a path with a larger one",
-                        file=sys.stderr,
+                        error=True,
                     )
         kind = downloads(max(sizes, key=sizes.__getitem__), task.headers)
         with slow_clients(kind, task.address, clients) as crowd:

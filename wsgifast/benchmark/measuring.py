@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..arguments import STATUS_NOT_STARTED, write_file
-from ..terminal import output_width, progress_line
+from ..terminal import output_width, progress_line, show
 from .processes import HOST, ServerFailed
 from .report import as_html, as_json, machine, now, results_text, rows_figures
 from .results import Result
@@ -44,25 +43,25 @@ def measure(
     facts, when = machine(), now()
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
-        print(f"{table.title}; {facts['python']}, {facts['cores']} cores", file=sys.stderr)
+        show(f"{table.title}; {facts['python']}, {facts['cores']} cores", error=True)
         results, failed = _measured(table, profile, host)
         status = failed or status
         if results:
             notes = "".join(f"\n- {note}" for note in table.notes)
             text = results_text(results, output_width())
-            print(f"\n{table.title}\n\n{text}{notes}", flush=True)
+            show(f"\n{table.title}\n\n{text}{notes}")
             path = folder / f"{table.name}.json"
             rows = _rows(path) if keep_rows else {}
             rows.update(rows_figures(results, profile, when))
             write_file(path, as_json(table.title, rows))
-            print(f"\n{path}", flush=True)
+            show(f"\n{path}")
             parts.append((table, results))
         if failed == _STATUS_STOPPED:
             break
     if parts:
         path = folder / f"{page_name or tables[0].name}.html"
         write_file(path, as_html(page_title or tables[0].title, parts))
-        print(path)
+        show(str(path))
     return [result for _, results in parts for result in results], status
 
 
@@ -88,10 +87,10 @@ def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], 
                     results.append(result)
                     del rows[0]
         except KeyboardInterrupt:
-            print("Stopped; the servers have ended.", file=sys.stderr)
+            show("Stopped; the servers have ended.", error=True)
             return results, _STATUS_STOPPED
         except (ServerFailed, RuntimeError, OSError, subprocess.SubprocessError) as error:
-            print(f"error: {table.title}, {rows[0].title}: {error}", file=sys.stderr)
+            show(f"error: {table.title}, {rows[0].title}: {error}", error=True)
             status = STATUS_NOT_STARTED
             # The next row may do better, unless this is about the app itself.
             rows = rows[1:] if results else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import os
 import platform
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import page
-from ..terminal import cell_text, table, tables
+from ..terminal import cell_text, printable, table, tables
 from .load import Seen
 from .results import Difference, Ratio, Result
 from .tables import MIN_ROUNDS, Profile, Table
@@ -75,7 +74,8 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
             found.append(table(columns, rows))
         else:
             found += tables(columns, rows, width, set(filter(_is_beside, columns)))
-    return "\n\n".join([*found, "\n".join(f"- {line}" for line in problems(results))]).rstrip()
+    notes = "\n".join(f"- {printable(line)}" for line in problems(results))
+    return "\n\n".join([*found, notes]).rstrip()
 
 
 def rows_figures(results: Sequence[Result], profile: Profile, when: str) -> dict[str, object]:
@@ -294,17 +294,17 @@ def _shown(kind: type[Ratio | Difference], found: object) -> str:
 def as_html(title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> str:
     """The whole page: tables, each with its results."""
     measured_on = ", ".join(f"{name} {value}" for name, value in machine().items())
-    body = f'<p class="soft">{html.escape(READING)}</p>{"".join(_section(*p) for p in parts)}'
+    body = f'<p class="soft">{page.escaped(READING)}</p>{"".join(_section(*p) for p in parts)}'
     return page.page(title, body, by="wsgifast bench", note=f"{measured_on}.")
 
 
 def _section(of: Table, results: Sequence[Result]) -> str:
-    notes = "".join(f"<li>{html.escape(line)}</li>" for line in problems(results))
-    parts = [f"<h2>{html.escape(of.title)}</h2>"]
+    notes = "".join(f"<li>{page.escaped(line)}</li>" for line in problems(results))
+    parts = [f"<h2>{page.escaped(of.title)}</h2>"]
     if of.then is not None:
         caption, columns, lines = of.then
-        parts += [f"<h3>{html.escape(caption)}</h3>", _table(columns, lines)]
-    parts += [f"<p>{html.escape(note)}</p>" for note in of.notes]
+        parts += [f"<h3>{page.escaped(caption)}</h3>", _table(columns, lines)]
+    parts += [f"<p>{page.escaped(note)}</p>" for note in of.notes]
     parts += [_chart(results), "<h3>All figures</h3>"]
     parts += [_table(*grid.wide()) for grid in grids({r.row.key: r.figures() for r in results})]
     parts.append(f"<ul>{notes or '<li>No failures, and identical bodies.</li>'}</ul>")
@@ -334,5 +334,5 @@ def _chart(results: Sequence[Result]) -> str:
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    rows = [[html.escape(cell_text(cell)) for cell in line] for line in lines]
-    return page.table(map(html.escape, columns), rows)
+    rows = [[page.escaped(cell_text(cell)) for cell in line] for line in lines]
+    return page.table(map(page.escaped, columns), rows)

@@ -24,7 +24,7 @@ from ..arguments import (
 )
 from ..errors import ConfigurationError
 from ..loading import load_app
-from ..terminal import next_steps, output_width, progress_line
+from ..terminal import next_steps, output_width, progress_line, show
 from . import examine
 from .catalogue import explain
 from .endpoints import (
@@ -107,7 +107,7 @@ def add_command(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if options.explain is not None:
-        print(explain(options.explain))
+        show(explain(options.explain))
         return _STATUS_CLEAN
     known = _baseline(options)
     if options.html is not None:
@@ -196,11 +196,11 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
     if options.format == "text":
         width = output_width()
         colours = width is not None and "NO_COLOR" not in os.environ
-        print(as_text(report, width=width, colours=colours))
+        show(as_text(report, width=width, colours=colours), colours=colours)
         if report.findings:
-            print(f"\n{_next_steps(report, None if options.live else options.app)}")
+            show(f"\n{_next_steps(report, None if options.live else options.app)}")
     else:
-        print(FORMATS[options.format](report))
+        show(FORMATS[options.format](report))
     if options.html:
         from .page import as_html
 

@@ -9,14 +9,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 from .. import __version__
-from ..terminal import cut, fitted, printable
+from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable
 from .catalogue import CATALOGUE
 from .model import Finding, Report, Severity, Unreached
 
 # Raised when a field changes its meaning or goes; new fields may come at any time.
 JSON_VERSION = 1
-_COLOURS: Mapping[Severity, str] = {"wrong": "\033[31m", "slow": "\033[33m", "info": "\033[36m"}
-_RESET, _DIM = "\033[0m", "\033[2m"
+_COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
 _LEAST_WIDTH = 60
 # Of the columns that are cut first: what it returns, and the endpoint.
 _LEAST = {2: 16, 1: 12}
@@ -50,12 +49,12 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
         for row, severity, (*_, fix) in zip(shown, severities, cells, strict=True):
             line = "  ".join(row).rstrip()
             if colours and severity is not None:
-                line = f"{_COLOURS[severity]}{line[:5]}{_RESET}{line[5:]}"
+                line = f"{_COLOURS[severity]}{line[:5]}{RESET}{line[5:]}"
             lines += [line] if is_wide else [line, f"{_FIX_INDENT}{fix}"]
         lines.append("")
     lines.append(summary(report))
     for line in _not_reached(report.unreached, width):
-        lines.append(f"{_DIM}{line}{_RESET}" if colours else line)
+        lines.append(f"{DIM}{line}{RESET}" if colours else line)
     return "\n".join(lines)
 
 

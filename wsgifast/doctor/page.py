@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import html
-
-from ..page import page, scale_bars, table
-from ..terminal import printable
+from ..page import escaped, page, scale_bars, table
 from .catalogue import CATALOGUE
 from .formats import summary
 from .model import Finding, Observation, Report
@@ -22,7 +19,7 @@ def as_html(report: Report) -> str:
     """The whole page."""
     findings = "".join(_finding(report, finding) for finding in report.findings)
     left = "".join(
-        f"<li><code>{_text(f'{each.method} {each.name}')}</code>: {_text(each.reason)}</li>"
+        f"<li><code>{escaped(f'{each.method} {each.name}')}</code>: {escaped(each.reason)}</li>"
         for each in report.unreached
     )
     note = (
@@ -33,7 +30,7 @@ def as_html(report: Report) -> str:
     columns = ("endpoint", "returns", "status", "body", "chunks", "CPU ms")
     return page(
         report.app,
-        f"""<p>{_text(summary(report))}</p>
+        f"""<p>{escaped(summary(report))}</p>
 {note}
 <h2>Findings</h2>
 {findings or "<p>Nothing is wrong or slow.</p>"}
@@ -51,19 +48,20 @@ def _finding(report: Report, finding: Finding) -> str:
     endpoint = finding.endpoint
     seen = next((each for each in report.observations if each.endpoint is endpoint), None)
     fixes = "".join(
-        f"<li>{_text(name)}: <code>{_text(fix)}</code></li>" for name, fix in entry.fixes.items()
+        f"<li>{escaped(name)}: <code>{escaped(fix)}</code></li>"
+        for name, fix in entry.fixes.items()
     )
     often = f" <span class=soft>{endpoint.requests:,} requests</span>" if endpoint.requests else ""
     return f"""<article class="{finding.severity}">
-<h3><span class="id">{finding.id}</span><code>{_text(f"{endpoint.method} {endpoint.name}")}</code>
+<h3><span class="id">{finding.id}</span><code>{escaped(f"{endpoint.method} {endpoint.name}")}</code>
 {often}</h3>
-<p>{_text(f"{finding.what}. {finding.cost}".rstrip())}</p>
+<p>{escaped(f"{finding.what}. {finding.cost}".rstrip())}</p>
 {_bars(seen) if seen is not None and finding.severity == "slow" else ""}
-<p><strong>{_text(finding.fix)}</strong></p>
-<details><summary>{_text(entry.title)}: why, and how to fix it</summary>
-<p>{_text(entry.what)} {_text(entry.why)}</p>
+<p><strong>{escaped(finding.fix)}</strong></p>
+<details><summary>{escaped(entry.title)}: why, and how to fix it</summary>
+<p>{escaped(entry.what)} {escaped(entry.why)}</p>
 {fixes and f"<ul>{fixes}</ul>"}
-<p>What wsgifast does: {_text(entry.wsgifast)}</p></details>
+<p>What wsgifast does: {escaped(entry.wsgifast)}</p></details>
 </article>
 """
 
@@ -82,14 +80,10 @@ def _row(seen: Observation) -> tuple[str, ...]:
     raw, endpoint = seen.raw, seen.endpoint
     cost = seen.costs.get("raw")
     return (
-        f"<code>{_text(f'{endpoint.method} {endpoint.name}')}</code>",
-        _text(raw.returned),
+        f"<code>{escaped(f'{endpoint.method} {endpoint.name}')}</code>",
+        escaped(raw.returned),
         "-" if raw.status is None else str(raw.status),
         f"{raw.declared or raw.chunks.total:,}",
         f"{raw.chunks.count:,}",
         f"{(cost.cpu_s if cost else raw.cpu_s) * 1e3:,.2f}",
     )
-
-
-def _text(text: str) -> str:
-    return html.escape(printable(text))

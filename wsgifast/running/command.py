@@ -27,6 +27,7 @@ from ..arguments import (
 )
 from ..errors import ConfigurationError, MissingExtra
 from ..loading import LoadedApp, load_app
+from ..terminal import show
 from . import ARGUMENTS, wrapped
 from .configured import configured
 
@@ -108,7 +109,7 @@ def _run(options: argparse.Namespace) -> int:
     plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
     if plan.bind is not None:
         _check_address(plan.bind)
-    print(f"{plan.decided}\n  {plan.shown}", flush=True)
+    show(f"{plan.decided}\n  {plan.shown}")
     os.environ.update(plan.environment)
     # In place of this process: signals, supervisors and exit statuses are the server's own.
     return os.execv(plan.command[0], list(plan.command))

@@ -10,11 +10,11 @@ import sys
 import time
 from typing import Any
 
+from .. import terminal
 from ..arguments import add_parser, count, option, seconds
 from ..errors import WSGIFastError
 from ..metrics.multiprocess import VARIABLE, metrics_address
 from ..sockets.address import Address
-from ..terminal import output_width
 from .reading import clients, scrape
 from .text import lines
 from .view import View, view
@@ -72,13 +72,13 @@ def _run(options: argparse.Namespace) -> int:
     while True:
         time.sleep(options.interval)
         if options.json:
-            print(json.dumps(dataclasses.asdict(watch.look())), flush=True)
+            terminal.show(json.dumps(dataclasses.asdict(watch.look())))
         else:
-            print("\n".join(watch.lines()), flush=True)
+            terminal.show("\n".join(watch.lines()))
         if options.once:
             return 0
         if not options.json:
-            print()
+            terminal.show()
 
 
 class _Watch:
@@ -100,7 +100,7 @@ class _Watch:
         return view(before, after, clients(self._address))
 
     def lines(self) -> list[str]:
-        return lines(self.look(), self.name, most=self._most, width=output_width())
+        return lines(self.look(), self.name, most=self._most, width=terminal.output_width())
 
     def lines_or_error(self) -> list[str]:
         """As lines(), or an error if the server is down; it may come back."""

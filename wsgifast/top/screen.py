@@ -6,6 +6,8 @@ import curses
 import time
 from collections.abc import Callable, Sequence
 
+from ..terminal import printable
+
 _QUIT = (ord("q"), 27)  # or Escape
 
 
@@ -54,6 +56,7 @@ def _draw(window: curses.window, lines: Sequence[str]) -> None:
     window.erase()
     for row, line in enumerate(lines[: height - 1]):
         # Not into the last column: the cursor could not go on behind it.
-        window.addnstr(row, 0, line, width - 1, curses.A_BOLD if row == 0 else curses.A_NORMAL)
+        style = curses.A_BOLD if row == 0 else curses.A_NORMAL
+        window.addnstr(row, 0, printable(line), width - 1, style)
     window.addnstr(height - 1, 0, "q quits", width - 1, curses.A_DIM)
     window.refresh()
