@@ -42,15 +42,6 @@ class Loop(Protocol):
     def create_task(self, coro: Coroutine[Any, Any, None]) -> BackgroundTask: ...
 
 
-def in_asyncio() -> bool:
-    """Whether this is called on asyncio's event loop, or on one that stands in for it."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 def running_loop() -> Loop:
     """The event loop that this is called on.
 

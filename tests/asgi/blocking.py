@@ -191,7 +191,8 @@ def _is_forbidden(name: str, blamed: tuple[str, ...]) -> bool:
 
 def _on_event_loop() -> bool:
     trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
+    lowlevel = getattr(trio, "lowlevel", None)  # None while trio is being imported, too
+    if lowlevel is not None and lowlevel.in_trio_run():
         return True
     try:
         asyncio.get_running_loop()

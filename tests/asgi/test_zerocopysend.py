@@ -5,13 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-import trio
 from asgifast.extensions import PLANNED
 from asgifast.messages import Message
 
@@ -28,7 +25,6 @@ from .messages import (
     app_of,
     offering,
     path,
-    pathsend,
 )
 from .support import call, scope_of
 
@@ -40,7 +36,7 @@ def zerocopy(file: Any, **options: Any) -> Message:
 
 
 def test_a_server_that_takes_descriptors_is_told_all_that_it_could_ask(path: str) -> None:
-    """anycorn takes no number for a descriptor, and moves no position."""
+    """A server may take no number for a descriptor, and move no position."""
     for opened in (open(path, "rb"), os.open(path, os.O_RDONLY)):
         app = app_of(START, zerocopy(opened, count=3, more_body=True), zerocopy(opened, count=4))
         _, first, second = call(app, offering(ZEROCOPYSEND)).messages
@@ -69,35 +65,6 @@ def test_head_has_no_bytes_of_a_descriptor(path: str) -> None:
         app = app_of(START, zerocopy(file, count=3, more_body=True), zerocopy(file, count=4))
         answer = call(app, offering(ZEROCOPYSEND, method="HEAD"))
         assert (answer.types, answer.body) == (["http.response.start", "http.response.body"], b"")
-
-
-def test_a_server_whose_sendfile_breaks_off_gets_bytes(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "anycorn.sendfile", ModuleType("anycorn.sendfile"))
-    for message in (pathsend(path), zerocopy(os.open(path, os.O_RDONLY))):
-        answer = call(app_of(START, message), offering(PATHSEND, ZEROCOPYSEND))
-        assert answer.body == DATA
-        if message["type"] == ZEROCOPYSEND:
-            os.close(message["file"])
-
-
-def test_that_server_sends_by_itself_where_it_breaks_nothing_off(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On trio, faster than anything that ASGIFast could do."""
-    monkeypatch.setitem(sys.modules, "anycorn.sendfile", ModuleType("anycorn.sendfile"))
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        raise AssertionError("nobody asks for a body, or whether the client has left")
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    trio.run(app_of(START, pathsend(path)), offering(PATHSEND, ZEROCOPYSEND), receive, send)
-    assert [message["type"] for message in sent] == ["http.response.start", PATHSEND]
-    assert sent[1]["path"] == path
 
 
 def test_runs_move_on_where_no_offset_is_given(path: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 from wsgifast.files import ByteRange
@@ -12,7 +11,7 @@ from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
 from ..extensions import PLANNED, PlannedBody
-from ..loops import ended, in_asyncio, running_loop
+from ..loops import ended, running_loop
 from ..messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send, response_body
 from .reading import send_segment
 
@@ -64,10 +63,7 @@ class Delivery:
 
     def offers(self, name: str) -> bool:
         """Whether the server has an extension, such as http.response.pathsend."""
-        extensions = self._scope.get("extensions")
-        if not extensions or name not in extensions:
-            return False
-        return PLANNED in extensions or not _sendfile_is_broken()
+        return name in (self._scope.get("extensions") or ())
 
     def offers_ranges(self) -> bool:
         """Whether the server's http.response.pathsend accepts an offset and a count."""
@@ -154,7 +150,7 @@ class Delivery:
 
 
 class _Descriptor:
-    """A descriptor as a file object: anycorn fails on an int."""
+    """A descriptor as a file object, as "Zero Copy Send" of the ASGI specification asks for."""
 
     __slots__ = ("_fd",)
 
@@ -163,11 +159,3 @@ class _Descriptor:
 
     def fileno(self) -> int:
         return self._fd
-
-
-def _sendfile_is_broken() -> bool:
-    """Whether the server's sendfile stops where the send buffer is full.
-
-    anycorn 0.20 on asyncio then waits for the socket in a way that asyncio refuses.
-    """
-    return "anycorn.sendfile" in sys.modules and in_asyncio()
