@@ -11,6 +11,7 @@ from tests.server.responses import Ask, Headers, MakeBench, ask, exc_info, says,
 from tests.workers.bench import make_bench
 from wsgifast import BodyError
 from wsgifast.errors import ClientGone
+from wsgifast.http.syntax import HOP_BY_HOP
 from wsgifast.server.output import OutputQueue
 
 __all__ = ["ask", "make_bench"]
@@ -276,7 +277,9 @@ def test_the_last_block_of_a_known_length_is_not_held_back(make_bench: MakeBench
 def test_early_hints(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         hint = environ["wsgi.early_hints"]
-        hint([("Link", " </a>; rel=preload\t"), (b"link", b"</b>; rel=preload")])
+        of_the_server = [(name.title(), "5") for name in (*HOP_BY_HOP, "content-length")]
+        hint([("Link", " </a>; rel=preload\t"), (b"link", b"</b>; rel=preload"), *of_the_server])
+        hint(of_the_server)
         for wrong in ([("Li nk", "a")], [("Link", "a\r\nX: 1")], [(b"Link", b"a\nX: 1")]):
             if environ["SERVER_PROTOCOL"] == "HTTP/1.0":
                 hint(wrong)  # not looked at

@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from ..errors import BodyTooLarge, MalformedRequest
-from .syntax import TOKEN
+from .syntax import NO_TRAILERS, TOKEN
 
 _TOKEN = TOKEN.encode()
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # RFC 9110 section 5.6.4
@@ -24,14 +24,6 @@ _USUAL_GAP = re.compile(rb"\r\n%b\r\n" % _SIZE)
 _USUAL_LINE_BYTES = 18  # the longest size line in there
 # RFC 9110 section 5.5; no folded lines (RFC 9112 section 5.2).
 _TRAILER = re.compile(rb"(%b):[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
-# Fields for framing, routing, authentication or the content's format must not be trailers (RFC 9110
-# section 6.5.1).
-_NO_TRAILERS = frozenset(
-    {
-        b"authorization", b"content-encoding", b"content-length", b"content-range",
-        b"content-type", b"host", b"te", b"trailer", b"transfer-encoding",
-    }
-)  # fmt: skip
 
 # Chunk extensions, which are ignored, may be this much longer than the body.
 _EXTENSION_BYTES = 16 * 1024
@@ -215,7 +207,7 @@ class ChunkDecoder:
         field = _TRAILER.fullmatch(line)
         if field is None:
             raise MalformedRequest(f"{line[:100]!r} is no trailer")
-        if field[1].lower() in _NO_TRAILERS:
+        if field[1].decode().lower() in NO_TRAILERS:
             raise MalformedRequest(f"{field[1].decode()} must not be a trailer")
         self._trailer_bytes -= len(line) + len(b"\r\n")
         self.trailers.append(line)

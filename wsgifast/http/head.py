@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import BodyError
 from .framing import Framing, frame_response
-from .syntax import TOKEN
+from .syntax import HOP_BY_HOP, NO_TRAILERS, TOKEN
 
 # RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 has classes 1 to 5; a
 # code above is unknown, but framed like any final response.
@@ -24,13 +24,9 @@ _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 # Digits of a Content-Length: more than any disk needs.
 _MAX_LENGTH_DIGITS = 18
 
-# RFC 9110 7.6.1, and others that older servers and proxies treat alike.
-_HOP_BY_HOP = frozenset(
-    {
-        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
-        "proxy-connection", "te", "trailer", "trailers", "transfer-encoding", "upgrade",
-    }
-)  # fmt: skip
+# What no interim response (RFC 9110 8.6, RFC 9112 6.1) and no trailer (RFC 9110 6.5.1) may have.
+_NOT_INTERIM = HOP_BY_HOP | {"content-length"}
+_NOT_IN_TRAILERS = HOP_BY_HOP | NO_TRAILERS
 
 # Caches of checked statuses, with their codes, of an app's values of Content-Length, and of checked
 # header names, as sent and in lower case; hop-by-hop names are not among them. Apps use a few of
@@ -96,7 +92,7 @@ class ResponseHead:
                         upgrade.append((name, value))
                     elif lower == "connection":
                         self._take_options(value)
-                    if lower in _HOP_BY_HOP:
+                    if lower in HOP_BY_HOP:
                         continue
                     if len(_names) < _MAX_CACHED:
                         _names[name] = name, lower
@@ -228,6 +224,36 @@ def check_field(name: Any, value: Any) -> tuple[str, str]:
     if not _VALUE.fullmatch(value):
         raise _bad_value(name)
     return _characters(name), _strip(value, " \t")
+
+
+def interim_fields(headers: Iterable[Any]) -> list[tuple[str, str]]:
+    """Return the headers of an interim response, checked, without those for framing and connection.
+
+    :param headers: pairs of str or bytes.
+    :raises BodyError: as :func:`check_field`.
+    """
+    return _fields_without(_NOT_INTERIM, headers)
+
+
+def trailer_fields(headers: Iterable[Any]) -> list[tuple[str, str]]:
+    """Return trailers, checked, without those that may only be headers.
+
+    For parameters and errors see :func:`interim_fields`.
+    """
+    return _fields_without(_NOT_IN_TRAILERS, headers)
+
+
+def _fields_without(names: frozenset[str], headers: Iterable[Any]) -> list[tuple[str, str]]:
+    try:
+        pairs = [(_text(name), _text(value)) for name, value in headers]
+    except (TypeError, ValueError):
+        raise _no_pairs(headers) from None
+    fields = [check_field(name, value) for name, value in pairs]
+    return [field for field in fields if field[0].lower() not in names]
+
+
+def _text(value: Any) -> Any:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 def declared_length(headers: Iterable[Any]) -> int | None:

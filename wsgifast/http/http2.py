@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from urllib.parse import quote_from_bytes
 
 from ..errors import MalformedRequest
-from .syntax import TOKEN
+from .syntax import NO_TRAILERS, TOKEN
 
 _TOKEN = re.compile(TOKEN.encode())
 # What ends a line of HTTP/1, or may be taken for its end (RFC 9110 section 5.5).
@@ -42,6 +42,8 @@ def request_head(fields: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, str]:
     # :authority replaces Host (section 8.3.1); h2 has checked that they do not differ.
     host = pseudo.get(b":authority", host)
     target = host if method == b"CONNECT" else pseudo.get(b":path", b"")
+    if b":protocol" in pseudo:
+        raise MalformedRequest("an extended CONNECT, which is not offered (RFC 8441)")
     if not _TOKEN.fullmatch(method):
         raise MalformedRequest("a malformed method")
     if not _TARGET.fullmatch(target) or (
@@ -59,8 +61,12 @@ def request_head(fields: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, str]:
 def trailer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     """Return trailers (section 8.1) as the lines that follow a chunked body in HTTP/1.
 
-    :raises MalformedRequest: as :func:`request_head`.
+    :raises MalformedRequest: as :func:`request_head`, and for what must not be a trailer.
     """
+    fields = list(fields)
+    for name, _ in fields:
+        if name.decode("latin-1") in NO_TRAILERS:
+            raise MalformedRequest(f"{name.decode()} must not be a trailer")
     return [_line(name, value)[:-2] for name, value in fields]
 
 

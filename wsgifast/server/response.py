@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..bodies.response_writer import NOT_STARTED, NOTHING_COUNTED, Output, ResponseWriter
 from ..files import http_date
 from ..http.framing import Framing
-from ..http.head import ResponseHead, check_field
+from ..http.head import ResponseHead, interim_fields
 
 _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 
@@ -138,16 +138,14 @@ class Response(ResponseWriter):
     def early_hints(self, headers: Iterable[Any]) -> None:
         """Send a 103 response (RFC 8297); does nothing after the head, or for HTTP/1.0.
 
-        :param headers: pairs of str or bytes.
+        :param headers: pairs of str or bytes; those for framing and the connection are left out.
+        :raises BodyError: for a malformed one.
         """
         if self.headers_sent or self.req.version < (1, 1):
             return
-        fields = []
-        for raw_name, raw_value in headers:
-            name = raw_name.decode("latin-1") if isinstance(raw_name, bytes) else raw_name
-            value = raw_value.decode("latin-1") if isinstance(raw_value, bytes) else raw_value
-            fields.append(check_field(name, value))
-        self._send_hints(fields)
+        fields = interim_fields(headers)
+        if fields:
+            self._send_hints(fields)
 
     # HTTP/1; HTTP2Response overrides these.
 

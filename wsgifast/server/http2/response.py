@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from ...errors import BodyError
 from ...http.framing import Framing, frame_response
-from ...http.head import ResponseHead, check_field
+from ...http.head import ResponseHead, trailer_fields
 from ...sockets.sendfile import FileSegment
 from ..output import OutputQueue
 from ..response import Response, ResponseSettings, header_lines
@@ -30,10 +30,10 @@ class HTTP2Response(Response):
     def send_trailers(self, trailers: Iterable[Any]) -> None:
         """Set the trailers to send after the body.
 
-        :param trailers: pairs of str.
+        :param trailers: pairs of str or bytes; those that may only be headers are left out.
         :raises BodyError: for a malformed one.
         """
-        self._trailers = _encoded([check_field(name, value) for name, value in trailers])
+        self._trailers = _encoded(trailer_fields(trailers))
 
     def should_close(self) -> bool:
         return self.must_close  # Connection headers do not apply
