@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hpack
 import pytest
 from gunicorn.http.wsgi import FileWrapper
 
 from tests.server.http2_bench import HTTP2, Peer
+from tests.support.http2 import Answer
 from tests.support.servers import wait_for
 from tests.workers.bench import LARGE, Bench, echo
 
@@ -76,6 +78,51 @@ def another_thread(peer: Peer) -> None:
         job = peer.bench.take_up()
         if job is not None:
             peer.bench.answer(job)
+
+
+def raw_frame(kind: int, number: int, payload: bytes = b"", *, flags: int = 0) -> bytes:
+    """A frame as it is sent (RFC 9113 section 4.1)."""
+    return b"%b%c%c%b%b" % (
+        len(payload).to_bytes(3, "big"),
+        kind,
+        flags,
+        number.to_bytes(4, "big"),
+        payload,
+    )
+
+
+def raw_head(
+    peer: Peer,
+    fields: Iterable[tuple[str, str]] | None = None,
+    *,
+    before: bytes = b"",
+    more: bytes = b"",
+    priority: bytes = b"",
+    ends: bool = True,
+) -> bytes:
+    """The HEADERS frame of a peer's next request, which nobody has checked.
+
+    :param fields: a GET by default.
+    :param before: what the block begins with, as HPACK has it, and `more`: what it ends with.
+    :param priority: as in a PRIORITY frame.
+    """
+    if fields is None:
+        fields = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]
+    number = peer.state.get_next_available_stream_id()
+    peer.answers[number] = Answer()
+    peer.send_only()
+    encoder, peer.state.encoder = peer.state.encoder, hpack.Encoder()
+    peer.state.send_headers(number, [(":method", "GET"), (":path", "/")], end_stream=ends)
+    peer.state.encoder = encoder
+    peer.state.data_to_send()  # which nobody gets
+    block = before + b"".join(b"\0" + _literal(each) + _literal(value) for each, value in fields)
+    block += more
+    flags = 4 | (1 if ends else 0) | (0x20 if priority else 0)
+    return raw_frame(1, number, priority + block, flags=flags)
+
+
+def _literal(text: str) -> bytes:
+    return bytes(hpack.hpack.encode_integer(len(text), 7)) + text.encode("latin-1")
 
 
 def many(peer: Peer, count: int, make: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from h2.settings import SettingCodes
+from hpack.huffman import HuffmanEncoder
 from hyperframe.frame import PingFrame, SettingsFrame
 
 from tests.server.http2_bench import Peer
@@ -18,6 +19,8 @@ from tests.server.http2_streams import (
     app_of,
     begin,
     many,
+    raw_frame,
+    raw_head,
 )
 from tests.workers.bench import LARGE, echo, make_bench
 from wsgifast.server import coalescing
@@ -223,6 +226,106 @@ def test_windows_for_each_small_frame_are_no_flood(begin: Begin) -> None:
         assert peers[0].get().ended
     assert len(peers[0].answers[1].body) == 3000
     assert not peers[0].goaways
+
+
+def test_frames_that_cost_more_count_for_more(begin: Begin) -> None:
+    """One SETTINGS frame may have 2,700 values; some frames have no event of h2's."""
+    values = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(1000, 3700))
+    unknown_settings = raw_frame(4, 0, values)
+    one_known = raw_frame(4, 0, b"\0\4\0\0\xff\xff" * 2700)
+    alternative_service = raw_frame(10, 0, b"\0\1ax")
+    reset_of_none = raw_frame(3, 1, b"\0\0\0\x08")
+    only_padding = raw_frame(0, 3, b"\0", flags=8)
+    window_of_none = raw_frame(8, 1, b"\0\0\0\1")
+    for frame, calm in (
+        (unknown_settings, 4),
+        (one_known, 4),
+        (alternative_service, 900),
+        (reset_of_none, 900),
+        (only_padding, 900),
+        (window_of_none, 1900),
+    ):
+        peer = begin()
+        assert peer.get().status == 200
+        peer.ask("/", "POST", ends=False)
+        peer.run()
+        peer.socket.send(frame * calm)
+        peer.run()
+        assert not peer.goaways, frame[:9]
+        assert peer.get().status == 200
+        peer.socket.send(frame * calm)
+        peer.run()
+        assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM, frame[:9]
+
+
+def test_priorities_of_requests_are_no_flood(begin: Begin) -> None:
+    """RFC 9113 section 5.3.2: deprecated, and browsers still send them with each request."""
+    peer = begin()
+    for number in range(1100):
+        peer.socket.send(raw_head(peer, priority=b"\0\0\0\0\x10"))
+        if number % 50 == 0:
+            peer.run()
+    peer.run()
+    assert not peer.goaways
+    assert len(peer.bench.log.environs) == 1100
+
+
+@pytest.mark.parametrize("field", [b"\x95", b"\0\1a\0", b"\x60\0"])
+def test_heads_of_many_tiny_fields_end_the_connection(begin: Begin, field: bytes) -> None:
+    peer = begin()
+    peer.socket.send(raw_head(peer, more=field * 1800))
+    peer.run()
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
+    assert not peer.bench.log.environs
+
+
+def test_cookies_in_many_fields_are_one(begin: Begin) -> None:
+    peer = begin()
+    crumbs = [("cookie", f"c{number}=1") for number in range(150)]
+    assert peer.get(headers=crumbs).status == 200
+    assert peer.bench.log.environs[0]["HTTP_COOKIE"] == "; ".join(value for _, value in crumbs)
+
+
+def test_changes_of_the_table_size_end_the_connection(begin: Begin) -> None:
+    peer = begin()
+    peer.socket.send(raw_head(peer, before=b"\x3f\xe1\x1f" * 2))
+    peer.run()
+    assert peer.bench.log.environs
+    peer.socket.send(raw_head(peer, before=b"\x20" * 1000))
+    peer.run()
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
+    assert len(peer.bench.log.environs) == 1
+
+
+def test_the_table_of_sent_headers_is_not_the_clients_to_enlarge(begin: Begin) -> None:
+    unique = iter(range(1000))
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("X-Unique", f"{next(unique):0100d}")])
+        return []
+
+    peer = begin(app)
+    peer.state.update_settings({SettingCodes.HEADER_TABLE_SIZE: 2**31})
+    for _ in range(100):
+        assert peer.get().status == 200
+    assert len(peer.near.outgoing.frames.encoder.header_table.dynamic_entries) < 40
+
+
+def test_long_headers_are_sent_plain(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hpack's Huffman coder takes quadratic time."""
+    coded: list[int] = []
+    encode = HuffmanEncoder.encode
+
+    def counting(self: HuffmanEncoder, data: bytes) -> bytes:
+        coded.append(len(data))
+        return encode(self, data)
+
+    monkeypatch.setattr(HuffmanEncoder, "encode", counting)
+    value = "a" * 60_000
+    peer = begin(app_of(list, ("X-Long", value), ("X-Short", "short")))
+    coded.clear()
+    assert peer.get().headers["x-long"] == value
+    assert max(coded) < 1000
 
 
 def test_header_blocks_have_a_limit(begin: Begin) -> None:

@@ -135,6 +135,7 @@ OPTIONS = HTTP2Options(
     initial_window_bytes=65_535,
     max_frame_bytes=16_384,
     max_header_list_bytes=65_536,
+    max_header_fields=100,
 )
 
 
@@ -144,7 +145,7 @@ def asked(window: int, frame_bytes: int) -> Frames:
     client.begin()
     client.state.update_settings({SettingCodes.MAX_FRAME_SIZE: frame_bytes})
     client.ask()
-    frames = Frames(OPTIONS)
+    frames = Frames(OPTIONS, lambda frame: None)
     frames.begin()
     frames.take(client.state.data_to_send())
     frames.data_to_send()

@@ -52,9 +52,12 @@ class HTTP2Options:
     :ivar initial_window_bytes: of a stream.
     :ivar max_frame_bytes: of a frame that a client sends; 16384 or more.
     :ivar max_header_list_bytes: of a request, uncompressed; 0 for no limit.
+    :ivar max_header_fields: of a request. It is the parser that refuses more; what is received may
+        have somewhat more, since cookies may come one by one.
     """
 
     max_concurrent_streams: int
     initial_window_bytes: int
     max_frame_bytes: int
     max_header_list_bytes: int
+    max_header_fields: int

@@ -67,6 +67,7 @@ def http2(settings: Settings) -> HTTP2Options:
         initial_window_bytes=settings.http2_initial_window_size,
         max_frame_bytes=settings.http2_max_frame_size,
         max_header_list_bytes=min(settings.http2_max_header_list_size, _MOST_HTTP2_VALUE),
+        max_header_fields=settings.most_fields,
     )
 
 

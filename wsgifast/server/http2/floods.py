@@ -5,13 +5,20 @@ Each is a leaky bucket: its capacity may arrive at once, and leaks away over its
 
 from __future__ import annotations
 
+import time
+
+from hyperframe.frame import DataFrame, Frame, HeadersFrame, SettingsFrame, WindowUpdateFrame
+
 from ...errors import WSGIFastError
 
 # Streams that the client resets, or makes the server reset (CVE-2023-44487, "rapid reset", and
 # CVE-2025-8671). This is gunicorn's limit; clients that cancel requests stay far below it.
 RESETS = 200
-# PING, SETTINGS, PRIORITY, empty DATA and unknown frames. Also gunicorn's limit.
+# Frames that bring no part of a request: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA, unknown
+# ones and others. Also gunicorn's limit.
 CONTROL_FRAMES = 1000
+# So many values of a SETTINGS frame, in bytes, count as one more frame: they take as long.
+_SETTINGS_BYTES = 16 * 6
 # WINDOW_UPDATE frames beyond those that are expected: one for the stream and one for the connection
 # for each frame, and each KiB, that was sent.
 WINDOWS = 2000
@@ -32,6 +39,24 @@ class Floods:
         self._since = now
         self._resets = self._control = self._windows = 0.0
 
+    def admit(self, frame: Frame) -> None:
+        """Count a received frame by what it costs, before anything is done with it.
+
+        Streams that are reset are counted apart, as they cost more than the frame that does it.
+        """
+        if isinstance(frame, HeadersFrame):
+            return
+        if isinstance(frame, DataFrame):
+            if frame.data or "END_STREAM" in frame.flags:
+                return
+        elif isinstance(frame, WindowUpdateFrame):
+            self.count_window(time.monotonic())
+            return
+        cost = 1
+        if isinstance(frame, SettingsFrame):
+            cost += frame.body_len // _SETTINGS_BYTES
+        self.count_control_frame(time.monotonic(), cost)
+
     def count_reset(self, now: float) -> None:
         """:raises Flood: if the bucket is full; so do the other methods."""
         self._leak(now)
@@ -39,9 +64,9 @@ class Floods:
         if self._resets > RESETS:
             raise Flood("too many streams are reset")
 
-    def count_control_frame(self, now: float) -> None:
+    def count_control_frame(self, now: float, cost: int = 1) -> None:
         self._leak(now)
-        self._control += 1
+        self._control += cost
         if self._control > CONTROL_FRAMES:
             raise Flood("too many frames ask for nothing")
 

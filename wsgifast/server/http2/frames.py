@@ -6,16 +6,24 @@ Sans I/O: no socket, thread or clock. The caller holds the connection's lock.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import hpack
 from h2.config import H2Configuration
 from h2.connection import ConnectionInputs, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
-from h2.exceptions import DenialOfServiceError, FlowControlError, FrameTooLargeError
+from h2.exceptions import (
+    DenialOfServiceError,
+    FlowControlError,
+    FrameTooLargeError,
+    InvalidBodyLengthError,
+    ProtocolError,
+)
 from h2.settings import SettingCodes, Settings
 from h2.stream import StreamInputs
-from hyperframe.frame import GoAwayFrame, HeadersFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame
 
 from ..options import HTTP2Options
 
@@ -30,6 +38,17 @@ _FRAME_HEAD = struct.Struct(">BHBBI")
 _DATA, _END_STREAM = 0x0, 0x1
 
 _KNOWN_SETTINGS = frozenset(SettingCodes)
+
+# The encoder's table (RFC 7541 section 4.2): hpack searches all of it for each header, so a client
+# must not be able to enlarge it.
+_TABLE_BYTES = 4096
+# hpack's Huffman coder takes quadratic time: 64 KiB took 350 ms. Longer headers are sent plain.
+_HUFFMAN_BYTES = 512
+# More changes of a table's size at the begin of one head are a flood; two are of use (section 4.2).
+_TABLE_CHANGES = 8
+# Fields beyond gunicorn's limit that are decoded: cookies may come one by one (RFC 9113 section
+# 8.2.3), and count as one.
+_CRUMBS = 512
 
 # Headers stay bytes, for HTTP/1's parser. Those of responses have been checked already.
 _CONFIG = H2Configuration(
@@ -71,19 +90,66 @@ class _OwnSettings(_SmallSettings):
 
 
 class StreamRefused(Event):
-    """A request exceeded MAX_CONCURRENT_STREAMS and has been reset."""
+    """A stream has been reset, before its request or in the middle of it.
+
+    :ivar malformed: what is wrong with the request (RFC 9113 section 8.1.1); "" if it exceeded
+        MAX_CONCURRENT_STREAMS.
+    """
+
+    def __init__(self, stream_id: int, malformed: str = "") -> None:
+        self.stream_id = stream_id
+        self.malformed = malformed
+
+
+class _Encoder(hpack.Encoder):
+    """hpack's, which does not take long for long headers."""
+
+    def add(self, to_add: Any, sensitive: bool, huffman: bool = False) -> bytes:
+        name, value = to_add
+        return super().add(to_add, sensitive, huffman and len(name) + len(value) <= _HUFFMAN_BYTES)
+
+
+class _Decoder(hpack.Decoder):
+    """hpack's, with limits for heads that are short and decode slowly.
+
+    :param most_fields: of one head.
+    """
+
+    def __init__(self, most_fields: int) -> None:
+        super().__init__()
+        self._most_fields = most_fields
+        self._changes = 0
+
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
+        self._changes = 0
+        fields = list(super().decode(data, raw))
+        if len(fields) > self._most_fields:
+            raise hpack.OversizedHeaderListError(f"{len(fields)} fields in one head")
+        return fields
+
+    def _update_encoding_context(self, data: bytes | memoryview) -> int:
+        self._changes += 1
+        if self._changes > _TABLE_CHANGES:
+            raise hpack.OversizedHeaderListError("too many changes of the table's size")
+        return super()._update_encoding_context(data)
 
 
 class Frames(H2Connection):
-    """h2's connection, which refuses single streams and survives a client's GOAWAY."""
+    """h2's connection, which resets single streams and survives a client's GOAWAY.
+
+    :param admit: called with each received frame before anything is done with it; may raise.
+    """
 
     remote_settings: _SmallSettings
 
     # Closed streams that h2 remembers, because late frames may still arrive; 100 bytes each.
     MAX_CLOSED_STREAMS = 64
 
-    def __init__(self, options: HTTP2Options) -> None:
+    def __init__(self, options: HTTP2Options, admit: Callable[[Frame], object]) -> None:
         super().__init__(_CONFIG)
+        self._admit = admit
+        self.encoder = _Encoder()
+        self.decoder = _Decoder(options.max_header_fields + _CRUMBS)
         window = options.initial_window_bytes
         values = {
             SettingCodes.MAX_CONCURRENT_STREAMS: options.max_concurrent_streams,
@@ -178,13 +244,6 @@ class Frames(H2Connection):
             bodies.append(super().data_to_send())
         return bodies[0] if len(bodies) == 1 else b"".join(bodies)
 
-    def forget_settings(self) -> None:
-        """Drop the client's settings that are unknown, and h2's deques of the others."""
-        unknown = [code for code in self.remote_settings if code not in _KNOWN_SETTINGS]
-        for code in unknown:
-            del self.remote_settings[code]
-        self.remote_settings.shrink()
-
     def refuse_more(self) -> None:
         """End the connection with ENHANCE_YOUR_CALM (RFC 9113 section 7)."""
         self.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -204,22 +263,65 @@ class Frames(H2Connection):
         known = self.streams.get(stream)
         return known is not None and not known.closed
 
-    def _receive_headers_frame(self, frame: HeadersFrame) -> Any:
-        """Refuse a stream beyond the limit, and only that one (RFC 9113 section 5.1.2).
+    def _receive_frame(self, frame: Frame) -> list[Event]:
+        self._admit(frame)
+        return super()._receive_frame(frame)
 
-        Its headers are decoded all the same, because HPACK's state depends on them.
+    def _receive_headers_frame(self, frame: HeadersFrame) -> Any:
+        """Reset a stream that is malformed, or one beyond the limit, and only that one.
+
+        RFC 9113 sections 8.1.1 and 5.1.2. Its headers are decoded all the same, because HPACK's
+        state depends on them.
         """
         number, most = frame.stream_id, self._most_streams
-        refuses = (
-            len(self.streams) >= most
-            and number not in self.streams
-            and self.open_inbound_streams >= most
-        )
-        frames, events = super()._receive_headers_frame(frame)
+        known = self.streams.get(number)
+        refuses = known is None and len(self.streams) >= most and self.open_inbound_streams >= most
+        # h2 forgets it with the trailers, and compares it with DATA frames only.
+        length = None if known is None else known._expected_content_length
+        try:
+            frames, events = super()._receive_headers_frame(frame)
+            stream = self.streams.get(number)
+            if stream is not None and "END_STREAM" in frame.flags:
+                length = stream._expected_content_length if known is None else length
+                if length is not None and length != stream._actual_content_length:
+                    raise InvalidBodyLengthError(length, stream._actual_content_length)
+        except ProtocolError as error:
+            # A head that cannot be decoded ends the connection; so does a frame that the stream's
+            # state does not allow, after which h2 has closed the stream.
+            if isinstance(error.__cause__, hpack.HPACKError) or not self.is_open(number):
+                raise
+            return [], [self._reset_malformed(number, error)]
         if not refuses:
             return frames, events
         self.reset_stream(number, ErrorCodes.REFUSED_STREAM)
-        return frames, [StreamRefused()]
+        return frames, [StreamRefused(number)]
+
+    def _receive_data_frame(self, frame: DataFrame) -> Any:
+        try:
+            return super()._receive_data_frame(frame)
+        except InvalidBodyLengthError as error:
+            number = frame.stream_id
+            if not self.is_open(number):
+                raise
+            event = self._reset_malformed(number, error)
+            self.acknowledge_received_data(frame.flow_controlled_length, number)
+            return [], [event]
+
+    def _reset_malformed(self, number: int, error: ProtocolError) -> StreamRefused:
+        self.reset_stream(number, ErrorCodes.PROTOCOL_ERROR)
+        return StreamRefused(number, str(error))
+
+    def _receive_settings_frame(self, frame: SettingsFrame) -> Any:
+        """Ignore unknown settings (RFC 9113 section 6.5.2): h2 keeps, reports and forgets each."""
+        settings = frame.settings
+        for code in settings.keys() - _KNOWN_SETTINGS:
+            del settings[code]
+        table = SettingCodes.HEADER_TABLE_SIZE
+        if table in settings:
+            settings[table] = min(settings[table], _TABLE_BYTES)
+        received = super()._receive_settings_frame(frame)
+        self.remote_settings.shrink()
+        return received
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
         """Go on with the open streams (RFC 9113 section 6.8); h2 would send nothing any more."""

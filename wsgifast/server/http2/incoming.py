@@ -86,7 +86,7 @@ class Incoming:
         if number > self.last_stream:
             with self._lock:
                 self._frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
-            self._on_refused(event)
+            self._floods.count_reset(time.monotonic())
             return
         is_head = (b":method", b"HEAD") in event.headers
         stream = Stream(self._out, number, is_head=is_head)
@@ -124,12 +124,21 @@ class Incoming:
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self._streams.values()))
         return Spool(options.body_memory_bytes // waiting, limit, self._out.core.bodies_on_disk)
 
-    def _on_refused(self, event: events.Event) -> None:
+    def _on_refused(self, event: StreamRefused) -> None:
+        if event.malformed:
+            core = self._out.core
+            core.counters.refused[400] += 1
+            peer = self._out.connection.peer
+            core.log.warning("Invalid request from %s: %s", peer, event.malformed)
+        self._fail(event.stream_id, "the stream has been reset")
         self._floods.count_reset(time.monotonic())
 
+    def _fail(self, number: int, reason: str) -> None:
+        stream = self._streams.get(number)
+        if stream is not None:
+            stream.fail(ClientGone(reason))
+
     def _on_data(self, event: events.DataReceived) -> None:
-        if not event.data and event.stream_ended is None:
-            self._floods.count_control_frame(time.monotonic())
         stream = self._streams.get(event.stream_id)
         if stream is None:
             self._out.acknowledge(event.flow_controlled_length, event.stream_id)
@@ -157,12 +166,9 @@ class Incoming:
 
     def _on_reset(self, event: events.StreamReset) -> None:
         self._floods.count_reset(time.monotonic())
-        stream = self._streams.get(event.stream_id)
-        if stream is not None:
-            stream.fail(ClientGone("the stream is reset"))
+        self._fail(event.stream_id, "the stream is reset")
 
     def _on_window(self, event: events.WindowUpdated) -> None:
-        self._floods.count_window(time.monotonic())
         with self._lock:
             if event.stream_id:
                 stream = self._streams.get(event.stream_id)
@@ -172,10 +178,8 @@ class Incoming:
                 self._out.unblock_all()
 
     def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
-        self._floods.count_control_frame(time.monotonic())
-        with self._lock:
-            self._frames.forget_settings()
-            if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+        if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+            with self._lock:
                 self._out.unblock_all()
 
     def _on_goaway(self, event: events.ConnectionTerminated) -> None:
@@ -183,9 +187,6 @@ class Incoming:
             self._out.drop(ConnectionError("the client has ended the connection"))
         else:
             self._out.state = LEAVING if self._out.state is OPEN else self._out.state
-
-    def _on_control_frame(self, event: events.Event) -> None:
-        self._floods.count_control_frame(time.monotonic())
 
     def make_ready(self, stream: Stream) -> None:
         stream.make_ready()
@@ -208,9 +209,4 @@ _HANDLERS: dict[type[events.Event], Callable[[Incoming, Any], None]] = {
     events.WindowUpdated: Incoming._on_window,
     events.RemoteSettingsChanged: Incoming._on_settings,
     events.ConnectionTerminated: Incoming._on_goaway,
-    events.PingReceived: Incoming._on_control_frame,
-    events.PingAckReceived: Incoming._on_control_frame,
-    events.SettingsAcknowledged: Incoming._on_control_frame,
-    events.PriorityUpdated: Incoming._on_control_frame,
-    events.UnknownFrameReceived: Incoming._on_control_frame,
 }

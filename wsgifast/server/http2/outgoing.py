@@ -70,8 +70,8 @@ class Outgoing:
         sender = Sender(connection.sock, rules)
         self.output = OutputQueue(sender, self, rules, self.lock)
         self._encrypts = sender.encrypts
-        self.frames = Frames(core.http2)
         self.floods = Floods(time.monotonic())
+        self.frames = Frames(core.http2, self.floods.admit)
         self.uploads = UploadPace(core.options.body_timeout_s)
         self.state = OPEN
         # Streams are Any here: their module imports this one.

@@ -1,0 +1,288 @@
+"""HTTP/2: malformed requests reach no app, and end their stream alone (RFC 9113 section 8.1.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.server.http2_streams import (
+    PROTOCOL_ERROR,
+    Begin,
+    another_thread,
+    begin,
+    raw_frame,
+    raw_head,
+)
+from tests.support.effort import effort
+from tests.workers.bench import make_bench
+from wsgifast.errors import BodyError
+from wsgifast.http.head import interim_fields, trailer_fields
+from wsgifast.http.syntax import HOP_BY_HOP, NO_TRAILERS
+
+__all__ = ["begin", "make_bench"]
+
+Fields = list[tuple[str, str]]
+
+GET = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]
+POST = [(":method", "POST"), *GET[1:]]
+
+
+class Recording:
+    """An app that keeps what reaches it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.errors: list[BaseException] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        try:
+            body = environ["wsgi.input"].read()
+        except Exception as error:
+            self.errors.append(error)
+            raise
+        declared = environ.get("CONTENT_LENGTH")
+        assert declared is None or int(declared) == len(body)
+        self.bodies.append(body)
+        start_response("200 OK", [("Content-Length", "2")])
+        return [b"ok"]
+
+
+def data(number: int, body: bytes, *, ends: bool = True) -> bytes:
+    return raw_frame(0, number, body, flags=1 if ends else 0)
+
+
+def trailers(number: int, fields: Fields, *, ends: bool = True) -> bytes:
+    block = b"".join(b"\0%c%b%c%b" % (len(n), n.encode(), len(v), v.encode()) for n, v in fields)
+    return raw_frame(1, number, block, flags=5 if ends else 4)
+
+
+def without(name: str, fields: Fields = GET) -> Fields:
+    return [field for field in fields if field[0] != name]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [*POST, ("content-length", "5")],
+        [*GET, ("content-length", "5")],
+        [(":method", "HEAD"), *GET[1:], ("content-length", "1")],
+        [*POST, ("content-length", "0"), ("content-length", "5")],
+        [*POST, ("content-length", "5, 5")],
+        [*POST, ("content-length", "+0")],
+        [*POST, ("content-length", "")],
+        [*GET, ("connection", "close")],
+        [*GET, ("transfer-encoding", "chunked")],
+        [*GET, ("keep-alive", "timeout=5")],
+        [*GET, ("proxy-connection", "keep-alive")],
+        [*GET, ("upgrade", "h2c")],
+        [*GET, ("te", "gzip")],
+        without(":method"),
+        without(":scheme"),
+        without(":path"),
+        without(":authority"),
+        [*GET, (":path", "/other")],
+        [*GET, (":status", "200")],
+        [*GET, (":own", "x")],
+        [*GET[:3], ("x-a", "b"), GET[3]],
+        [*without(":path"), (":path", "")],
+        [*GET, ("host", "b")],
+        [*GET, ("X-Upper", "b")],
+        [*GET, ("x a", "b")],
+        [*GET, ("", "b")],
+        [*GET, ("x-a", "b\r\nc: d")],
+        [*GET, ("x-a", "b\0")],
+        [*GET, ("x-a", " b")],
+    ],
+    ids=lambda fields: repr(fields[-1]),
+)
+def test_a_malformed_head_resets_its_stream_and_reaches_no_app(
+    begin: Begin, fields: Fields
+) -> None:
+    app = Recording()
+    peer = begin(app)
+    peer.socket.send(raw_head(peer, fields))
+    peer.run()
+    assert peer.answers[1].reset == PROTOCOL_ERROR
+    assert not app.bodies
+    assert not peer.streams
+    assert peer.get().body == b"ok"  # the connection goes on
+    assert not peer.goaways
+    assert peer.bench.server.counters.refused == {400: 1}
+    assert peer.bench.log.says("Invalid request from ")
+
+
+@pytest.mark.parametrize("buffer_bodies", [True, False])
+@pytest.mark.parametrize(
+    ("declared", "frames"),
+    [
+        ("5", [data(1, b"abc")]),
+        ("5", [data(1, b"abc", ends=False), data(1, b"defg", ends=False)]),
+        ("0", [data(1, b"abc")]),
+        ("5", [data(1, b"abc", ends=False), trailers(1, [("x-a", "b")])]),
+        ("5", [trailers(1, [("x-a", "b")])]),
+        ("3", [data(1, b"abc", ends=False), trailers(1, [(":path", "/")])]),
+        ("3", [data(1, b"abc", ends=False), trailers(1, [("connection", "close")])]),
+        ("3", [data(1, b"abc", ends=False), trailers(1, [("x-a", "b")], ends=False)]),
+    ],
+)
+def test_a_malformed_body_resets_its_stream_and_reaches_no_app(
+    begin: Begin, declared: str, frames: list[bytes], buffer_bodies: bool
+) -> None:
+    app = Recording()
+    peer = begin(app, attributes={"buffer_bodies": buffer_bodies})
+    peer.socket.send(raw_head(peer, [*POST, ("content-length", declared)], ends=False))
+    peer.socket.send(b"".join(frames))
+    peer.run()
+    assert peer.answers[1].reset == PROTOCOL_ERROR
+    assert not app.bodies
+    assert not peer.streams
+    assert peer.get().body == b"ok"
+    assert not peer.goaways
+
+
+def test_an_app_that_reads_a_body_of_another_length_gets_an_error(begin: Begin) -> None:
+    """It runs already where bodies are not buffered."""
+    read = Recording()
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/":
+            peer.socket.send(data(1, b"abc"))
+            another_thread(peer)
+        return read(environ, start_response)
+
+    peer = begin(app, attributes={"buffer_bodies": False})
+    peer.socket.send(raw_head(peer, [*POST, ("content-length", "5")], ends=False))
+    peer.run()
+    assert peer.answers[1].reset == PROTOCOL_ERROR
+    assert read.errors
+    assert not read.bodies
+    assert not peer.streams
+    assert peer.get("/other").body == b"ok"
+
+
+def test_trailers_that_may_only_be_headers_are_refused(begin: Begin) -> None:
+    app = Recording()
+    for name in NO_TRAILERS - {"te", "transfer-encoding"}:  # which no field of HTTP/2 may be
+        peer = begin(app)
+        peer.socket.send(raw_head(peer, POST, ends=False))
+        peer.socket.send(data(1, b"abc", ends=False) + trailers(1, [(name, "3")]))
+        peer.run()
+        assert peer.answers[1].status == 400, name
+        assert not app.bodies
+
+
+def test_what_a_reset_body_has_used_of_the_window_is_given_back(begin: Begin) -> None:
+    peer = begin(Recording())
+    for _ in range(20):  # 20 * 10,000 bytes are more than the connection's window
+        head = raw_head(peer, [*POST, ("content-length", "9999")], ends=False)
+        number = max(peer.answers)
+        peer.socket.send(head + data(number, bytes(10_000)))
+        peer.run()
+        assert peer.answers[number].reset == PROTOCOL_ERROR
+    assert not peer.goaways
+    frames = peer.near.outgoing.frames
+    assert frames._inbound_flow_control_window_manager.current_window_size > 10_000
+
+
+def test_a_lengths_true_value_is_accepted(begin: Begin) -> None:
+    app = Recording()
+    peer = begin(app)
+    assert peer.get(method="POST", headers=[("content-length", "0")]).status == 200
+    assert peer.get(method="POST", headers=[("content-length", "3")], body=b"abc").status == 200
+    answer = peer.get(
+        method="POST", headers=[("content-length", "3")], body=b"abc", trailers=[("x-a", "b")]
+    )
+    assert answer.status == 200
+    assert app.bodies == [b"", b"abc", b"abc"]
+
+
+_parts = st.lists(st.binary(max_size=6), max_size=3)
+
+
+@given(
+    declared=st.none() | st.integers(0, 12),
+    parts=_parts,
+    with_trailers=st.booleans(),
+    ends_with_head=st.booleans(),
+)
+@settings(max_examples=effort(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_the_length_an_app_sees_the_body_it_declares_or_nothing(
+    begin: Begin,
+    declared: int | None,
+    parts: list[bytes],
+    with_trailers: bool,
+    ends_with_head: bool,
+) -> None:
+    app = Recording()
+    peer = begin(app)
+    length = [] if declared is None else [("content-length", str(declared))]
+    if ends_with_head:
+        parts, with_trailers = [], False
+    elif not parts and not with_trailers:
+        parts = [b""]
+    peer.socket.send(raw_head(peer, [*POST, *length], ends=ends_with_head))
+    for number, part in enumerate(parts):
+        peer.socket.send(data(1, part, ends=not with_trailers and number == len(parts) - 1))
+    if with_trailers:
+        peer.socket.send(trailers(1, [("x-a", "b")]))
+    peer.run()
+    body = b"".join(parts)
+    if declared in (None, len(body)):
+        assert app.bodies == [body]
+        assert peer.answers[1].status == 200
+    else:
+        assert not app.bodies
+        assert peer.answers[1].reset == PROTOCOL_ERROR
+    assert not peer.goaways
+    assert not peer.streams
+
+
+# What an app sends.
+
+
+def test_early_hints_and_trailers_have_no_field_of_the_connection_or_framing(
+    begin: Begin,
+) -> None:
+    given_ones = [(name.title(), "5") for name in (*HOP_BY_HOP, "content-length")]
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["wsgi.early_hints"](given_ones)
+        environ["wsgi.early_hints"]([("Link", "</a>"), (b"X-B", b"c"), *given_ones])
+        start_response("200 OK", [])
+        named = [(name, "5") for name in NO_TRAILERS]
+        environ["gunicorn.http2.send_trailers"]([("X-A", "b"), *given_ones, *named])
+        return iter([b"a", b"b"])
+
+    answer = begin(app).get()
+    assert answer.early == [{":status": "103", "link": "</a>", "x-b": "c"}]
+    assert (answer.body, answer.trailers) == (b"ab", {"x-a": "b"})
+
+
+@pytest.mark.parametrize("check", [interim_fields, trailer_fields])
+@pytest.mark.parametrize(
+    "field",
+    [
+        (":status", "200"),
+        ("a b", "c"),
+        ("", "c"),
+        ("a\r\nb", "c"),
+        ("a:b", "c"),
+        ("a", "b\r\nc: d"),
+        ("a", "b\nc"),
+        ("a", "b\0"),
+        (b"a", b"b\r"),
+        ("a", 5),
+        (5, "a"),
+        ("a", "\u20ac"),
+        "abc",
+        5,
+    ],
+    ids=repr,
+)
+def test_fields_that_cannot_be_sent_are_errors(check: Any, field: Any) -> None:
+    with pytest.raises(BodyError):
+        check([field])
