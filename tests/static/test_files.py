@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import logging
 import os
 from pathlib import Path
+from typing import Any
 from wsgiref.util import FileWrapper
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.static.calls import LARGE, app_behind, call, call_with, environ_of, settle
+from tests.static.calls import (
+    EPOCH,
+    LARGE,
+    app_behind,
+    call,
+    call_with,
+    environ_of,
+    settle,
+    write_sibling,
+)  # fmt: skip
 from tests.support.effort import effort
 from wsgifast import StaticFiles
 from wsgifast.bodies.files import FileSlice
@@ -158,3 +169,52 @@ def test_a_file_that_may_not_be_read_is_403_and_logged(
         assert call(app, "/app.js").status == 403
         assert call(app, "/app.js", "HEAD").body == b""
     assert str(site / "app.js") in caplog.text
+
+
+# Files that report no size, or a whole page, and have something else.
+UNSIZED = ["/proc/sys/kernel/ostype", "/proc/version", "/sys/class/net/lo/address"]
+
+
+@pytest.mark.parametrize("path", UNSIZED)
+@pytest.mark.parametrize("etag", ["stat", "content", None])
+def test_file_with_a_wrong_size_is_read_to_its_end(path: str, etag: str | None) -> None:
+    if not os.path.exists(path):
+        pytest.skip(f"there is no {path} here")
+    folder, name = os.path.split(path)
+    content = Path(path).read_bytes()
+    app = StaticFiles(directory=folder, etag=etag)
+    for _ in range(2):
+        for headers in ({}, {"Range": "bytes=0-1"}, {"If_Modified_Since": EPOCH}):
+            answer = call(app, f"/{name}", **headers)
+            assert (answer.status, answer.body) == (200, content)
+            assert answer.headers["content-length"] == str(len(content))
+            assert {"accept-ranges", "last-modified"}.isdisjoint(answer.headers)
+            assert ("etag" in answer.headers) == (etag == "content")
+        head = call(app, f"/{name}", "HEAD")
+        assert (head.status, head.headers, head.body) == (200, answer.headers, b"")
+    assert app.cached_bytes == 0
+
+
+def test_file_with_a_wrong_size_behind_an_index_a_fallback_and_a_link(tmp_path: Path) -> None:
+    content = Path("/proc/version").read_bytes()
+    (tmp_path / "index.html").symlink_to("/proc/version")
+    (tmp_path / "app.js").write_bytes(b"x" * 500)
+    (tmp_path / "app.js.gz").symlink_to("/proc/version")  # no sibling of it
+    app = StaticFiles(directory=tmp_path, follow_symlinks=True, fallback="index.html")
+    for path in ("/", "/index.html", "/some/route"):
+        assert call(app, path, Accept_Encoding="gzip").body == content
+    assert call(app, "/app.js", Accept_Encoding="gzip").body == b"x" * 500
+
+
+def test_file_without_an_end_is_forbidden(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("wsgifast.files.lookup._UNSIZED_BYTES", 10)
+    app = StaticFiles(directory="/proc")
+    with caplog.at_level(logging.WARNING):
+        assert call(app, "/version").status == 403
+        assert call(app, "/version", "HEAD").body == b""
+        # It reports no size, and fails when it is read.
+        assert call(StaticFiles(directory="/proc/self"), "/clear_refs").status == 403
+    assert "/proc/version reports no size" in caplog.text
+    assert "/proc/self/clear_refs cannot be read: Invalid argument" in caplog.text

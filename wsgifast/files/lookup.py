@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from ..sockets.sendfile import has_its_size
 from .codings import SIBLING_SUFFIXES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
@@ -28,6 +29,9 @@ log = logging.getLogger("wsgifast.files")
 # have the resolution of the kernel's tick, 1 to 10 ms. It is served, but not cached yet.
 _SETTLED_NS = 50_000_000
 _READ_BYTES = 1 << 20
+# The most that is read of a file that does not have its size. The kernel's text files have less;
+# some others, such as /proc/self/pagemap, have no end in practice.
+_UNSIZED_BYTES = 16 << 20
 
 
 class FoundFile:
@@ -77,6 +81,10 @@ class FoundDirectory(NamedTuple):
     roots: list[Directory]
     # Whether the URL path has no trailing slash.
     lacks_slash: bool
+
+
+class Unreadable(Exception):
+    """A file without a size of its own, such as one of /proc, that cannot be read to its end."""
 
 
 # A file that exists and that the process may not read.
@@ -155,7 +163,12 @@ class Lookup:
         return "directory"
 
     def describe(self, file: FoundFile, url: str) -> Found:
-        """Describe a file and its encoded siblings, which are opened for it."""
+        """Describe a file and its encoded siblings, which are opened for it.
+
+        :raises Unreadable: see there.
+        """
+        if not has_its_size(*file.opened(file.path)):
+            return self._describe_unsized(file, url)
         folder = posixpath.dirname(file.path)
         # Before the siblings: one that appears meanwhile changes the directory's identity.
         beside = {folder: _stat_or_none(folder)}
@@ -166,7 +179,7 @@ class Lookup:
             if seen is None:
                 continue
             sibling = file.open_sibling(suffix)
-            if sibling is not None and _takes_the_place(sibling.facts, file.facts):
+            if sibling is not None and _takes_the_place(sibling, file.facts):
                 codings[coding] = sibling.facts
             else:
                 beside[file.path + suffix] = seen
@@ -181,6 +194,27 @@ class Lookup:
             url=url,
             settled=_all_settled([file.facts, *codings.values(), *beside.values()]),
             recheck_s=self.recheck_s,
+        )
+
+    def _describe_unsized(self, file: FoundFile, url: str) -> Found:
+        """Describe a file of /proc, /sys and the like, by what it has now.
+
+        It has neither ranges nor validators by time, and is not cached: it may have other bytes at
+        each read, and the file system does not report that.
+        """
+        body = _read_unsized(file)
+        representation = describe(
+            size=len(body),
+            mtime_ns=0,
+            now=time.time(),
+            etag=content_etag([body]) if self.etag == "content" else None,
+            headers=self.rules.headers(file.path, url),
+            body=body,
+            ranges=False,
+        )
+        source = Source(file.path, file.directory, identity_of(file.facts), representation)
+        return Found(
+            source, {}, beside=[], absent=[], url=url, settled=False, recheck_s=self.recheck_s
         )
 
     def _describe_one(
@@ -224,14 +258,30 @@ def _stat_or_none(path: str) -> os.stat_result | None:
         return None  # renamed since the file in it was opened
 
 
-def _takes_the_place(sibling: os.stat_result, original: os.stat_result) -> bool:
+def _takes_the_place(sibling: Opened, original: os.stat_result) -> bool:
     """Whether a sibling may be sent in place of the original."""
+    facts = sibling.facts
     return (
-        stat.S_ISREG(sibling.st_mode)
-        and 0 < sibling.st_size < original.st_size
+        stat.S_ISREG(facts.st_mode)
+        and 0 < facts.st_size < original.st_size
+        and has_its_size(*sibling)
         # An older one was made from earlier content.
-        and sibling.st_mtime_ns >= original.st_mtime_ns
+        and facts.st_mtime_ns >= original.st_mtime_ns
     )
+
+
+def _read_unsized(file: FoundFile) -> bytes:
+    fd = file.opened(file.path).fd
+    content = bytearray()
+    try:
+        while len(content) <= _UNSIZED_BYTES:
+            block = os.read(fd, _READ_BYTES)  # not pread(): some can be read in order only
+            if not block:
+                return bytes(content)
+            content += block
+    except OSError as error:
+        raise Unreadable(f"{file.path} cannot be read: {error.strerror}") from error
+    raise Unreadable(f"{file.path} reports no size, and has more than {_UNSIZED_BYTES} bytes")
 
 
 def _all_settled(looks: Sequence[os.stat_result | None]) -> bool:

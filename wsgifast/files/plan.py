@@ -128,6 +128,7 @@ class Representation:
         with If-Match or If-None-Match then gets the whole file, and If-Range holds by date only.
     :param modified: seconds since 1970 (UTC); by default that of the Last-Modified header.
     :param body: the bytes, if they are in memory: plans then have bytes in place of ranges.
+    :param ranges: whether parts may be requested: not of a file that has other bytes at each read.
     """
 
     def __init__(
@@ -138,9 +139,11 @@ class Representation:
         etag: str | None = None,
         modified: int | None = None,
         body: bytes | None = None,
+        ranges: bool = True,
     ) -> None:
         self.size = size
         self.body = body
+        self._has_ranges = ranges
         self.headers: tuple[Header, ...] = tuple(headers)
         self.content_type: str | None = None
         self.content_encoding: str | None = None
@@ -188,7 +191,7 @@ class Representation:
             if status == 412:
                 return self._precondition_failed
         # Section 14.2: Range is defined for GET alone.
-        if range_ is None or method != "GET":
+        if range_ is None or method != "GET" or not self._has_ranges:
             return self._head if method == "HEAD" else self._whole
         if if_range is not None and not if_range_holds(if_range, self.etag, self.modified):
             return self._whole
@@ -277,6 +280,7 @@ def describe(
     negotiated: bool = False,
     headers: Iterable[Header] = (),
     body: bytes | None = None,
+    ranges: bool = True,
 ) -> Representation:
     """Return the representation of a file on disk, with the headers that a file server sends.
 
@@ -290,12 +294,15 @@ def describe(
     :param negotiated: whether the file has encoded siblings, or is one.
     :param headers: further headers, such as Content-Type. They replace those made here.
     :param body: the bytes, if they are in memory.
+    :param ranges: whether parts may be requested.
     """
     given = tuple(headers)
     names = {name.lower() for name, _ in given}
     seconds = mtime_ns // 10**9
     modified = None if seconds < FIRST_KNOWN_SECOND else seconds
-    own: list[Header] = [("Content-Length", str(size)), ("Accept-Ranges", "bytes")]
+    own: list[Header] = [("Content-Length", str(size))]
+    if ranges:
+        own.append(("Accept-Ranges", "bytes"))
     if coding is not None:
         own.append(("Content-Encoding", coding))
     if modified is not None and "last-modified" not in names:
@@ -306,4 +313,4 @@ def describe(
         own.append(("Vary", "Accept-Encoding"))
     if "last-modified" in names:
         modified = None  # that of the header
-    return Representation(size, (*own, *given), modified=modified, body=body)
+    return Representation(size, (*own, *given), modified=modified, body=body, ranges=ranges)

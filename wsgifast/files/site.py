@@ -8,6 +8,7 @@ and described by fstat() of the descriptor that is sent.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -20,10 +21,12 @@ from ..option_checks import check_switches, is_count, is_number, shown
 from .directory import Directory, names_of
 from .found import Found
 from .listing import listed, listing_plan
-from .lookup import FoundDirectory, FoundFile, Lookup
+from .lookup import FoundDirectory, FoundFile, Lookup, Unreadable
 from .memory import MemoryCache
 from .plan import NO_TEXT, Header, Plan, RequestFacts
 from .rules import AddHeaders, HeaderRules, ImmutableTest
+
+log = logging.getLogger("wsgifast.files")
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 # Up to this size a copy from memory is cheaper than opening the file and a call of sendfile.
@@ -211,7 +214,9 @@ class StaticFilesBase(Generic[AppT]):
             return self._answer_found(facts, path, found)
         if found is None:
             return self._answer_fallback(facts, path)
-        plan = _FORBIDDEN if found == "refused" else self._plan_directory(path, query, found)
+        if found == "refused":
+            return _forbidden(facts), None
+        plan = self._plan_directory(path, query, found)
         return (plan if facts.method == "GET" else Plan(plan.status, plan.headers)), None
 
     def refusal(self, method: str) -> Plan:
@@ -231,6 +236,9 @@ class StaticFilesBase(Generic[AppT]):
             if source.representation.body is not None or not plan.segments:
                 return plan, None
             return plan, file.take(source.path)
+        except Unreadable as error:
+            log.warning("%s", error)
+            return _forbidden(facts), None
         finally:
             file.close()
 
@@ -268,6 +276,10 @@ def _directories(
     return paths
 
 
+def _forbidden(facts: RequestFacts) -> Plan:
+    return _FORBIDDEN if facts.method == "GET" else _FORBIDDEN_HEAD
+
+
 def _redirect(path: str, query: str) -> Plan:
     """Redirect to the path with a slash, relatively: a proxy may serve the site under a prefix."""
     last = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
@@ -295,4 +307,5 @@ def _text_plan(status: int, text: str, *headers: Header) -> Plan:
 _MISSING = _text_plan(404, "Not Found\n")
 _MISSING_HEAD = Plan(404, _MISSING.headers)
 _FORBIDDEN = _text_plan(403, "Forbidden\n")
+_FORBIDDEN_HEAD = Plan(403, _FORBIDDEN.headers)
 _NOT_ALLOWED = _text_plan(405, "Method Not Allowed\n", ("Allow", "GET, HEAD"))

@@ -85,7 +85,7 @@ def file_segment(file: object) -> FileSegment | None:
         return None
     fd = file.fileno()
     facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode) or not _has_its_size(fd, facts):
+    if not stat.S_ISREG(facts.st_mode) or not has_its_size(fd, facts):
         return None
     # tell(), not the descriptor's own offset: a buffered file that was read from is ahead of it.
     position = file.tell()
@@ -170,7 +170,7 @@ def _reads_its_descriptor(file: object) -> bool:
     return False
 
 
-def _has_its_size(fd: int, facts: os.stat_result) -> bool:
+def has_its_size(fd: int, facts: os.stat_result) -> bool:
     """Whether a regular file has as many bytes as it reports.
 
     A file of /proc reports 0 and has some; one of /sys reports 4096 and may have fewer. Neither has
