@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tests.static.calls import LARGE, Answered, call, settle, write_sibling
 from tests.support.effort import effort
 from wsgifast import StaticFiles
+from wsgifast.files.codings import has_same_time, is_outdated
 
 
 @pytest.mark.parametrize("settled", [True, False])
@@ -67,6 +69,76 @@ def test_a_stale_sibling_is_not_sent(site: Path) -> None:
     assert call(app, "/app.js", Accept_Encoding="gzip").body == b"fresh"
     original.write_text("let answer = 43;\n" * 40)
     assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
+
+
+SECOND = 1_700_000_000 * 10**9  # in ns
+
+
+@pytest.mark.parametrize(
+    ("original_ns", "sibling_ns", "is_used"),
+    [
+        (SECOND + 123_456_789, SECOND + 123_456_789, True),
+        (SECOND + 123_456_789, SECOND + 123_456_717, True),  # through a float
+        (SECOND + 123_456_789, SECOND + 123_456_954, True),
+        (SECOND + 123_456_789, SECOND + 123_456_000, True),  # microseconds
+        (SECOND + 123_456_789, SECOND + 123_000_000, True),  # milliseconds
+        (SECOND + 999_999_999, SECOND, True),  # seconds
+        (SECOND, SECOND, True),
+        (SECOND + 123_456_789, SECOND + 10**9, True),  # newer
+        (SECOND + 123_456_789, SECOND + 123_455_000, False),
+        (SECOND + 123_456_789, SECOND + 122_000_000, False),
+        (SECOND + 999_999_999, SECOND + 500_000_001, False),  # it is no rounded time
+        (SECOND + 10**9, SECOND, False),  # times of whole seconds, one apart
+        (SECOND + 10**9 + 1, SECOND, False),
+        (SECOND + 10**9, SECOND + 10**9 - 200_000_000, False),
+    ],
+)
+def test_sibling_is_sent_if_its_time_is_the_originals_when_rounded(
+    site: Path, original_ns: int, sibling_ns: int, is_used: bool
+) -> None:
+    original, sibling = site / "app.js", write_sibling(site / "app.js", ".gz", b"packed")
+    os.utime(original, ns=(original_ns, original_ns))
+    os.utime(sibling, ns=(sibling_ns, sibling_ns))
+    answer = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip")
+    assert (answer.body == b"packed") == is_used
+    assert is_outdated(sibling.stat(), original.stat()) != is_used
+
+
+@given(ns=st.integers(10**18, 2 * 10**18), unit=st.sampled_from([1, 10**3, 10**6, 10**9, None]))
+def test_time_copied_by_a_tool_is_the_originals(ns: int, unit: int | None) -> None:
+    """None stands for a float, as of os.utime(name, (st_atime, st_mtime))."""
+    copied = math.floor(ns / 1e9 * 1e9) if unit is None else ns // unit * unit
+    one, other = stat_at(ns), stat_at(copied)
+    assert has_same_time(one, other)
+    assert has_same_time(other, one)
+    assert not is_outdated(other, one)
+
+
+@given(st.integers(10**18, 2 * 10**18), st.integers(10**9, 10**12))
+def test_time_a_second_apart_is_never_the_originals(ns: int, difference: int) -> None:
+    one, other = stat_at(ns), stat_at(ns + difference)
+    assert not has_same_time(one, other)
+    assert is_outdated(one, other)
+    assert not is_outdated(other, one)
+
+
+def stat_at(ns: int) -> os.stat_result:
+    return os.stat_result((0,) * 10, {"st_mtime_ns": ns})
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".br"])
+def test_sibling_made_by_whitenoise_is_sent(site: Path, suffix: str) -> None:
+    from whitenoise.compress import Compressor
+
+    originals = [site / f"{number}.css" for number in range(30)]
+    for original in originals:
+        original.write_bytes(b"body { color: red }\n" * 100)
+        Compressor(quiet=True).compress(str(original))
+    app = StaticFiles(directory=site)
+    for original in originals:
+        packed = original.with_name(original.name + suffix).read_bytes()
+        coding = {".gz": "gzip", ".br": "br"}[suffix]
+        assert call(app, f"/{original.name}", Accept_Encoding=coding).body == packed
 
 
 @pytest.mark.parametrize(

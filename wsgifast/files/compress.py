@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import Lock
 
 from ..errors import ConfigurationError
-from .codings import ENCODERS, SIBLING_SUFFIXES, checked_codings
+from .codings import ENCODERS, SIBLING_SUFFIXES, checked_codings, has_same_time, is_outdated
 from .directory import names_of
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 
@@ -190,12 +190,12 @@ class _Run:
         there = facts_of(name, folder)
         ours = there is not None and self._is_ours(folder, path)
         if there is not None and not ours and not self.overwrite:
-            if not is_regular(there) or there.st_mtime_ns < original.facts.st_mtime_ns:
+            if not is_regular(there) or is_outdated(there, original.facts):
                 self.report.left_alone.append(path)
                 return None
             self.report.current.append(path)
             return there.st_size
-        if there is not None and ours and there.st_mtime_ns == original.facts.st_mtime_ns:
+        if there is not None and ours and has_same_time(there, original.facts):
             self.report.current.append(path)
             return there.st_size
         encoded = ENCODERS[coding](original.content)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..sockets.sendfile import has_its_size
-from .codings import SIBLING_SUFFIXES
+from .codings import SIBLING_SUFFIXES, is_outdated
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
 from .found import Found, Source
@@ -265,8 +265,7 @@ def _takes_the_place(sibling: Opened, original: os.stat_result) -> bool:
         stat.S_ISREG(facts.st_mode)
         and 0 < facts.st_size < original.st_size
         and has_its_size(*sibling)
-        # An older one was made from earlier content.
-        and facts.st_mtime_ns >= original.st_mtime_ns
+        and not is_outdated(facts, original)
     )
 
 
