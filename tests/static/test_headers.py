@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 from wsgiref.headers import Headers
@@ -42,6 +43,71 @@ def test_types_and_charset(site: Path) -> None:
     assert {name: call(app, f"/{name}").headers["content-type"] for name in names} == names
     plain = StaticFiles(directory=site, charset=None)
     assert call(plain, "/a.js").headers["content-type"] == "text/javascript"
+
+
+def test_type_that_is_always_coded_has_its_coding(site: Path) -> None:
+    packed = gzip.compress(b"<svg/>")
+    for name in ("a.svgz", "B.SVGZ", "a.tgz", "a.js.gz", "a.svg.gz", "a.svg"):
+        (site / name).write_bytes(packed)
+    for suffix in (".gz", ".br"):  # siblings of a file that is coded already
+        write_sibling(site / "a.svgz", suffix, b"packed again")
+    app = StaticFiles(directory=site)
+    for name in ("a.svgz", "B.SVGZ"):
+        for accepted in ({}, {"Accept_Encoding": "identity"}, {"Accept_Encoding": "gzip, br"}):
+            answer = call(app, f"/{name}", **accepted)
+            assert (answer.status, answer.body) == (200, packed)
+            assert answer.headers["content-type"] == "image/svg+xml"
+            assert answer.headers["content-encoding"] == "gzip"
+            assert answer.names.count("content-encoding") == 1
+            assert "vary" not in answer.headers
+        part = call(app, f"/{name}", Range="bytes=2-5")
+        assert (part.status, part.body) == (206, packed[2:6])
+        assert part.headers["content-encoding"] == "gzip"
+        assert call(app, f"/{name}", Range="bytes=0-1,4-5").body == packed
+    for name in ("a.tgz", "a.js.gz", "a.svg.gz"):
+        answer = call(app, f"/{name}")
+        assert answer.headers["content-type"] == "application/gzip"
+        assert "content-encoding" not in answer.headers
+    assert "content-encoding" not in call(app, "/a.svg").headers
+    other = StaticFiles(directory=site, mimetypes={".svgz": "application/gzip"})
+    assert "content-encoding" not in call(other, "/a.svgz").headers
+
+
+def test_file_with_a_coding_of_the_user_has_no_siblings(site: Path) -> None:
+    def add(headers: Headers, path: str, url: str) -> None:
+        headers["Content-Encoding"] = "br"
+
+    write_sibling(site / "app.js", ".gz", b"packed")
+    app = StaticFiles(directory=site, add_headers=add)
+    answer = call(app, "/app.js", Accept_Encoding="gzip")
+    assert answer.body == (site / "app.js").read_bytes()
+    assert answer.names.count("content-encoding") == 1
+
+
+def test_allowed_origins_see_the_headers_of_ranges(site: Path) -> None:
+    def one_origin(headers: Headers, path: str, url: str) -> None:
+        headers["Access-Control-Allow-Origin"] = "https://reader.example"
+
+    def others(headers: Headers, path: str, url: str) -> None:
+        headers["Access-Control-Allow-Origin"] = "*"
+        headers["Access-Control-Expose-Headers"] = "X-Mine"
+
+    def none(headers: Headers, path: str, url: str) -> None:
+        del headers["Access-Control-Expose-Headers"]
+
+    name = "access-control-expose-headers"
+    for options in ({"allow_all_origins": True}, {"add_headers": one_origin}):
+        app = StaticFiles(directory=site, **options)  # type: ignore[arg-type]
+        for headers in ({}, {"Range": "bytes=0-3"}, {"Range": "bytes=9999999-"}):
+            exposed = call(app, "/app.js", **headers).headers[name]
+            assert {"Accept-Ranges", "Content-Range", "Content-Encoding"} <= set(
+                exposed.split(", ")
+            )
+    app = StaticFiles(directory=site, add_headers=others)
+    assert call(app, "/app.js").headers[name] == "X-Mine"
+    app = StaticFiles(directory=site, add_headers=none, allow_all_origins=True)
+    assert name not in call(app, "/app.js").headers
+    assert name not in call(StaticFiles(directory=site), "/app.js").headers
 
 
 def test_caching_and_cors_headers(site: Path) -> None:

@@ -34,7 +34,7 @@ MIN_SAVING = 0.05
 _COMPRESSED_EXTENSIONS = frozenset(
     {".7z", ".avif", ".br", ".bz2", ".flac", ".flv", ".gif", ".gz", ".jpeg", ".jpg", ".jxl"}
     | {".m4a", ".m4v", ".mov", ".mp3", ".mp4", ".mpeg", ".ogg", ".opus", ".png", ".rar", ".tbz"}
-    | {".tgz", ".txz", ".webm", ".webp", ".whl", ".woff", ".woff2", ".xz", ".zip", ".zst"}
+    | {".svgz", ".tgz", ".txz", ".webm", ".webp", ".whl", ".woff", ".woff2", ".xz", ".zip", ".zst"}
 )
 # Hidden, so that it is not served.
 MANIFEST = ".wsgifast-compress.json"

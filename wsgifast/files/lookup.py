@@ -174,7 +174,8 @@ class Lookup:
         beside = {folder: _stat_or_none(folder)}
         headers = self.rules.headers(file.path, url)
         codings: dict[str, os.stat_result] = {}
-        for coding, suffix in SIBLING_SUFFIXES.items():
+        is_coded = any(name.lower() == "content-encoding" for name, _ in headers)
+        for coding, suffix in () if is_coded else SIBLING_SUFFIXES.items():
             seen = _stat_or_none(file.path + suffix)
             if seen is None:
                 continue

@@ -59,6 +59,7 @@ _TYPES = {
     ".rss": "application/rss+xml",
     ".rtf": "application/rtf",
     ".svg": "image/svg+xml",
+    ".svgz": "image/svg+xml",
     ".ts": "video/mp2t",
     ".ttf": "font/ttf",
     ".txt": "text/plain",
@@ -75,8 +76,11 @@ _TYPES = {
     ".zst": "application/zstd",
     "apple-app-site-association": "application/json",
 }
-# Compressed files that are requested by their own name are sent as such: with a Content-Encoding a
-# browser would save them decompressed.
+# Types whose files are in a content coding always. Browsers show them only with a Content-Encoding
+# (the registration of image/svg+xml asks for it).
+_CODED_TYPES = {".svgz": ("image/svg+xml", "gzip")}
+# Other compressed files that are requested by their own name are sent as such: with a
+# Content-Encoding a browser would save them decompressed.
 _ENCODED_TYPES = {
     "gzip": "application/gzip",
     "bzip2": "application/x-bzip2",
@@ -84,6 +88,12 @@ _ENCODED_TYPES = {
     "compress": "application/x-compress",
 }
 _UNKNOWN_TYPE = "application/octet-stream"
+# Scripts of other origins see few headers without it (Fetch, "CORS-safelisted response-header
+# name"). PDF.js asks for parts only if it sees these.
+_EXPOSED: Header = (
+    "Access-Control-Expose-Headers",
+    "Accept-Ranges, Content-Encoding, Content-Length, Content-Range, ETag",
+)
 _EXTENSION_OR_NAME = re.compile(r"[^/\0]+")
 _TYPE = re.compile(r"[!#$&^_.+\w-]+/[!#$&^_.+\w-]+(?:[ \t]*;.*)?", re.ASCII)
 _CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
@@ -123,23 +133,28 @@ class HeaderRules:
 
     def headers(self, path: str, url: str) -> list[Header]:
         """Return the headers of a file that depend on its name only."""
-        own: list[Header] = [("Content-Type", self.content_type(path))]
+        content_type = self.content_type(path)
+        own: list[Header] = [("Content-Type", content_type)]
+        coded_type, coding = _CODED_TYPES.get(_extension(path), ("", ""))
+        if coding and content_type == coded_type:  # `mimetypes` may have another one
+            own.append(("Content-Encoding", coding))
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
         elif self._cache_control is not None:
             own.append(("Cache-Control", self._cache_control))
         if self._allow_all_origins:
-            own.append(("Access-Control-Allow-Origin", "*"))
+            own += ("Access-Control-Allow-Origin", "*"), _EXPOSED
         if self._add_headers is not None:
             changed = Headers(own)
             self._add_headers(changed, path, url)
+            if "Access-Control-Allow-Origin" in changed and not self._allow_all_origins:
+                changed.setdefault(*_EXPOSED)
             own = changed.items()
         return own
 
     def content_type(self, path: str) -> str:
         name = path.rpartition("/")[2]
-        dot = name.rfind(".")
-        extension = name[dot:].lower() if dot >= 0 else ""
+        extension = _extension(path)
         found = self._types.get(name) or self._types.get(extension)
         if found is None:
             guessed, encoding = self._python_types.guess_type(f"x{extension}")
@@ -147,6 +162,12 @@ class HeaderRules:
         if self._charset is not None and found.startswith("text/") and ";" not in found:
             return f"{found}; charset={self._charset}"
         return found
+
+
+def _extension(path: str) -> str:
+    name = path.rpartition("/")[2]
+    dot = name.rfind(".")
+    return name[dot:].lower() if dot >= 0 else ""
 
 
 def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> ImmutableTest | None:
