@@ -281,6 +281,78 @@ def test_a_manifest_leads_through_no_link(tree: Path) -> None:
     assert (tree / "x.gz").is_symlink()
 
 
+@pytest.mark.parametrize("mode", [0o6777, 0o4755, 0o2640, 0o1644, 0o444, 0o7600, 0o600])
+def test_sibling_has_permissions_of_its_original_and_no_special_bits(tree: Path, mode: int) -> None:
+    os.chmod(tree / "page.html", mode)
+    compress(tree, codings=["gzip"])
+    assert stat.S_IMODE((tree / "page.html.gz").stat().st_mode) == mode & 0o777
+
+
+@NEEDS_ROOT
+def test_root_gives_siblings_and_manifest_their_owner(tree: Path) -> None:
+    os.chown(tree, 65_534, 65_533)
+    page = tree / "page.html"
+    os.chown(page, 1_234, 2_345)
+    os.chmod(page, 0o6640)
+    compress(tree, codings=["gzip"])
+    sibling = (tree / "page.html.gz").stat()
+    assert (sibling.st_uid, sibling.st_gid) == (1_234, 2_345)
+    assert stat.S_IMODE(sibling.st_mode) == 0o640
+    manifest = (tree / MANIFEST).stat()
+    assert (manifest.st_uid, manifest.st_gid) == (65_534, 65_533)
+    assert stat.S_IMODE(manifest.st_mode) == 0o600
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    ("mode", "expected"), [(0o640, 0o600), (0o664, 0o644), (0o644, 0o644), (0o604, 0o604)]
+)
+def test_another_group_gets_no_permission_of_the_originals_group(
+    tree: Path, mode: int, expected: int
+) -> None:
+    """As where a user compresses files of a group that the user is not in."""
+    page = tree / "page.html"
+    os.chown(page, 65_534, 2_345)
+    os.chmod(page, mode)
+    for folder in (tree, tree / "css"):
+        os.chown(folder, 65_534, -1)
+    with another_user(reaching=tree):
+        compress(tree, codings=["gzip"])
+    sibling = (tree / "page.html.gz").stat()
+    assert sibling.st_gid != 2_345
+    assert stat.S_IMODE(sibling.st_mode) == expected
+
+
+@pytest.mark.parametrize("unit_ns", [1_000, 1_000_000, 1_000_000_000])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_sibling_whose_time_was_rounded_is_up_to_date(
+    tree: Path, unit_ns: int, is_ours: bool
+) -> None:
+    page, sibling = tree / "page.html", tree / "page.html.gz"
+    os.utime(page, ns=(1_700_000_000_987_654_321,) * 2)
+    if is_ours:
+        compress(tree, codings=["gzip"])
+    else:
+        sibling.write_bytes(gzip.compress(TEXT, 1))
+    os.utime(sibling, ns=(1_700_000_000_987_654_321 // unit_ns * unit_ns,) * 2)
+    packed = sibling.read_bytes()
+    report = compress(tree, codings=["gzip"])
+    assert "page.html.gz" in report.current
+    assert not report.left_alone
+    assert sibling.read_bytes() == packed
+    os.utime(sibling, ns=(1_700_000_000_387_654_321,) * 2)  # it is no rounded time
+    report = compress(tree, codings=["gzip"])
+    assert ("page.html.gz" in report.written) == is_ours
+    assert ("page.html.gz" in report.left_alone) != is_ours
+
+
+def test_types_that_are_coded_already_are_skipped(tree: Path) -> None:
+    for name in ("drawing.svgz", "archive.tgz"):
+        (tree / name).write_bytes(b"x" * 5_000)
+    made = compress(tree).written
+    assert not [path for path in made if path.startswith(("drawing", "archive"))]
+
+
 @NEEDS_ROOT
 def test_a_manifest_that_may_not_be_read_is_not_malformed(tree: Path) -> None:
     (tree / MANIFEST).touch(0)

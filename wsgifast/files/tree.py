@@ -67,7 +67,8 @@ def read_file(folder: int, name: str) -> File | None:
 def write_file(folder: int, name: str, content: bytes, like: os.stat_result | None = None) -> None:
     """Write a file atomically.
 
-    :param like: the stat() of a file whose permissions and modification time it gets.
+    :param like: the stat() of a file whose owner (as far as this process may set it), permissions
+        and modification time it gets. None: the owner of the folder, and no permission for others.
     """
     # 100 characters: with the suffix it must not exceed the longest name.
     temporary = f".{name[:100]}.{secrets.token_hex(8)}"
@@ -77,10 +78,35 @@ def write_file(folder: int, name: str, content: bytes, like: os.stat_result | No
         with open(fd, "wb") as file:
             file.write(content)
             file.flush()
+            _give_away(fd, os.fstat(folder) if like is None else like)
             if like is not None:
-                os.fchmod(fd, stat.S_IMODE(like.st_mode))
+                # After the owner: no one else may read it before.
+                os.fchmod(fd, _permissions(like, os.fstat(fd)))
                 os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         os.unlink(temporary, dir_fd=folder)
         raise
+
+
+def _give_away(fd: int, like: os.stat_result) -> None:
+    """Give a file the owner and group of another, as far as this process may."""
+    facts = os.fstat(fd)
+    if os.geteuid() == 0 and facts.st_uid != like.st_uid:
+        with contextlib.suppress(OSError):  # in a user namespace, or on a network file system
+            os.fchown(fd, like.st_uid, -1)
+    if facts.st_gid != like.st_gid:
+        with contextlib.suppress(OSError):  # of a group that this process is not in
+            os.fchown(fd, -1, like.st_gid)
+
+
+def _permissions(like: os.stat_result, own: os.stat_result) -> int:
+    """Return the permission bits of a file for a copy, which may have another group.
+
+    Without setuid, setgid and the sticky bit: those are for the original alone. What its group
+    could do, another group may only if everybody may.
+    """
+    mode = like.st_mode & 0o777
+    if own.st_gid != like.st_gid:
+        mode &= ~0o070 | (mode & 0o007) << 3
+    return mode
