@@ -11,7 +11,7 @@ from .bodies.files import in_file_wrapper
 from .bodies.segments import SegmentedBody, file_body
 from .file_answers import request_facts
 from .files import Plan
-from .files.site import StaticFilesBase
+from .files.site import NOT_ALLOWED, StaticFilesBase
 
 if TYPE_CHECKING:
     # WSGIApplication is named in a string, for StaticFilesBase.
@@ -34,17 +34,18 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
         method = environ["REQUEST_METHOD"]
         answer = None
         if method == "GET" or method == "HEAD":
-            path = environ.get("PATH_INFO") or "/"
-            if not path.isascii() and max(path) <= "\xff":
-                path = path.encode("latin-1").decode("utf-8", "surrogateescape")
+            path = environ.get("PATH_INFO") or _mount_point(environ)
+            if not path.isascii():
+                path = _decoded(path)
             facts = request_facts(environ)
             answer = self.answer_kept(facts, path)
             if answer is None:
-                answer = self.look_up(facts, path, environ.get("QUERY_STRING", ""))
+                mount = _decoded(environ.get("SCRIPT_NAME", ""))
+                answer = self.look_up_or_miss(facts, path, environ.get("QUERY_STRING", ""), mount)
         if answer is None:
             if self.app is not None:
                 return self.app(environ, start_response)
-            answer = self.refusal(method), None
+            answer = NOT_ALLOWED, None
         plan, fd = answer
         if fd is not None:
             return _send_file(plan, fd, environ, start_response)
@@ -52,6 +53,19 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
         # Not an empty list or [b""]: wsgiref would add "Content-Length: 0", which is wrong in a 304
         # for a file that is not empty (RFC 9110, section 8.6).
         return list(plan.segments) or iter((b"",))  # type: ignore[arg-type]  # no runs
+
+
+def _mount_point(environ: WSGIEnvironment) -> str:
+    """Return the path for an empty PATH_INFO: "" where the app is mounted, else "/"."""
+    mount = environ.get("SCRIPT_NAME")
+    return "" if mount and not mount.endswith("/") else "/"
+
+
+def _decoded(path: str) -> str:
+    """Return a path as UTF-8: PEP 3333 has its bytes as latin-1, but not every server does."""
+    if path.isascii() or max(path) > "\xff":
+        return path
+    return path.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _send_file(

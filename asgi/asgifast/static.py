@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from wsgifast.apps import check_app
-from wsgifast.files.site import Answer, StaticFilesBase
+from wsgifast.files.site import NOT_ALLOWED, Answer, StaticFilesBase
 
 from .files.delivery import Delivery
 from .files.request import request_facts
@@ -42,14 +42,15 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
             answer = self.answer_kept(facts, path)
             if answer is None:
                 query = scope["query_string"].decode("latin-1")
-                answer = await in_thread(self.look_up, facts, path, query)
+                mount = scope.get("root_path") or ""
+                answer = await in_thread(self.look_up_or_miss, facts, path, query, mount)
             if answer is not None:
                 await _send(answer, scope, receive, send)
                 return
         if self.app is not None:
             await self.app(scope, receive, send)
             return
-        await _send((self.refusal(method), None), scope, receive, send)
+        await _send((NOT_ALLOWED, None), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lifespan and websockets are the app's; without one they are declined politely."""
@@ -64,11 +65,16 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
 
 
 def _path_below_mount(scope: Scope) -> str:
-    """The path as the app is mounted: ASGI's path includes root_path, WSGI's PATH_INFO does not."""
+    """The path as the app is mounted: ASGI's path includes root_path, WSGI's PATH_INFO does not.
+
+    "" is the mount point itself, without a slash.
+    """
     path: str = scope["path"]
     root: str = scope.get("root_path") or ""
     if root and path.startswith(root) and path[len(root) :][:1] in ("/", ""):
         path = path[len(root) :]
+        if not path and not root.endswith("/"):
+            return ""
     return path or "/"
 
 

@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "listing": {"listing": True, "index": None, "hidden_files": True},
     "no-cache": {"cache_bytes": 0, "etag": "content"},
     "plain": {"etag": None, "charset": None, "max_age": None},
+    "links": {"follow_symlinks": True},
 }
 PATHS = [
     "/",
@@ -49,6 +50,8 @@ PATHS = [
     "/a.txt/",
     "/a\0.txt",
     "/link",
+    "/version",
+    "/drawing.svgz",
     "/fifo",
     "/\udcff",
     "",
@@ -83,6 +86,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / ".hidden").write_text("hidden")
     (root.parent / "secret").write_text("secret")
     (root / "link").symlink_to(root.parent / "secret")
+    (root / "version").symlink_to("/proc/version")  # it reports no size
+    (root / "drawing.svgz").write_bytes(gzip.compress(b"<svg/>"))
     os.mkfifo(root / "fifo")
     past = time.time() - 3600  # settled: small files are kept in memory
     for path in [*root.rglob("*"), root]:
@@ -116,8 +121,14 @@ def comparable(headers: list[tuple[str, str]], body: bytes) -> tuple[list[tuple[
     return headers, body
 
 
+@pytest.mark.parametrize(
+    "page", [None, b"<h1>missing</h1>", LARGE], ids=["no page", "page", "large"]
+)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_twins(site: Path, options: dict[str, Any]) -> None:
+def test_twins(site: Path, options: dict[str, Any], page: bytes | None) -> None:
+    (site / "404.html").unlink(missing_ok=True)
+    if page is not None:
+        (site / "404.html").write_bytes(page)
     ours = asgifast.StaticFiles(directory=site, **options)
     theirs = wsgifast.StaticFiles(directory=site, **options)
     seen = set()
@@ -156,12 +167,37 @@ def test_the_query_stays_where_a_folder_is_sent_to(site: Path) -> None:
 
 @pytest.mark.parametrize(
     ("root", "path", "status"),
-    [("/a", "/a/a.txt", 200), ("/a", "/a.txt", 200), ("/a", "/a", 200), ("/b", "/a.txt", 200)],
+    [
+        ("/a", "/a/a.txt", 200),
+        ("/a", "/a.txt", 200),
+        ("/a", "/a", 302),
+        ("/a", "/a/", 200),
+        ("/a/", "/a/", 200),
+        ("/b", "/a.txt", 200),
+        ("/a.txt", "/a.txt", 302),
+    ],
 )
 def test_mounts(site: Path, root: str, path: str, status: int) -> None:
     """The path starts with root_path, as ASGI has it now, or is what is left of it."""
     scope = {**scope_of(path), "root_path": root}
     assert call(asgifast.StaticFiles(directory=site), scope).status == status
+
+
+@pytest.mark.parametrize(
+    ("root", "location"),
+    [
+        ("/docs", "./docs/?a=b&c"),
+        ("/a/grüße", "./gr%C3%BC%C3%9Fe/?a=b&c"),
+        ("//evil.example", "./evil.example/?a=b&c"),
+        ("/a//evil.example", "./evil.example/?a=b&c"),
+    ],
+)
+def test_mount_point_without_its_slash_redirects(site: Path, root: str, location: str) -> None:
+    for method in ("GET", "HEAD"):
+        scope = {**scope_of(root, method), "root_path": root, "query_string": b"a=b&c"}
+        answer = call(asgifast.StaticFiles(directory=site), scope)
+        assert (answer.status, dict(answer.headers)["location"]) == (302, location)
+        assert answer.body == b""
 
 
 def test_what_is_kept_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
 
-from tests.static.calls import call, call_with, environ_of, settle
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.static.calls import Answered, app_behind, call, call_with, environ_of, settle
+from tests.support.effort import effort
 from wsgifast import StaticFiles
 
 
@@ -29,6 +36,86 @@ def test_a_redirect_cannot_lead_to_another_host(site: Path) -> None:
     app = StaticFiles(directory=site)
     assert call(app, "/http:").headers["location"] == "./http%3A/"
     assert call(app, "//evil.example/").status == 404
+
+
+def ask_mount(app: Any, mount: str, path: str = "", query: str = "", **headers: str) -> Answered:
+    environ = {**environ_of(path, **headers), "SCRIPT_NAME": mount, "QUERY_STRING": query}
+    return call_with(app, environ)
+
+
+MOUNTS = [
+    ("/docs", "./docs/"),
+    ("/a/b", "./b/"),
+    ("/gr\xc3\xbc\xc3\x9fe", "./gr%C3%BC%C3%9Fe/"),  # UTF-8 as PEP 3333 has it
+    ("//evil.example", "./evil.example/"),
+    ("/\\evil.example", "./%5Cevil.example/"),
+    ("/http:", "./http%3A/"),
+    ("/a\r\nX: y", "./a%0D%0AX%3A%20y/"),
+    ("/a?b#c", "./a%3Fb%23c/"),
+]
+
+
+@pytest.mark.parametrize(("mount", "location"), MOUNTS)
+@pytest.mark.parametrize("options", [{}, {"listing": True, "index": None}])
+def test_mount_point_without_its_slash_redirects(
+    site: Path, mount: str, location: str, options: dict[str, Any]
+) -> None:
+    app = StaticFiles(directory=site, **options)
+    for method in ("GET", "HEAD"):
+        environ = {**environ_of("", method), "SCRIPT_NAME": mount}
+        answer = call_with(app, environ)
+        assert (answer.status, answer.headers["location"]) == (302, location)
+        answer = call_with(app, {**environ, "QUERY_STRING": "a=1&b=//x"})
+        assert answer.headers["location"] == f"{location}?a=1&b=//x"
+    assert ask_mount(app, mount, "/").status == 200
+    assert ask_mount(app, mount, "/docs").headers["location"] == "./docs/"
+
+
+@given(mount=st.text(max_size=20), query=st.text(max_size=20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(200))
+def test_redirect_of_a_mount_point_stays_at_its_host(site: Path, mount: str, query: str) -> None:
+    mount = f"/{mount}x"
+    text = mount.encode("utf-8", "surrogatepass").decode("latin-1")
+    answer = ask_mount(StaticFiles(directory=site), text, query=query)
+    assert answer.status == 302
+    location = answer.headers["location"]
+    assert location.isascii()
+    assert location.isprintable()
+    base = "http://here" + quote(mount, errors="surrogatepass")
+    target = urlsplit(urljoin(base, location))
+    assert (target.scheme, target.netloc) == ("http", "here")
+    assert target.path == quote(mount, errors="surrogatepass") + "/"
+
+
+def test_mount_point_without_an_index_or_listing_is_no_file(site: Path) -> None:
+    app = StaticFiles(directory=site, index=None)
+    assert ask_mount(app, "/docs").status == 404
+    behind = StaticFiles(app_behind, directory=site, index=None)
+    assert ask_mount(behind, "/docs").body == b"the app: GET"
+
+
+def test_mount_point_with_a_fallback_redirects_to_where_its_links_hold(site: Path) -> None:
+    app = StaticFiles(directory=site, index=None, fallback="index.html")
+    assert ask_mount(app, "/ui", query="a").headers["location"] == "./ui/?a"
+    assert ask_mount(app, "/ui", "/").body == b"<h1>home</h1>"
+    assert ask_mount(app, "/ui", "/route").body == b"<h1>home</h1>"
+
+
+def test_root_without_a_path_is_no_mount_point(site: Path) -> None:
+    """As in `GET http://host HTTP/1.1`; and where the mount's name ends in a slash."""
+    app = StaticFiles(directory=site)
+    for mount in ("", "/docs/"):
+        assert ask_mount(app, mount).body == b"<h1>home</h1>"
+
+
+def test_prefix_without_its_slash_redirects_unless_an_app_is_behind(site: Path) -> None:
+    app = StaticFiles(directory=site, prefix="/a/b")
+    environ = {**environ_of("/a/b"), "QUERY_STRING": "x=y"}
+    assert call_with(app, environ).headers["location"] == "./b/?x=y"
+    assert call(app, "/a/b/").body == b"<h1>home</h1>"
+    assert call(app, "/a").status == 404
+    behind = StaticFiles(app_behind, directory=site, prefix="/a/b")
+    assert call(behind, "/a/b").body == b"the app: GET"
 
 
 def test_no_index(site: Path) -> None:

@@ -218,3 +218,116 @@ def test_file_without_an_end_is_forbidden(
         assert call(StaticFiles(directory="/proc/self"), "/clear_refs").status == 403
     assert "/proc/version reports no size" in caplog.text
     assert "/proc/self/clear_refs cannot be read: Invalid argument" in caplog.text
+
+
+HEAD_PATHS = [
+    *("/app.js", "/large.bin", "/nothing.txt", "/", "/docs", "/docs/", "/docs/index.html"),
+    *("/empty", "/empty/", "/none", "/none.txt", "/drawing.svgz", "/.env", "//x", "/version"),
+]
+
+
+@given(
+    path=st.sampled_from(HEAD_PATHS),
+    accepted=st.sampled_from(["gzip, br", "identity", "gzip;q=0", None]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "listing": st.booleans(),
+            "index": st.none(),
+            "cache_bytes": st.just(0),
+            "etag": st.sampled_from(["content", None]),
+            "fallback": st.just("app.js"),
+            "follow_symlinks": st.booleans(),
+            "allow_all_origins": st.booleans(),
+        },
+    ),
+    has_page=st.booleans(),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(150))
+def test_head_has_status_and_headers_of_get(
+    site: Path, path: str, accepted: str | None, options: dict[str, Any], has_page: bool
+) -> None:
+    if not (site / "version").is_symlink():
+        (site / "version").symlink_to("/proc/version")
+        (site / "drawing.svgz").write_bytes(b"packed")
+        write_sibling(site / "app.js", ".gz", b"packed")
+    (site / "404.html").unlink(missing_ok=True)
+    if has_page:
+        (site / "404.html").write_text("<h1>missing</h1>")
+    app = StaticFiles(directory=site, **options)
+    headers = {} if accepted is None else {"Accept_Encoding": accepted}
+    for _ in range(2):
+        get, head = call(app, path, **headers), call(app, path, "HEAD", **headers)
+        assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
+        assert head.names == get.names
+        assert get.headers["content-length"] == str(len(get.body))
+
+
+def test_missing_file_is_answered_by_the_sites_own_page(site: Path) -> None:
+    page = b"<h1>missing</h1>" * 30
+    (site / "404.html").write_bytes(page)
+    packed = gzip.compress(page)
+    write_sibling(site / "404.html", ".gz", packed)
+    app = StaticFiles(directory=site, allow_all_origins=True, immutable=".", prefix="/site")
+    tag = call(app, "/site/404.html").headers["etag"]
+    settle(site / "404.html", site / "404.html.gz")
+    for _ in range(3):
+        for path in ("/site/none", "/site/none.js", "/site/empty/", "/other", "/site/../x"):
+            for headers in (
+                {},
+                {"Range": "bytes=0-3"},
+                {"If_None_Match": tag},
+                {"If_None_Match": "*"},
+                {"If_Match": '"other"'},
+                {"If_Modified_Since": "Sun, 06 Nov 2044 08:49:37 GMT"},
+            ):
+                answer = call(app, path, **headers)
+                assert (answer.status, answer.body) == (404, page)
+                assert answer.headers["content-type"] == "text/html; charset=utf-8"
+                assert answer.headers["access-control-allow-origin"] == "*"
+                kept = {"etag", "last-modified", "cache-control", "accept-ranges"}
+                assert kept.isdisjoint(answer.headers)
+            coded = call(app, path, Accept_Encoding="gzip")
+            assert (coded.status, coded.body) == (404, packed)
+            assert coded.headers["content-encoding"] == "gzip"
+            assert coded.headers["content-length"] == str(len(packed))
+            assert coded.headers["vary"] == answer.headers["vary"] == "Accept-Encoding"
+    direct = call(app, "/site/404.html")
+    assert (direct.status, direct.headers["etag"]) == (200, tag)
+    assert call(app, "/site/none", "POST").status == 405
+    (site / "404.html").unlink()
+    assert call(app, "/site/none").body == b"Not Found\n"
+
+
+def test_large_page_for_missing_files_is_sent_from_its_file(site: Path) -> None:
+    (site / "404.html").write_bytes(LARGE)
+    settle(site / "404.html")
+    app = StaticFiles(directory=site)
+    for _ in range(2):
+        answer = call(app, "/none")
+        assert (answer.status, answer.body) == (404, LARGE)
+        assert isinstance(answer.iterable, FileWrapper)
+
+
+def test_page_for_missing_files_is_not_used_before_an_app_or_instead_of_a_fallback(
+    site: Path,
+) -> None:
+    (site / "404.html").write_text("missing")
+    assert call(StaticFiles(app_behind, directory=site), "/none").body == b"the app: GET"
+    app = StaticFiles(directory=site, fallback="index.html")
+    assert call(app, "/route").status == 200
+    assert call(app, "/none.js").body == b"missing"
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link out"])
+def test_page_for_missing_files_must_be_a_file_of_the_site(site: Path, kind: str) -> None:
+    page = site / "404.html"
+    if kind == "directory":
+        page.mkdir()
+        (page / "index.html").write_text("index")
+    elif kind == "fifo":
+        os.mkfifo(page)
+    else:
+        (site.parent / "outside").write_text("secret")
+        page.symlink_to(site.parent / "outside")
+    assert call(StaticFiles(directory=site), "/none").body == b"Not Found\n"

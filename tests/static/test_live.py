@@ -24,6 +24,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "empty.txt").write_bytes(b"")
     (root / "docs").mkdir()
     (root / "docs" / "index.html").write_text("<h1>docs</h1>")
+    (root / "404.html").write_text("<h1>missing</h1>")
     (root.parent / "secret").write_text("secret")
     return root
 
@@ -64,6 +65,24 @@ def test_files_ranges_and_conditions_on_one_connection(server: LiveServer) -> No
         assert server.get("/docs").header("Location") == "./docs/"
         assert server.get("/docs/").body == b"<h1>docs</h1>"
         assert server.get("/app.js", method="POST").status == 405
+
+
+def test_missing_file_is_answered_by_the_sites_own_page(server: LiveServer) -> None:
+    for _ in range(2):
+        missing = server.get("/none.js", headers=[("If-None-Match", "*"), ("Range", "bytes=0-1")])
+        assert (missing.status, missing.body) == (404, b"<h1>missing</h1>")
+        head = server.get("/none.js", method="HEAD")
+        assert (head.status, head.body) == (404, b"")
+        assert head.header("Content-Length") == missing.header("Content-Length") == "16"
+        assert head.header("ETag") is missing.header("Cache-Control") is None
+
+
+@pytest.mark.parametrize("target", ["/app.js", "/large.bin", "/empty.txt", "/docs", "/docs/", "/x"])
+def test_head_has_length_ranges_and_tag_of_get(server: LiveServer, target: str) -> None:
+    get, head = server.get(target), server.get(target, method="HEAD")
+    assert (head.status, head.body) == (get.status, b"")
+    for name in ("Content-Length", "Accept-Ranges", "ETag", "Last-Modified", "Content-Type"):
+        assert head.header(name) == get.header(name), name
 
 
 def test_no_target_leads_out(server: LiveServer) -> None:

@@ -105,20 +105,24 @@ class Lookup:
     body_bytes: int
     listing: bool
     recheck_s: float
+    # Whether the prefix without its slash is the site's, too, and not the app's behind it.
+    has_bare_prefix: bool
 
     def locate(self, path: str) -> FoundFile | FoundDirectory | Refused | None:
         """Open the file that a URL path stands for.
 
+        :param path: "" is the root without its slash, where the site is mounted below a path.
         :returns: a directory if the path lacks its trailing slash or the directory is to be listed;
             None if there is nothing that is served.
         """
-        if not path.startswith(self.prefix):
+        is_bare = self.is_bare_prefix(path)
+        if not is_bare and not path.startswith(self.prefix):
             return None
         relative = path[len(self.prefix) :]
         names = names_of(relative, hidden_files=self.hidden_files)
         if names is None:
             return None
-        wants_directory = not relative or relative.endswith("/")
+        wants_directory = not is_bare and (not relative or relative.endswith("/"))
         absent: list[str] = []
         listed: list[Directory] = []
         for directory in self.directories:
@@ -140,6 +144,10 @@ class Lookup:
         if self.listing and listed:
             return FoundDirectory(names, listed, lacks_slash=not wants_directory)
         return None
+
+    def is_bare_prefix(self, path: str) -> bool:
+        """Whether a URL path is that of the root, without its slash."""
+        return path + "/" == self.prefix and (not path or self.has_bare_prefix)
 
     def _locate_in(
         self, directory: Directory, names: list[str], absent: list[str]

@@ -37,6 +37,8 @@ _OF_THE_FILE = frozenset(
     {"etag", "last-modified", "cache-control", "expires", "cdn-cache-control", "surrogate-control"}
     | {"content-disposition", "content-location"}
 )
+# Headers that a page about a missing file does not have: it is no representation of that file.
+_OF_ANOTHER_FILE = _OF_THE_FILE | {"accept-ranges"}
 # Headers computed over the whole content, which a 206 must not repeat for its part.
 _OF_THE_WHOLE = frozenset({"content-length", "content-md5", "content-digest"})
 # For an answer with an empty body. RFC 9110 (section 8.3) asks for a Content-Type only if there is
@@ -206,6 +208,22 @@ class Representation:
             # Its Content-Encoding would apply to the multipart body.
             return self._whole
         return self._multipart(ranges, boundary())
+
+    def plan_missing(self, method: str) -> Plan:
+        """Plan a 404 with this file as its page, to a GET or HEAD for another one.
+
+        It depends on neither Range nor preconditions: those apply where the answer would be a
+        success (RFC 9110, sections 13.2.1 and 14.2).
+        """
+        return self._missing_head if method == "HEAD" else self._missing
+
+    @cached_property
+    def _missing(self) -> Plan:
+        return Plan(404, self._headers_without(_OF_ANOTHER_FILE), self._whole.segments)
+
+    @cached_property
+    def _missing_head(self) -> Plan:
+        return Plan(404, self._missing.headers)
 
     @cached_property
     def _whole(self) -> Plan:

@@ -33,6 +33,8 @@ DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 _MEMORY_FILE_BYTES = 128 * 1024
 # A file may take this fraction of the cache, lest it evict too many others.
 _MEMORY_FILE_SHARE = 8
+# The page for files that are missing, as on GitHub Pages, Netlify and Cloudflare Pages.
+_MISSING_PAGE = "404.html"
 
 AppT = TypeVar("AppT")
 
@@ -69,7 +71,8 @@ class StaticFilesBase(Generic[AppT]):
     ) -> None:
         """Check the options. Files are looked up when they are requested.
 
-        :param app: gets every request for which there is no file here; None to answer 404.
+        :param app: gets every request for which there is no file here; None to answer 404, with the
+            directory's own 404.html if there is one.
         :param directory: one directory or a sequence of them; the first one that has a file wins.
         :param prefix: the URL path of the directory.
         :param index: the file that is served for its directory. `/docs` is redirected to `/docs/`
@@ -159,8 +162,10 @@ class StaticFilesBase(Generic[AppT]):
             body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_SHARE),
             listing=listing,
             recheck_s=recheck_s,
+            has_bare_prefix=app is None,
         )
         self._prefix = prefix
+        self._missing_page = prefix + _MISSING_PAGE
         self._fallback = None if fallback is None else prefix + fallback
         if self._fallback is not None:
             found = self._lookup.locate(self._fallback)
@@ -180,22 +185,25 @@ class StaticFilesBase(Generic[AppT]):
         """The memory that the cache uses now; at most `cache_bytes`."""
         return self._cache.used_bytes
 
-    def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
+    def answer_kept(
+        self, facts: RequestFacts, path: str, *, is_missing_page: bool = False
+    ) -> Answer | None:
         """Answer a GET or HEAD from the cache; None if :meth:`look_up` has to be called.
 
         It reads no file, and calls stat() and open() only for paths that the kernel has cached: it
         may be called on an event loop.
 
-        :param path: the URL path, decoded; bytes that are not UTF-8 as surrogates, as os.fsdecode
-            makes them.
+        :param path: the URL path below the mount point, decoded; bytes that are not UTF-8 as
+            surrogates, as os.fsdecode makes them.
         """
         kept = self._cache.get(path)
         if kept is None:
             return None
         source = kept.unchanged(facts.accept_encoding)
         if source is not None:
-            plan = source.representation.plan(facts)
-            if source.representation.body is not None or not plan.segments:
+            wanted = source.representation
+            plan = wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
+            if wanted.body is not None or not plan.segments:
                 return plan, None
             fd = source.reopen()
             if fd is not None:
@@ -203,37 +211,58 @@ class StaticFilesBase(Generic[AppT]):
         self._cache.drop(path, kept)
         return None
 
-    def look_up(self, facts: RequestFacts, path: str, query: str = "") -> Answer | None:
+    def look_up(
+        self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
+    ) -> Answer | None:
         """Answer a GET or HEAD from the disk; None if there is no such file.
 
+        :param path: below the mount point: "" for the mount point itself, without a slash.
         :param query: the query string as sent, for redirects.
+        :param mount: the URL path of the mount point, for a redirect from there.
         :raises OSError: if the system fails; not for a file that is missing or may not be read.
         """
         found = self._lookup.locate(path)
         if isinstance(found, FoundFile):
             return self._answer_found(facts, path, found)
         if found is None:
-            return self._answer_fallback(facts, path)
+            return self._answer_fallback(facts, path, query, mount)
         if found == "refused":
             return _forbidden(facts), None
-        plan = self._plan_directory(path, query, found)
+        plan = self._plan_directory(path, query, mount, found)
         return (plan if facts.method == "GET" else Plan(plan.status, plan.headers)), None
 
-    def refusal(self, method: str) -> Plan:
-        """Return the answer of a site without an app for a missing file: 404, or 405."""
-        if method == "GET":
-            return _MISSING
-        return _MISSING_HEAD if method == "HEAD" else _NOT_ALLOWED
+    def look_up_or_miss(
+        self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
+    ) -> Answer | None:
+        """Answer as :meth:`look_up`; without an app, a missing file by 404."""
+        answer = self.look_up(facts, path, query, mount)
+        if answer is None and self.app is None:
+            return self._answer_missing(facts)
+        return answer
 
-    def _answer_found(self, facts: RequestFacts, path: str, file: FoundFile) -> Answer:
+    def _answer_missing(self, facts: RequestFacts) -> Answer:
+        """Answer 404 to a GET or HEAD, with the site's own page if it has one."""
+        page = self._missing_page
+        answer = self.answer_kept(facts, page, is_missing_page=True)
+        if answer is not None:
+            return answer
+        found = self._lookup.locate(page)
+        if isinstance(found, FoundFile):
+            return self._answer_found(facts, page, found, is_missing_page=True)
+        return (_MISSING if facts.method == "GET" else _MISSING_HEAD), None
+
+    def _answer_found(
+        self, facts: RequestFacts, path: str, file: FoundFile, *, is_missing_page: bool = False
+    ) -> Answer:
         """Answer with an open file: the one that was described is the one that is sent."""
         try:
             found = self._lookup.describe(file, path)
             if found.cost:
                 self._cache.put(path, found)
             source = found.select(facts.accept_encoding)
-            plan = source.representation.plan(facts)
-            if source.representation.body is not None or not plan.segments:
+            wanted = source.representation
+            plan = wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
+            if wanted.body is not None or not plan.segments:
                 return plan, None
             return plan, file.take(source.path)
         except Unreadable as error:
@@ -242,15 +271,21 @@ class StaticFilesBase(Generic[AppT]):
         finally:
             file.close()
 
-    def _plan_directory(self, path: str, query: str, found: FoundDirectory) -> Plan:
+    def _plan_directory(self, path: str, query: str, mount: str, found: FoundDirectory) -> Plan:
         if found.lacks_slash:
-            return _redirect(path, query)
+            return _redirect(path or mount, query)
         entries = listed(found.names, found.roots, hidden_files=self._lookup.hidden_files)
         return listing_plan(path, entries, is_root=not found.names)
 
-    def _answer_fallback(self, facts: RequestFacts, path: str) -> Answer | None:
+    def _answer_fallback(
+        self, facts: RequestFacts, path: str, query: str, mount: str
+    ) -> Answer | None:
         fallback = self._fallback
-        if fallback is None or path == fallback or not path.startswith(self._prefix):
+        if fallback is None or path == fallback:
+            return None
+        if self._lookup.is_bare_prefix(path):
+            return _redirect(path or mount, query), None
+        if not path.startswith(self._prefix):
             return None
         if "." in path.rpartition("/")[2]:
             return None
@@ -308,4 +343,5 @@ _MISSING = _text_plan(404, "Not Found\n")
 _MISSING_HEAD = Plan(404, _MISSING.headers)
 _FORBIDDEN = _text_plan(403, "Forbidden\n")
 _FORBIDDEN_HEAD = Plan(403, _FORBIDDEN.headers)
-_NOT_ALLOWED = _text_plan(405, "Method Not Allowed\n", ("Allow", "GET, HEAD"))
+# The answer of a site without an app to methods other than GET and HEAD.
+NOT_ALLOWED = _text_plan(405, "Method Not Allowed\n", ("Allow", "GET, HEAD"))
