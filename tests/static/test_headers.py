@@ -97,7 +97,7 @@ def test_allowed_origins_see_the_headers_of_ranges(site: Path) -> None:
 
     name = "access-control-expose-headers"
     for options in ({"allow_all_origins": True}, {"add_headers": one_origin}):
-        app = StaticFiles(directory=site, **options)  # type: ignore[arg-type]
+        app = StaticFiles(directory=site, **options)
         for headers in ({}, {"Range": "bytes=0-3"}, {"Range": "bytes=9999999-"}):
             exposed = call(app, "/app.js", **headers).headers[name]
             assert {"Accept-Ranges", "Content-Range", "Content-Encoding"} <= set(
