@@ -27,7 +27,9 @@ EXPORTED = {
         ByteRange Header Plan Representation RequestFacts content_etag describe http_date
         parse_http_date stat_etag
     """,
-    "wsgifast.metrics": "CATALOGUE Collector Distribution Metric Point Recorder RequestMetrics",
+    "wsgifast.metrics": """
+        Answered CATALOGUE Collector Distribution Metric Point Recorder RequestMetrics
+    """,
     "wsgifast.sockets": """
         AsyncCoalescingWriter ClosedEarly CoalescingWriter FileSegment FileTruncated
         IncompleteReceive ReceiveCount ReceiveTimedOut SendFailed SharedCoalescingWriter

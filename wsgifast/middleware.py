@@ -33,7 +33,7 @@ from .front_server import front_server_of
 from .metrics.backends import recorder_for, spans_for
 from .metrics.instrumented import Instrumented
 from .metrics.patterns import FRAMEWORKS, call_noting_pattern
-from .metrics.recorder import RECORDER, Recorder
+from .metrics.requests import RECORDER, Recorder
 from .option_checks import check_switches
 from .routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .shapes.examined import Examined

@@ -27,7 +27,7 @@ from wsgifast.http.framing import has_body
 from wsgifast.http.head import parse_length
 from wsgifast.imports import needs
 from wsgifast.metrics.patterns import note_django_pattern
-from wsgifast.metrics.recorder import Recorder
+from wsgifast.metrics.requests import Recorder
 from wsgifast.sockets import FileSegment
 
 from .files.delivery import Delivery

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.metrics.health import State
 from wsgifast.metrics.multiprocess import wanted_metrics
-from wsgifast.metrics.recorder import Recorder
+from wsgifast.metrics.requests import Recorder
 from wsgifast.metrics.worker_setup import prepare_worker, start_reporting
 from wsgifast.option_checks import configuration_names
 

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 from wsgifast.http.framing import has_body
 from wsgifast.metrics.patterns import PATTERN, asgi_pattern
 from wsgifast.metrics.periodic import Failures
-from wsgifast.metrics.recorder import LengthError, Recorder, Spans
-from wsgifast.metrics.requests import RequestMetrics
+from wsgifast.metrics.requests import (
+    Answered,
+    LengthError,
+    Recorder,
+    RequestMetrics,
+    asked_of_scope,
+)
 
 from .extensions import PLANNED
 from .messages import (
@@ -26,6 +31,8 @@ from .messages import (
 )
 
 if TYPE_CHECKING:
+    from wsgifast.metrics.opentelemetry import CurrentSpans
+
     from .extensions import PlannedBody
 
 logger = logging.getLogger("wsgifast")
@@ -41,7 +48,7 @@ class Instrumented:
     :param spans: sets attributes on the span that is current when a request comes.
     """
 
-    def __init__(self, app: ASGIApp, recorder: Recorder | None, spans: Spans | None) -> None:
+    def __init__(self, app: ASGIApp, recorder: Recorder | None, spans: CurrentSpans | None) -> None:
         self._app = app
         self._recorder = recorder
         self._spans = spans
@@ -116,27 +123,25 @@ class Instrumented:
                 if value != b"%d" % size:  # rarely
                     length_error = _length_error(scope, request)
                 break
+        now = perf_counter()
+        record = (
+            *asked_of_scope(scope), request.status, pattern, request.route,
+            now - request.began, size,
+        )  # fmt: skip
         if span is not None and self._spans is not None:
             self._spans.describe(
                 span,
-                pattern=pattern,
-                route=request.route,
-                chunks=request.chunks,
-                size=size,
+                Answered(*record),
+                request.chunks,
                 length_error=length_error,
                 left=request.left,
             )
         recorder = request.recorder
         if recorder is None:
             return
-        now = perf_counter()
-        record = (
-            scope["method"], scope.get("scheme", "http"), request.status,
-            pattern, request.route, now - request.began, size,
-        )  # fmt: skip
         metrics = self._metrics
         if metrics is None:
-            recorder.record(*record)
+            recorder.record(Answered(*record))
         else:  # as RequestMetrics.record() does, without a call
             metrics.records.extend(record)
             if now > metrics.look_at:

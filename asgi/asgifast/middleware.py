@@ -9,7 +9,7 @@ from functools import partial
 from wsgifast.apps import check_app
 from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.metrics.backends import recorder_for, spans_for
-from wsgifast.metrics.recorder import Recorder
+from wsgifast.metrics.requests import Recorder
 from wsgifast.option_checks import check_switches
 from wsgifast.shapes.reports import Reports, check_rate
 

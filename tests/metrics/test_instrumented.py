@@ -10,34 +10,24 @@ import wsgiref.util
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from wsgifast import BodyError, ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileReader, close_body
-from wsgifast.metrics import RequestMetrics
-from wsgifast.metrics.recorder import RECORDER, LengthError
+from wsgifast.metrics import Answered, RequestMetrics
+from wsgifast.metrics.requests import RECORDER, LengthError
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-
-class Recorded(NamedTuple):
-    method: str
-    scheme: str
-    status: int
-    pattern: str | None
-    route: str
-    seconds: float
-    size: int
 
 
 class Notes:
     """A recorder that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.requests: list[Recorded] = []
+        self.requests: list[Answered] = []
         self.active = Counter[tuple[str, str]]()
         self.length_errors: list[LengthError] = []
         self.clients_left = 0
@@ -45,9 +35,9 @@ class Notes:
     def begin(self, method: str, scheme: str) -> None:
         self.active[method, scheme] += 1
 
-    def record(self, *request: Any) -> None:
-        self.requests.append(Recorded(*request))
-        self.active[request[0], request[1]] -= 1
+    def record(self, request: Answered) -> None:
+        self.requests.append(request)
+        self.active[request.method, request.scheme] -= 1
 
     def count_length_error(self, kind: LengthError) -> None:
         self.length_errors.append(kind)
@@ -60,7 +50,7 @@ class Failing(Notes):
     def begin(self, method: str, scheme: str) -> None:
         raise RuntimeError("the back end is down")
 
-    def record(self, *request: Any) -> None:
+    def record(self, request: Answered) -> None:
         raise RuntimeError("the back end is down")
 
 

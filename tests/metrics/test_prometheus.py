@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.child import in_a_child
 from wsgifast.metrics import (
     CATALOGUE,
+    Answered,
     Distribution,
     Point,
     RequestMetrics,
@@ -54,7 +55,7 @@ def read_files(directory: Path) -> Samples:
 def some_requests() -> RequestMetrics:
     metrics = RequestMetrics()
     for size in (10, 2000):
-        metrics.record("GET", "http", 200, "/items/<id>", "joined", 0.003, size)
+        metrics.record(Answered("GET", "http", 200, "/items/<id>", "joined", 0.003, size))
     metrics.count_client_left()
     return metrics
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.support.child import in_a_child
-from wsgifast.metrics import Distribution, Point, RequestMetrics
+from wsgifast.metrics import Answered, Distribution, Point, RequestMetrics
 from wsgifast.metrics import requests as request_metrics
 
 _DURATION = "http_server_request_duration_seconds"
@@ -24,7 +24,7 @@ def _record(
     seconds: float = 0.003,
     size: int = 2000,
 ) -> None:
-    metrics.record(method, scheme, status, pattern, route, seconds, size)
+    metrics.record(Answered(method, scheme, status, pattern, route, seconds, size))
 
 
 def _points(metrics: RequestMetrics, name: str) -> dict[tuple[str, ...], Point]:

@@ -12,12 +12,11 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tests.metrics.test_instrumented import Recorded
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_bench import HTTP2, Peer
 from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
-from wsgifast.metrics import CATALOGUE, Collector, Distribution, RequestMetrics, points
+from wsgifast.metrics import CATALOGUE, Answered, Collector, Distribution, RequestMetrics, points
 from wsgifast.metrics.opentelemetry import Instruments
 from wsgifast.server.figures import gauges
 from wsgifast.workers import FastWorker
@@ -34,17 +33,17 @@ class Recording(RequestMetrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: list[Recorded] = []
+        self._kept: list[Answered] = []
 
     @property
-    def requests(self) -> list[Recorded]:
+    def requests(self) -> list[Answered]:
         list(self.collect())
         return self._kept
 
     def _aggregate(self) -> None:
-        size = len(Recorded._fields)
+        size = len(Answered._fields)
         for at in range(0, len(self.records), size):
-            self._kept.append(Recorded(*self.records[at : at + size]))
+            self._kept.append(Answered(*self.records[at : at + size]))
         super()._aggregate()
 
     @property

@@ -2,9 +2,9 @@
 
 from .catalogue import CATALOGUE, Metric
 from .points import Collector, Distribution, Point
-from .recorder import Recorder
-from .requests import RequestMetrics
+from .requests import Answered, Recorder, RequestMetrics
 
 __all__ = [
-    "CATALOGUE", "Collector", "Distribution", "Metric", "Point", "Recorder", "RequestMetrics",
+    "CATALOGUE", "Answered", "Collector", "Distribution", "Metric", "Point", "Recorder",
+    "RequestMetrics",
 ]  # fmt: skip

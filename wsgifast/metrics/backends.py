@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..errors import ConfigurationError
-from .recorder import Recorder, Spans
+from .requests import Recorder
+
+if TYPE_CHECKING:
+    from .opentelemetry import CurrentSpans
 
 _METHODS = ("begin", "record", "count_length_error", "count_client_left")
 
@@ -32,7 +37,7 @@ def recorder_for(metrics: object) -> Recorder | None:
     )
 
 
-def spans_for(traces: bool) -> Spans | None:
+def spans_for(traces: bool) -> CurrentSpans | None:
     """What sets attributes on spans, if `traces`.
 
     :raises MissingExtra: if OpenTelemetry's API is not installed.

@@ -62,6 +62,15 @@ ATTRIBUTES: Final = {
     "status": "http.response.status_code",
 }
 
+# The fields of a request's record that have the labels of its metrics.
+REQUEST_LABELS: Final = {
+    "http_request_method": "method",
+    "url_scheme": "scheme",
+    "http_response_status_code": "status",
+    "http_route": "pattern",
+    "wsgifast_route": "route",
+}
+
 # Replaces a label's value that is outside a known list, or beyond a limit.
 OTHER: Final = "_OTHER"
 # The http_route of a request whose framework has no URL pattern for it.

@@ -20,12 +20,12 @@ from ..bodies.streams import ClosedWith
 from ..bodies.wrappers import known_file
 from ..routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .patterns import PATTERN
-from .periodic import Failures
-from .recorder import RECORDER, Recorder, Spans
-from .requests import RequestMetrics
+from .requests import RECORDER, Asked, Recorder, Recording, asked_of_environ
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+    from .opentelemetry import CurrentSpans
 
 logger = logging.getLogger("wsgifast")
 
@@ -46,133 +46,102 @@ class Instrumented:
         call: Callable[..., Any],
         app: object,
         recorder: Recorder | None,
-        spans: Spans | None,
+        spans: CurrentSpans | None,
     ) -> None:
         self._call = call
         self._app = app
-        self._recorder = recorder
         self._spans = spans
+        self._recording = Recording(recorder, spans, logger)
+        # For requests that are recorded elsewhere, and have a span.
+        self._tracing = Recording(None, spans, logger)
         self.recorded_by = recorder if spans is None else None
-        # Not a subclass, whose record() may do more.
-        self._metrics = recorder if type(recorder) is RequestMetrics else None
-        self._failures = Failures(logger)
 
     def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """As the app's own `__call__`."""
         began = perf_counter()
-        recorder, metrics, span = self._recorder, self._metrics, None
+        recording, span = self._recording, None
+        recorder = recording.recorder
         if self._spans is not None:
             span = self._spans.current()
             if RECORDER in environ and environ[RECORDER] is recorder:
-                recorder = metrics = None
+                recording, recorder = self._tracing, None
             if recorder is None and span is None:
                 environ.setdefault(RECORDER, self._spans)
                 return self._call(environ, start_response)  # type: ignore[no-any-return]
         if RECORDER not in environ:
             environ[RECORDER] = recorder or self._spans
-        method, scheme = environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]
-        if metrics is not None:
-            active = metrics.active[method, scheme]
-            active.append(None)
-        elif recorder is not None:
-            self._begin(recorder, method, scheme)
-        head = HeldHead(self._app, method, start_response)
+        asked = asked_of_environ(environ)
+        recording.begin(asked)
+        head = HeldHead(self._app, asked[0], start_response)
         try:
             body = self._call(environ, start_response, head)
         except BaseException:
-            self._record(environ, 500, recorder, span, began, 0)
+            _end(recording, asked, environ, 500, span, began, 0)
             raise
         kind = type(body)
         if kind is not list and kind is not tuple:
-            return self._follow(environ, head, body, recorder, span, began)
-        size = head.length or 0  # always known of these
-        if metrics is None or span is not None or LENGTH_ERROR in environ:
-            self._record(environ, head.code, recorder, span, began, size)
-            return body  # type: ignore[no-any-return]
-        # As RequestMetrics.record() does, without a call.
-        active.pop()
-        pattern = environ[PATTERN] if PATTERN in environ else None  # noqa: SIM401
-        now = perf_counter()
-        metrics.records.extend(
-            (method, scheme, head.code, pattern, environ[ROUTE], now - began, size)
+            return _follow(recording, asked, environ, head, body, span, began)
+        recording.end(
+            asked,
+            head.code,
+            environ.get(PATTERN),
+            environ[ROUTE],
+            perf_counter() - began,
+            head.length or 0,  # always known of these
+            environ.get(LENGTH_ERROR),
+            False,
+            span,
+            environ.get(CHUNKS),
         )
-        if now > metrics.look_at:
-            try:
-                metrics.look(now)
-            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-                self._failures.log()
         return body  # type: ignore[no-any-return]
 
-    def _follow(
-        self,
-        environ: WSGIEnvironment,
-        head: HeldHead,
-        body: Any,
-        recorder: Recorder | None,
-        span: object | None,
-        began: float,
-    ) -> Iterable[bytes]:
-        """The body, which is recorded when it ends."""
 
-        is_over = False
+def _end(
+    recording: Recording,
+    asked: Asked,
+    environ: WSGIEnvironment,
+    status: int,
+    span: object | None,
+    began: float,
+    size: int,
+    left: bool = False,
+) -> None:
+    """Record a request that has ended."""
+    recording.end(
+        asked,
+        status,
+        environ.get(PATTERN),
+        environ.get(ROUTE, ""),
+        perf_counter() - began,
+        size,
+        environ.get(LENGTH_ERROR),
+        left,
+        span,
+        environ.get(CHUNKS),
+    )
 
-        def end(size: int, *, left: bool = False) -> None:
-            """The response has ended; a body may be closed more than once."""
-            nonlocal is_over
-            if not is_over:
-                is_over = True
-                # A lazy app that was never iterated has no status.
-                self._record(environ, head.code or 500, recorder, span, began, size, left=left)
 
-        return _followed(end, body, environ.get("wsgi.file_wrapper"))
+def _follow(
+    recording: Recording,
+    asked: Asked,
+    environ: WSGIEnvironment,
+    head: HeldHead,
+    body: Any,
+    span: object | None,
+    began: float,
+) -> Iterable[bytes]:
+    """The body, which is recorded when it ends."""
+    is_over = False
 
-    def _begin(self, recorder: Recorder, method: str, scheme: str) -> None:
-        try:
-            recorder.begin(method, scheme)
-        except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-            self._failures.log()
+    def end(size: int, *, left: bool = False) -> None:
+        """The response has ended; a body may be closed more than once."""
+        nonlocal is_over
+        if not is_over:
+            is_over = True
+            # A lazy app that was never iterated has no status.
+            _end(recording, asked, environ, head.code or 500, span, began, size, left)
 
-    def _record(
-        self,
-        environ: WSGIEnvironment,
-        status: int,
-        recorder: Recorder | None,
-        span: object | None,
-        began: float,
-        size: int,
-        *,
-        left: bool = False,
-    ) -> None:
-        """Record a request that has ended."""
-        pattern, length_error = environ.get(PATTERN), environ.get(LENGTH_ERROR)
-        try:
-            if span is not None and self._spans is not None:
-                self._spans.describe(
-                    span,
-                    pattern=pattern,
-                    route=environ.get(ROUTE),
-                    chunks=environ.get(CHUNKS),
-                    size=size,
-                    length_error=length_error,
-                    left=left,
-                )
-            if recorder is None:
-                return
-            recorder.record(
-                environ["REQUEST_METHOD"],
-                environ["wsgi.url_scheme"],
-                status,
-                pattern,
-                environ.get(ROUTE, ""),
-                perf_counter() - began,
-                size,
-            )
-            if length_error is not None:
-                recorder.count_length_error(length_error)
-            if left:
-                recorder.count_client_left()
-        except Exception:  # noqa: BLE001 - the same
-            self._failures.log()
+    return _followed(end, body, environ.get("wsgi.file_wrapper"))
 
 
 class _EndOfResponse(Protocol):

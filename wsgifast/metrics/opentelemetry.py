@@ -14,10 +14,9 @@ from itertools import chain
 from typing import Any
 
 from ..imports import needs
-from .catalogue import ATTRIBUTES, CATALOGUE, UNKNOWN, Metric
+from .catalogue import ATTRIBUTES, CATALOGUE, REQUEST_LABELS, UNKNOWN, Metric
 from .points import Point, collect_process, observers
-from .recorder import LengthError
-from .requests import RequestMetrics, known_method, known_scheme
+from .requests import Answered, LengthError, RequestMetrics
 
 with needs("wsgifast.metrics.opentelemetry", "opentelemetry", "opentelemetry"):
     from opentelemetry import metrics, trace
@@ -57,28 +56,18 @@ class Instruments(RequestMetrics):
                 observe = partial(self._observe, metric)
                 make(metric.opentelemetry_name, [observe], metric.unit, metric.help)
 
-    def record(
-        self,
-        method: str,
-        scheme: str,
-        status: int,
-        pattern: str | None,
-        route: str,
-        seconds: float,
-        size: int,
-    ) -> None:
-        super().record(method, scheme, status, pattern, route, seconds, size)
+    def record(self, request: Answered) -> None:
+        super().record(request)
+        known = request.known()
         attributes: dict[str, str | int] = {
-            "http.request.method": known_method(method),
-            "url.scheme": known_scheme(scheme),
-            "http.response.status_code": status,
+            ATTRIBUTES[label]: value
+            for label in CATALOGUE["http_server_request_duration_seconds"].labels
+            if (value := getattr(known, REQUEST_LABELS[label])) is not None
         }
-        if pattern is not None:
-            attributes["http.route"] = pattern
-        if status >= 500:
-            attributes["error.type"] = str(status)
-        self._duration.record(seconds, attributes)
-        self._size.record(size, attributes)
+        if request.status >= 500:
+            attributes["error.type"] = str(request.status)
+        self._duration.record(request.seconds, attributes)
+        self._size.record(request.size, attributes)
 
     def _observe(
         self, metric: Metric, options: metrics.CallbackOptions
@@ -136,26 +125,26 @@ class CurrentSpans:
     """
 
     def current(self) -> object | None:
+        """The current span; None if it is not recording."""
         span = trace.get_current_span()
         return span if span.is_recording() else None
 
     def describe(
         self,
         span: Any,
-        *,
-        pattern: str | None,
-        route: str | None,
+        request: Answered,
         chunks: int | None,
-        size: int,
+        *,
         length_error: LengthError | None,
         left: bool,
     ) -> None:
+        """Set attributes on the span of a request that has been answered."""
         if not span.is_recording():
             return
         known: Mapping[str, str | int | bool | None] = {
-            "http.route": pattern,
-            "http.response.body.size": size,
-            _ROUTE: route,
+            "http.route": request.pattern,
+            "http.response.body.size": request.size,
+            _ROUTE: request.route or None,
             "wsgifast.chunks": chunks,
             "wsgifast.length_error": length_error,
             "wsgifast.client_left": left or None,

@@ -1,4 +1,9 @@
-"""Metrics of requests: recorded as they end, aggregated in batches."""
+"""Requests: what is recorded of one, by whom, and how the records become metrics.
+
+All servers and middleware record by a :class:`Recording`. A new label of a request's metrics has
+its name in the catalogue, and its value here: in the three functions for what was asked and in
+:class:`Answered`.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,28 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from .catalogue import CATALOGUE, OTHER, UNKNOWN
+from .catalogue import CATALOGUE, OTHER, REQUEST_LABELS, UNKNOWN, Metric
+from .periodic import Failures
 from .points import Distribution, Point, point, points_of
-from .recorder import LengthError
+
+if TYPE_CHECKING:
+    from .opentelemetry import CurrentSpans
+
+# The environ's key for what records a request: an app within does not record it again, and notes
+# the URL pattern.
+RECORDER = "wsgifast.recorder"
 
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
 _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 )
 _SCHEMES = frozenset({"http", "https"})
+# Routes on which a slow or wrong body was repaired.
+_REPAIRING = frozenset({"rescued", "joined", "coalesced"})
 # Distinct URL patterns, and series (patterns by method, status and route): an app that makes its
 # patterns from requests must fill neither this memory nor the scraper's.
 _MAX_PATTERNS = 500
@@ -37,34 +51,169 @@ _MAX_UNSORTED = 2000
 _DURATION = CATALOGUE["http_server_request_duration_seconds"]
 _SIZE = CATALOGUE["http_server_response_body_size_bytes"]
 _ACTIVE = CATALOGUE["http_server_active_requests"]
-# Routes on which a slow or wrong body was repaired.
-_REPAIRED = frozenset({"rescued", "joined", "coalesced"})
+_RESPONSES = CATALOGUE["wsgifast_responses_total"]
+_BODY_BYTES = CATALOGUE["wsgifast_response_body_bytes_total"]
+_REPAIRED = CATALOGUE["wsgifast_responses_repaired_total"]
 
-# Method, scheme, status, URL pattern and route.
-_Labels = tuple[str, str, int, str | None, str]
-# Of a record: its labels, duration in seconds, bytes of the body.
-_FIELDS = 7
-# Method and scheme.
-_Kind = tuple[str, str]
+LengthError = Literal["short", "long", "corrected"]
+
+# What is recorded of a request as it came: a record's first fields.
+Asked = tuple[str, str]
+_ASKED_FIELDS = 2
+
+
+def asked_of_environ(environ: Mapping[str, Any]) -> Asked:
+    """Of a WSGI request, before its app may change the environ."""
+    return environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]
+
+
+def asked_of_scope(scope: Mapping[str, Any]) -> Asked:
+    """Of an ASGI request."""
+    return scope["method"], scope["scheme"] if "scheme" in scope else "http"  # noqa: SIM401
+
+
+def asked_of_parsed(req: Any) -> Asked:
+    """Of a request of FastWorker's parsers."""
+    return req.method, req.scheme
+
+
+class Answered(NamedTuple):
+    """The record of a request that has been answered.
+
+    :ivar method: as the client sent it.
+    :ivar scheme: "http" or "https".
+    :ivar status: 500 if the app raised before it started its response.
+    :ivar pattern: the framework's URL pattern; None if there is none.
+    :ivar route: the route of the body; "" if unknown.
+    :ivar seconds: from its head to the end of its response.
+    :ivar size: bytes of the body.
+    """
+
+    method: str
+    scheme: str
+    status: int
+    pattern: str | None
+    route: str
+    seconds: float
+    size: int
+
+    def known(self) -> Answered:
+        """With OTHER for what clients invent, and for what a proxy passes on of that."""
+        method = self.method if self.method in _METHODS else OTHER
+        scheme = self.scheme if self.scheme in _SCHEMES else OTHER
+        return self._replace(method=method, scheme=scheme)
+
+
+class Recorder(Protocol):
+    """What records requests; WSGIFast's option `metrics` takes one.
+
+    Each request is begun once, and then recorded once, perhaps by another thread. What it raises is
+    logged once, and costs no response.
+    """
+
+    def begin(self, method: str, scheme: str) -> object:
+        """A request has reached the app.
+
+        :param method: as the client sent it.
+        :param scheme: "http" or "https".
+        """
+
+    def record(self, request: Answered, /) -> object:
+        """A request has been answered."""
+
+    def count_length_error(self, kind: LengthError) -> object:
+        """A body broke its Content-Length."""
+
+    def count_client_left(self) -> object:
+        """A client left before it had all of its response."""
+
+
+class Recording:
+    """How servers and middleware have their requests recorded. Any thread may call.
+
+    What the recorder raises is logged once: whatever a back end does, the response goes out.
+
+    :param recorder: None if requests are recorded elsewhere.
+    :param spans: sets attributes on the spans that :meth:`end` is given.
+    :param log: a logger.
+    """
+
+    def __init__(self, recorder: Recorder | None, spans: CurrentSpans | None, log: Any) -> None:
+        self.recorder = recorder
+        self._spans = spans
+        self._failures = Failures(log)
+        # Not a subclass, whose record() may do more.
+        self._metrics = recorder if type(recorder) is RequestMetrics else None
+
+    def begin(self, asked: Asked) -> None:
+        """A request has reached the app."""
+        if self._metrics is not None:  # as its begin(), without a call
+            self._metrics.active[asked].append(None)
+        elif self.recorder is not None:
+            try:
+                self.recorder.begin(*asked)
+            except Exception:  # noqa: BLE001 - it is logged
+                self._failures.log()
+
+    def end(
+        self,
+        asked: Asked,
+        status: int,
+        pattern: str | None,
+        route: str,
+        seconds: float,
+        size: int,
+        length_error: LengthError | None = None,
+        left: bool = False,
+        span: object | None = None,
+        chunks: int | None = None,
+    ) -> None:
+        """A request has been answered; :class:`Answered` has the fields of its record.
+
+        :param left: whether the client left before it had all of its response.
+        :param span: one of `spans`, to be described.
+        :param chunks: how many blocks the body had, where they are counted.
+        """
+        metrics = self._metrics
+        try:
+            record = (*asked, status, pattern, route, seconds, size)
+            if metrics is not None:  # as its record(), without a call
+                metrics.records.extend(record)
+                if metrics.under_way is None and (active := metrics.active[asked]):
+                    active.pop()
+                now = perf_counter()
+                if now > metrics.look_at:
+                    metrics.look(now)
+            elif self.recorder is not None:
+                self.recorder.record(Answered._make(record))
+            if length_error is not None and self.recorder is not None:
+                self.recorder.count_length_error(length_error)
+            if left and self.recorder is not None:
+                self.recorder.count_client_left()
+            if span is not None and self._spans is not None:
+                self._spans.describe(
+                    span, Answered._make(record), chunks, length_error=length_error, left=left
+                )
+        except Exception:  # noqa: BLE001 - it is logged
+            self._failures.log()
 
 
 class RequestMetrics:
-    """The metrics of requests; a :class:`~.recorder.Recorder`. Any thread may record and collect.
+    """The metrics of requests; a :class:`Recorder`. Any thread may record and collect.
 
     Theory of operation. Between a request's own instructions, each of ours misses the processor's
     caches, and costs several times what it does in a loop. So a request only extends a list by the
     fields of its record; a tuple for each record would have to be made, and looked at by the
     garbage collector. Records are aggregated in batches, and before metrics are collected.
 
-    :meth:`begin` and :meth:`record` cost a call each. Callers on a hot path do themselves what is
-    in them. That needs no lock: list.append(), extend() and pop() are atomic.
+    No lock is needed for that: list.append(), extend() and pop() are atomic.
 
     :param on_first: called once, by the first request that this process records.
     :ivar records: the fields of requests that have ended, not aggregated yet.
     :ivar look_at: from then on (perf_counter()'s clock) a request has to call :meth:`look`.
-    :ivar active: by method and scheme, a list with an item for each active request.
-    :ivar under_way: if set, returns the method and scheme of each active request; `active` is not
-        used then.
+    :ivar active: by what was asked, a list with an item for each active request.
+    :ivar under_way: if set, returns what was asked of each active request; `active` is not used
+        then.
     """
 
     def __init__(self, on_first: Callable[[], object] | None = None) -> None:
@@ -78,27 +227,18 @@ class RequestMetrics:
         self.look_at = 0.0
         self.records.clear()
         self.active = _Active()
-        self.under_way: Callable[[], Iterable[_Kind]] | None = None
+        self.under_way: Callable[[], Iterable[Asked]] | None = None
         self._series = _SeriesByLabels()
         self._unsorted = 0
         self._length_errors = Counter[LengthError]()
         self._clients_left = 0
 
-    def begin(self, method: str, scheme: str) -> None:
-        self.active[method, scheme].append(None)
+    def begin(self, *asked: str) -> None:
+        self.active[asked].append(None)
 
-    def record(
-        self,
-        method: str,
-        scheme: str,
-        status: int,
-        pattern: str | None,
-        route: str,
-        seconds: float,
-        size: int,
-    ) -> None:
-        self.records.extend((method, scheme, status, pattern, route, seconds, size))
-        active = self.active[method, scheme]
+    def record(self, request: Answered) -> None:
+        self.records.extend(request)
+        active = self.active[request[:_ASKED_FIELDS]]
         if active:  # else its parent process has begun this request
             active.pop()
         now = perf_counter()
@@ -129,45 +269,35 @@ class RequestMetrics:
             self._aggregate()
             self._sort()
             series = [
-                (labels, each.durations(), each.sizes())
-                for labels, each in self._series.known.items()
+                (shown, each.durations(), each.sizes())
+                for shown, each in self._series.known.items()
             ]
             length_errors: dict[str, int] = dict(self._length_errors.items())
-        durations: dict[tuple[str, ...], Distribution] = {}
-        sizes: dict[tuple[str, ...], Distribution] = {}
-        responses = Counter[tuple[str, str]]()
-        repaired = Counter[str]()
-        body_bytes = Counter[str]()
-        for (method, scheme, status, pattern, route), duration, size in series:
-            labels = (method, scheme, str(status), pattern or UNKNOWN)
-            durations[labels] = _sum(durations.get(labels), duration)
-            sizes[labels] = _sum(sizes.get(labels), size)
-            count = sum(duration.counts)
-            if route:
-                responses[route, pattern or UNKNOWN] += count
-                body_bytes[route] += int(size.total)
-            if route in _REPAIRED:
-                repaired[pattern or UNKNOWN] += count
-        for metric, distributions in ((_DURATION, durations), (_SIZE, sizes)):
-            for request, value in distributions.items():
-                yield Point(metric, request, value)
-        for kind, count in self._active(labels[:2] for labels, _, _ in series):
-            yield Point(_ACTIVE, kind, count)
-        for (route, pattern), count in responses.items():
-            yield point("wsgifast_responses_total", count, route, pattern)
-        for route, count in body_bytes.items():
-            yield point("wsgifast_response_body_bytes_total", count, route)
-        for pattern, count in repaired.items():
-            yield point("wsgifast_responses_repaired_total", count, pattern)
+        yield from _added_up(_DURATION, ((shown, duration) for shown, duration, _ in series))
+        yield from _added_up(_SIZE, ((shown, size) for shown, _, size in series))
+        yield from self._active(shown for shown, _, _ in series)
+        sent = [
+            (shown, sum(duration.counts), int(size.total))
+            for shown, duration, size in series
+            if shown[_ROUTE]
+        ]
+        yield from _added_up(_RESPONSES, ((shown, count) for shown, count, _ in sent))
+        yield from _added_up(_BODY_BYTES, ((shown, total) for shown, _, total in sent))
+        repaired = ((shown, count) for shown, count, _ in sent if shown[_ROUTE] in _REPAIRING)
+        yield from _added_up(_REPAIRED, repaired)
         yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
 
-    def _active(self, ended: Iterable[_Kind]) -> Iterable[tuple[_Kind, int]]:
-        """How many requests are active of each method and scheme, 0 for others that have ended."""
+    def _active(self, ended: Iterable[_Shown]) -> Iterator[Point]:
+        """How many requests are active by their labels, 0 for others that have ended."""
         if self.under_way is None:
-            return [(kind, len(requests)) for kind, requests in self.active.known.items()]
-        found = Counter((known_method(m), known_scheme(s)) for m, s in self.under_way())
-        return {**dict.fromkeys(ended, 0), **found}.items()
+            active = [(labels, len(each)) for labels, each in self.active.known.items()]
+        else:
+            found = Counter(_active_labels(asked) for asked in self.under_way())
+            none = dict.fromkeys((_labels_of(_ACTIVE, shown) for shown in ended), 0)
+            active = list({**none, **found}.items())
+        for labels, count in active:
+            yield Point(_ACTIVE, labels, count)
 
     # With the lock.
 
@@ -240,40 +370,79 @@ class _SeriesByLabels(dict[Any, _Series]):
     """
 
     def __init__(self) -> None:
-        self.known: dict[_Labels, _Series] = {}
+        self.known: dict[_Shown, _Series] = {}
         self._patterns: set[str] = set()
 
-    def __missing__(self, labels: _Labels) -> _Series:
-        method, scheme, status, pattern, route = labels
-        method, scheme = known_method(method), known_scheme(scheme)
-        if pattern is not None and pattern not in self._patterns:
+    def __missing__(self, labels: tuple[Any, ...]) -> _Series:
+        record = Answered._make((*labels, 0.0, 0)).known()
+        if record.pattern is not None and record.pattern not in self._patterns:
             if len(self._patterns) < _MAX_PATTERNS:
-                self._patterns.add(pattern)
+                self._patterns.add(record.pattern)
             else:
-                pattern = OTHER
-        key = (method, scheme, status, pattern, route)
-        if key not in self.known and len(self.known) >= _MAX_SERIES:
-            key = (OTHER, scheme, status // 100 * 100, OTHER, route)
-        series = self.known.setdefault(key, _Series())
+                record = record._replace(pattern=OTHER)
+        shown = _shown(record)
+        if shown not in self.known and len(self.known) >= _MAX_SERIES:
+            status = record.status // 100 * 100
+            shown = _shown(record._replace(method=OTHER, status=status, pattern=OTHER))
+        series = self.known.setdefault(shown, _Series())
         if len(self) < _MAX_LABELS:
             self[labels] = series
         return series
 
 
-class _Active(dict[_Kind, list[None]]):
-    """The active requests by the method and scheme that clients and proxies have sent.
+class _Active(dict[Any, list[None]]):
+    """The active requests by what clients and proxies have sent.
 
-    :ivar known: by those that are shown.
+    :ivar known: by the labels that are shown.
     """
 
     def __init__(self) -> None:
-        self.known: dict[_Kind, list[None]] = {}
+        self.known: dict[tuple[str, ...], list[None]] = {}
 
-    def __missing__(self, kind: _Kind) -> list[None]:
-        requests = self.known.setdefault((known_method(kind[0]), known_scheme(kind[1])), [])
+    def __missing__(self, asked: Asked) -> list[None]:
+        requests = self.known.setdefault(_active_labels(asked), [])
         if len(self) < _MAX_LABELS:
-            self[kind] = requests
+            self[asked] = requests
         return requests
+
+
+# The labels of a record as they are shown: all of its fields but the duration and the size.
+_Shown = tuple[str, ...]
+_FIELDS = len(Answered._fields)
+_PLACES = {label: Answered._fields.index(field) for label, field in REQUEST_LABELS.items()}
+_ROUTE = _PLACES["wsgifast_route"]
+
+
+def _shown(record: Answered) -> _Shown:
+    return tuple([UNKNOWN if value is None else str(value) for value in record[:-2]])
+
+
+def _labels_of(metric: Metric, shown: _Shown) -> tuple[str, ...]:
+    """Those that one metric has."""
+    return tuple([shown[_PLACES[label]] for label in metric.labels])
+
+
+def _active_labels(asked: Asked) -> tuple[str, ...]:
+    method, scheme = asked
+    return _labels_of(_ACTIVE, _shown(Answered(method, scheme, 0, None, "", 0.0, 0).known()))
+
+
+def _added_up(
+    metric: Metric, values: Iterable[tuple[_Shown, float | Distribution]]
+) -> Iterator[Point]:
+    """The points of a metric: values with the same labels, added up."""
+    found: dict[tuple[str, ...], float | Distribution] = {}
+    for shown, value in values:
+        labels = _labels_of(metric, shown)
+        before = found.get(labels)
+        if isinstance(before, Distribution) and isinstance(value, Distribution):
+            counts = tuple(map(sum, zip(before.counts, value.counts, strict=True)))
+            value = Distribution(counts, before.total + value.total)
+        elif isinstance(before, (int, float)) and isinstance(value, (int, float)):
+            value += before
+        found[labels] = value
+    for labels, value in found.items():
+        yield Point(metric, labels, value)
 
 
 def _count_into(counts: list[int], bounds: Sequence[float], values: list[Any]) -> None:
@@ -288,23 +457,6 @@ def _count_into(counts: list[int], bounds: Sequence[float], values: list[Any]) -
             break
     counts[-1] += len(values) - begin
     values.clear()
-
-
-def known_method(method: str) -> str:
-    """The method, or OTHER: clients may send any."""
-    return method if method in _METHODS else OTHER
-
-
-def known_scheme(scheme: str) -> str:
-    """The scheme, or OTHER: a proxy may pass on what a client says."""
-    return scheme if scheme in _SCHEMES else OTHER
-
-
-def _sum(one: Distribution | None, other: Distribution) -> Distribution:
-    if one is None:
-        return other
-    counts = tuple(map(sum, zip(one.counts, other.counts, strict=True)))
-    return Distribution(counts, one.total + other.total)
 
 
 # A forked worker counts from zero: its parent reports what it has counted by itself.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from ..metrics.health import SlowClient
 from ..metrics.points import Point, point, points_of
+from ..metrics.requests import Asked, asked_of_parsed
 from .connection import Connection
 from .endpoint import Endpoint
 from .server import Server
@@ -54,14 +55,14 @@ def gauges(server: Server) -> Iterator[Point]:
         yield point("wsgifast_accept_backlog_limit", backlog[1])
 
 
-def requests_under_way(server: Server) -> list[tuple[str, str]]:
-    """Return the method and scheme of each request that the app has got and is not answered."""
+def requests_under_way(server: Server) -> list[Asked]:
+    """Return what was asked by each request that the app has got and is not answered."""
     found = []
     for connection in list(server.connections):
         for channel in connection.channels():
             exchange = channel.exchange
             if exchange is not None and exchange.environ is not None:
-                found.append((exchange.req.method, exchange.req.scheme))
+                found.append(asked_of_parsed(exchange.req))
     return found
 
 

@@ -20,11 +20,16 @@ from typing import Any
 from ..metrics.catalogue import CATALOGUE
 from ..metrics.health import State
 from ..metrics.patterns import FRAMEWORKS, PATTERN, call_noting_pattern
-from ..metrics.periodic import Failures, every_second
+from ..metrics.periodic import every_second
 from ..metrics.points import Distribution, Point, observers, point, points_of, process_collectors
 from ..metrics.processes import resident_bytes
-from ..metrics.recorder import RECORDER, LengthError
-from ..metrics.requests import RequestMetrics
+from ..metrics.requests import (
+    RECORDER,
+    LengthError,
+    Recording,
+    RequestMetrics,
+    asked_of_parsed,
+)
 from ..metrics.supervisor import start_exporting
 from ..middleware import WSGIFast
 from ..routes import LENGTH_ERROR, ROUTE
@@ -108,8 +113,7 @@ class ResponseRecorder:
 
     def __init__(self, metrics: RequestMetrics, log: Any) -> None:
         self._metrics = metrics
-        self._records = metrics.records
-        self._failures = Failures(log)
+        self._recording = Recording(metrics, None, log)
         self._application: Application | None = None
 
     def environ_part(self) -> dict[str, Any]:
@@ -140,72 +144,34 @@ class ResponseRecorder:
     ) -> None:
         """Record a request whose response has been sent, as far as it ever will be.
 
-        As :meth:`RequestMetrics.record` does, without a call.
-
         :param now: monotonic.
         :param error: what the response ended with, if anything.
         """
-        resp = exchange.resp
-        try:
-            if (
-                error is not None
-                or resp is None
-                or resp.must_close
-                or (counter := resp.counter).dropped
-            ):
-                self._record_failed(channel, exchange, now, error)
-                return
-            environ: Any = exchange.environ
-            # Not by get(), which is a call.
-            route = environ[ROUTE] if ROUTE in environ else ""  # noqa: SIM401
-            if route and LENGTH_ERROR in environ:
-                self._metrics.count_length_error(environ[LENGTH_ERROR])
-            req = exchange.req
-            self._records.extend(
-                (
-                    req.method,
-                    req.scheme,
-                    resp.status_code,
-                    environ[PATTERN] if PATTERN in environ else None,  # noqa: SIM401
-                    route,
-                    now - exchange.started,
-                    counter.sent,
-                )
-            )
-            if now > self._metrics.look_at:
-                self._metrics.look(now)
-        except Exception:  # noqa: BLE001 - the response is out
-            self._failures.log()
-
-    def _record_failed(
-        self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
-    ) -> None:
-        """Record a request whose response may have gone wrong, and count what has."""
         environ, resp = exchange.environ, exchange.resp
         if environ is None:
             return
         status, size = 500, 0  # the answer to what the app has raised is not the app's
         if resp is not None and resp.status is not None:
-            status, size = resp.status_code, resp.sent
+            status, size = resp.status_code, resp.counter.sent
         elif resp is not None and error is None:
             return  # the app has taken its connection over
-        if error is not None:
-            size = max(0, size - channel.output.bytes_left())
-        req = exchange.req
-        self._metrics.record(
-            req.method,
-            req.scheme,
+        length_error = environ.get(LENGTH_ERROR)
+        left = False
+        if error is not None or resp is None or resp.must_close or resp.counter.dropped:
+            if error is not None:
+                size = max(0, size - channel.output.bytes_left())
+                left = not isinstance(error, FileTruncated)
+            length_error = length_error or _length_error(resp, error)
+        self._recording.end(
+            asked_of_parsed(exchange.req),
             status,
             environ.get(PATTERN),
             environ.get(ROUTE, ""),
             now - exchange.started,
             size,
+            length_error,
+            left,
         )
-        length_error = environ.get(LENGTH_ERROR) or _length_error(resp, error)
-        if length_error is not None:
-            self._metrics.count_length_error(length_error)
-        if error is not None and not isinstance(error, FileTruncated):
-            self._metrics.count_client_left()
 
 
 def _length_error(resp: Response | None, error: BaseException | None) -> LengthError | None:
