@@ -137,9 +137,26 @@ def test_a_style_sheet_that_names_what_is_not_there(source: Path, target: Path) 
     with warnings.catch_warnings():
         # Django leaves the style sheet open, with its error: not to be told in another test.
         warnings.simplefilter("ignore", ResourceWarning)
-        with pytest.raises((CommandError, ValueError), match=r"image\.svg"):
+        with pytest.raises((CommandError, ValueError)) as caught:
             collect("CompressedManifestStaticFilesStorage")
         gc.collect()
+    assert "style.css refers to 'image.svg', which is not among" in str(caught.value)
+    assert "The file 'image.svg' could not be found with" in str(caught.value)
+    caught.value.__traceback__ = None
+
+
+def test_missing_file_and_referring_file_are_named_with_their_folders(
+    source: Path, target: Path
+) -> None:
+    (source / "css").mkdir()
+    (source / "css" / "deep.css").write_bytes(b"a { background: url('../img/it\\'s gone.png') }")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        with pytest.raises((CommandError, ValueError)) as caught:
+            collect("CompressedManifestStaticFilesStorage")
+        gc.collect()
+    assert str(caught.value).startswith("css/deep.css refers to")
+    assert "img/it" in str(caught.value)
 
 
 def test_a_manifest_that_is_not_strict(target: Path) -> None:

@@ -7,6 +7,7 @@ again only if a file has changed. At verbosity 2, collectstatic prints each.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -17,6 +18,9 @@ from ..files.compress import compress
 from .settings import static_options
 
 __all__ = ["CompressedManifestStaticFilesStorage", "CompressedStaticFilesStorage"]
+
+# The text of Django's error for a reference in a style sheet or script that leads to no file.
+_MISSING_FILE = re.compile(r"The file '(.+?)' could not be found")
 
 # (path, what was made of it, whether it was processed), as collectstatic prints it
 _Processed = Iterator[tuple[str, str | None, Any]]
@@ -51,7 +55,9 @@ class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
         before = set(_files_below(self.location))
         failed = False
         for name, hashed_name, processed in super().post_process(paths, dry_run=dry_run, **options):
-            failed = failed or isinstance(processed, Exception)
+            if isinstance(processed, Exception):
+                failed = True
+                _name_reference(processed, name)
             yield name, hashed_name, processed
         if dry_run or failed:
             return
@@ -81,6 +87,17 @@ def _compressed(directory: str) -> _Processed:
         yield original, ", ".join(sorted(siblings)), True
     for path, why in report.failed.items():
         yield path, None, OSError(f"{path}: {why}")
+
+
+def _name_reference(error: Exception, name: str) -> None:
+    """Have Django's error about a missing file say which file refers to it, too."""
+    text = str(error.args[0]) if error.args else ""
+    missing = _MISSING_FILE.match(text)
+    if missing:
+        error.args = (
+            f"{name} refers to {missing[1]!r}, which is not among the collected files: correct the "
+            f"path in {name} (it is relative to that file), or add the file. {text}",
+        )
 
 
 def _original_of(sibling: str) -> str:
