@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .errors import ConfigurationError
@@ -36,6 +36,14 @@ def is_number(value: object, *, least: float, most: float) -> bool:
     if isinstance(value, int):
         most = min(most, sys.float_info.max)
     return least <= value <= most
+
+
+def list_of_text(value: object) -> list[str] | None:
+    """Return the strings of an iterable; None for anything else, such as a str, or one with ""."""
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
+        return None
+    items = list(value)
+    return items if all(isinstance(item, str) and item for item in items) else None
 
 
 def shown(value: object) -> str:

@@ -13,11 +13,19 @@ from django.test import override_settings
 
 from tests.support import forkserver
 from tests.support.servers import ROOT
+from wsgifast.django import StaticFilesMiddleware
 
 OURS = "wsgifast.django.StaticFilesMiddleware"
 WHITENOISE = "whitenoise.middleware.WhiteNoiseMiddleware"
 SECURITY = "django.middleware.security.SecurityMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+
+
+PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
+
+
+class ProjectsOwn(StaticFilesMiddleware):
+    """A project's subclass."""
 
 
 def ids(**changed: Any) -> list[str]:
@@ -39,7 +47,15 @@ def test_nothing_is_said_of_the_project() -> None:
         ({"MIDDLEWARE": [OURS, SECURITY]}, ["wsgifast.W002"]),
         ({"MIDDLEWARE": [SECURITY, SESSIONS, OURS]}, ["wsgifast.W002"]),
         ({"MIDDLEWARE": [SECURITY, "wsgifast.django.middleware.StaticFilesMiddleware"]}, []),
-        ({"MIDDLEWARE": [WHITENOISE]}, []),
+        ({"MIDDLEWARE": [WHITENOISE]}, ["wsgifast.W007"]),
+        ({"MIDDLEWARE": [SECURITY, SESSIONS]}, ["wsgifast.W007"]),
+        ({"MIDDLEWARE": []}, ["wsgifast.W007"]),
+        ({"MIDDLEWARE": [SECURITY, "no.such.Middleware"]}, ["wsgifast.W007"]),
+        ({"MIDDLEWARE": [SECURITY, "tests.django.test_checks.ProjectsOwn"]}, []),
+        ({"DEBUG": True, "WHITENOISE_INDEX_FILE": True}, ["wsgifast.W008"]),
+        ({"WSGIFAST_STATIC": {"finders": True, "index": "index.html"}}, ["wsgifast.W008"]),
+        ({"WSGIFAST_STATIC": {"finders": True, "index": None}}, []),
+        ({"WSGIFAST_STATIC": {"finders": False, "index": "index.html"}}, []),
         ({"STATIC_ROOT": None}, ["wsgifast.W003"]),
         ({"STATIC_ROOT": "/no/such/folder"}, ["wsgifast.W003"]),
         ({"STATIC_ROOT": None, "DEBUG": True}, []),
@@ -57,6 +73,81 @@ def test_nothing_is_said_of_the_project() -> None:
 )
 def test_what_is_said(changed: dict[str, Any], expected: list[str]) -> None:
     assert ids(**changed) == expected
+
+
+# Values that no option has; several have one of these types, such as 5 for max_age.
+WRONG: dict[str, list[Any]] = {
+    "add_headers": ["no", 5, []],
+    "allow_all_origins": ["yes", 1, None],
+    "cache_bytes": ["1M", -1, 1.5, None, True],
+    "charset": [5, "utf 8", b"utf-8", True],
+    "codings": ["gzip", 5, [5], [["gzip"]], {"gzip": 1}, [""], b"gzip", True],
+    "etag": ["md5", 5, True],
+    "finders": ["no", 1, None],
+    "follow_symlinks": ["no", 0, None],
+    "hidden_files": ["no", 0, None],
+    "immutable": [5, "(", ["a"], b"a"],
+    "index": [5, "a/b", [], b"index.html"],
+    "keep_only_hashed": ["no", 1, None],
+    "listing": ["no", 1, None],
+    "manifest_strict": ["no", 0, []],
+    "max_age": ["60", -1, 1.5, True],
+    "mimetypes": [["x"], "x", {".x": 5}, {5: "text/x"}],
+    "prefix": [5, ["/static/"], b"/static/"],
+    "recheck_s": ["1", -1, float("nan"), True, None],
+    "root": [5, {"a": "b"}, "/no/such/folder", b"/tmp", True],
+    "skip_extensions": ["jpg,png", ["jpg", 1], 5, [""], {"jpg": 1}, b"jpg", [None], True],
+}
+DJANGOS: dict[str, list[Any]] = {
+    "STATIC_ROOT": [5, ["/srv"], b"/srv", True],
+    "STATIC_URL": [5, ["static/"]],
+    "MEDIA_ROOT": [5, ["/srv"], b"/srv"],
+    "FORCE_SCRIPT_NAME": [5, ["/app"]],
+    "WSGIFAST_STATIC": ["no", 5, [], None, {5: 1}, {5: 1, "x": 2}],
+    "WSGIFAST_MEDIA": [
+        *("no", 5, [], {5: 1}, {"nonsense": 1}, {"x_sendfile": "/srv"}, {"accel_redirect": "/x/"}),
+        *({"x_sendfile": [5]}, {"accel_redirect": {"/tmp": 5}}, {"accel_redirect": {5: "/x/"}}),
+    ],
+}
+
+
+def test_every_option_has_wrong_values_here() -> None:
+    from wsgifast.django.settings import DJANGO_OPTIONS, OPTIONS, SITE_OPTIONS
+
+    assert set(WRONG) == SITE_OPTIONS | DJANGO_OPTIONS
+    assert set(OPTIONS.values()) <= set(WRONG)
+
+
+@pytest.mark.parametrize("static_root", ["as it is", "/no/such/folder"])
+@pytest.mark.parametrize("option", WRONG)
+def test_option_of_a_wrong_type_is_an_error(option: str, static_root: str) -> None:
+    from wsgifast.django.settings import OPTIONS
+
+    names = [name for name, named in OPTIONS.items() if named == option]
+    changed = {} if static_root == "as it is" else {"STATIC_ROOT": static_root}
+    for value in WRONG[option]:
+        for setting in (
+            {"WSGIFAST_STATIC": {option: value}},
+            *({f"{start}{name}": value} for name in names for start in PREFIXES),
+        ):
+            if option == "index" and value is True:
+                continue
+            assert ids(**setting, **changed) == ["wsgifast.E001"], setting
+
+
+@pytest.mark.parametrize("name", DJANGOS)
+def test_setting_of_a_wrong_type_is_an_error(name: str) -> None:
+    for value in DJANGOS[name]:
+        assert ids(**{name: value}) == ["wsgifast.E001"], value
+
+
+def test_error_names_the_value_and_the_settings_that_are_read() -> None:
+    from wsgifast.django.checks import check_settings
+
+    with override_settings(WHITENOISE_SKIP_COMPRESS_EXTENSIONS="jpg,png"):
+        [message] = check_settings()
+    assert "skip_extensions='jpg,png': a list of strings" in message.msg
+    assert "WHITENOISE_SKIP_COMPRESS_EXTENSIONS" in message.hint
 
 
 def test_a_storage_without_a_manifest_is_for_development() -> None:

@@ -11,16 +11,15 @@ from django.conf import settings
 from django.contrib.staticfiles.storage import staticfiles_storage
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from ..errors import ConfigurationError
 from ..files.codings import checked_codings
+from ..files.compress import skipped_extensions
+from .middleware import StaticFilesMiddleware
 from .settings import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options
 from .sites import static_sites
 
-_OURS = {
-    "wsgifast.django.StaticFilesMiddleware",
-    "wsgifast.django.middleware.StaticFilesMiddleware",
-}
 _THEIRS = (
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
@@ -36,7 +35,10 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 @register(Tags.files, deploy=True)
 def check_production(**kwargs: Any) -> list[CheckMessage]:
     try:
+        _checked_options()
         has_manifest = hasattr(staticfiles_storage, "manifest_name")
+    except ConfigurationError:  # check_settings() reports it
+        return []
     except ImproperlyConfigured:  # without STATIC_ROOT there is none
         return []
     if not has_manifest:
@@ -54,37 +56,18 @@ def check_production(**kwargs: Any) -> list[CheckMessage]:
 
 def _messages() -> Iterator[CheckMessage]:
     try:
-        static_sites()
-        options = static_options()
-        checked_codings(options["codings"])
-        media_front_server()
+        options = _checked_options()
     except ConfigurationError as error:
-        yield Error(str(error), id="wsgifast.E001")
+        yield Error(str(error), hint=_read_settings(), id="wsgifast.E001")
         return
-    middleware = list(settings.MIDDLEWARE)
-    ours = next((place for place, name in enumerate(middleware) if name in _OURS), None)
-    if ours is None:
-        return
-    for name in _THEIRS:
-        if name in middleware:
-            yield Warning(
-                f"{name} is in MIDDLEWARE together with StaticFilesMiddleware.",
-                hint="Remove it. StaticFilesMiddleware reads its settings.",
-                id="wsgifast.W001",
-            )
-    if _SECURITY in middleware[ours:]:
+    yield from _of_middleware(list(settings.MIDDLEWARE))
+    if options["finders"] and options["index"] is not None:
         yield Warning(
-            "StaticFilesMiddleware comes before SecurityMiddleware, so that static files lack its "
-            "headers and its redirect.",
-            hint="Put it right after SecurityMiddleware.",
-            id="wsgifast.W002",
-        )
-    elif set(middleware[:ours]) - {_SECURITY, *_THEIRS}:
-        yield Warning(
-            "Other middleware than SecurityMiddleware comes before StaticFilesMiddleware, and runs "
-            "for each static file.",
-            hint="Put it right after SecurityMiddleware.",
-            id="wsgifast.W002",
+            f"index={options['index']!r} has no effect on files that Django's finders find, but on "
+            "collected ones. Finders are used by default with DEBUG.",
+            hint="Set the option finders (USE_FINDERS) to False and run collectstatic, or leave "
+            "index out.",
+            id="wsgifast.W008",
         )
     if not options["finders"] and not (
         settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT)
@@ -112,3 +95,68 @@ def _messages() -> Iterator[CheckMessage]:
             hint="Put it first.",
             id="wsgifast.W006",
         )
+
+
+def _checked_options() -> dict[str, Any]:
+    """:raises ConfigurationError: if one of the settings that are read has an invalid value."""
+    static_sites()
+    options = static_options()
+    # Not by static_options(): the server may lack packages that the host of collectstatic has.
+    checked_codings(options["codings"])
+    skipped_extensions(options["skip_extensions"])
+    media_front_server()
+    return options
+
+
+def _of_middleware(middleware: list[str]) -> Iterator[CheckMessage]:
+    ours = next((place for place, name in enumerate(middleware) if _is_ours(name)), None)
+    if ours is None:
+        yield Warning(
+            "StaticFilesMiddleware is not in MIDDLEWARE: wsgifast serves no static files.",
+            hint="Put wsgifast.django.StaticFilesMiddleware right after SecurityMiddleware"
+            + "".join(f", in place of {name}" for name in _THEIRS if name in middleware)
+            + ". Where another server serves them, silence this check.",
+            id="wsgifast.W007",
+        )
+        return
+    for name in _THEIRS:
+        if name in middleware:
+            yield Warning(
+                f"{name} is in MIDDLEWARE together with StaticFilesMiddleware.",
+                hint="Remove it. StaticFilesMiddleware reads its settings.",
+                id="wsgifast.W001",
+            )
+    if _SECURITY in middleware[ours:]:
+        yield Warning(
+            "StaticFilesMiddleware comes before SecurityMiddleware, so that static files lack its "
+            "headers and its redirect.",
+            hint="Put it right after SecurityMiddleware.",
+            id="wsgifast.W002",
+        )
+    elif set(middleware[:ours]) - {_SECURITY, *_THEIRS}:
+        yield Warning(
+            "Other middleware than SecurityMiddleware comes before StaticFilesMiddleware, and runs "
+            "for each static file.",
+            hint="Put it right after SecurityMiddleware.",
+            id="wsgifast.W002",
+        )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a middleware is StaticFilesMiddleware, or a project's subclass."""
+    if name.startswith("django.") or name in _THEIRS:
+        return False
+    try:
+        middleware = import_string(name)
+    except Exception:  # noqa: BLE001 - Django reports it when it loads the middleware
+        return False
+    return isinstance(middleware, type) and issubclass(middleware, StaticFilesMiddleware)
+
+
+def _read_settings() -> str:
+    """Return the hint with the settings that options are read from."""
+    names = [f"{start}{rest}" for start in PREFIXES for rest in OPTIONS]
+    found = [
+        name for name in ("WSGIFAST_STATIC", *names, "WSGIFAST_MEDIA") if hasattr(settings, name)
+    ]
+    return f"Options are read from {', '.join(found)}." if found else "It is one of Django's own."

@@ -10,6 +10,7 @@ the files of serve_media.
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,7 +46,7 @@ SITE_OPTIONS = {
     for name, parameter in inspect.signature(StaticFilesBase.__init__).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
 } - {"directory", "fallback"}
-_DJANGO_OPTIONS = {
+DJANGO_OPTIONS = {
     "codings",
     "finders",
     "keep_only_hashed",
@@ -60,8 +61,8 @@ _MEDIA_OPTIONS = {"accel_redirect", "x_sendfile"}
 def static_options() -> dict[str, Any]:
     """Return the options from the settings, with their defaults.
 
-    :raises ConfigurationError: if WSGIFAST_STATIC has an unknown option, or one of Django's has an
-        invalid value.
+    :raises ConfigurationError: if WSGIFAST_STATIC has an unknown option, or one that StaticFiles
+        does not have has an invalid value, or a setting of Django's own that is used with them.
     """
     options: dict[str, Any] = {
         "allow_all_origins": True,
@@ -78,8 +79,11 @@ def static_options() -> dict[str, Any]:
         for rest, option in OPTIONS.items():
             if hasattr(settings, start + rest):
                 options[option] = getattr(settings, start + rest)
-    options.update(_own("WSGIFAST_STATIC", SITE_OPTIONS | _DJANGO_OPTIONS))
+    options.update(_own("WSGIFAST_STATIC", SITE_OPTIONS | DJANGO_OPTIONS))
     check_switches(finders=options["finders"], keep_only_hashed=options["keep_only_hashed"])
+    if options["manifest_strict"] is not None:
+        check_switches(manifest_strict=options["manifest_strict"])
+    _check_folder("STATIC_ROOT", settings.STATIC_ROOT)
     if isinstance(options["index"], bool):  # as in WhiteNoise
         options["index"] = "index.html" if options["index"] else None
     prefix = options.get("prefix")
@@ -94,8 +98,9 @@ def static_options() -> dict[str, Any]:
 def media_front_server() -> FrontServer | None:
     """Return the front server that sends serve_media's files; None for none.
 
-    :raises ConfigurationError: if WSGIFAST_MEDIA is invalid.
+    :raises ConfigurationError: if WSGIFAST_MEDIA or MEDIA_ROOT is invalid.
     """
+    _check_folder("MEDIA_ROOT", settings.MEDIA_ROOT)
     options = _own("WSGIFAST_MEDIA", _MEDIA_OPTIONS)
     return front_server_of(options.get("accel_redirect"), options.get("x_sendfile"))
 
@@ -104,7 +109,7 @@ def _own(setting: str, known: set[str]) -> dict[str, Any]:
     own: dict[str, Any] = getattr(settings, setting, {})
     if not isinstance(own, dict):
         raise ConfigurationError(f"{setting}={own!r}: a dictionary of options")
-    unknown = sorted(set(own) - known)
+    unknown = [name for name in own if name not in known]
     if unknown:
         raise ConfigurationError(
             f"{setting} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
@@ -114,6 +119,16 @@ def _own(setting: str, known: set[str]) -> dict[str, Any]:
 
 def _url_prefix() -> str:
     """Return the path of STATIC_URL as in a request's path_info."""
-    path: str = urlsplit(settings.STATIC_URL or "").path
-    script_name = (settings.FORCE_SCRIPT_NAME or "").rstrip("/")
-    return path.removeprefix(script_name)
+    try:
+        static_url = settings.STATIC_URL or ""
+    except AttributeError:  # Django takes it for a string
+        raise ConfigurationError("STATIC_URL is no string: a URL path such as 'static/'") from None
+    script_name = settings.FORCE_SCRIPT_NAME or ""
+    if not isinstance(script_name, str):
+        raise ConfigurationError(f"FORCE_SCRIPT_NAME={script_name!r}: a URL path, or None")
+    return urlsplit(str(static_url)).path.removeprefix(script_name.rstrip("/"))
+
+
+def _check_folder(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        raise ConfigurationError(f"{name}={value!r}: a directory's path")

@@ -42,6 +42,8 @@ def static_sites() -> list[tuple[str, Site]]:
     # It may not exist before the first collectstatic; `manage.py check` warns of that.
     if settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT):
         sites.append((prefix, Site(**chosen, directory=settings.STATIC_ROOT)))
+    if not sites:
+        Site(**chosen, directory=os.sep)  # checks the options
     return sites
 
 

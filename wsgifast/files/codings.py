@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from ..errors import ConfigurationError
+from ..option_checks import list_of_text
 
 # Of two siblings of the same size the first one here is sent.
 SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
@@ -60,9 +61,10 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
     """
     if codings is None:
         return available_codings()
-    if isinstance(codings, str):
-        raise ConfigurationError(f"codings={codings!r}: a list, such as [{codings!r}]")
-    for coding in codings:
+    names = list_of_text(codings)
+    if names is None:
+        raise ConfigurationError(f"codings={codings!r}: a list, such as ['gzip']")
+    for coding in names:
         if coding not in SIBLING_SUFFIXES:
             raise ConfigurationError(
                 f"{coding!r} is not a known coding: {', '.join(SIBLING_SUFFIXES)}"
@@ -73,7 +75,7 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
                 f"{coding} needs the package {package}, which is not installed: "
                 f"pip install {package}"
             )
-    return list(dict.fromkeys(codings))
+    return list(dict.fromkeys(names))
 
 
 def _has(package: str) -> bool:

@@ -24,6 +24,7 @@ from pathlib import Path
 from threading import Lock
 
 from ..errors import ConfigurationError
+from ..option_checks import list_of_text
 from .codings import ENCODERS, SIBLING_SUFFIXES, checked_codings, has_same_time, is_outdated
 from .directory import names_of
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
@@ -95,14 +96,7 @@ def compress(
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"jobs={jobs}: a number of threads from 1 on")
     run = _Run(root, codings, overwrite, _read_manifest(root))
-    skipped = _COMPRESSED_EXTENSIONS
-    if isinstance(skip_extensions, str):
-        raise ConfigurationError(
-            f"skip_extensions={skip_extensions!r}: a list, such as [{skip_extensions!r}]"
-        )
-    if skip_extensions is not None:
-        given = (f".{extension.lstrip('.').lower()}" for extension in skip_extensions)
-        skipped = frozenset((*given, *SIBLING_SUFFIXES.values()))
+    skipped = skipped_extensions(skip_extensions)
     paths = sorted(_originals(root, skipped))
     pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)
     futures = {pool.submit(run.compress_one, path): path for path in paths}
@@ -129,6 +123,20 @@ def compress(
     for names in (report.written, report.current, report.left_alone, report.not_smaller):
         names.sort()
     return report
+
+
+def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
+    """Return the extensions of files to leave alone, with their dots and in lower case.
+
+    :param given: see :func:`compress`.
+    :raises ConfigurationError: if it is no list of strings.
+    """
+    if given is None:
+        return _COMPRESSED_EXTENSIONS
+    names = list_of_text(given)
+    if names is None:
+        raise ConfigurationError(f"skip_extensions={given!r}: a list of strings, such as ['jpg']")
+    return {*(f".{name.lstrip('.').lower()}" for name in names), *SIBLING_SUFFIXES.values()}
 
 
 class _Run:
