@@ -99,6 +99,13 @@ class Backlog:
             return self._take_back(ahead_bytes)
         return []
 
+    def count_memory(self) -> None:
+        """Count what is in memory, however much it is."""
+        more = self.in_memory - self._reserved
+        if more > 0:
+            self._memory.count(more)
+            self._reserved = self.in_memory
+
     def _take_back(self, keep: int) -> list[memoryview]:
         """Remove buffers from the end until at most `keep` bytes are in memory."""
         items = self._items

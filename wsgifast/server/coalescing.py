@@ -6,10 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .limits import Budget
+
 # A block is held back if it follows another one this soon.
 _COALESCE_S = 0.0005
 # Blocks are coalesced up to this size: larger writes are no cheaper per byte.
 _COALESCED_BYTES = 64 * 1024
+# What may wait there however little memory is left: a single block would be a system
+# call, or a write to a temporary file.
+_WAITING_ANYWAY_BYTES = 16 * 1024
 
 
 class HeldBlocks:
@@ -18,16 +23,30 @@ class HeldBlocks:
     Only the writer adds some; the thread that takes them has the queue's lock. The two need no lock
     between them: CPython copies a list in one step, and what is appended later stays.
 
+    Before a slow client, blocks wait here too: its queue takes them once it has nothing else to
+    send, or when there are many. Nobody needs to hurry, so no tick is requested.
+
     :param queue: the output queue, whose module imports this one.
     :param frame: frames blocks that are sent together, as one chunk; None for no framing.
+    :param memory: reserves memory for what waits before a slow client.
+    :param most_waiting: how many bytes may wait there.
     :ivar blocks: unframed, none of them empty.
     :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
     """
 
-    __slots__ = ("_coalescing", "_frame", "_last_block", "_queue", "blocks", "size")
+    __slots__ = (
+        "_coalescing", "_frame", "_last_block", "_memory", "_most_waiting", "_queue", "_reserved",
+        "blocks", "size",
+    )  # fmt: skip
 
     def __init__(
-        self, queue: Any, coalescing: Coalescing, frame: Callable[[bytes], bytes] | None
+        self,
+        queue: Any,
+        coalescing: Coalescing,
+        frame: Callable[[bytes], bytes] | None,
+        *,
+        memory: Budget,
+        most_waiting: int,
     ) -> None:
         self.blocks: list[bytes] = []
         self.size = 0
@@ -35,6 +54,9 @@ class HeldBlocks:
         self._coalescing = coalescing
         self._frame = frame
         self._last_block = time.monotonic()  # when the app handed it over
+        self._memory = memory
+        self._most_waiting = most_waiting
+        self._reserved = 0  # the writer sets it, and who takes the blocks resets it
 
     def write(self, block: bytes) -> None:
         """As :meth:`.OutputQueue.write`, but the block may be held back for the next one."""
@@ -46,7 +68,12 @@ class HeldBlocks:
         self.blocks.append(block)
         self.size = size = self.size + len(block)
         queue = self._queue
-        if behind and size < _COALESCED_BYTES and not queue.draining and queue.error is None:
+        if queue.draining:
+            # Its thread sets `draining` to False before it takes the blocks for the last time: it
+            # finds this one.
+            if size < (self._reserved or self._reserve()) and queue.error is None:
+                return
+        elif behind and size < _COALESCED_BYTES and queue.error is None:
             coalescing = self._coalescing
             if queue in coalescing.queues or coalescing.add(queue):
                 return
@@ -60,8 +87,21 @@ class HeldBlocks:
         taken = self.blocks[:]
         del self.blocks[: len(taken)]
         self.size = 0
+        reserved = self._reserved
+        if reserved:
+            self._reserved = 0
+            self._memory.count(-reserved)
         data = b"".join(taken)
         return self._frame(data) if self._frame is not None and data else data
+
+    def _reserve(self) -> int:
+        """Reserve memory for blocks that wait before a slow client; returns how many bytes."""
+        size = self._most_waiting
+        if not self._memory.take(size):
+            size = min(size, _WAITING_ANYWAY_BYTES)
+            self._memory.count(size)
+        self._reserved = size
+        return size
 
 
 class Coalescing:

@@ -12,6 +12,7 @@ Streaming"). Blocks are held back without the lock, and framed together (coalesc
 that takes the lock next adds them to the backlog.
 
     nothing held --a block, soon after another--> held --tick, or enough--> sent
+                 --a block, before a slow client--> held --the queue is empty, or enough--> queued
 
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as
@@ -83,7 +84,15 @@ class OutputQueue(SendQueue):
         :param frame: frames blocks that are sent together, as one chunk; None for no framing.
         :returns: what sends a further block; see :meth:`.HeldBlocks.write`.
         """
-        self._held = held = HeldBlocks(self, self._rules.coalescing, frame)
+        rules = self._rules
+        self._held = held = HeldBlocks(
+            self,
+            rules.coalescing,
+            frame,
+            memory=rules.memory,
+            # An event stream must not run further ahead of its client.
+            most_waiting=rules.ahead_bytes if may_run_ahead else rules.ahead_bytes // 4,
+        )
         self.may_run_ahead = may_run_ahead
         self.write(data)
         return held.write
@@ -155,9 +164,13 @@ class OutputQueue(SendQueue):
         if not self.lock.acquire(blocking=wait):
             return False
         try:
+            if self.draining and not wait:
+                return True  # the thread that sends takes them once it has nothing else
             self._queue_held()
             if self.bytes_queued and not self.draining:
                 self._send()
+            if self.backlog is not None:
+                self.backlog.count_memory()
         finally:
             self.lock.release()
         return True

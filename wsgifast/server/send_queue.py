@@ -87,6 +87,7 @@ class SendQueue:
         self.owner = owner
         self._rules = rules
         self._room: threading.Condition | None = None
+        self._held: HeldBlocks | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -94,7 +95,9 @@ class SendQueue:
         self._dropped = 0  # bytes that an error has dropped
         self.closing = False
         self.may_run_ahead = False
-        self._held: HeldBlocks | None = None  # of a stream
+        if self._held is not None:
+            self._held.take()
+        self._held = None  # of a stream
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
@@ -170,6 +173,10 @@ class SendQueue:
             return
         try:
             turn = self.sender.take_turn(backlog, after_event=after_event)
+            if turn is Turn.DONE and self._held is not None and self._held.blocks:
+                self._queue_held()
+                backlog.count_memory()
+                turn = self.sender.take_turn(backlog)
         except OSError as error:
             self._fail(error)
         else:

@@ -79,7 +79,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     :cvar response_on_disk_bytes: the most of one response in a temporary file; beyond it the
         generator waits for its client. 0: it always does.
     :cvar responses_on_disk_bytes: the most of all of them.
-    :cvar output_memory_bytes: what waits in memory for all clients together, beside 16 KiB for
+    :cvar output_memory_bytes: what waits in memory for all clients together, beside 32 KiB for
         each; the rest of their responses waits in temporary files.
     :cvar check_host: answer 400 to a request whose Host header is missing (from HTTP/1.1 on),
         malformed, or not the only one (RFC 9112 section 3.2).
