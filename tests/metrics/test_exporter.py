@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.servers import free_port, wait_for
 from wsgifast.metrics import multiprocess
-from wsgifast.metrics.directory import Directory
+from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.exporter import _MOST_CLIENTS, _app, _Exporter, _Handler, _Server
 from wsgifast.metrics.processes import is_alive, name_of_process
 from wsgifast.metrics.supervisor import ADDRESS_FILE, Export

@@ -11,7 +11,7 @@ from tests.metrics.test_prometheus import Samples, parsed
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import gunicorn_command
 from tests.workers.test_metrics import scraped_until
-from wsgifast.metrics.directory import Directory
+from wsgifast.metrics.aggregation import Directory
 
 _PATIENCE_S = 60.0
 ITEM = "/items/<int:number>"

@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 from prometheus_client.values import MultiProcessValue
 
 from tests.support.descriptors import open_descriptors
-from wsgifast.metrics.directory import Directory
+from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.multiprocess import DIRECTORY
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -26,8 +26,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.address import Address
-from .directory import Directory
-from .merge import UNREADABLE
+from .aggregation import UNREADABLE, Directory
 from .multiprocess import check_space, metrics_address
 from .processes import ProcessEnd, is_alive
 from .states import PATHS, Answer, answer, remove_dead

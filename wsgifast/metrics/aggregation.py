@@ -1,0 +1,419 @@
+"""The files of prometheus_client's multiprocess mode, added up for a scrape.
+
+Each process has its own files, one for each kind of metric. Counters and histograms still count
+after their process has ended. Workers may be replaced often, so the files of dead ones are merged
+into one file for each kind: otherwise each scrape would have to read more files than the last.
+
+Theory of operation
+-------------------
+Merging. The merged file is written under a temporary name. Then a plan, which names the files that
+it replaces, is put in place by one rename. Before the rename nothing has changed; after it only
+steps remain that can be repeated. If the exporter is killed in between, the next one finds the plan
+and carries it out before it reads any of the files.
+
+Reading. A process only adds entries to its files, and an entry keeps its place. So the keys of a
+file are parsed once, and again when it has grown; a scrape in between only reads the numbers, and
+adds those of one key. prometheus_client's own code would parse every entry of every process at each
+scrape. It is left the gauges, which are few, and have rules of their own.
+
+Writing a scrape. All that differs from one scrape to the next are numbers. So prometheus_client
+writes the line of a sample once, by its own rules, and what stands before the number is kept: its
+own code would sort and escape the labels of each line at each scrape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ..imports import needs
+from .processes import is_alive, pid_in
+
+with needs("wsgifast.metrics.aggregation", "prometheus_client", "prometheus"):
+    from prometheus_client.core import Metric
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.mmap_dict import MmapedDict
+    from prometheus_client.multiprocess import MultiProcessCollector
+    from prometheus_client.utils import floatToGoString
+
+# Kinds whose values are added up, also those of processes that have ended; those of gauges are not.
+_ADDED_UP = frozenset({"counter", "histogram", "summary"})
+# Reading a file that is being made, or was left unfinished, raises one of these.
+UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
+
+# The name of the process in the names of merged files.
+_DEAD = "wsgifast-dead"
+_PLAN = "merging.json"
+_ATTEMPTS = 3
+# Formats whose lines are kept: Prometheus always asks for the same.
+_MOST_FORMATS = 4
+# A file begins with the number of its bytes that are used.
+_USED = struct.Struct("=i")
+_HEAD_BYTES = 8
+_VALUE_BYTES = 8
+# Lines that are kept beyond twice those of a scrape: of processes that have gone.
+_SPARE = 1000
+
+_as_text: Callable[[float], str] = floatToGoString
+
+
+class Directory:
+    """The files of several processes; any thread may call.
+
+    :param own: whether wsgifast made the directory: then files of the app's own metrics are cleaned
+        up as well.
+    """
+
+    def __init__(self, path: str, *, own: bool) -> None:
+        self.path = path
+        self._own = own
+        self._lock = threading.Lock()
+        self._format = lru_cache(_MOST_FORMATS)(_text_format)
+        # Of kinds that are added up, by path and inode.
+        self._values: dict[tuple[str, int], _ValuesFile] = {}
+
+    def text(self, accept: str = "") -> tuple[str, bytes]:
+        """The metrics of all processes, added up; and before it, its Content-Type.
+
+        :param accept: the client's Accept header.
+        """
+        with self._lock:
+            for attempt in range(_ATTEMPTS):
+                try:
+                    values, others = self._read()
+                    break
+                except UNREADABLE:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+            chosen = self._format(accept)
+            return chosen.content_type, chosen.text(values, others)
+
+    def _read(self) -> tuple[dict[str, dict[str, float]], list[Any]]:
+        """Of each kind that is added up the values by their keys; and the gauges."""
+        with os.scandir(self.path) as entries:
+            # The inode too: a merged file is replaced by a new one of the same name. An empty file
+            # has just been created.
+            files = {(e.path, e.inode()) for e in entries if _has_values(e)}
+        lasting = {file for file in files if _parts_of(file[0])[0] in _ADDED_UP}
+        for gone in self._values.keys() - lasting:
+            self._values.pop(gone).close()
+        for new in lasting - self._values.keys():
+            self._values[new] = _ValuesFile(new[0])
+        for file in self._values.values():
+            file.read()
+        values = {
+            kind: _sums(file for file in self._values.values() if file.kind == kind)
+            for kind in _ADDED_UP
+        }
+        others = list(_gauges(path for path, _ in files - lasting))
+        for metric in others:
+            metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
+        return values, others
+
+    def processes(self) -> set[str]:
+        """Live processes of this server that have files in the directory."""
+        names = {_parts_of(path)[1] for path in self._files()}
+        return {name for name in names if is_alive(name)}
+
+    def clean(self) -> None:
+        """Remove the gauges of dead processes, and merge their counters and histograms."""
+        with self._lock:
+            self._carry_out_plan()
+        dead: dict[str, list[str]] = defaultdict(list)
+        alive: dict[str, bool] = {_DEAD: True}
+        for path in self._files():
+            kind, process = _parts_of(path)
+            if process not in alive:
+                alive[process] = self._may_live(process)
+            if not alive[process]:
+                dead[kind].append(path)
+        for kind, paths in dead.items():
+            with self._lock:
+                if kind in _ADDED_UP:
+                    self._merge(kind, paths)
+                elif kind.startswith("gauge_live"):
+                    for path in paths:
+                        os.unlink(path)
+
+    def _files(self) -> list[str]:
+        with os.scandir(self.path) as entries:
+            return [entry.path for entry in entries if _has_values(entry)]
+
+    def _may_live(self, process: str) -> bool:
+        if pid_in(process) is not None:
+            return is_alive(process)
+        # Files of an app's own metrics have only the pid in their names. In a directory that the
+        # user has chosen, cleaning them up is left to the user.
+        if not self._own or not process.isascii() or not process.isdecimal():
+            return True
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    # With the lock.
+
+    def _merge(self, kind: str, paths: Iterable[str]) -> None:
+        """Merge files of dead processes into the file of their kind, and remove them.
+
+        :raises OSError: if a file cannot be written or removed.
+        """
+        merged, temporary = self._merged(kind)
+        _write(temporary, _sums(_readable([*paths, merged])))
+        plan = os.path.join(self.path, _PLAN)
+        with open(f"{plan}.tmp", "w") as file:
+            json.dump({"kind": kind, "gone": [os.path.basename(path) for path in paths]}, file)
+        os.replace(f"{plan}.tmp", plan)
+        self._carry_out_plan()
+
+    def _carry_out_plan(self) -> None:
+        """:raises OSError: if a file cannot be renamed or removed."""
+        path = os.path.join(self.path, _PLAN)
+        try:
+            with open(path) as file:
+                plan = json.load(file)
+        except FileNotFoundError:
+            return
+        merged, temporary = self._merged(plan["kind"])
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(temporary, merged)
+        for name in plan["gone"]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path_of(name))
+        os.unlink(path)
+
+    def _merged(self, kind: str) -> tuple[str, str]:
+        """The merged file of a kind, and its temporary name."""
+        path = self._path_of(f"{kind}_{_DEAD}")
+        return f"{path}.db", f"{path}.tmp"
+
+    def _path_of(self, name: str) -> str:
+        """The path of a file of a plan, which may have been written by others: a file in here."""
+        return os.path.join(self.path, os.path.basename(name))
+
+
+def _has_values(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".db") and entry.stat().st_size > 0
+
+
+def _readable(paths: Iterable[str]) -> Iterator[_ValuesFile]:
+    """Files, but for those that are not there or were left unfinished."""
+    for path in paths:
+        with contextlib.suppress(*UNREADABLE):
+            file = _ValuesFile(path)
+            file.read()
+            yield file
+
+
+def _write(path: str, values: Mapping[str, float]) -> None:
+    with open(path, "wb"):
+        pass  # one may have been left unfinished
+    open_dict: Any = MmapedDict  # has no types
+    written = open_dict(path)
+    try:
+        for key, value in values.items():
+            written.write_value(key, value, 0.0)
+    finally:
+        written.close()
+
+
+def _with_plain_pid(sample: Any) -> Any:
+    """Replace the name of a process by its pid."""
+    pid = pid_in(sample.labels.get("pid", ""))
+    return sample if pid is None else sample._replace(labels={**sample.labels, "pid": str(pid)})
+
+
+class _ValuesFile:
+    """One process's values of one kind.
+
+    :ivar kind: "counter", "gauge_livesum", ...
+    :ivar keys: the key of each value, as it is in the file.
+    :raises OSError: if it cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.kind, _ = _parts_of(path)
+        self.keys: list[str] = []
+        self.numbers: tuple[float, ...] = ()
+        self._used = _HEAD_BYTES
+        self._values = struct.Struct("=")
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._fd)
+
+    def read(self) -> None:
+        """Read the numbers, and the keys that are new.
+
+        :raises OSError, ValueError: if the file is incomplete.
+        """
+        data = os.pread(self._fd, self._used, 0)
+        if not data:
+            return  # it has just been created
+        try:
+            if _USED.unpack_from(data)[0] > self._used:
+                self._find_values()
+                data = os.pread(self._fd, self._used, 0)
+            self.numbers = self._values.unpack_from(data)
+        except (struct.error, RuntimeError, ValueError) as error:
+            raise ValueError(f"{self.path} has no values of metrics: {error}") from error
+
+    def _find_values(self) -> None:
+        keys, layout, end = [], ["="], 0
+        read: Any = MmapedDict.read_all_values_from_file  # has no types
+        for key, _, _, position in read(self.path):
+            keys.append(key)
+            layout.append(f"{position - end}xd")
+            end = position + _VALUE_BYTES
+        self.keys = keys
+        self._values = struct.Struct("".join(layout))
+        self._used = end + _VALUE_BYTES  # behind each value is its time
+
+
+def _parts_of(path: str) -> tuple[str, str]:
+    """A file's kind, with the mode of gauges, and its process."""
+    kind, _, process = os.path.basename(path).removesuffix(".db").rpartition("_")
+    return kind, process
+
+
+def _sums(files: Iterable[_ValuesFile]) -> dict[str, float]:
+    """The values of files of one kind, added up by their keys."""
+    found: dict[str, float] = {}
+    for file in files:
+        if not found:
+            found = dict(zip(file.keys, file.numbers, strict=True))
+            continue
+        for key, number in zip(file.keys, file.numbers, strict=True):
+            found[key] = found.get(key, 0.0) + number
+    return found
+
+
+def _gauges(paths: Iterable[str]) -> Iterable[Metric]:
+    """Those of these files, by prometheus_client's own rules."""
+    merge: Any = MultiProcessCollector.merge  # has no types
+    found: Iterable[Metric] = merge(paths)
+    return found
+
+
+class _Series:
+    """The samples of a metric with the same labels.
+
+    :ivar lines: the beginning of each line, by what its number is: of a histogram's bucket its
+        bound, otherwise the name of the sample.
+    """
+
+    def __init__(self, metric: str, help: str) -> None:
+        self.metric = metric
+        self.help = help
+        self.lines: dict[float | str, str] = {}
+
+
+class _Metrics(NamedTuple):
+    """What prometheus_client's encoders take."""
+
+    metrics: Iterable[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.metrics
+
+
+class _TextFormat:
+    """A format of text, as :func:`_text_format` gives it.
+
+    :ivar content_type: its name.
+    """
+
+    def __init__(self, encode: Any, content_type: str) -> None:
+        self._encode = encode
+        self.content_type = content_type
+        self._end = ""
+        self._end = self._encoded()
+        self._series: dict[tuple[str, str], _Series] = {}
+        # By kind and key, as it is in the files.
+        self._places: dict[tuple[str, str], tuple[_Series, float | str]] = {}
+
+    def text(self, values: Mapping[str, Mapping[str, float]], gauges: Iterable[Metric]) -> bytes:
+        """A scrape.
+
+        :param values: of each kind, by the keys in prometheus_client's files.
+        :param gauges: other metrics.
+        """
+        parts = [part for kind, own in values.items() for part in self._added_up(kind, own)]
+        parts += [self._encoded(*gauges), self._end]
+        if len(self._places) > 2 * sum(map(len, values.values())) + _SPARE:
+            self._places.clear()
+            self._series.clear()
+        return "".join(parts).encode()
+
+    def _added_up(self, kind: str, values: Mapping[str, float]) -> Iterator[str]:
+        """Of each metric what describes it, and the lines of its samples."""
+        found: dict[str, dict[_Series, dict[float | str, float]]] = {}
+        for key, value in values.items():
+            place = self._places.get((kind, key))
+            if place is None:
+                place = self._places[kind, key] = self._placed(kind, key)
+            series, what = place
+            numbers = found.setdefault(series.metric, {}).setdefault(series, {})
+            numbers[what] = numbers.get(what, 0.0) + value
+        for name, members in found.items():
+            yield self._encoded(Metric(name, next(iter(members)).help, kind))
+            for series, numbers in members.items():
+                yield from _lines(series, numbers)
+
+    def _placed(self, kind: str, key: str) -> tuple[_Series, float | str]:
+        """Where the number of a key belongs."""
+        metric, sample, labels, help = json.loads(key)
+        what: float | str = sample
+        shown = dict(labels)
+        if kind == "histogram" and "le" in labels:
+            what = float(labels.pop("le"))
+            shown["le"] = _as_text(what)
+        name = (metric, json.dumps(labels, sort_keys=True))
+        series = self._series.setdefault(name, _Series(metric, help))
+        series.lines[what] = self._begin(metric, kind, sample, shown)
+        count = f"{metric}_count"
+        if what is not sample and count not in series.lines:
+            series.lines[count] = self._begin(metric, kind, count, labels)
+        return series, what
+
+    def _begin(self, metric: str, kind: str, sample: str, labels: dict[str, str]) -> str:
+        one = Metric(metric, "", kind)
+        one.add_sample(sample, labels, 0.0)
+        lines = self._encoded(one).split("\n")
+        return next(each for each in lines if each[:1] != "#").removesuffix("0.0")
+
+    def _encoded(self, *metrics: Metric) -> str:
+        text: str = self._encode(_Metrics(metrics)).decode()
+        return text.removesuffix(self._end)
+
+
+def _text_format(accept: str) -> _TextFormat:
+    """The format that a client accepts.
+
+    :param accept: its Accept header; "" if it has none.
+    """
+    choose: Any = choose_encoder  # has no types
+    return _TextFormat(*choose(accept))
+
+
+def _lines(series: _Series, numbers: Mapping[float | str, float]) -> Iterator[str]:
+    lines, total = series.lines, 0.0
+    bounds = sorted(what for what in numbers if isinstance(what, float))
+    for bound in bounds:
+        total += numbers[bound]
+        yield f"{lines[bound]}{_as_text(total)}\n"
+    if bounds:
+        yield f"{lines[f'{series.metric}_count']}{_as_text(total)}\n"
+    for what, number in numbers.items():
+        if not isinstance(what, float):
+            yield f"{lines[what]}{_as_text(number)}\n"
