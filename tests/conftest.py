@@ -23,6 +23,7 @@ from tests.support.effort import effort
 from tests.support.programs import APACHE_MODULES, ProgramMissing, program
 from tests.support.servers import ROOT, LiveServer, free_port, live_server
 from wsgifast.benchmark import processes
+from wsgifast.imports import START
 
 # No test asserts a time: a busy machine must not fail one.
 settings.register_profile("wsgifast", deadline=None, max_examples=effort(50))
@@ -92,6 +93,8 @@ def _started_in_a_fork(
     stdout: IO[Any],
     **others: object,
 ) -> Iterator[Popen[bytes] | forkserver.ForkedProcess]:
+    if [*command[1:3]] == ["-c", START]:
+        command = [command[0], "-m", *command[3:]]  # which it knows
     process = forkserver.start(command, cwd=Path.cwd(), env=env, output=stdout)
     try:
         yield process

@@ -9,6 +9,13 @@ from importlib import import_module
 
 from .errors import MissingExtra
 
+# Runs a module like `python -m`, which would look for its imports in the working directory first:
+# a file there may have the name of a module of Python's own.
+START = (
+    "import sys; '' in sys.path[:1] and sys.path.pop(0); del sys.argv[0]; import runpy; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+
 
 @contextmanager
 def needs(part: str, package: str, extra: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait
 from tests.support.tls import write_certificate
 from wsgifast import loading
 from wsgifast.cli import command_parser
-from wsgifast.loading import load_app
 from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
-from wsgifast.running.command import check_certificate, plan_gunicorn, plan_uvicorn
+from wsgifast.running.command import Plan, check_certificate, planned
 
 WSGI = "examples.mistakes:raw"
 ASGI = "examples.starlette_app"
@@ -36,6 +35,12 @@ def running(*arguments: str) -> Iterator[LiveServer]:
     command = ["python", "-m", "wsgifast", "run", "--bind", f"127.0.0.1:{port}", *arguments]
     with live_server(command, ("127.0.0.1", port)) as server:
         yield server
+
+
+def plan(*arguments: str, rest: Sequence[str] = ()) -> Plan:
+    options = command_parser().parse_args(["run", *arguments])
+    options.rest = list(rest)
+    return planned(options)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -90,18 +95,14 @@ def test_uvicorn_waits_for_event_streams_no_longer_than_gunicorn(
     options: tuple[str, ...], seconds: int
 ) -> None:
     own = "--timeout-graceful-shutdown=7"
-    parsed = command_parser().parse_args(["run", ASGI, *options])
-    parsed.rest = [own]
-    command = plan_uvicorn(parsed, load_app(ASGI)).command
+    command = plan(ASGI, *options, rest=[own]).command
     given = [word for word in command if word.startswith("--timeout-graceful-shutdown")]
     assert given == [f"--timeout-graceful-shutdown={seconds}", own]  # the last one counts
 
 
 @pytest.mark.parametrize("bind", ["8123", ":8123", "127.0.0.1:8123", "[::1]:8123", "unix:app.sock"])
 def test_an_address_is_the_same_on_both_servers(bind: str) -> None:
-    parsed = command_parser().parse_args(["run", WSGI, "--bind", bind])
-    parsed.rest = []
-    command = plan_gunicorn(parsed, load_app(WSGI)).command
+    command = plan(WSGI, "--bind", bind).command
     same = bind if bind[0] in "u[" else "127.0.0.1:8123"
     assert f"--bind={same}" in command
 
@@ -148,15 +149,13 @@ def test_gunicorns_configuration_comes_before_what_is_not_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "own.py"
-    arguments = ["run", WSGI, *given.split()]
+    arguments = [WSGI, *given.split()]
     if configuration:
         file.write_text(configuration)
         arguments += ["--config", str(file)]
     monkeypatch.setenv("GUNICORN_CMD_ARGS", environment)
-    parsed = command_parser().parse_args(arguments)
-    parsed.rest = rest.split()
-    plan = plan_gunicorn(parsed, load_app(WSGI))
-    shown = " ".join(plan.command[1:-1])
+    found = plan(*arguments, rest=rest.split())
+    shown = " ".join(found.command[1:-1])
     for text, short in (
         ("--worker-class=wsgifast.workers.FastWorker", "-k F"),
         ("--threads=", "-t "),
@@ -166,7 +165,7 @@ def test_gunicorns_configuration_comes_before_what_is_not_given(
     ):
         shown = shown.replace(text, short)
     assert shown == command
-    assert plan.decided.endswith(f"is a WSGI app: gunicorn with {decided}")
+    assert found.decided.endswith(f"is a WSGI app: gunicorn with {decided}")
 
 
 def test_a_configuration_that_gunicorn_finds_by_itself(tmp_path: Path) -> None:

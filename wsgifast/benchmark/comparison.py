@@ -13,13 +13,14 @@ from pathlib import Path
 
 from ..arguments import check_path, check_writable, given_headers
 from ..errors import ConfigurationError
+from ..loading import absolute
 from ..terminal import next_steps, show
 from .budget import budget, over_budget
 from .load import Client, Load, Task, look
 from .locust_client import GIVE_UP_S, Locust, LocustFailed
 from .measuring import measure
 from .processes import HOST, free_port, orderly_end
-from .serving import FAST_WORKER, facts_of, sides
+from .serving import FAST_WORKER, found_app, sides
 from .slow_clients import downloads, raise_open_files, slow_clients
 from .tables import Contender, Profile, Row, Table
 
@@ -96,12 +97,12 @@ def _check_host(host: str) -> None:
 
 
 def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust: Locust) -> Table:
-    facts = facts_of(options.app)
-    asgi = facts.interface == "ASGI"
-    server = options.server or ("uvicorn" if asgi else "gunicorn")
+    target = absolute(options.app)
+    server, found = found_app(target, options.server, options.rest)
+    asgi = found.interface == "ASGI"
     if asgi != (server == "uvicorn"):
         raise ConfigurationError(
-            f"--server {server}: {options.app} is an {facts.interface} app; leave out the option"
+            f"--server {server}: {options.app} is an {found.interface} app; leave out the option"
             if asgi
             else f"--server {server} serves ASGI apps, and {options.app} is a WSGI app"
         )
@@ -120,7 +121,7 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
             connections = max(_CONNECTIONS, options.slow_clients + _OTHERS)
             more = (f"--worker-connections={connections}", *more)
     wrapping = {"coalesce": True} if options.coalesce and not asgi else {}
-    served = sides(options.app, server, classes, wrapping, more)
+    served = sides(target, server, classes, wrapping, more)
     headers = tuple(f"{name}: {value}" for name, value in given_headers(options))
     client = locust.client(options.users, give_up_s=give_up_s)
     if options.slow_clients:
@@ -131,7 +132,7 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
         for path in paths
     ]  # fmt: skip
     notes = ["The app is already wrapped with wsgifast; the first contender is the app inside."]
-    return Table(name, f"{options.app}, {facts.interface}", rows, notes=notes * facts.was_wrapped)
+    return Table(name, f"{options.app}, {found.interface}", rows, notes=notes * found.was_wrapped)
 
 
 def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:

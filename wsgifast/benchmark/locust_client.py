@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from ..errors import WSGIFastError
+from ..imports import START
 from .load import Client, Load, Task
 from .processes import HOST, Address, free_port, started
 
@@ -125,7 +126,7 @@ class Locust:
             role = ["master", host, str(port), str(workers)]
             for _ in range(self.processes):
                 self._start(worker_command((host, port)), subprocess.DEVNULL)
-        self._process = self._start([sys.executable, "-m", _PROCESS, *role], subprocess.PIPE)
+        self._process = self._start([sys.executable, "-c", START, _PROCESS, *role], subprocess.PIPE)
         self._answer()
 
     def _start(self, command: list[str], pipe: int) -> subprocess.Popen[str]:
@@ -154,4 +155,4 @@ class Locust:
 
 def worker_command(master: Address) -> list[str]:
     """The command of one of Locust's workers, which ends with its master."""
-    return [sys.executable, "-m", _PROCESS, "worker", *map(str, master)]
+    return [sys.executable, "-c", START, _PROCESS, "worker", *map(str, master)]

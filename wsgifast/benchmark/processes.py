@@ -26,6 +26,7 @@ from types import FrameType
 from typing import IO, Any
 
 from ..errors import WSGIFastError
+from ..imports import START
 
 HOST = "127.0.0.1"
 Address = tuple[str, int]
@@ -89,7 +90,8 @@ def running(
 ) -> Iterator[RunningServer]:
     """Start a server, wait until it accepts connections, stop it at the end of the block.
 
-    :param command: a first item of "python" means this interpreter.
+    :param command: a first item of "python" means this interpreter; -m behind it leaves the working
+        directory out of the search path, see :data:`wsgifast.imports.START`.
     :param address: where the command has been told to listen.
     :param name: what messages call it; by default its command.
     :param env: added to this process's environment.
@@ -101,7 +103,11 @@ def running(
             f"port {address[1]} of {address[0]} is taken by another program, so {name} cannot "
             "have it: name another port, or none for a free one"
         )
-    argv = [sys.executable if command[0] == "python" else command[0], *command[1:]]
+    argv = list(command)
+    if argv[:2] == ["python", "-m"]:
+        argv[1:2] = ["-c", START]
+    if argv[0] == "python":
+        argv[0] = sys.executable
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
     with temporary_folder("load") as folder, contextlib.ExitStack() as stack:
         log_path = folder / "log"
@@ -167,7 +173,7 @@ def started(
 @cache
 def _guard() -> IO[bytes]:
     """The guard's input, which ends with this process."""
-    command = [sys.executable, "-m", "wsgifast.benchmark.guard"]
+    command = [sys.executable, "-c", START, "wsgifast.benchmark.guard"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None  # a pipe, see above
     atexit.register(process.communicate)

@@ -11,20 +11,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from http.server import HTTPServer
 from typing import Any
 
-from ..apps import Interface
 from ..errors import ConfigurationError, MissingExtra
-from ..loading import AppNotLoaded, load_app, unwrapped, wrapped
-from .processes import started
+from ..loading import AppNotLoaded, AwaitedApp, load_app, unwrapped, wrapped
+from ..loading.servers import Loaded, check_one_app, load_as, load_for
 from .tables import Server
 
 FAST_WORKER = "wsgifast.workers.FastWorker"
@@ -32,18 +30,8 @@ OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
 # The environment variable that says which app: JSON.
 VARIABLE = "WSGIFAST_BENCH"
 _APP = "wsgifast.benchmark.serving:app"
-# Importing a large app takes seconds on a busy machine; one that takes longer hangs.
-_IMPORT_S = 60.0
 # How often an idle server checks whether it should end.
 _LOOK_S = 0.1
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What an app is."""
-
-    interface: Interface
-    was_wrapped: bool
 
 
 def sides(
@@ -124,7 +112,8 @@ def served(
     :param target: see :func:`wsgifast.loading.load_app`.
     :param options: those of WSGIFast or ASGIFast; None for the app as it is.
     """
-    env = {VARIABLE: json.dumps({"target": target, "options": options})}
+    finder = server if server in ("gunicorn", "uvicorn") else None
+    env = {VARIABLE: json.dumps({"target": target, "options": options, "server": finder})}
     if server == "gunicorn":
         return gunicorn(f"{_APP}()", *more, worker_class=worker_class, env=env)
     quiet = ("--no-access-log", "--log-level=warning")
@@ -176,46 +165,47 @@ def _no_control_socket() -> tuple[str, ...]:
     return ("--no-control-socket",) if found else ()
 
 
-def facts_of(target: str) -> Facts:
-    """Import an app, in a process of its own: whatever it starts does not run on beside the load.
+def found_app(target: str, server: str | None, more: Sequence[str]) -> tuple[str, Loaded]:
+    """The server for an app, and the app as that one loads it, in a process of its own.
 
+    :param server: one of SERVERS; None: what the app needs.
+    :param more: options for the server's own command.
     :raises AppNotLoaded: with its reason.
+    :raises ConfigurationError: if the server refuses its options, or they name another app.
     """
-    command = [sys.executable, "-m", "wsgifast.benchmark.serving", "facts"]
-    env = {**os.environ, VARIABLE: json.dumps({"target": target, "options": None})}
-    pipe = subprocess.PIPE
-    with started(command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
-        try:
-            said, errors = process.communicate(timeout=_IMPORT_S)
-        except subprocess.TimeoutExpired:
-            raise AppNotLoaded(f"{target}: no end of the import after {_IMPORT_S:.0f} s") from None
-    if not said:
-        tail = "".join(errors.decode(errors="replace").strip().splitlines()[-1:])
-        status = process.returncode
-        raise AppNotLoaded(
-            f"{target}: the import ended Python with status {status}. {tail}".strip()
-        )
-    found = json.loads(said)
-    if "error" in found:
-        raise AppNotLoaded(found["error"])
-    return Facts(**found)
+    if server is None:
+        server, loaded = load_for(target, rest=more)
+    elif server in ("gunicorn", "uvicorn"):
+        _check_installed(server)
+        loaded = load_as("gunicorn" if server == "gunicorn" else "uvicorn", target, more)
+        if loaded.refusal:
+            raise ConfigurationError(f"-- {shlex.join(more)}: {server}: {loaded.refusal}")
+    else:
+        loaded = load_as(None, target)
+    if loaded.interface is None:
+        raise AppNotLoaded(loaded.error)
+    check_one_app(loaded, target)
+    interface = loaded.settings.get("interface")
+    if interface in ("wsgi", "asgi2"):
+        raise ConfigurationError(f"--interface {interface}: wsgifast bench cannot wrap such apps")
+    return server, loaded
 
 
 def app() -> Any:
     """The app that the environment names, as it is or wrapped; for servers."""
     arguments = json.loads(os.environ[VARIABLE])
-    loaded = load_app(arguments["target"])
-    bare, _ = unwrapped(loaded.app)
-    options = arguments["options"]
+    loaded = load_app(arguments["target"], arguments["server"])
+    bare, options = loaded.app, arguments["options"]
+    if isinstance(bare, AwaitedApp):
+        bare.then(lambda made: unwrapped(made)[0])
+    else:
+        bare, _ = unwrapped(bare)
     return bare if options is None else wrapped(bare, loaded.interface, **options)
 
 
 def main() -> None:
-    """Serve until Ctrl-C or SIGTERM; or print facts about the app."""
-    kind, *where = sys.argv[1:]
-    if kind == "facts":
-        _tell_facts()
-    host, port = where
+    """Serve until Ctrl-C or SIGTERM."""
+    kind, host, port = sys.argv[1:]
     server = _made(kind, host, int(port), app())
 
     def end(*_: object) -> None:
@@ -225,19 +215,6 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     server.serve_forever(_LOOK_S)
-
-
-def _tell_facts() -> None:
-    answers = os.dup(1)
-    os.dup2(2, 1)  # whatever the app prints is no answer
-    try:
-        loaded = load_app(json.loads(os.environ[VARIABLE])["target"])
-        found: dict[str, Any] = {"interface": loaded.interface}
-        found["was_wrapped"] = unwrapped(loaded.app)[1]
-    except AppNotLoaded as error:
-        found = {"error": str(error)}
-    os.write(answers, json.dumps(found).encode())
-    os._exit(0)  # an app's threads and atexit functions are not waited for
 
 
 def _made(server: str, host: str, port: int, app: Any) -> HTTPServer:

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..client import unverified_tls
+from ..imports import START
 from .processes import Address, started
 
 # So small that the kernel's buffers do not hide that a client is slow; with less than this, the
@@ -236,7 +237,7 @@ def slow_clients(
     :param clients: how many; open files may bound it.
     :param seconds: the crowd ends after this time at the latest.
     """
-    command = [sys.executable, "-m", "wsgifast.benchmark.slow_clients"]
+    command = [sys.executable, "-c", START, "wsgifast.benchmark.slow_clients"]
     with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield SlowClients(process, vars(kind), address, clients, seconds)
 

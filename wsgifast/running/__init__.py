@@ -22,10 +22,16 @@ __all__ = ["ARGUMENTS", "wrapped", "wrapped_by_environment"]
 ARGUMENTS = "WSGIFAST_RUN"
 
 
-def wrapped(target: str, static: Mapping[str, str] | None = None) -> Any:
+def wrapped(
+    target: str,
+    static: Mapping[str, str] | None = None,
+    *,
+    server: loading.ServerName = "gunicorn",
+    asgi2: bool = False,
+) -> Any:
     """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
 
-    :param target: see :func:`wsgifast.loading.load_app`.
+    :param target: see :func:`wsgifast.loading.load_app`, as `server` and `asgi2`.
     :param static: directories by the URL prefixes under which their files are served.
     :raises AppNotLoaded: if the app cannot be imported or made.
     :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
@@ -33,7 +39,7 @@ def wrapped(target: str, static: Mapping[str, str] | None = None) -> Any:
     :raises ConfigurationError: if a directory does not exist.
     """
     try:
-        loaded = loading.load_app(target)
+        loaded = loading.load_app(target, server, asgi2=asgi2)
     except loading.AppNotLoaded as error:
         if isinstance(error.__cause__, SyntaxError):
             raise error.__cause__ from None
@@ -62,4 +68,4 @@ def wrapped_by_environment() -> Any:
         from asgifast.json_log import log_json
 
         log_json()
-    return wrapped(**options)
+    return wrapped(**options, server="uvicorn")

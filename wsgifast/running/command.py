@@ -26,10 +26,10 @@ from ..arguments import (
     option,
 )
 from ..errors import ConfigurationError, MissingExtra
-from ..loading import LoadedApp, load_app
+from ..loading import absolute
+from ..loading.servers import Loaded, check_one_app, configured_app, load_for
 from ..terminal import show
-from . import ARGUMENTS, wrapped
-from .configured import configured
+from . import ARGUMENTS
 
 _DEFAULT_THREADS = 4
 _FAST_WORKER = "wsgifast.workers.FastWorker"
@@ -44,6 +44,7 @@ _EXAMPLES = """\
   wsgifast run 'shop:create_app()' --bind 0.0.0.0:8000 --workers 2 --threads 8
   wsgifast run shop.settings --static /static/=build/static
   wsgifast run api:app --reload
+  wsgifast run api:app -- --app-dir src --env-file .env
   wsgifast run shop.wsgi -- --max-requests 10000 --access-logfile -
 """
 
@@ -78,7 +79,8 @@ def add_command(commands: Any) -> None:
         "run",
         help="serve an app: wrapped, on gunicorn with FastWorker or on uvicorn",
         description="Wrap an app and serve it: a WSGI app on gunicorn with FastWorker, an ASGI app "
-        "on uvicorn with asgifast's protocol. Everything after -- is passed to that server.",
+        "on uvicorn with asgifast's protocol. Everything after -- is passed to that server, and its "
+        "app is found as that server would: by its options, configuration and environment.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
@@ -99,14 +101,11 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.app is None:
-        raise ConfigurationError("name an app, as in: wsgifast run shop.wsgi:application")
-    loaded = load_app(options.app)
-    wrapped(options.app, dict(options.static))  # so that its errors are reported in one sentence
     for name in ("certfile", "keyfile", "config"):
-        check_readable(f"--{name}", getattr(options, name))
+        if not (getattr(options, name) or "").startswith("python:"):  # gunicorn's, for a module
+            check_readable(f"--{name}", getattr(options, name))
     check_certificate(options.certfile, options.keyfile)
-    plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
+    plan = planned(options)
     if plan.bind is not None:
         _check_address(plan.bind)
     show(f"{plan.decided}\n  {plan.shown}")
@@ -115,13 +114,44 @@ def _run(options: argparse.Namespace) -> int:
     return os.execv(plan.command[0], list(plan.command))
 
 
-def plan_gunicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
-    """gunicorn with FastWorker, as far as its own configuration does not say otherwise.
+def planned(options: argparse.Namespace) -> Plan:
+    """Load the app as its server will, and decide how to start that one.
 
-    :raises MissingExtra: if gunicorn is not installed.
+    :raises AppNotLoaded: if the app cannot be imported or made.
+    :raises MissingExtra: if a package of the server's extra is not installed.
+    :raises ConfigurationError: for an option of the other server, or one that names another app.
     """
-    if importlib.util.find_spec("gunicorn") is None:
-        raise MissingExtra("wsgifast run of a WSGI app", "gunicorn", "gunicorn")
+    for _, directory in options.static:
+        if not os.path.isdir(directory):
+            raise ConfigurationError(f"--static {directory}: there is no such directory")
+    # The server, or the app, may change the working directory.
+    for name in ("certfile", "keyfile", "config"):
+        if (path := getattr(options, name)) and not path.startswith("python:"):
+            setattr(options, name, os.path.abspath(path))
+    if options.app is None:
+        options.app = _configured_app(options)
+    options.app = absolute(options.app)
+    server, loaded = load_for(options.app, _gunicorn_options(options), (), options.rest)
+    return (plan_uvicorn if server == "uvicorn" else plan_gunicorn)(options, loaded)
+
+
+def _configured_app(options: argparse.Namespace) -> str:
+    """The app that the server's own configuration names.
+
+    :raises ConfigurationError: if there is none.
+    """
+    if importlib.util.find_spec("gunicorn") is not None:
+        found = configured_app([*_gunicorn_options(options), *options.rest])
+        if found is not None:
+            return found
+    app = os.environ.get("UVICORN_APP")
+    if app is None:
+        raise ConfigurationError("name an app, as in: wsgifast run shop.wsgi:application")
+    return app
+
+
+def _gunicorn_options(options: argparse.Namespace) -> list[str]:
+    """Those of gunicorn's that the command line gives, but for what follows its --."""
     given = _given(options, "--", "threads", "workers", "config", "certfile", "keyfile")
     if options.bind is not None:
         given.insert(0, f"--bind={_gunicorn_address(options.bind)}")
@@ -131,11 +161,24 @@ def plan_gunicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
         given.append("--access-logfile=-")
     if options.access_log == "json":
         given.append("--logger-class=wsgifast.workers.JSONLogger")
+    return given
+
+
+def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
+    """gunicorn with FastWorker, as far as its own configuration does not say otherwise.
+
+    :raises MissingExtra: if gunicorn is not installed.
+    :raises ConfigurationError: for an option that names another app.
+    """
+    if importlib.util.find_spec("gunicorn") is None:
+        raise MissingExtra("wsgifast run of a WSGI app", "gunicorn", "gunicorn")
+    found = loaded.settings
+    check_one_app(loaded, options.app)
+    given = _gunicorn_options(options)
     arguments = [json.dumps(options.app)]
     if options.static:
         arguments.append(f"static={json.dumps(dict(options.static))}")
     given += [*options.rest, f"wsgifast.running:wrapped({', '.join(arguments)})"]
-    found = configured(given)
     bind = options.bind
     if "bind" not in found:
         bind = DEFAULT_BIND
@@ -153,11 +196,11 @@ def plan_gunicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
     return Plan([*_program("gunicorn"), *given], decided, bind=bind)
 
 
-def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
+def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     """uvicorn with asgifast's protocol.
 
     :raises MissingExtra: if a package of the extra is not installed.
-    :raises ConfigurationError: for an option that only gunicorn has.
+    :raises ConfigurationError: for an option that only gunicorn has, or that the app cannot bear.
     """
     for package in ("uvicorn", "httptools"):
         if importlib.util.find_spec(package) is None:
@@ -167,11 +210,18 @@ def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
             raise ConfigurationError(
                 f"--{name} is gunicorn's, and {loaded.target} is an ASGI app: leave it out"
             )
-    bind = options.bind or DEFAULT_BIND
+    interface = loaded.settings.get("interface", "auto")
+    if interface == "wsgi" and loaded.interface == "ASGI":
+        raise ConfigurationError(f"--interface wsgi: {loaded.target} is an ASGI app: leave it out")
+    bind, where = options.bind, []
+    if bind is None and not {"host", "port", "uds", "fd"} & set(loaded.settings):
+        bind = DEFAULT_BIND
+    if bind is not None:
+        where = _uvicorn_address(bind)
     command = [
         *_program("uvicorn"),
         "--http=asgifast.uvicorn:HttpToolsProtocol",
-        *_uvicorn_address(bind),
+        *where,
         *_given(options, "--", "workers"),
         *_given(options, "--ssl-", "certfile", "keyfile"),
     ]
@@ -182,11 +232,15 @@ def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
     command.append(f"--timeout-graceful-shutdown={graceful_s}")
     command += [*options.rest, "--factory", "wsgifast.running:wrapped_by_environment"]
     arguments: dict[str, Any] = {"target": options.app}
+    if interface == "asgi2":  # which asgifast turns into the current one
+        command.insert(-2, "--interface=asgi3")
+        arguments["asgi2"] = True
     if options.static:
         arguments["static"] = dict(options.static)
     if options.access_log == "json":  # in text it is uvicorn's default
         arguments["json_log"] = True
-    decided = f"{loaded.target} is an ASGI app: uvicorn with asgifast's protocol"
+    of = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
+    decided = f"{loaded.target} is {of} app: uvicorn with asgifast's protocol"
     return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)}, bind)
 
 
@@ -254,4 +308,4 @@ def _static(text: str) -> tuple[str, str]:
     prefix, found, directory = text.partition("=")
     if not found or not prefix.startswith("/") or not directory:
         raise argparse.ArgumentTypeError(f"{text!r}: expected /PREFIX/=DIRECTORY")
-    return prefix, directory
+    return prefix, os.path.abspath(directory)  # as files, see planned()

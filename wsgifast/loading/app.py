@@ -1,37 +1,32 @@
-"""Loads an app by its name, like gunicorn, uvicorn and Flask; wraps and unwraps it."""
+"""An app by its name; and wrapped and unwrapped."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
-import difflib
-import importlib
-import importlib.util
+import contextvars
 import inspect
 import os
-import pkgutil
 import re
 import sys
-import sysconfig
-import traceback
-from collections.abc import Iterable
+import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from .apps import Interface, app_name, check_app, interface_of
-from .errors import WSGIFastError
-from .middleware import WSGIFast
+from ..apps import Interface, app_name, check_app, interface_of, is_asgi2
+from ..errors import WSGIFastError
+from ..middleware import WSGIFast
+from .modules import AppNotLoaded, described, did_you_mean, named_module, other_file, search_here
 
+# Whose way it is to find an app.
+ServerName = Literal["gunicorn", "uvicorn"]
 # Names of apps to look for if only the module is given: Flask and FastAPI use "app", PEP 3333,
 # Django and gunicorn "application". Then names of factories.
 _NAMES = ("application", "app", "wsgi_app", "asgi_app")
 _FACTORIES = ("create_app", "make_app")
 _ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-
-
-class AppNotLoaded(WSGIFastError, RuntimeError):
-    """The app could not be imported or created; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -48,42 +43,151 @@ class LoadedApp:
     target: str
 
 
-def load_app(target: str) -> LoadedApp:
+class AwaitedApp:
+    """The ASGI app of an asynchronous factory, made in the event loop that serves it.
+
+    What the factory opens belongs to that loop. The first event, most often the lifespan's, makes
+    it.
+    """
+
+    def __init__(self, making: Awaitable[Any], target: str) -> None:
+        self._making = making
+        self._target = target
+        self._task: asyncio.Future[Any] | None = None
+        self._wrap: Callable[[Any], Any] = lambda app: app
+
+    def then(self, wrap: Callable[[Any], Any]) -> AwaitedApp:
+        """Have the app wrapped, once it is there."""
+        before = self._wrap
+        self._wrap = lambda app: wrap(before(app))
+        return self
+
+    async def made(self) -> Any:
+        """Await the app.
+
+        :raises AppNotLoaded: if the factory fails, or gives something else.
+        """
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._made())
+        return await asyncio.shield(self._task)
+
+    async def _made(self) -> Any:
+        try:
+            app = await self._making
+        except Exception as error:
+            raise AppNotLoaded(f"{self._target} failed: {described(error)}") from error
+        _check_made(app, self._target)
+        return self._wrap(app)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            app = await self.made()
+        except AppNotLoaded as error:
+            if scope["type"] != "lifespan":
+                raise
+            # Raised, it would be taken for an app without a lifespan.
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await app(scope, receive, send)
+
+
+def load_app(target: str, server: ServerName | None = None, *, asgi2: bool = False) -> LoadedApp:
     """Import an app.
 
     :param target: "module:app", "module:factory()" (arguments are literals), "module" where the app
         is called application or app, a Django settings module, or the path of a .py file, alone or
         with ":app". The working directory is looked through first, as by `python -m`.
+    :param server: this process is its worker: it has set up where to look, and how it finds an app
+        counts. uvicorn calls what is no app and needs no arguments. An asynchronous factory's app
+        is an :class:`AwaitedApp`; without a server it is awaited in a loop of its own.
+    :param asgi2: the app is of the first version of ASGI, whatever it looks like.
     :raises AppNotLoaded: if it does not exist, raises, or is not an app.
     """
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    if server is None:
+        search_here()
     name, colon, expression = target.partition(":")
     if not name or (colon and not expression):
         raise AppNotLoaded(f"{target!r}: write module:app, such as shop.wsgi:application")
-    if "/" in name and os.path.isdir(name):
-        raise AppNotLoaded(f"{target}: {name} is a directory; name a module or a .py file in it")
-    if "/" in name and not name.endswith(".py"):
-        raise AppNotLoaded(f"{target}: {name} is neither a module nor a .py file")
-    module_name = _file_as_module(name) if name.endswith(".py") else name
-    module = _imported(module_name, target)
+    module = named_module(name, target)
     if not expression:
         if hasattr(module, "ROOT_URLCONF"):
-            return _django(module_name)
+            return _django(module.__name__)
         expression = _only_app(module, target)
     app = _evaluated(module, expression, target)
+    named = f"{name}:{expression}"
+    if inspect.isawaitable(app):
+        return _awaited(AwaitedApp(app, named), server, named)
     interface = interface_of(app)
+    if interface is None and server == "uvicorn":
+        if _needs_nothing(app):
+            return load_app(f"{named}()", server, asgi2=asgi2)
+        if asgi2 or is_asgi2(app):
+            return LoadedApp(_asgi3(app), "ASGI", named)
     if interface is None:
         try:
             check_app(app, "WSGI")
         except WSGIFastError:
             raise AppNotLoaded(
                 f"{target}: {app_name(app)} is neither a WSGI nor an ASGI app. If it makes one, "
-                f"write '{module_name}:{expression}()'; some frameworks, such as aiohttp and "
+                f"write '{named}()'; some frameworks, such as aiohttp and "
                 "Robyn, run only on their own server"
             ) from None
         interface = "WSGI"
-    return LoadedApp(app, interface, f"{module_name}:{expression}")
+    return LoadedApp(app, interface, named)
+
+
+def _awaited(app: AwaitedApp, server: ServerName | None, target: str) -> LoadedApp:
+    if server == "uvicorn":
+        return LoadedApp(app, "ASGI", target)
+    # In a thread: this one may run a loop, or have none yet that the app's own code looks for.
+    found: list[Any] = []
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            found.append(context.run(asyncio.run, app.made()))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    (made,) = found
+    if isinstance(made, BaseException):
+        raise made
+    return LoadedApp(made, interface_of(made) or "WSGI", target)
+
+
+def _check_made(app: Any, target: str) -> None:
+    """:raises AppNotLoaded: if what a factory has returned is no app."""
+    if app is None:
+        raise AppNotLoaded(f"{target} has returned None; does it end without a return?")
+    if interface_of(app) is None:
+        try:
+            check_app(app, "WSGI")
+        except WSGIFastError:
+            raise AppNotLoaded(
+                f"{target} has returned {app_name(app)}, neither a WSGI nor an ASGI app"
+            ) from None
+
+
+def _needs_nothing(app: Any) -> bool:
+    """Whether it can be called without arguments."""
+    try:
+        inspect.signature(app).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _asgi3(app: Any) -> Any:
+    """An app of ASGI 2, which takes the scope and returns what takes receive and send."""
+
+    async def asgi3(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope)(receive, send)
+
+    return asgi3
 
 
 def unwrapped(app: Any) -> tuple[Any, bool]:
@@ -108,43 +212,14 @@ def wrapped(app: Any, interface: Interface, **options: Any) -> Any:
 
     :param options: theirs.
     """
+    if isinstance(app, AwaitedApp):
+        return app.then(lambda made: wrapped(made, interface, **options))
     if unwrapped(app)[1]:
         return app
     wrap: Any = WSGIFast
     if interface == "ASGI":
         from asgifast import ASGIFast as wrap
     return wrap(app, **options)
-
-
-def _file_as_module(path: str) -> str:
-    """Make a file importable; returns its module's name, which includes its packages."""
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise AppNotLoaded(f"{path}: there is no such file")
-    folder = str(file.parent)
-    parts = [file.stem]
-    while (Path(folder) / "__init__.py").is_file():
-        parts.insert(0, Path(folder).name)
-        folder = str(Path(folder).parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return ".".join(parts)
-
-
-def _imported(name: str, target: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        missing = getattr(error, "name", None)
-        if isinstance(error, ModuleNotFoundError) and missing and name.startswith(missing):
-            hint = _did_you_mean(name, [module.name for module in pkgutil.iter_modules(["."])])
-            raise AppNotLoaded(
-                f"{target}: there is no module {missing!r} here{hint}; run this in the directory "
-                "that contains it, with the Python of its environment"
-            ) from None
-        raise AppNotLoaded(f"{target}: importing {name} failed: {described(error)}") from error
 
 
 def _only_app(module: Any, target: str) -> str:
@@ -158,7 +233,7 @@ def _only_app(module: Any, target: str) -> str:
         raise AppNotLoaded(f"{target}: {target} is a directory; name a module or a .py file in it")
     raise AppNotLoaded(
         f"{target}: {module.__name__} has no {', '.join(_NAMES)} or "
-        f"{' or '.join(_FACTORIES)}; name the app, as in {target}:my_app"
+        f"{' or '.join(_FACTORIES)}{other_file(module)}; name the app, as in {target}:my_app"
     )
 
 
@@ -170,7 +245,7 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
         try:
             app = getattr(app, part)
         except AttributeError:
-            hint = _did_you_mean(part, dir(app))
+            hint = other_file(module) or did_you_mean(part, dir(app))
             raise AppNotLoaded(f"{target}: {module.__name__} has no {name!r}{hint}") from None
     if not is_call:
         return app
@@ -217,23 +292,3 @@ def _django(settings_module: str) -> LoadedApp:
     except Exception as error:
         raise AppNotLoaded(f"{settings_module}: Django failed: {described(error)}") from error
     return LoadedApp(app, "WSGI", "django.core.wsgi:get_wsgi_application()")
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    similar = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {similar[0]!r}?)" if similar else ""
-
-
-def described(error: BaseException) -> str:
-    """An exception, and the innermost line of code behind it that is not Python's own; one line."""
-    library = sysconfig.get_path("stdlib")
-    packages = ("site-packages", "dist-packages")
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename not in (__file__, "<string>")
-        and not frame.filename.startswith("<frozen ")
-        and (not frame.filename.startswith(library) or any(p in frame.filename for p in packages))
-    ]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

@@ -1,0 +1,306 @@
+"""An app is the same as its server's own command would serve, with all that says where it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import get
+from tests.support.servers import ROOT, free_port, live_server
+from tests.support.tls import write_certificate
+from wsgifast import ConfigurationError
+from wsgifast.benchmark.serving import found_app
+from wsgifast.client import unverified_tls
+
+pytestmark = pytest.mark.long
+
+BIN = Path(sys.executable).parent
+# It answers with what a server may have changed.
+_TEXT = """\
+import os, sys
+HERE = {name!r}
+TEXT = os.environ.get("TEXT", "no variable")
+BODY = " ".join([HERE, TEXT, os.path.basename(os.getcwd()), *{more}]).encode()
+HEADERS = [("Content-Length", str(len(BODY)))]
+"""
+_WSGI = """
+def app(environ, start_response):
+    start_response("200 OK", HEADERS)
+    return [BODY]
+application = app
+def create_app(): return app
+"""
+_ASGI = """
+async def app(scope, receive, send):
+    if scope["type"] != "http":
+        raise RuntimeError
+    headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": BODY})
+def create_app(): return app
+class Old:
+    def __init__(self, scope): self.scope = scope
+    async def __call__(self, receive, send): await app(self.scope, receive, send)
+def old(scope): return Old(scope)
+class New:
+    async def __call__(self, scope, receive, send): await app(scope, receive, send)
+"""
+
+
+def app_text(name: str, interface: str, more: str = "[]") -> str:
+    return _TEXT.format(name=name, more=more) + (_ASGI if interface == "ASGI" else _WSGI)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The same module here and below, so that the wrong one shows; and one that is below alone."""
+    for folder, name in (("", "here"), ("src", "below")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        for interface in ("WSGI", "ASGI"):
+            text = app_text(name, interface)
+            (tmp_path / folder / f"{interface.lower()}_app.py").write_text(text)
+    for interface in ("WSGI", "ASGI"):
+        part = app_text("only below", interface, "[__import__('part').NAME]")
+        (tmp_path / "src" / f"{interface.lower()}_below.py").write_text(part)
+    (tmp_path / "src" / "part.py").write_text("NAME = 'part'\n")
+    (tmp_path / ".env").write_text("TEXT=from .env\n")
+    (tmp_path / "own.py").write_text("chdir = 'src'\nraw_env = ['TEXT=from own.py']\n")
+    (tmp_path / "src" / "settings.py").write_text("raw_env = ['TEXT=from settings.py']\n")
+    (tmp_path / "does.py").write_text("import os\nos.environ['TEXT'] = 'from does.py'\n")
+    (tmp_path / "names.py").write_text("wsgi_app = 'wsgi_app:app'\n")
+    return tmp_path
+
+
+def served(command: Sequence[str], place: Path, env: Mapping[str, str]) -> str:
+    port = free_port()
+    filled = [word.format(port=port) for word in command]
+    paths = [*filter(None, [env.get("PYTHONPATH")]), str(ROOT)]
+    environment = {**env, "PYTHONPATH": os.pathsep.join(paths)}
+    with live_server(
+        filled, ("127.0.0.1", port), cwd=place, env=environment, forked=False
+    ) as server:
+        body = get(server.address).body.decode()
+        assert body, server.log()
+        return body
+
+
+def run(place: Path, target: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`wsgifast run`, which is to end by itself."""
+    command = [str(BIN / "wsgifast"), "run", f"--bind=127.0.0.1:{free_port()}", target]
+    return subprocess.run(
+        [*command, "--", *options],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "target", "options", "env"),
+    [
+        ("gunicorn", "wsgi_app:app", "", {}),
+        ("gunicorn", "wsgi_app", "", {}),
+        ("gunicorn", "wsgi_app:create_app()", "", {}),
+        ("gunicorn", "wsgi_app:app", "--chdir src", {}),
+        ("gunicorn", "wsgi_below:app", "--chdir=src", {}),
+        ("gunicorn", "wsgi_below:app", "--pythonpath src", {}),
+        ("gunicorn", "wsgi_app:app", "--pythonpath src,.", {}),
+        ("gunicorn", "wsgi_app:app", "-e TEXT=given", {"TEXT": "inherited"}),
+        ("gunicorn", "wsgi_app:app", "--env TEXT=given --chdir src", {}),
+        ("gunicorn", "wsgi_app:app", "-c own.py", {}),
+        ("gunicorn", "wsgi_app:app", "-c file:own.py --preload", {}),
+        ("gunicorn", "wsgi_app:app", "-c does.py", {}),
+        ("gunicorn", "wsgi_below:app", "-c python:settings", {"PYTHONPATH": "src"}),
+        ("gunicorn", "wsgi_app:app", "-c names.py", {}),
+        ("gunicorn", "wsgi_app:app", "", {"GUNICORN_CMD_ARGS": "--chdir src -e TEXT=commanded"}),
+        ("uvicorn", "asgi_app:app", "", {}),
+        ("uvicorn", "asgi_app:create_app", "", {}),
+        ("uvicorn", "asgi_app:create_app", "--factory", {}),
+        ("uvicorn", "asgi_app:New", "", {}),
+        ("uvicorn", "asgi_app:Old", "", {}),
+        ("uvicorn", "asgi_app:old", "--interface asgi2", {}),
+        ("uvicorn", "asgi_app:app", "--interface asgi3", {}),
+        ("uvicorn", "wsgi_app:app", "--interface wsgi", {}),
+        ("uvicorn", "asgi_app:app", "--app-dir src", {}),
+        ("uvicorn", "asgi_below:app", "--app-dir=src --workers 2", {}),
+        ("uvicorn", "asgi_app:app", "--env-file .env", {}),
+        ("uvicorn", "asgi_app:app", "--env-file .env", {"TEXT": "inherited"}),
+        ("uvicorn", "asgi_app:app", "", {"UVICORN_ENV_FILE": ".env", "UVICORN_APP_DIR": "src"}),
+        ("uvicorn", "asgi_app:create_app", "", {"UVICORN_FACTORY": "1"}),
+        ("uvicorn", "asgi_app:app", "", {"GUNICORN_CMD_ARGS": "-e TEXT=not_uvicorns"}),
+    ],
+)  # fmt: skip
+def test_run_serves_what_the_servers_own_command_serves(
+    server: str, target: str, options: str, env: dict[str, str], place: Path
+) -> None:
+    words = options.split()
+    at = ["--bind=127.0.0.1:{port}"] if server == "gunicorn" else ["--port={port}"]
+    own = served([str(BIN / server), *at, *words, target], place, env)
+    ours = [str(BIN / "wsgifast"), "run", "--bind=127.0.0.1:{port}", target, "--", *words]
+    assert served(ours, place, env) == own
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "files"),
+    [
+        ("--config names.py", {}, {}),
+        ("", {}, {"gunicorn.conf.py": "wsgi_app = 'wsgi_app:app'"}),
+        ("", {"UVICORN_APP": "asgi_app:app"}, {}),
+    ],
+)
+def test_an_app_that_the_servers_own_configuration_names(
+    options: str, env: dict[str, str], files: dict[str, str], place: Path
+) -> None:
+    for name, text in files.items():
+        (place / name).write_text(text)
+    ours = [str(BIN / "wsgifast"), "run", "--bind=127.0.0.1:{port}", *options.split()]
+    assert served(ours, place, env).startswith("here no variable")
+
+
+@pytest.mark.parametrize("server", ["gunicorn", "uvicorn"])
+def test_an_app_that_changes_its_directory_is_served_with_all_that_the_command_line_names(
+    server: str, place: Path
+) -> None:
+    interface = {"gunicorn": "WSGI", "uvicorn": "ASGI"}[server]
+    app = place / "moves.py"
+    app.write_text("import os\nos.chdir('src')\n" + app_text("moved", interface))
+    (place / "files").mkdir()
+    (place / "files" / "a.txt").write_text("a file")
+    write_certificate(place / "server.pem")
+    port = free_port()
+    command = [
+        str(BIN / "wsgifast"), "run", f"--bind=127.0.0.1:{port}", "moves.py",
+        "--static=/files/=files", "--certfile=server.pem", "--keyfile=server.pem", "--workers=2",
+    ]  # fmt: skip
+    if server == "gunicorn":
+        (place / "own.py").write_text("raw_env = ['TEXT=from own.py']\n")
+        command += ["--config=own.py"]
+    context = unverified_tls()
+    with live_server(
+        command, ("127.0.0.1", port), cwd=place, env={"PYTHONPATH": str(ROOT)}, forked=False
+    ) as running:
+        text = "from own.py" if server == "gunicorn" else "no variable"
+        assert get(running.address, tls=context).body.decode() == f"moved {text} src"
+        assert get(running.address, "/files/a.txt", tls=context).body == b"a file"
+
+
+LOOP_BOUND = """\
+import asyncio
+
+async def create_app():
+    made = asyncio.get_running_loop()
+    ticks = []
+    async def tick():
+        while True:
+            ticks.append(1)
+            await asyncio.sleep(0.001)
+    task = asyncio.create_task(tick())
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            while (message := await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            return await send({"type": "lifespan.shutdown.complete"})
+        before = len(ticks)
+        await asyncio.sleep(0.1)
+        alive = made is asyncio.get_running_loop() and len(ticks) > before
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"alive" if alive else b"dead"})
+    return app
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--lifespan=off"], ["--reload"]])
+def test_an_asynchronous_factory_runs_in_the_loop_that_serves_its_app(
+    options: list[str], place: Path
+) -> None:
+    (place / "factory.py").write_text(LOOP_BOUND)
+    ours = [
+        str(BIN / "wsgifast"), "run", "--bind=127.0.0.1:{port}", "factory.py", "--", *options
+    ]  # fmt: skip
+    assert served(ours, place, {}) == "alive"
+
+
+def test_a_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
+    """Only in the worker, so that the check before the start is passed."""
+    (place / "factory.py").write_text(
+        "import sys\n"
+        "async def create_app():\n"
+        "    if 'wsgifast.loading.servers' not in sys.argv[0].replace('/', '.'):\n"
+        "        raise LookupError('the reason')\n"
+        "    async def app(scope, receive, send): ...\n"
+        "    return app\n"
+    )
+    ended = run(place, "factory.py")
+    assert ended.returncode == 3
+    assert "create_app() failed: LookupError: the reason" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        ("wsgi_app:app", "--app-dir src", "--app-dir is uvicorn's, and wsgi_app:app is a WSGI app"),
+        ("wsgi_app:app", "--env-file .env", "which gunicorn serves; gunicorn has --env"),
+        ("asgi_app:app", "--chdir src", "--chdir is gunicorn's, and asgi_app:app is an ASGI app"),
+        ("asgi_app:app", "--pythonpath=src", "which uvicorn serves; uvicorn has --app-dir"),
+        ("asgi_app:app", "-k gthread", "-k is gunicorn's"),
+        ("asgi_app:app", "--interface wsgi", "--interface wsgi: asgi_app:app is an ASGI app"),
+        ("wsgi_app:app", "other:app", "other:app names another app than wsgi_app:app"),
+        ("wsgi_app:app", "--paste app.ini", "--paste"),
+        ("wsgi_below:app", "--chdir src --nope", "--nope"),
+        ("nowhere:app", "--chdir src", "there is no module 'nowhere'"),
+        ("nowhere:app", "--app-dir src", "there is no module 'nowhere'"),
+    ],
+)
+def test_an_option_that_cannot_count_is_named(
+    target: str, options: str, said: str, place: Path
+) -> None:
+    (place / "app.ini").write_text("[app:main]\npaste.app_factory = wsgi_app:paste\n")
+    ended = run(place, target, *options.split())
+    assert ended.returncode in (2, 3), ended
+    assert said in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        ("asgi_app:app", "--env-file no.env", "'no.env' does not exist"),
+        ("wsgi_app:app", "--chdir nowhere", "can't chdir to 'nowhere'"),
+        ("wsgi_app:app", "--version", "gunicorn (version"),
+    ],
+)
+def test_a_server_that_ends_at_once_says_so_itself(
+    target: str, options: str, said: str, place: Path
+) -> None:
+    ended = run(place, target, *options.split())
+    assert said in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "rest", "expected"),
+    [
+        ("wsgi_below:app", "--chdir src", ("gunicorn", "WSGI")),
+        ("asgi_below:app", "--app-dir src", ("uvicorn", "ASGI")),
+        ("asgi_app:create_app", "", ("uvicorn", "ASGI")),
+    ],
+)
+def test_bench_finds_an_app_like_its_server(
+    target: str, rest: str, expected: tuple[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    server, loaded = found_app(target, None, rest.split())
+    assert (server, loaded.interface) == expected
+    server, loaded = found_app(target, expected[0], rest.split())
+    assert (server, loaded.interface) == expected
+    with pytest.raises(ConfigurationError, match=r"uvicorn: .*--nope"):
+        found_app(target, "uvicorn", ["--nope"])

@@ -1,0 +1,188 @@
+"""Which app a target names, and what is said where it names none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import wait_for
+from wsgifast.loading import AppNotLoaded
+from wsgifast.loading.servers import Loaded, load_as
+
+WSGI = "def app(environ, start_response): ...\n"
+ASGI = "async def app(scope, receive, send): ...\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+
+
+def loaded(target: str) -> Loaded:
+    return load_as("gunicorn", target)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "calendar.py",  # imported by others of Python's own modules
+        "site.py",  # imported before any other
+        "string.py",
+        "sys.py",  # built into Python
+        "antigravity.py",  # Python's own, and imported by nobody
+        "gunicorn.py",  # a package that a server has
+        "app.v2.py",
+        "2024-app.py",
+        "my app.py",
+        "package/calendar.py",
+        "package/app.v2.py",
+        "package/__init__.py",
+        "package/deeper/__init__.py",
+        "no_package/app.v2.py",
+    ],
+)
+def test_a_file_is_the_one_that_is_named(name: str) -> None:
+    write({"package/__init__.py": "", "package/deeper/__init__.py": ""})
+    write({name: f"{ASGI}assert __file__.endswith({name!r})\n"})
+    for target in (name, f"{name}:app", f"./{name}", os.path.abspath(name)):
+        found = loaded(target)
+        assert (found.interface, found.error) == ("ASGI", ""), target
+
+
+def test_relative_imports_of_a_file_in_a_package() -> None:
+    write({"package/__init__.py": "", "package/part.py": ASGI})
+    write({"package/app.v2.py": "from .part import app\n"})
+    assert loaded("package/app.v2.py").interface == "ASGI"
+
+
+def test_a_file_behind_another_of_its_name_on_the_search_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"first/app.py": WSGI, "second/app.py": ASGI, "second/part.py": ""})
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([f"{tmp_path}/first", f"{tmp_path}/second"]))
+    assert loaded("second/app.py").interface == "ASGI"
+    assert loaded("first/app.py").interface == "WSGI"
+
+
+def test_a_file_of_a_stdlib_name_leaves_that_module_to_the_others() -> None:
+    write({"calendar.py": f"import calendar, email.utils\ncalendar.timegm\n{ASGI}"})
+    assert loaded("calendar.py") == Loaded("ASGI", "calendar.py:app")
+
+
+FACTORY = """\
+import asyncio
+from functools import partial
+
+async def app(scope, receive, send): ...
+
+async def asgi():
+    await asyncio.sleep(0)
+    return app
+
+async def wsgi():
+    return lambda environ, start_response: []
+
+async def needs(name): ...
+async def nothing(): ...
+async def fails():
+    raise LookupError("the reason")
+async def other():
+    return 7
+
+named = partial(needs, "x")
+class Factory:
+    async def __call__(self):
+        return app
+of_class = Factory()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("asgi()", "ASGI"),
+        ("wsgi()", "WSGI"),
+        ("of_class()", "ASGI"),
+        ("nothing()", "factory:nothing() has returned None"),
+        ("named()", "factory:named() has returned None"),
+        ("fails()", "factory:fails() failed: LookupError: the reason"),
+        ("other()", "factory:other() has returned the app builtins.int, neither a WSGI nor"),
+        ("needs()", """may need arguments, as in 'factory:needs("value")'"""),
+        ("asgi", "If it makes one, write 'factory:asgi()'"),
+    ],
+)
+def test_an_asynchronous_factory(name: str, expected: str) -> None:
+    write({"factory.py": FACTORY})
+    found = loaded(f"factory:{name}")
+    assert expected in (found.interface or found.error), found
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        # A package that is missing is not the app's, though the app's name begins with its own.
+        ("shopfront:app", "importing shopfront failed: ModuleNotFoundError: No module named 'sho"),
+        ("shopfront.py", "importing shopfront failed: ModuleNotFoundError: No module named 'sho"),
+        ("shop:app", "there is no module 'shop' here (did you mean 'shopfront'?)"),
+        ("package.nowhere:app", "there is no module 'package.nowhere' here"),
+        ("package.missing:app", "ModuleNotFoundError: No module named 'pack'"),
+        ("module.wsgi:app", "module.py) is a module and not a package"),
+        ("sys.wsgi:app", "sys (built into Python) is a module and not a package"),
+        ("app.v2:app", "(did you mean the file app.v2.py?)"),
+        ("calendar:app", "calendar.py); for the file here write calendar.py"),
+        ("calendar", "calendar.py); for the file here write calendar.py"),
+        ("nowhere.py", "there is no file nowhere.py"),
+        ("email/app.py", "another module, email"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named(target: str, said: str) -> None:
+    write({
+        "shopfront.py": f"import shop\n{WSGI}",
+        "package/__init__.py": "",
+        "package/missing.py": f"import pack\n{WSGI}",
+        "module.py": WSGI,
+        "app.v2.py": WSGI,
+        "calendar.py": WSGI,
+        "email/__init__.py": "",
+        "email/app.py": WSGI,
+    })  # fmt: skip
+    assert said in loaded(target).error
+
+
+def test_what_an_import_does_stays_in_its_process() -> None:
+    write({
+        "app.py": f"""\
+import os, subprocess, sys, threading, time
+os.chdir("/")
+os.environ["LEFT_BEHIND"] = "1"
+print("noise"); print("noise", file=sys.stderr)
+threading.Thread(target=time.sleep, args=[3600]).start()
+open({str(Path("pid").absolute())!r}, "w").write(str(subprocess.Popen(["sleep", "3600"]).pid))
+{WSGI}"""
+    })  # fmt: skip
+    before = os.getcwd()
+    assert loaded("app.py").interface == "WSGI"
+    assert os.getcwd() == before
+    assert "LEFT_BEHIND" not in os.environ
+    child = Path("pid").read_text()
+
+    def has_ended() -> bool:
+        state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
+        return state.stdout.strip()[:1] in ("", "Z")
+
+    wait_for(has_ended, "what the app has started ends with it")
+
+
+def test_an_import_that_ends_python_is_reported() -> None:
+    write({"app.py": "import os, sys\nprint('the reason', file=sys.stderr)\nos._exit(7)\n"})
+    with pytest.raises(AppNotLoaded, match=r"ended Python with status 7\. the reason"):
+        loaded("app.py")
