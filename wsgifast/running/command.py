@@ -79,8 +79,8 @@ def add_command(commands: Any) -> None:
         "run",
         help="serve an app: wrapped, on gunicorn with FastWorker or on uvicorn",
         description="Wrap an app and serve it: a WSGI app on gunicorn with FastWorker, an ASGI app "
-        "on uvicorn with asgifast's protocol. Everything after -- is passed to that server, and its "
-        "app is found as that server would: by its options, configuration and environment.",
+        "on uvicorn with asgifast's protocol. Everything after -- is passed to that server, "
+        "and its app is found as that server would: by its options, configuration and environment.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
