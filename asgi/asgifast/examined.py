@@ -45,7 +45,7 @@ class Examined:
             before = time.perf_counter()  # what the server took is not the app's time
 
         try:
-            await self._app(scope, receive, watched)
+            return await self._app(scope, receive, watched)
         finally:
             seen = BodySeen(chunks, "messages", is_event_stream(headers))
             pattern = asgi_pattern(scope, root_path)

@@ -31,6 +31,7 @@ from .messages import (
     text_headers,
     whole_body,
 )
+from .pathsend import Offer, PathsendDecision, without_files
 from .send_order import SendOrder
 from .whole_senders import whole_sender_for
 
@@ -41,9 +42,10 @@ class ASGIFast:
     - A body of type str, bytearray or memoryview becomes bytes.
     - Small body messages that an app sends in one turn of the event loop become one, which is sent
       at the end of that turn; a message that comes alone may be held for up to a millisecond.
-    - The app is offered http.response.pathsend and http.response.zerocopysend, which Starlette's
-      FileResponse and others then use. A server that has these extensions is handed the file; for
-      any other it is read from the page cache, in a thread only if it must come from the disk.
+    - An app that is known to bear it is offered http.response.pathsend and
+      http.response.zerocopysend, which Starlette's FileResponse and others then use. A server that
+      has these extensions is handed the file; for any other it is read from the page cache, in a
+      thread only if it must come from the disk.
     - A 200 whose body is a file (pathsend) answers Range, If-Range and the preconditions of RFC
       9110, sections 13 and 14.
 
@@ -58,9 +60,12 @@ class ASGIFast:
         asgifast's has it sent by sendfile.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
-    :param pathsend: False for an app with a middleware that changes bodies and does not know
-        http.response.pathsend, such as brotli-asgi. The app is then offered no extension for files,
-        not even the server's, and sends files as bytes.
+    :param pathsend: whether the app is offered http.response.pathsend. By default it is if all of
+        its layers are known to bear it: the middleware and routes of Starlette and FastAPI, and
+        Django. A middleware that changes, counts or compresses bodies would fail on it, or would
+        not compress, and another class may be one; what was decided is logged. True: it is offered,
+        whatever the app is made of. False: the app is offered no extension for files, not even the
+        server's, and sends files as bytes.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and bodies
         there (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
     :param traces: describe each body in attributes of OpenTelemetry's current span, which is that
@@ -80,7 +85,7 @@ class ASGIFast:
         coalesce: bool = True,
         ranges: bool = True,
         conditional: bool = True,
-        pathsend: bool = True,
+        pathsend: bool | None = None,
         metrics: str | Recorder | None = None,
         traces: bool = False,
         report_slow_shapes: float = 0.0,
@@ -90,14 +95,16 @@ class ASGIFast:
             coalesce=coalesce,
             ranges=ranges,
             conditional=conditional,
-            pathsend=pathsend,
             traces=traces,
         )
+        if pathsend is not None:
+            check_switches(pathsend=pathsend)
         self.app = app
         self.coalesce = coalesce
         self.ranges = ranges
         self.conditional = conditional
-        self.pathsend = pathsend
+        self.offer = Offer(app, pathsend)
+        self._is_hidden = pathsend is False
         self._call = app
         check_rate(report_slow_shapes)
         if report_slow_shapes:
@@ -108,22 +115,31 @@ class ASGIFast:
         if recorder is not None or spans is not None:
             self._instrumented = Instrumented(copy.copy(self), recorder, spans)
 
+    @property
+    def pathsend_decision(self) -> PathsendDecision:
+        """Whether the app is offered http.response.pathsend, and why."""
+        return self.offer.decision
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+            return await self.app(scope, receive, send)
         if self._instrumented is not None:
-            await self._instrumented(scope, receive, send)
-            return
+            return await self._instrumented(scope, receive, send)
         inner = scope
         offered = scope["extensions"] if "extensions" in scope else None  # noqa: SIM401
-        if not self.pathsend:
-            kept = {name: options for name, options in (offered or {}).items()
-                    if name not in FILE_EXTENSIONS}  # fmt: skip
-            inner = {**scope, "extensions": kept}
-        elif not offered or PLANNED not in offered:  # else asgifast has offered all three already
-            inner = {**scope}
-            inner["extensions"] = {**offered, **FILE_EXTENSIONS} if offered else {**FILE_EXTENSIONS}
+        offer = self.offer
+        if offer.is_outdated():
+            await offer.decide()
+        extensions = offer.extensions
+        if not offered:
+            if extensions:
+                inner = {**scope, "extensions": {**extensions}}
+        elif PLANNED in offered:  # asgifast's, which offers them to this ASGIFast
+            if len(extensions) != len(FILE_EXTENSIONS):
+                inner = {**scope, "extensions": {**without_files(offered), **extensions}}
+        elif extensions or self._is_hidden:  # else the app has the server's, as without ASGIFast
+            kept = without_files(offered) if self._is_hidden else offered
+            inner = {**scope, "extensions": {**kept, **extensions}}
         if INSTRUMENTED in scope:
             scope[INSTRUMENTED].app_scope = inner
         # Attribute by attribute: a constructor would be one more call for every request.
@@ -137,13 +153,15 @@ class ASGIFast:
         exchange._start = exchange._order = None
         app = self._call  # two steps, which cost CPython less than one
         try:
-            await app(inner, exchange.receive, exchange.send)
+            # The server reports what is returned, if it is not None.
+            result = await app(inner, exchange.receive, exchange.send)  # type: ignore[func-returns-value]
         except BaseException as error:
             if exchange._start is not None or exchange._is_examined:
                 await exchange.failed(error)
             raise
         if exchange._start is not None or exchange._is_examined:
             await exchange.finish()
+        return result
 
 
 class _Exchange(FileMessages):

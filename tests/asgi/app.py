@@ -289,7 +289,7 @@ async def websocket(receive: Receive, send: Send) -> None:
     await send({"type": "websocket.close"})
 
 
-fast = ASGIFast(app)
+fast = ASGIFast(app, pathsend=True)
 
 
 async def ignorant(scope: Scope, receive: Receive, send: Send) -> None:

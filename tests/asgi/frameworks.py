@@ -20,12 +20,15 @@ _FOLDER = os.environ.get("ASGIFAST_TEST_FILES", "")
 
 
 def _starlette_file_response() -> ASGIApp:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
     from starlette.responses import FileResponse
+    from starlette.routing import Route
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await FileResponse(_FOLDER + scope["path"])(scope, receive, send)
+    async def file(request: Request) -> FileResponse:
+        return FileResponse(_FOLDER + request.url.path)
 
-    return app
+    return Starlette(routes=[Route("/{path:path}", file)])
 
 
 def _starlette_static_files() -> ASGIApp:

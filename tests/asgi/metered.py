@@ -11,7 +11,7 @@ from asgifast.messages import Receive, Scope, Send
 from .app import app as plain
 
 _metrics: Any = prometheus_client.make_asgi_app()
-_served = ASGIFast(plain, metrics="prometheus")
+_served = ASGIFast(plain, metrics="prometheus", pathsend=True)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:

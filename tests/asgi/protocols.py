@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import uvicorn
 from asgifast.messages import ASGIApp, Receive, Scope, Send
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol, whole_httptools
+from asgifast.uvicorn.protocol import FileSending
 from uvicorn.server import ServerState
 
 from tests.support.descriptors import open_descriptors
@@ -99,8 +101,14 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(protocol: Any, app: ASGIApp, **options: Any) -> AsyncIterator[Client]:
-    """One connection; GET /hello is answered for the app."""
+async def serving(
+    protocol: Any, app: ASGIApp, *, pathsend: bool | None = True, **options: Any
+) -> AsyncIterator[Client]:
+    """One connection; GET /hello is answered for the app.
+
+    :param pathsend: True: the app is offered the extensions for files, whatever it is. None: it is
+        served as it is.
+    """
 
     async def with_hello(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/hello":
@@ -110,13 +118,17 @@ async def serving(protocol: Any, app: ASGIApp, **options: Any) -> AsyncIterator[
             await app(scope, receive, send)
 
     config = uvicorn.Config(
-        with_hello, log_config=None, proxy_headers=False, lifespan="off", **options
+        app if pathsend is None else with_hello,
+        log_config=None,
+        proxy_headers=False,
+        lifespan="off",
+        **options,
     )
     config.load()
     loop = asyncio.get_running_loop()
     state = ServerState()
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with ours, theirs, patch.object(FileSending, "pathsend", pathsend):
         for sock in (ours, theirs):
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)

@@ -294,7 +294,7 @@ def test_the_app_is_offered_runs(path: str) -> None:
         await send(END)
 
     for scope in (scope_of(), offering(PATHSEND), RANGES):
-        call(ASGIFast(app), scope)
+        call(ASGIFast(app, pathsend=True), scope)
     assert offered == [{"ranges": True}] * 3
 
 

@@ -225,7 +225,7 @@ def test_a_server_that_coalesces_gets_every_message() -> None:
         seen.append(scope["extensions"])
         await sending(START, body(b"a"), body(b"b"), body(b"c", False))(scope, receive, send)
 
-    answer = call(ASGIFast(app), scope)
+    answer = call(ASGIFast(app, pathsend=True), scope)
     assert [m["body"] for m in answer.messages[1:]] == [b"a", b"b", b"c"]
     assert {"of.the.server", PATHSEND, ZEROCOPYSEND} <= set(seen[0])
     assert set(scope["extensions"]) == {"asgifast.coalescing", "of.the.server"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.errors import WSGIFastError
 from wsgifast.http.framing import chunk, chunk_size_line
@@ -13,8 +13,9 @@ from wsgifast.imports import needs
 
 from ..coalescing import COALESCED_BYTES
 from ..exporting import begin_under_uvicorn, instrumented
-from ..extensions import PROTOCOL_EXTENSIONS
-from ..messages import Message, Receive, Scope, Send, copied_head, whole_body
+from ..extensions import COALESCING
+from ..messages import ASGIApp, Message, Receive, Scope, Send, copied_head, whole_body
+from ..pathsend import Offer
 from ..protocols.figures import figures
 from ..protocols.file_body import UNKNOWN_PATHSEND, logger
 from ..protocols.idle_timer import IdleTimerLoop
@@ -186,7 +187,7 @@ class SimpleResponse:
                 return
         response = self.response = self.make_response(cycle, cycle.transport)
         response.start = start
-        if not cycle.flow.write_paused:
+        if not cycle.flow.write_paused and message["type"] == "http.response.body":
             await response.send_start()  # which has not to wait
         await response.send(message)
 
@@ -216,9 +217,35 @@ class SimpleResponse:
 add_sender(SimpleResponse, SimpleResponse.send, SimpleResponse.send_both)
 
 
+class _Served:
+    """What all connections of a server share: the app, and which extensions it is offered."""
+
+    __slots__ = ("app", "call", "offer")
+
+    def __init__(self, app: Any, pathsend: bool | None) -> None:
+        self.app = app
+        self.call: ASGIApp = instrumented(app)
+        self.offer = Offer(app, pathsend, {COALESCING: {}})
+
+
+# By the app's number, as not every app is hashable, and the protocol's option.
+_served: dict[tuple[int, bool | None], _Served] = {}
+_MAX_SERVED = 64
+
+
+def _served_by(app: Any, pathsend: bool | None) -> _Served:
+    served = _served.get((id(app), pathsend))
+    if served is None or served.app is not app:
+        if len(_served) >= _MAX_SERVED:
+            _served.clear()
+        served = _served[id(app), pathsend] = _Served(app, pathsend)
+    return served
+
+
 class FileSending(_Base):
     """Mixed into one of uvicorn's protocols.
 
+    :cvar pathsend: as ASGIFast's option, for a subclass to set.
     :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
         receive().
     :ivar transport: a CoalescingTransport; the real one once the connection is a WebSocket's.
@@ -227,6 +254,8 @@ class FileSending(_Base):
 
     # With two attributes more CPython gives every one of uvicorn's objects a dictionary of its own.
     __slots__ = ("_answered", "_app")
+
+    pathsend: ClassVar[bool | None] = None
 
     _response_class: MakeResponse
     # One request at a time.
@@ -241,7 +270,7 @@ class FileSending(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._app: Any = instrumented(self.app)
+        self._app = _served_by(self.app, self.pathsend)
         self.app = self._answer
         # Of the request that is answered, over HTTP/1.1; uvicorn's `cycle` was read last.
         self._answered: Any = None
@@ -261,10 +290,12 @@ class FileSending(_Base):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
+        served = self._app
+        if served.offer.is_outdated():
+            await served.offer.decide()
+        extensions = served.offer.extensions
         offered = scope.get("extensions")
-        scope["extensions"] = (
-            {**offered, **PROTOCOL_EXTENSIONS} if offered else PROTOCOL_EXTENSIONS.copy()
-        )
+        scope["extensions"] = {**offered, **extensions} if offered else extensions.copy()
         # Attribute by attribute: a constructor would be one more call for every request.
         simple = SimpleResponse()
         simple.cycle = cycle
@@ -280,7 +311,8 @@ class FileSending(_Base):
             upload = self._upload(cycle)
             receive = upload.receive
         try:
-            result = await self._app(scope, receive, simple.send)
+            # Reported by uvicorn, if it is not None.
+            result = await served.call(scope, receive, simple.send)  # type: ignore[func-returns-value]
             if simple.start is not None or simple.response is not None:
                 await simple.send_held()
         except Exception:
@@ -295,10 +327,17 @@ class FileSending(_Base):
             logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
         response = simple.response
         if response is not None and response.handed_over is not None:
+            path = scope["path"]
             if self._is_http1:
                 forget_request(self, cycle, scope)
             del scope, receive, send
-            await response.sent()
+            try:
+                await response.sent()
+            except asyncio.CancelledError:
+                # By uvicorn's shutdown. The app has returned: it would log where this waits.
+                logger.warning("The file for %r was cut off, since the server shuts down", path)
+                cycle.disconnected = True
+                cycle.transport.close()
         return result
 
     def _upload(self, cycle: Any) -> Upload:

@@ -1,0 +1,193 @@
+"""Whether the dispatch function of a BaseHTTPMiddleware leaves the response's body alone.
+
+Starlette passes a file on as a message in `response.body_iterator`, among bytes, where the function
+may expect bytes alone. So its source is looked at: whatever it does with the response must be
+something that is known to leave the body alone. All else counts as touching it: a function of
+which the source is not there, or not the one that runs, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+# What may be read and set of the response.
+_HARMLESS = frozenset(
+    {"background", "charset", "delete_cookie", "headers", "media_type", "set_cookie", "status_code"}
+)
+# What reaches local variables, or the messages, by another way.
+_BACK_DOORS = frozenset({"dir", "eval", "exec", "locals", "vars"})
+_BACK_DOOR_ATTRIBUTES = frozenset(
+    {"_getframe", "_send", "body_iterator", "currentframe", "f_locals", "send"}
+)
+
+
+class MustRead(Exception):
+    """The function's source is to be read, which may wait for a disk."""
+
+
+# What was found, by the code of a function and `is_method`.
+_found: dict[tuple[CodeType, bool], bool] = {}
+_MAX_FOUND = 256
+
+
+def leaves_bodies_alone(function: object, *, is_method: bool, may_read: bool) -> bool:
+    """Whether a dispatch function is known to touch no body.
+
+    :param is_method: its first parameter is the middleware.
+    :param may_read: False on an event loop.
+    :raises MustRead: if its source was not looked at yet, and may not be read.
+    """
+    if type(function) is not FunctionType:
+        return False
+    code = function.__code__
+    if (code, is_method) not in _found:
+        if not may_read:
+            raise MustRead
+        lines = linecache.getlines(code.co_filename, function.__globals__)
+        if len(_found) >= _MAX_FOUND:
+            _found.clear()
+        _found[code, is_method] = _looks_harmless(code, "".join(lines), is_method)
+    return _found[code, is_method]
+
+
+def _looks_harmless(code: CodeType, source: str, is_method: bool) -> bool:
+    try:
+        node = _source_of(code, source)
+        return node is not None and _Look(node, is_method).is_harmless()
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+
+
+def _source_of(code: CodeType, source: str) -> ast.AsyncFunctionDef | None:
+    """The source of a code object, if it is known to be that: a file may have changed since."""
+    compiled = compile(source, code.co_filename, "exec", dont_inherit=True)
+    if not any(_is_same(code, found) for found in _codes(compiled)):
+        return None
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AsyncFunctionDef) and node.name == code.co_name:
+            line = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if line == code.co_firstlineno:
+                return node
+    return None
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
+
+
+def _is_same(code: CodeType, other: CodeType) -> bool:
+    return (
+        (code.co_name, code.co_firstlineno, code.co_code, code.co_names, code.co_varnames)
+        == (other.co_name, other.co_firstlineno, other.co_code, other.co_names, other.co_varnames)
+        and (code.co_freevars, code.co_cellvars) == (other.co_freevars, other.co_cellvars)
+        and len(code.co_consts) == len(other.co_consts)
+        and all(map(_is_same_const, code.co_consts, other.co_consts))
+    )
+
+
+def _is_same_const(const: Any, other: Any) -> bool:
+    if isinstance(const, CodeType) and isinstance(other, CodeType):
+        return _is_same(const, other)
+    return type(const) is type(other) and bool(const == other)
+
+
+class _Look:
+    """A look at every use of the response, and of call_next(), which makes it."""
+
+    def __init__(self, node: ast.AsyncFunctionDef, is_method: bool) -> None:
+        self._node = node
+        self._parents = {
+            child: parent for parent in ast.walk(node) for child in ast.iter_child_nodes(parent)
+        }
+        names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+        self._middleware = names.pop(0) if is_method and names else None
+        self._has_known_parameters = len(names) == 2 and not (
+            node.args.vararg or node.args.kwarg or node.args.kwonlyargs or node.args.defaults
+        )
+        self._call_next = names[-1] if names else ""
+        # Variables that may have the response.
+        self._responses: set[str] = set()
+
+    def is_harmless(self) -> bool:
+        if not self._has_known_parameters:
+            return False
+        nodes = [each for part in self._node.body for each in ast.walk(part)]
+        known = -1
+        while known != len(self._responses):  # an alias may be used before its assignment
+            known = len(self._responses)
+            for each in nodes:
+                if self._is_response(each):
+                    self._note_names(each)
+        return all(map(self._is_allowed, nodes))
+
+    def _is_response(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Await):
+            return isinstance(node.value, ast.Call) and self._is_call_next(node.value.func)
+        return (
+            isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Load)
+            and node.id in self._responses
+        )
+
+    def _is_call_next(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id == self._call_next
+
+    def _note_names(self, response: ast.AST) -> None:
+        parent = self._parents[response]
+        targets: list[Any] = []
+        if isinstance(parent, ast.Assign):
+            targets = parent.targets
+        elif isinstance(parent, ast.AnnAssign):
+            targets = [parent.target]
+        self._responses.update(each.id for each in targets if isinstance(each, ast.Name))
+
+    def _is_allowed(self, node: ast.AST) -> bool:
+        parent = self._parents[node]
+        if self._is_response(node):
+            return self._is_allowed_use(node, parent)
+        if isinstance(node, ast.Name):
+            if self._is_call_next(node):
+                return (
+                    isinstance(parent, ast.Call)
+                    and parent.func is node
+                    and isinstance(self._parents[parent], ast.Await)
+                )
+            return node.id not in _BACK_DOORS
+        if isinstance(node, ast.Attribute):
+            is_app = (
+                node.attr == "app"
+                and isinstance(node.value, ast.Name)
+                and node.value.id == self._middleware
+            )
+            return node.attr not in _BACK_DOOR_ATTRIBUTES and not is_app
+        if isinstance(node, ast.Call):  # of an app, with a send() of its own
+            called = node.func
+            return isinstance(called, ast.Name) or (
+                isinstance(called, ast.Attribute) and called.attr != "app"
+            )
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            return self._responses.isdisjoint(node.names)
+        return True
+
+    def _is_allowed_use(self, node: ast.AST, parent: ast.AST) -> bool:
+        if isinstance(parent, ast.Attribute):
+            return parent.attr in _HARMLESS
+        if isinstance(parent, ast.Assign):
+            return all(isinstance(each, ast.Name) for each in parent.targets)
+        if isinstance(parent, ast.AnnAssign):
+            return isinstance(parent.target, ast.Name)
+        if isinstance(parent, ast.Return):
+            return self._function_of(node) is self._node
+        return isinstance(parent, ast.Expr)
+
+    def _function_of(self, node: ast.AST) -> ast.AST:
+        while not isinstance(node, (ast.AsyncFunctionDef, ast.FunctionDef, ast.Lambda)):
+            node = self._parents[node]
+        return node

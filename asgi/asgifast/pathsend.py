@@ -1,0 +1,455 @@
+"""Whether an app is offered http.response.pathsend: only if all of its layers are known to bear it.
+
+Starlette's FileResponse uses the extension wherever it is offered. Then a middleware of the app
+sees a message of another type in place of bytes: one may fail on it, drop it, or send a file as it
+is that it would have compressed. So the layers of an app are looked at: its middleware, routes,
+mounted apps. A known class is known exactly: a subclass may do anything else. Where one layer is
+unknown, the app sends files as bytes, as it does without ASGIFast.
+
+An ASGIFast inside an app decides for what is inside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FunctionType, MappingProxyType, MethodType
+from typing import Any, NamedTuple
+
+from .dispatch import MustRead, leaves_bodies_alone
+from .extensions import PLANNED
+from .loops import in_thread
+from .messages import PATHSEND, ZEROCOPYSEND
+
+# What the wrappers of apps have their app in. They pass on messages of any type.
+_WRAPPERS = {
+    "asgifast.examined.Examined": "_app",
+    "asgifast.instrumented.Instrumented": "_app",
+    "asgifast.static.StaticFiles": "app",
+    "django.contrib.staticfiles.handlers.ASGIStaticFilesHandler": "application",
+    "fastapi._body_limit.AppBodyLimitMiddleware": "app",
+    "fastapi._body_limit._BodyLimitExceptionMiddleware": "app",
+    "fastapi.middleware.asyncexitstack.AsyncExitStackMiddleware": "app",
+    "fastapi.telemetry._asgi.ExceptionTelemetryMiddleware": "app",
+    "starlette.middleware.authentication.AuthenticationMiddleware": "app",
+    "starlette.middleware.body_limit.RequestBodyLimitMiddleware": "app",
+    "starlette.middleware.cors.CORSMiddleware": "app",
+    "starlette.middleware.errors.ServerErrorMiddleware": "app",
+    "starlette.middleware.exceptions.ExceptionMiddleware": "app",
+    "starlette.middleware.httpsredirect.HTTPSRedirectMiddleware": "app",
+    "starlette.middleware.sessions.SessionMiddleware": "app",
+    "starlette.middleware.trustedhost.TrustedHostMiddleware": "app",
+    "uvicorn.middleware.message_logger.MessageLoggerMiddleware": "app",
+    "uvicorn.middleware.proxy_headers.ProxyHeadersMiddleware": "app",
+}
+_APPS = frozenset({"fastapi.applications.FastAPI", "starlette.applications.Starlette"})
+_ROUTERS = frozenset({"fastapi.routing.APIRouter", "starlette.routing.Router"})
+# Routes, and what each has of apps and other routes.
+_ROUTES = {
+    "fastapi.routing.APIRoute": "app",
+    "fastapi.routing._FrontendRoute": "app",
+    "fastapi.routing._IncludedRouter": "original_router",
+    "starlette.routing.Host": "app",
+    "starlette.routing.Mount": "app",
+    "starlette.routing.Route": "app",
+}
+_ROUTE_GROUP = "fastapi.routing._FrontendRouteGroup"
+# They have no app inside them, and ask for the extension, or send no files at all.
+_LEAVES = frozenset(
+    {
+        "asgifast.django._Handler",
+        "django.core.handlers.asgi.ASGIHandler",
+        "fastapi.routing.APIWebSocketRoute",
+        "fastapi.routing._FrontendStaticFiles",
+        "starlette.middleware.wsgi.WSGIMiddleware",
+        "starlette.routing.WebSocketRoute",
+        "starlette.staticfiles.StaticFiles",
+    }
+)
+_ASGIFAST = "asgifast.middleware.ASGIFast"
+_GZIP = "starlette.middleware.gzip.GZipMiddleware"
+# The functions that the frameworks make of endpoints, which return responses; by module and name.
+_ENDPOINTS = frozenset(
+    (module, f"{maker}.<locals>.app")
+    for module in ("fastapi.routing", "starlette.routing")
+    for maker in ("request_response", "websocket_session")
+)
+_SEND_FILES = frozenset({"starlette.responses.FileResponse", "starlette.staticfiles.StaticFiles"})
+# A class of another package may have been replaced, or its methods.
+_PACKAGES = frozenset({"asgifast", "django", "fastapi", "starlette", "uvicorn"})
+
+_WAY_OUT = "if its files are sent right that way, ASGIFast(app, pathsend=True) has it do so"
+
+
+class PathsendDecision(NamedTuple):
+    """What was decided of an app, and why.
+
+    :ivar offered: the app is offered http.response.pathsend.
+    :ivar zerocopy: and http.response.zerocopysend.
+    :ivar reason: a sentence for people, with the way out.
+    """
+
+    offered: bool
+    zerocopy: bool
+    reason: str
+
+    @property
+    def extensions(self) -> dict[str, dict[str, Any]]:
+        """What is added to the extensions that the app is offered."""
+        if not self.offered:
+            return {}
+        offered: dict[str, dict[str, Any]] = {PATHSEND: {"ranges": True}, PLANNED: {}}
+        if self.zerocopy:
+            offered[ZEROCOPYSEND] = {}
+        return offered
+
+
+def decide_pathsend(app: Any, asked: bool | None = None) -> PathsendDecision:
+    """Decide whether an app is offered http.response.pathsend, and say why.
+
+    :param app: any ASGI app, or ASGIFast around one. Starlette makes its middleware at the first
+        request, or at the lifespan's start: before that its classes are looked at.
+    :param asked: the option `pathsend`, which decides if it is not None.
+    """
+    return Offer(app, asked).decision
+
+
+class Offer:
+    """What an app is offered, decided when it is first asked for.
+
+    It is decided again when the app has changed: a route was added, a stack of middleware made.
+
+    :param asked: see :func:`decide_pathsend`.
+    :param always: extensions that the app is offered anyway.
+    :ivar extensions: what was decided to offer; not to be changed.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        asked: bool | None = None,
+        always: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+    ) -> None:
+        self.app = app
+        self._asked = asked
+        self._always = always
+        self._decision: PathsendDecision | None = None
+        # What shows that the app has changed: lists and their lengths, apps and their stacks.
+        self._lists: Sequence[tuple[list[Any], int]] = ()
+        self._stacks: Sequence[tuple[Any, Any]] = ()
+        self.extensions: dict[str, dict[str, Any]] = {}
+
+    @property
+    def decision(self) -> PathsendDecision:
+        if self._decision is None or self.is_outdated():
+            return self._decide()
+        return self._decision
+
+    async def decide(self) -> None:
+        """Decide on an event loop; what is decided is logged."""
+        before = self._decision
+        try:
+            decision = self._decide(may_read=False)
+        except MustRead:
+            decision = await in_thread(self._decide)
+        if self._asked is None and (before is None or before.offered != decision.offered):
+            _log(decision)
+
+    def is_outdated(self) -> bool:
+        """Whether it is to be decided, for the first time or again."""
+        if self._decision is None:
+            return True
+        for known, count in self._lists:
+            if len(known) != count:
+                return True
+        for app, stack in self._stacks:  # noqa: SIM110 - quicker than any()
+            if app.middleware_stack is not stack:
+                return True
+        return False
+
+    def _decide(self, *, may_read: bool = True) -> PathsendDecision:
+        if self._asked is not None:
+            decision = PathsendDecision(
+                self._asked, self._asked, f"pathsend={self._asked} was given"
+            )
+        else:
+            layers = _Layers(may_read)
+            decision = layers.decide(self.app)
+            self._lists, self._stacks = layers.lists, layers.stacks
+        self._decision = decision
+        self.extensions = {**decision.extensions, **self._always}
+        return decision
+
+
+def _log(decision: PathsendDecision) -> None:
+    """Where uvicorn is the server, its log is the one that people read."""
+    logger = logging.getLogger("uvicorn.error")
+    if not logger.hasHandlers():
+        logger = logging.getLogger("wsgifast")
+    logger.info("%s", decision.reason)
+
+
+class _Unknown(Exception):
+    """A layer is not known to bear the extension; or is known not to."""
+
+
+class _Layers:
+    """The layers of an app, each looked at once."""
+
+    def __init__(self, may_read: bool) -> None:
+        self._may_read = may_read
+        self.lists: list[tuple[list[Any], int]] = []
+        self.stacks: list[tuple[Any, Any]] = []
+        self._zerocopy = True
+        self._seen: dict[int, Any] = {}  # kept, so that no number is another's
+
+    def decide(self, app: Any) -> PathsendDecision:
+        if _name_of(app) == _ASGIFAST:
+            decided: PathsendDecision = app.offer.decision
+            return decided
+        try:
+            self._look_at(app)
+            self._look_at_responses()
+        except _Unknown as unknown:
+            return PathsendDecision(False, False, f"Files are sent as bytes, since {unknown}")
+        except MustRead:
+            raise
+        except Exception as error:  # noqa: BLE001 - another version's internals, or a proxy
+            return PathsendDecision(
+                False,
+                False,
+                f"Files are sent as bytes, since the app could not be looked at "
+                f"({type(error).__name__}: {error}); {_WAY_OUT}",
+            )
+        return PathsendDecision(
+            True,
+            self._zerocopy,
+            "Files of the app are sent by the server (http.response.pathsend); "
+            "ASGIFast(app, pathsend=False) has the app send them as bytes",
+        )
+
+    def _look_at(self, app: Any) -> None:
+        waiting = [app]
+        while waiting:
+            layer = waiting.pop()
+            if id(layer) not in self._seen:
+                self._seen[id(layer)] = layer
+                waiting += self._inside(layer)
+
+    def _inside(self, layer: Any) -> Iterable[Any]:
+        """The layers that are next inside one.
+
+        :raises _Unknown: if the layer is not known to bear the extension.
+        """
+        if isinstance(layer, MethodType):
+            return self._behind_method(layer)
+        name = _name_of(layer)
+        if isinstance(layer, FunctionType):
+            where = layer.__globals__.get("__name__"), layer.__qualname__
+            if where in _ENDPOINTS:
+                return ()
+            raise _unknown(f"{layer.__module__}.{layer.__qualname__}")
+        if isinstance(layer, type):
+            if _is_endpoint(layer):
+                return ()
+            raise _unknown(f"{layer.__module__}.{layer.__qualname__}")
+        if name == _ASGIFAST:
+            return ()
+        if not _is_original(type(layer), "__call__"):
+            raise _unknown(name)
+        if name in _WRAPPERS:
+            return [inside] if (inside := getattr(layer, _WRAPPERS[name])) is not None else ()
+        if name in _APPS:
+            return self._in_app(layer, name)
+        if name in _ROUTERS:
+            return [layer.middleware_stack, *self._routes_of(layer)]
+        if name in _ROUTES:
+            if not _is_original(type(layer), "handle"):
+                raise _unknown(name)
+            return [getattr(layer, _ROUTES[name])]
+        if name == _ROUTE_GROUP:
+            return self._watched(layer.routes)
+        if name in _LEAVES:
+            return ()
+        if _is_base_middleware(type(layer)):
+            self._look_at_dispatch(layer.dispatch_func, name)
+            return [layer.app]
+        raise _unknown(name)
+
+    def _watched(self, known: list[Any]) -> list[Any]:
+        self.lists.append((known, len(known)))
+        return known
+
+    def _behind_method(self, method: MethodType) -> Iterable[Any]:
+        """A router's middleware is around a method of it; another one is its default."""
+        router, function = method.__self__, method.__func__
+        if (
+            _name_of(router) in _ROUTERS
+            and isinstance(function, FunctionType)
+            and _package_of(function) in _PACKAGES
+        ):
+            if function.__name__ == "not_found":
+                return ()
+            if function.__name__ == "app":
+                return [router]
+        raise _unknown(f"{_name_of(router)}.{getattr(function, '__name__', '?')}()")
+
+    def _routes_of(self, router: Any) -> Iterator[Any]:
+        for name in ("routes", "_low_priority_routes"):
+            yield from self._watched(getattr(router, name, []))
+        yield router.default
+
+    def _in_app(self, app: Any, name: str) -> Iterable[Any]:
+        stack = app.middleware_stack
+        self.stacks.append((app, stack))
+        if stack is not None:
+            return [stack]
+        if "build_middleware_stack" in vars(app) or not _is_original(
+            type(app), "build_middleware_stack"
+        ):
+            raise _unknown(f"{name}.build_middleware_stack()")
+        for each in self._watched(app.user_middleware):
+            made: Any = each.cls
+            made_name = f"{getattr(made, '__module__', '?')}.{getattr(made, '__qualname__', '?')}"
+            if made_name == _ASGIFAST:
+                return ()
+            if made_name in _WRAPPERS and _is_original(made, "__call__"):
+                continue
+            if not isinstance(made, type) or not _is_base_middleware(made):
+                raise _unknown(made_name)
+            given = getattr(each, "kwargs", None) or getattr(each, "options", {})
+            positional = getattr(each, "args", ())
+            function = given.get("dispatch", positional[0] if positional else None)
+            if function is None and "__init__" in vars(made) and _passes_dispatch(made):
+                raise _unknown(made_name)
+            dispatch = function or made.dispatch  # type: ignore[attr-defined]
+            self._look_at_dispatch(dispatch, made_name, owner=made)
+        return [app.router]
+
+    def _look_at_dispatch(self, function: Any, name: str, owner: Any = None) -> None:
+        # It fails on any message but pathsend.
+        self._zerocopy = False
+        is_method = isinstance(function, MethodType)
+        if isinstance(function, MethodType):
+            function = function.__func__
+        elif owner is not None:
+            is_method = function is owner.dispatch
+        if not leaves_bodies_alone(function, is_method=is_method, may_read=self._may_read):
+            named = getattr(function, "__qualname__", name)
+            raise _Unknown(
+                f"the middleware {named}() is not known to leave the bodies of responses alone; "
+                f"{_WAY_OUT}"
+            )
+
+    def _look_at_responses(self) -> None:
+        """A response of the app's own may look at the messages of Starlette's FileResponse."""
+        starlette = sys.modules.get("starlette.responses")
+        if starlette is None:
+            return
+        if not _is_original(starlette.FileResponse, "__call__"):
+            raise _unknown("starlette.responses.FileResponse.__call__()")
+        waiting: list[Any] = starlette.Response.__subclasses__()
+        while waiting:
+            found = waiting.pop()
+            waiting += found.__subclasses__()
+            if "__call__" not in vars(found) or _is_original(found, "__call__"):
+                continue
+            used = getattr(found.__call__, "__globals__", {})
+            names = _names(getattr(found.__call__, "__code__", None))
+            if issubclass(found, starlette.FileResponse) or any(
+                _sends_files(used.get(name)) for name in names
+            ):
+                raise _unknown(f"{found.__module__}.{found.__qualname__}")
+
+
+def _unknown(name: str) -> _Unknown:
+    if name == _GZIP:
+        return _Unknown(
+            f"{name} compresses them then; ASGIFast(app, pathsend=True) has the server send them, "
+            "uncompressed"
+        )
+    return _Unknown(f"{name} is not known to pass on http.response.pathsend; {_WAY_OUT}")
+
+
+def _name_of(layer: object) -> str:
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def _package_of(function: Any) -> str:
+    """Where a function is defined; functools.wraps() copies `__module__`."""
+    return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
+
+
+def _is_original(of: type, name: str) -> bool:
+    """Whether a method of a known class is its own; instrumentation replaces some."""
+    method = getattr(of, name, None)
+    return method is None or _package_of(method) in _PACKAGES
+
+
+def _base_middleware() -> Any:
+    module = sys.modules.get("starlette.middleware.base")
+    return None if module is None else module.BaseHTTPMiddleware
+
+
+def _is_base_middleware(of: type) -> bool:
+    """Whether a class is BaseHTTPMiddleware, or one that has but another dispatch()."""
+    base = _base_middleware()
+    if base is None or not issubclass(of, base) or not _is_original(base, "__call__"):
+        return False
+    # That of an old Starlette fails on the message.
+    return of.__call__ is base.__call__ and PATHSEND in _constants(base.__call__.__code__)
+
+
+def _constants(code: Any) -> Iterator[Any]:
+    """The constants of a function and of those inside it, their code objects among them."""
+    for const in code.co_consts:
+        yield const
+        if hasattr(const, "co_consts"):
+            yield from _constants(const)
+
+
+def _names(code: Any) -> Iterator[str]:
+    if code is not None:
+        yield from code.co_names
+        for const in _constants(code):
+            yield from getattr(const, "co_names", ())
+
+
+def _sends_files(value: object) -> bool:
+    names = {f"{each.__module__}.{each.__qualname__}" for each in getattr(value, "__mro__", ())}
+    return not names.isdisjoint(_SEND_FILES)
+
+
+def _passes_dispatch(of: Any) -> bool:
+    """Whether a subclass of BaseHTTPMiddleware may be made with a dispatch function of its own."""
+    code = getattr(of.__init__, "__code__", None)
+    if code is None:
+        return True
+    names = {*code.co_names, *code.co_varnames}
+    for const in code.co_consts:
+        names.update(const if isinstance(const, tuple) else (const,))
+    return not names.isdisjoint({"dispatch", "dispatch_func", "dispatch_function"})
+
+
+def _is_endpoint(of: type) -> bool:
+    """Whether it is an HTTPEndpoint, whose methods return responses."""
+    module = sys.modules.get("starlette.endpoints")
+    if module is None:
+        return False
+    for base in (module.HTTPEndpoint, module.WebSocketEndpoint):
+        if issubclass(of, base):
+            return all(
+                getattr(of, name) is getattr(base, name)
+                for name in ("__init__", "__await__", "dispatch")
+            )
+    return False
+
+
+def without_files(offered: dict[str, Any]) -> dict[str, Any]:
+    """Extensions without those for files."""
+    return {
+        name: options
+        for name, options in offered.items()
+        if name not in (PATHSEND, ZEROCOPYSEND, PLANNED)
+    }
