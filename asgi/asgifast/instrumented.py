@@ -1,9 +1,10 @@
-"""Instrumentation of ASGI apps: records each request when the app has returned."""
+"""Instrumentation of ASGI apps: records each request when its response is over."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from wsgifast.metrics.requests import (
     asked_of_scope,
 )
 
-from .extensions import PLANNED
+from .extensions import COALESCING, PLANNED, RECORDING
 from .messages import (
     PATHSEND,
     ZEROCOPYSEND,
@@ -42,7 +43,9 @@ INSTRUMENTED = "asgifast.instrumented"
 
 
 class Instrumented:
-    """An ASGI app whose requests are recorded when the app has returned.
+    """An ASGI app whose requests are recorded when the app has returned, and its file is sent.
+
+    asgifast's protocols send large files when the app has returned, and say when that is over.
 
     :param recorder: its errors are logged, once.
     :param spans: sets attributes on the span that is current when a request comes.
@@ -58,15 +61,13 @@ class Instrumented:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            return await self._app(scope, receive, send)
         span = None if self._spans is None else self._spans.current()
         recorder = self._recorder
         if INSTRUMENTED in scope and scope[INSTRUMENTED].recorder is recorder:
             recorder = None  # recorded by a server of ours, or by an ASGIFast around this one
         if recorder is None and span is None:
-            await self._app(scope, receive, send)
-            return
+            return await self._app(scope, receive, send)
         active = None
         if recorder is None:
             pass
@@ -87,9 +88,11 @@ class Instrumented:
         request.headers = ()
         request.size = request.chunks = 0
         request.route = ""
-        request.is_complete = request.left = False
+        request.is_complete = request.left = request.is_handed_over = False
+        request.on_end = None
         try:
-            await self._app(inner, request.receive, request.send)
+            # The server reports what is returned, if it is not None.
+            return await self._app(inner, request.receive, request.send)
         except OSError:
             request.left = not request.is_complete
             raise
@@ -98,13 +101,36 @@ class Instrumented:
                 request.status = 500
             raise
         finally:
-            try:
-                self._record(scope, request, span)
-            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-                self._failures.log()
-            if active:
-                active.pop()
+            if request.is_handed_over:
+                request.on_end = self._at_the_end(scope, request, span, active)
+            else:
+                self._end(scope, request, span, active, _pattern(scope, request))
             del request.app_scope  # which has the request
+
+    def _at_the_end(
+        self, scope: Scope, request: _Request, span: object | None, active: list[None] | None
+    ) -> Callable[[], None]:
+        """What records a request when its file is sent; little is kept for that long."""
+        kept = {"method": scope["method"], "scheme": scope.get("scheme", "http")}
+        declared = declared_length(request.headers)
+        request.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
+        del request.server_receive, request.server_send
+        return partial(self._end, kept, request, span, active, _pattern(scope, request))
+
+    def _end(
+        self,
+        scope: Scope,
+        request: _Request,
+        span: object | None,
+        active: list[None] | None,
+        pattern: str | None,
+    ) -> None:
+        try:
+            self._record(scope, request, span, pattern)
+        except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
+            self._failures.log()
+        if active:
+            active.pop()
 
     def _begin(self, recorder: Recorder, scope: Scope) -> None:
         try:
@@ -112,11 +138,10 @@ class Instrumented:
         except Exception:  # noqa: BLE001 - the same
             self._failures.log()
 
-    def _record(self, scope: Scope, request: _Request, span: object | None) -> None:
-        inner, size, pattern = request.app_scope, request.size, None
-        if PATTERN in inner or "route" in inner:
-            # A Mount changes it in the app's scope alone.
-            pattern = asgi_pattern(inner, str(scope.get("root_path", "")))
+    def _record(
+        self, scope: Scope, request: _Request, span: object | None, pattern: str | None
+    ) -> None:
+        size = request.size
         length_error = None
         for name, value in request.headers:
             if name == b"content-length":
@@ -152,18 +177,28 @@ class Instrumented:
             recorder.count_client_left()
 
 
+def _pattern(scope: Scope, request: _Request) -> str | None:
+    inner = request.app_scope
+    if PATTERN in inner or "route" in inner:
+        # A Mount changes it in the app's scope alone.
+        return asgi_pattern(inner, str(scope.get("root_path", "")))
+    return None
+
+
 class _Request:
     """A request whose messages are watched between the app and the server.
 
     :ivar recorder: None if the request is recorded elsewhere.
     :ivar app_scope: the scope in which the app's framework notes its route.
     :ivar status: 500 until the response starts.
+    :ivar is_handed_over: the server has yet to send the file, or the rest of it.
+    :ivar on_end: called when it has.
     :ivar route: the route of the body; ASGIFast sets it where the messages do not tell it.
     """
 
     __slots__ = (
-        "app_scope", "began", "chunks", "headers", "is_complete", "left", "recorder", "route",
-        "server_receive", "server_send", "size", "status",
+        "app_scope", "began", "chunks", "headers", "is_complete", "is_handed_over", "left",
+        "on_end", "recorder", "route", "server_receive", "server_send", "size", "status",
     )  # fmt: skip
 
     recorder: Recorder | None
@@ -177,7 +212,9 @@ class _Request:
     chunks: int
     route: str
     is_complete: bool
+    is_handed_over: bool
     left: bool
+    on_end: Callable[[], None] | None
 
     async def receive(self) -> Message:
         message = await self.server_receive()
@@ -203,7 +240,23 @@ class _Request:
         elif kind in (PATHSEND, ZEROCOPYSEND):
             self.route = "file"
             self._count_file(message)
+            if kind == PATHSEND and COALESCING in (self.app_scope.get("extensions") or ()):
+                message = {**message, RECORDING: self}  # a server of ours
         return self.server_send(message)
+
+    # Recording
+
+    def handed_over(self) -> None:
+        self.is_handed_over = True
+
+    def ended(self, unsent: int | None) -> None:
+        if unsent != 0:
+            self.left = True
+            self.is_complete = False
+            self.size = 0 if unsent is None else max(0, self.size - unsent)
+        self.is_handed_over = False
+        if self.on_end is not None:
+            self.on_end()
 
     def _count_file(self, message: Message) -> None:
         planned: PlannedBody | None = message.get(PLANNED)

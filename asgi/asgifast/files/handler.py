@@ -117,6 +117,9 @@ class FileMessages(Delivery):
     async def _send_as_asked(self, asked: RequestedPath) -> None:
         """Send the file and the head unchanged."""
         if self.offers(PATHSEND) if asked.is_whole else self.offers_ranges():
+            if not self.offers(PLANNED) and self._scope["method"] != "HEAD":
+                # Other servers send the head before they look.
+                os.close(open_for_pathsend(asked.path)[0])
             await self._forward_start()
             await self.send_path(asked.path, asked.offset, asked.count)
             return
@@ -147,17 +150,19 @@ class FileMessages(Delivery):
                 file.close()
 
     async def _send_zero_copy(self, message: Message) -> None:
-        await self._forward_start()
         if self.offers(PLANNED):  # asgifast's own middleware or protocol
+            await self._forward_start()
             await self._server_send(message)
             return
         more = bool(message.get("more_body", False))
         if self._scope["method"] == "HEAD":
+            await self._forward_start()
             if not more:
                 await self._server_send(response_body())
             return
         self._note_route("blocks")
         file = parse_zerocopysend(message)
+        await self._forward_start()
         if file.segment is None:
             await send_unsized(self._server_send, file.fd, message.get("count"))
             if not more:

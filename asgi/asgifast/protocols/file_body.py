@@ -21,8 +21,13 @@ from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.page_cache import read_cached
 from wsgifast.sockets.sendfile import BLOCK_BYTES, SendfileUnavailable
 
-from ..extensions import PlannedBody
-from ..files.parsing import RequestedPath, open_for_pathsend, parse_zerocopysend
+from ..extensions import PlannedBody, Recording
+from ..files.parsing import (
+    RequestedFile,
+    RequestedPath,
+    open_for_pathsend,
+    parse_pathsend,
+)
 from ..files.reading import send_segment, send_unsized
 from ..messages import Message, declared_length, response_body
 from .transport import CoalescingTransport, Rest
@@ -58,11 +63,13 @@ class FileBody(ABC):
     """
 
     # Lives as long as the slowest download, of which there may be thousands.
-    __slots__ = ("_cycle", "_headers", "_transport", "handed_over")
+    __slots__ = ("_cycle", "_headers", "_left", "_transport", "handed_over")
 
     # uvicorn's RequestResponseCycle.
     _cycle: Any
     _headers: list[tuple[bytes, bytes]] | None
+    # Bytes of the range being sent that were not sent.
+    _left: int
     _transport: CoalescingTransport
     handed_over: HandedOver | asyncio.Task[Any] | None
 
@@ -83,28 +90,25 @@ class FileBody(ABC):
 
     # Messages
 
-    async def _send_path(self, asked: RequestedPath) -> None:
-        if self._is_bodyless():
-            await self._finish()
-            return
+    async def _send_path(self, opened: OpenedPath, recording: Recording | None) -> None:
+        asked, fd, size = opened
         declared = declared_length(self._headers or ())
         self._headers = None
-        fd, size = open_for_pathsend(asked.path)
         run = asked.byte_range(size, declared)
         if run.offset + run.size > size:
             logger.error(
                 "%s has %d bytes where its head says %d: it has shrunk, or %s",
                 asked.path, size, run.offset + run.size, UNKNOWN_PATHSEND,
             )  # fmt: skip
-        await self._send_body(fd, (run,), partial(os.close, fd))
+        await self._send_body(fd, (run,), partial(os.close, fd), recording)
 
-    async def _send_planned(self, planned: PlannedBody) -> None:
+    async def _send_planned(self, planned: PlannedBody, recording: Recording | None) -> None:
         segments = () if self._is_bodyless() else planned.segments
-        await self._send_body(planned.file.fileno(), segments, planned.file.close)
+        await self._send_body(planned.file.fileno(), segments, planned.file.close, recording)
 
-    async def _send_zero_copy(self, message: Message) -> None:
-        if not self._is_bodyless():
-            file = parse_zerocopysend(message)
+    async def _send_zero_copy(self, message: Message, file: RequestedFile | None) -> None:
+        """Send a part of a file, which is None if the request is a HEAD."""
+        if file is not None and not self._is_bodyless():
             if file.segment is None:
                 await send_unsized(self._send_part, file.fd, message.get("count"))
             else:
@@ -118,24 +122,45 @@ class FileBody(ABC):
     # Bodies
 
     async def _send_body(
-        self, fd: int, segments: Sequence[bytes | ByteRange], close: Callable[[], None]
+        self,
+        fd: int,
+        segments: Sequence[bytes | ByteRange],
+        close: Callable[[], None],
+        recording: Recording | None,
     ) -> None:
         """Send the rest of the body, or hand over what the socket does not take now.
 
         :param close: called when the file is no longer needed.
+        :param recording: told of the body's end.
         """
+        self._left = 0
+        following = iter(segments)
+        if recording is not None:
+            close = partial(self._close_and_record, close, recording, following)
         try:
             if len(segments) == 1 and (data := _read_small(fd, segments[0])) is not None:
+                next(following)
                 await self._finish(data)
                 return
-            following = iter(segments)
             rest = await self._send_until_full(fd, following)
             if rest is not None:
+                if recording is not None:
+                    recording.handed_over()
                 self.handed_over = HandedOver(rest, fd, following, close)
                 asyncio.get_running_loop().call_soon(self._start_task)
         finally:
             if self.handed_over is None:
                 close()
+
+    def _close_and_record(
+        self,
+        close: Callable[[], None],
+        recording: Recording,
+        following: Iterator[bytes | ByteRange],
+    ) -> None:
+        close()
+        left = (each.size if isinstance(each, ByteRange) else len(each) for each in following)
+        recording.ended(self._left + sum(left))
 
     async def _send_until_full(self, fd: int, segments: Iterator[bytes | ByteRange]) -> Rest | None:
         """Send segments and the body's end; or return what sends the rest of one, if it takes long.
@@ -197,6 +222,7 @@ class FileBody(ABC):
 
     async def _begin_segment(self, segment: FileSegment) -> Rest | None:
         """Send the first bytes of a segment; return what sends the others, if there are any."""
+        self._left = segment.size
         if segment.size <= SMALL_FILE_BYTES or not self._transport.can_sendfile:
             first = min(BLOCK_BYTES, segment.size)
             await self._send_by_reads(segment._replace(size=first))
@@ -207,41 +233,54 @@ class FileBody(ABC):
         before, after = self._frame_for(segment.size)
         self._transport.write(before)
         rest: Rest | None
+        by_sendfile = True
         try:
             rest = self._transport.begin_file(segment)
         except SendfileUnavailable:
+            by_sendfile = False
             rest = partial(self._write_by_reads, segment)
         except ConnectionError:
             return None  # the client has gone: uvicorn ignores what is sent after that, too
         if rest is None:
+            self._left = 0
             self._transport.write(after)
             return None
-        return partial(self._finish_segment, rest, segment, after)
+        return partial(self._finish_segment, rest, segment, after, by_sendfile)
 
-    async def _finish_segment(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
+    async def _finish_segment(
+        self, rest: Rest, segment: FileSegment, after: bytes, by_sendfile: bool
+    ) -> None:
         try:
             try:
                 sending = rest()
                 del rest  # as above
                 await sending
             except SendfileUnavailable:
+                by_sendfile = False
                 await self._write_by_reads(segment)
         except ConnectionError:
             return  # as above
         except BaseException:
             self._cut_off()
             raise
+        finally:
+            if by_sendfile:
+                self._left = self._transport.unsent
         self._transport.write(after)
 
     async def _send_by_reads(self, segment: FileSegment) -> None:
         """Send a segment as body messages, which the server frames."""
         try:
             await send_segment(
-                self._cycle.send, segment, more_body=True, is_disconnected=self._is_disconnected
+                self._send_block, segment, more_body=True, is_disconnected=self._is_disconnected
             )
         except FileTruncated:
             self._cut_off()
             raise
+
+    async def _send_block(self, message: Message) -> None:
+        await self._cycle.send(message)
+        self._left -= len(message["body"])
 
     async def _write_by_reads(self, segment: FileSegment) -> None:
         """Write a segment whose framing is written already."""
@@ -251,6 +290,7 @@ class FileBody(ABC):
 
     async def _write_block(self, message: Message) -> None:
         self._transport.write(message["body"])
+        self._left -= len(message["body"])
         if self._cycle.flow.write_paused:
             await self._cycle.flow.drain()
 
@@ -264,6 +304,24 @@ class FileBody(ABC):
         """
         self._transport.close()
         self._cycle.disconnected = True
+
+
+class OpenedPath(NamedTuple):
+    """The file of a pathsend message."""
+
+    asked: RequestedPath
+    # Whoever sends it closes it.
+    fd: int
+    size: int
+
+
+def open_path(message: Message) -> OpenedPath:
+    """Open the file of a pathsend message.
+
+    :raises OSError: if that is not possible.
+    """
+    asked = parse_pathsend(message)
+    return OpenedPath(asked, *open_for_pathsend(asked.path))
 
 
 def _read_small(fd: int, segment: bytes | ByteRange) -> bytes | None:

@@ -154,6 +154,11 @@ class FileTransfer:
             raise
         self._owner.file_ended(None)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of the range that the kernel has not."""
+        return self._end - self._offset
+
     def fail(self, error: Exception) -> None:
         """Stop: send() raises the error, and the socket is not used any more."""
         self._error = error

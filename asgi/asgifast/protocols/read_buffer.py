@@ -97,11 +97,12 @@ def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> Non
         return
     if isinstance(protocol, _Buffered):
         protocol = protocol.protocol
-    try:
-        transport.write_eof()
-    except OSError:  # the client has reset the connection, which asyncio sees when it reads
-        transport.abort()
-        return
+    if transport.can_write_eof():  # TLS has no half-closed connections
+        try:
+            transport.write_eof()
+        except OSError:  # the client has reset the connection, which asyncio sees when it reads
+            transport.abort()
+            return
     transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
     transport.set_protocol(_Discarding(cast("asyncio.Protocol", protocol), transport, loop))
     transport.resume_reading()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
-from ..extensions import PLANNED
-from ..files.parsing import parse_pathsend
+from ..extensions import PLANNED, RECORDING
+from ..files.parsing import parse_zerocopysend
 from ..messages import PATHSEND, ZEROCOPYSEND, Message, copied_head
 from ..send_order import SendOrder
-from .file_body import FileBody
+from .file_body import FileBody, open_path
 from .transport import CoalescingTransport
 
 
@@ -41,6 +42,7 @@ class Response(FileBody):
         self._held: Held | None = None
         self._order = SendOrder()
         self.start: Message | None = None
+        self._left = 0
         # What uvicorn said of held messages, for the next send() to raise.
         self._error: Exception | None = None
 
@@ -97,9 +99,12 @@ class Response(FileBody):
         """Send a message; those behind it wait."""
         if self.handed_over is not None:
             await self._sent_by_task()
+        kind = message["type"]
+        if kind in (PATHSEND, ZEROCOPYSEND):
+            await self._send_file(message)
+            return
         if self.start is not None:
             await self.send_start()
-        kind = message["type"]
         cycle = self._cycle
         if kind == "http.response.body":
             body = message.get("body", b"")
@@ -125,22 +130,46 @@ class Response(FileBody):
                 self._transport.flush()
         elif kind == "http.response.start":
             await self._send_start(message)
-        elif kind in (PATHSEND, ZEROCOPYSEND) and (cycle.response_started or cycle.disconnected):
-            self.write_held()
-            self._held = None
-            if cycle.response_complete or cycle.disconnected:
-                if PLANNED in message:
-                    message[PLANNED].file.close()
-                await cycle.send(message)  # uvicorn raises, or ignores it
-            elif PLANNED in message:
-                await self._send_planned(message[PLANNED])
-            elif kind == PATHSEND:
-                await self._send_path(parse_pathsend(message))
-            else:
-                await self._send_zero_copy(message)
         else:
             self.write_held()
             await cycle.send(message)
+
+    async def _send_file(self, message: Message) -> None:
+        """Send a pathsend or zerocopysend message, if it may come here."""
+        cycle = self._cycle
+        planned, recording = message.get(PLANNED), message.get(RECORDING)
+        opened = file = None
+        is_over = cycle.response_complete or cycle.disconnected
+        if planned is None and not is_over and cycle.scope["method"] != "HEAD":
+            # Before the head, in place of which uvicorn answers with a 500 if it fails.
+            if message["type"] == ZEROCOPYSEND:
+                file = parse_zerocopysend(message)
+            elif self.start is not None or cycle.response_started:
+                opened = open_path(message)
+        try:
+            if self.start is not None:
+                await self.send_start()
+            self.write_held()
+            self._held = None
+            if cycle.response_complete or cycle.disconnected or not cycle.response_started:
+                if recording is not None:
+                    recording.ended(None)
+                await cycle.send(message)  # uvicorn raises, or ignores it
+            elif planned is not None:
+                body, planned = planned, None
+                await self._send_planned(body, recording)
+            elif message["type"] == ZEROCOPYSEND:
+                await self._send_zero_copy(message, file)
+            elif opened is None or self._is_bodyless():
+                await self._finish()
+            else:
+                path, opened = opened, None
+                await self._send_path(path, recording)
+        finally:
+            if planned is not None:
+                planned.file.close()
+            if opened is not None:
+                os.close(opened.fd)
 
     async def send_start(self) -> None:
         """Send the head that the app has sent before; if this is given up, it is kept."""

@@ -60,6 +60,7 @@ class CoalescingTransport(asyncio.Transport):
     :ivar flush_follows: whoever writes next will also flush.
     :ivar is_receiving: whether the client is still sending a request, if the protocol can tell.
     :ivar may_grow: the socket's send buffer is limited; None before the first file.
+    :ivar unsent: how many bytes of the last file were not sent.
     """
 
     # Every connection has one, idle or not.
@@ -77,6 +78,7 @@ class CoalescingTransport(asyncio.Transport):
         "is_receiving",
         "may_grow",
         "real",
+        "unsent",
     )
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -96,10 +98,13 @@ class CoalescingTransport(asyncio.Transport):
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self.may_grow: bool | None = None
+        self.unsent = 0
 
     # Writing
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if type(data) is not bytes and not isinstance(data, (bytes, bytearray, memoryview)):
+            data = bytes(memoryview(data))  # now, as nobody could be told at the turn's end
         size = len(data)
         if self.flush_follows and 0 < size < COALESCED_BYTES:
             self.flush_follows = False
@@ -198,6 +203,7 @@ class CoalescingTransport(asyncio.Transport):
         :raises FileTruncated: if the file ends early; the connection is closed.
         :raises ConnectionError: if the connection is lost or closed meanwhile.
         """
+        self.unsent = segment.size
         if not self.can_sendfile:
             raise SendfileUnavailable
         if self.is_closing():
@@ -225,6 +231,8 @@ class CoalescingTransport(asyncio.Transport):
 
     def file_ended(self, error: BaseException | None) -> None:
         """Called by the FileTransfer. Nothing may follow a part of a file."""
+        if self._file is not None:
+            self.unsent = self._file.unsent
         self._file = None
         if error is not None and not isinstance(error, SendfileUnavailable):
             self._pending.clear()
@@ -285,7 +293,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def _must_linger(self) -> bool:
         """Whether the client may be sending: then the kernel would reset what it closes."""
-        if self._file is not None or not self.real.can_write_eof():
+        if self._file is not None:
             return False
         if not self.real.is_reading():
             return True

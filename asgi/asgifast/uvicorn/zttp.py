@@ -158,6 +158,7 @@ class ZttpH2Response(Response):
         await self._drain(_QUEUED_BYTES)
 
     async def _begin_segment(self, segment: FileSegment) -> Rest | None:
+        self._left = segment.size
         if segment.size > SMALL_FILE_BYTES:
             return partial(self._send_by_reads, segment)
         await self._send_by_reads(segment)
@@ -178,6 +179,7 @@ class ZttpH2Response(Response):
                 raise FileTruncated(end - offset, size)
             offset += len(block)
             await cycle.send(response_body(block, more_body=True))
+            self._left -= len(block)
             if offset < end:
                 await next_turn()
 
