@@ -27,6 +27,10 @@ EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
 # Where blocking calls on this server's event loop are written; whoever started it looks there.
 BLOCKING = os.environ.get("ASGIFAST_TEST_BLOCKING")
 
+if BLOCKING and "asgifast.uvicorn.protocol" in sys.modules:
+    # Live, under a protocol of ours, which knows the app of no framework.
+    sys.modules["asgifast.uvicorn.protocol"].FileSending.pathsend = True
+
 if EVENTS:
     # Whether the kernel sent a file, or reads did, shows in no answer.
     _sendfile = os.sendfile

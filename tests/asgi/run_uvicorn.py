@@ -1,7 +1,4 @@
-"""uvicorn.run() from a command line, with the protocol as a class, which every uvicorn takes.
-
-A protocol of ours offers its extensions to every app: the tests' is not one of a framework.
-"""
+"""uvicorn.run() from a command line, with the protocol as a class, which every uvicorn takes."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import argparse
 import pkgutil
 
 import uvicorn
-from asgifast.uvicorn import protocol
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
@@ -21,6 +17,5 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}")
     options = vars(parser.parse_args())
     if ":" in options["http"]:
-        protocol.FileSending.pathsend = True
         options["http"] = pkgutil.resolve_name(options["http"])
     uvicorn.run(**{name: value for name, value in options.items() if value is not None})
