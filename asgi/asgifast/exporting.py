@@ -1,4 +1,7 @@
-"""WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter is scraped for all."""
+"""WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter is scraped for all.
+
+What a worker counts of its connections are plain numbers, read when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,18 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.metrics.health import State
-from wsgifast.metrics.multiprocess import wanted_metrics
+from wsgifast.metrics.periodic import every_second
+from wsgifast.metrics.points import Point, point, process_collectors
+from wsgifast.metrics.processes import resident_bytes
 from wsgifast.metrics.requests import Recorder
-from wsgifast.metrics.worker_setup import prepare_worker, start_reporting
+from wsgifast.metrics.setup import announced, check, wanted_metrics
+from wsgifast.metrics.supervisor import start_exporting
 from wsgifast.option_checks import configuration_names
 
 from .instrumented import Instrumented
@@ -23,6 +31,8 @@ from .messages import ASGIApp
 
 if TYPE_CHECKING:
     from wsgifast.metrics.supervisor import Export
+
+    from .protocols.transport import CoalescingTransport
 
     class _Worker:
         cfg: Any
@@ -41,6 +51,7 @@ _BEAT_S = 1.0
 _LOST_AFTER_S = 60.0
 # uvicorn's own status for what would fail again at every start: its supervisor ends with it.
 _STARTUP_FAILURE = 3
+_STATES = ("idle", "body", "running", "sending", "closing")
 
 _recorder: Recorder | None = None
 
@@ -51,31 +62,43 @@ def instrumented(app: ASGIApp) -> ASGIApp:
 
 
 def begin_under_uvicorn() -> None:
-    """Begin, if uvicorn is loading its protocol.
+    """Begin to count; called when uvicorn looks its protocol up by name.
 
     Each worker does that in the event loop that will serve, before it loads the app. It is the only
     time at which uvicorn runs code of ours before a request; its supervisor never does.
     """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return  # imported by another program
     supervisor = multiprocessing.parent_process()
     server = os.getpid() if supervisor is None else supervisor.pid
     assert server is not None
     try:
-        export = prepare_worker(server)
+        export = _prepared(server)
     except (ConfigurationError, MissingExtra) as error:
         logging.getLogger("uvicorn.error").error("%s", error)
         sys.exit(_STARTUP_FAILURE)
     if export is not None:
-        _begin(export, loop)
+        _begin(export, asyncio.get_running_loop())
+
+
+def _prepared(server_pid: int, configured: object = None) -> Export | None:
+    """Set this worker's metrics up, before it imports the app and prometheus_client.
+
+    :param server_pid: of the process that ends when the server does.
+    :param configured: `metrics_bind` of the server's configuration.
+    :returns: None if neither that nor WSGIFAST_METRICS is set.
+    :raises ConfigurationError: for what cannot work.
+    :raises MissingExtra: without prometheus_client.
+    """
+    wanted = wanted_metrics("metrics_bind", configured)
+    if wanted is None:
+        return None
+    check(wanted, server_pid)
+    return announced(wanted, server_pid)
 
 
 def _begin(export: Export, loop: Any) -> None:
     """Count and report from now on.
 
-    :param loop: the event loop that serves; probes tell whether it still runs.
+    :param loop: the event loop that serves; probes show whether it still runs.
     """
     global _recorder
     beaten_at = time.monotonic()
@@ -88,8 +111,20 @@ def _begin(export: Export, loop: Any) -> None:
     def state() -> State:
         return State(os.getpid(), beaten_at, None, True, math.inf, _LOST_AFTER_S, [])
 
-    _recorder = start_reporting(export, state)
+    from wsgifast.metrics.prometheus import recorder
+
+    process_collectors.append(_of_the_worker)
+    start_exporting(export, state)
+    _recorder = recorder()
+    every_second.start()
     loop.call_soon(beat)
+
+
+def _of_the_worker() -> Iterator[Point]:
+    yield point("wsgifast_workers", 1)
+    yield point("wsgifast_worker_starts_total", 1)
+    yield point("wsgifast_worker_memory_bytes", resident_bytes())
+    yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
 
 
 class ExportingWorker(_Worker):
@@ -108,11 +143,11 @@ class ExportingWorker(_Worker):
         wanted = wanted_metrics("metrics_bind", configured)
         if wanted is not None and self.cfg.preload_app:
             raise AppImportError(
-                f"{wanted[0]}={wanted[1]!r}: with preload_app an ASGI app counts before its "
+                f"{wanted}: with preload_app an ASGI app counts before its "
                 "workers are there; leave preload_app out"
             )
         try:
-            self._export = prepare_worker(self.ppid, configured)
+            self._export = _prepared(self.ppid, configured)
         except (ConfigurationError, MissingExtra) as error:
             raise AppImportError(str(error)) from None
         super().load_wsgi()
@@ -121,3 +156,47 @@ class ExportingWorker(_Worker):
         if self._export is not None:
             _begin(self._export, asyncio.get_running_loop())
         await super()._serve()
+
+
+class Figures:
+    """Those of one process.
+
+    :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`.
+    :ivar accepted: how many connections there have been.
+    :ivar sendfile_bytes: sent by sendfile.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[Any, CoalescingTransport] = {}
+        self.accepted = 0
+        self.sendfile_bytes = 0
+
+    def collect(self) -> Iterator[Point]:
+        """A :data:`~wsgifast.metrics.points.Collector`; any thread may call it."""
+        states = Counter[str]()
+        slow = queued = 0
+        for protocol, transport in list(self.open.items()):
+            states[_state_of(protocol.cycle, transport)] += 1
+            queued += transport.get_write_buffer_size()
+            slow += transport.waits_for_client
+        if self.accepted:  # else the connections are another server's
+            for state in _STATES:
+                yield point("wsgifast_connections", states[state], state)
+            yield point("wsgifast_connections_accepted_total", self.accepted)
+            yield point("wsgifast_slow_clients", slow)
+            yield point("wsgifast_output_queued_bytes", queued)
+        yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)
+
+
+def _state_of(cycle: Any, transport: CoalescingTransport) -> str:
+    if transport.is_closing():
+        return "closing"
+    if transport.waits_for_client:
+        return "sending"
+    if cycle is None or cycle.response_complete:
+        return "idle"
+    return "body" if cycle.more_body else "running"
+
+
+figures = Figures()
+process_collectors.append(figures.collect)

@@ -47,7 +47,7 @@ def test_workers_are_added_up(kind: str, tmp_path: Path) -> None:
         "ASGIFAST_TEST_FILES": str(tmp_path),
         "ASGIFAST_TEST_BLOCKING": str(tmp_path / "blocking"),
     }
-    forked = kind.endswith("Worker")  # uvicorn's protocols read the setting at their import
+    forked = kind.endswith("Worker")  # the setting is read when uvicorn first looks its protocol up
     with live_server(argv, ("127.0.0.1", port), env=env, forked=forked) as server:
         scraped_until(metrics, "wsgifast_workers", 2)
         wait_for(
@@ -123,3 +123,18 @@ def test_what_cannot_work_is_said_at_the_start(kind: str, address: str) -> None:
     assert done.returncode == (3 if kind == "H11Protocol" else 4)  # uvicorn, gunicorn: not again
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_import_in_an_event_loop_starts_nothing_and_does_not_exit() -> None:
+    code = (
+        "import asyncio, threading\n"
+        "async def main():\n"
+        "    from asgifast.uvicorn import H11Protocol, HttpToolsProtocol\n"
+        "    import asgifast.uvicorn.protocol\n"
+        "    print(threading.active_count())\n"
+        "asyncio.run(main())\n"
+    )
+    for address in ("nonsense", f"127.0.0.1:{free_port()}"):
+        env = {**os.environ, "WSGIFAST_METRICS": address}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        assert (done.stdout, done.stderr) == ("1\n", "")

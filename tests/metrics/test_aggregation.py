@@ -19,10 +19,10 @@ from tests.support.child import in_a_child
 from wsgifast.metrics import Distribution
 from wsgifast.metrics import aggregation as module
 from wsgifast.metrics.aggregation import Directory
-from wsgifast.metrics.multiprocess import DIRECTORY
 from wsgifast.metrics.points import point
 from wsgifast.metrics.processes import is_alive, name_of_process, pid_in
 from wsgifast.metrics.prometheus import FileReporter
+from wsgifast.metrics.setup import DIRECTORY
 
 from .test_prometheus import Samples, parsed
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers import free_port, wait_for
-from wsgifast.metrics import multiprocess
+from wsgifast.metrics import setup
 from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.exporter import _MOST_CLIENTS, _app, _Exporter, _Handler, _Server
 from wsgifast.metrics.processes import is_alive, name_of_process
@@ -116,7 +116,7 @@ def test_what_is_old_since_there_is_no_room_is_not_told(
 ) -> None:
     with serving(tmp_path) as address:
         with monkeypatch.context() as full:
-            full.setattr(multiprocess, "_MIN_FREE_BYTES", 1 << 60)
+            full.setattr(setup, "_MIN_FREE_BYTES", 1 << 60)
             status, body = asked(address, path)
         assert asked(address, path)[0] == 200
     assert status == 500

@@ -16,7 +16,7 @@ from prometheus_client.values import MultiProcessValue
 
 from tests.support.descriptors import open_descriptors
 from wsgifast.metrics.aggregation import Directory
-from wsgifast.metrics.multiprocess import DIRECTORY
+from wsgifast.metrics.setup import DIRECTORY
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 Write = Callable[..., None]

@@ -21,8 +21,8 @@ from wsgifast.metrics import (
     Distribution,
     Point,
     RequestMetrics,
-    multiprocess,
     prometheus,
+    setup,
 )
 from wsgifast.metrics.periodic import Periodic
 from wsgifast.metrics.points import point
@@ -89,7 +89,7 @@ def test_a_process_by_itself() -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(multiprocess.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(setup.DIRECTORY, str(tmp_path))
     return tmp_path
 
 
@@ -185,7 +185,7 @@ def test_a_directory_without_room_is_told_of_once(
     periodic = Periodic()
     periodic.add(reporter.report)
     with monkeypatch.context() as full:
-        full.setattr(multiprocess, "_MIN_FREE_BYTES", 1 << 60)
+        full.setattr(setup, "_MIN_FREE_BYTES", 1 << 60)
         for _ in range(3):
             periodic.call()
         periodic.call([reporter.report])  # as a worker does when it ends
@@ -213,7 +213,7 @@ sys.stdout.write(generate_latest(REGISTRY).decode())
 
 
 def test_the_default_registry_has_what_middleware_records() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != multiprocess.DIRECTORY}
+    environment = {k: v for k, v in os.environ.items() if k != setup.DIRECTORY}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment
     )

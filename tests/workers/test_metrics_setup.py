@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from wsgifast.metrics import multiprocess
+from wsgifast.metrics import setup
 from wsgifast.metrics.processes import name_of_process
-from wsgifast.workers import FastWorker, metrics_setup
+from wsgifast.metrics.setup import announced
+from wsgifast.metrics.supervisor import Export
+from wsgifast.workers import FastWorker
 from wsgifast.workers.attributes import InvalidWorkerOption
-from wsgifast.workers.metrics_setup import check_metrics, export_of, prepare_metrics
+from wsgifast.workers.metrics import check_metrics, prepare_metrics, wants_metrics
 
 CFG = SimpleNamespace(uid=os.geteuid(), gid=os.getegid())
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -25,13 +27,19 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WSGIFAST_METRICS", DIRECTORY, "GUNICORN_PID"):
         monkeypatch.setenv(name, "")  # so that it is as before afterwards
         monkeypatch.delenv(name)
-    monkeypatch.setattr(metrics_setup, "_made", None)
-    monkeypatch.setattr(metrics_setup, "memory_folder", lambda: str(tmp_path))
-    monkeypatch.setattr(multiprocess, "ADDRESS_PATIENCE_S", 0.0)
+    monkeypatch.setattr(setup, "_chosen", None)
+    monkeypatch.setattr(setup, "_memory_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(setup, "ADDRESS_PATIENCE_S", 0.0)
 
 
 def worker(bind: object) -> type[FastWorker]:
     return type("Worker", (FastWorker,), {"metrics_bind": bind})
+
+
+def export_of(worker_class: type[FastWorker]) -> Export:
+    wanted = wants_metrics(worker_class)
+    assert wanted is not None
+    return announced(wanted, os.getpid())
 
 
 def refused(bind: object) -> str:
@@ -43,7 +51,7 @@ def refused(bind: object) -> str:
 def test_nothing_is_done_unless_it_is_wanted(tmp_path: Path) -> None:
     prepare_metrics(FastWorker)
     check_metrics(FastWorker, CFG)
-    assert export_of(FastWorker, 1) is None
+    assert wants_metrics(FastWorker) is None
     assert not list(tmp_path.iterdir())
 
 
@@ -68,7 +76,7 @@ def test_an_address_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(multiprocess, "find_spec", lambda name: None)
+    monkeypatch.setattr(setup, "find_spec", lambda name: None)
     monkeypatch.setenv("WSGIFAST_METRICS", "127.0.0.1:9100")
     prepare_metrics(FastWorker)
     assert not list(tmp_path.iterdir())
@@ -88,12 +96,10 @@ def test_a_directory_is_made_once(tmp_path: Path) -> None:
         prepare_metrics(worker("9100"))
     (made,) = tmp_path.iterdir()
     assert os.environ[DIRECTORY] == str(made)
-    export = export_of(worker("9100"), os.getpid())
-    assert export is not None
+    export = export_of(worker("9100"))
     assert (made / "address").read_text() == export.address == "127.0.0.1:9100"
     assert export.own
-    elsewhere = export_of(worker("[::1]:9100"), os.getpid())
-    assert elsewhere is not None
+    elsewhere = export_of(worker("[::1]:9100"))
     assert elsewhere.address == "[::1]:9100"
 
 
@@ -104,8 +110,7 @@ def test_a_directory_that_is_given_is_only_used(
     given.mkdir()
     monkeypatch.setenv(DIRECTORY, str(given))
     prepare_metrics(worker("9100"))
-    export = export_of(worker("9100"), os.getpid())
-    assert export is not None
+    export = export_of(worker("9100"))
     assert (export.directory, export.own) == (str(given), False)
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 
@@ -114,7 +119,7 @@ def test_the_directory_of_the_server_before_is_not_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a reload and USR2 it is in the environment of the next arbiter."""
-    before = tmp_path / f"wsgifast-metrics-{name_of_process(os.getppid())}-x"
+    before = tmp_path / f"wsgifast-metrics-{name_of_process(os.getppid())}"
     before.mkdir()
     monkeypatch.setenv(DIRECTORY, str(before))
     prepare_metrics(worker("9100"))
@@ -123,11 +128,11 @@ def test_the_directory_of_the_server_before_is_not_taken_over(
 
 
 def test_what_killed_servers_have_left_is_removed(tmp_path: Path) -> None:
-    gone = tmp_path / "wsgifast-metrics-wsgifast-1-1-a"
-    daemons = tmp_path / "wsgifast-metrics-wsgifast-1-1-b"
-    exported = tmp_path / "wsgifast-metrics-wsgifast-1-1-c"
+    gone = tmp_path / "wsgifast-metrics-wsgifast-1-1"
+    daemons = tmp_path / "wsgifast-metrics-wsgifast-1-2"
+    exported = tmp_path / "wsgifast-metrics-wsgifast-1-3"
     others = tmp_path / "others"
-    unreadable = tmp_path / "wsgifast-metrics-wsgifast-1-1-d"  # as another user's directory is
+    unreadable = tmp_path / "wsgifast-metrics-wsgifast-1-4"  # as another user's directory is
     unreadable.touch()
     for directory in (gone, daemons, exported, others):
         directory.mkdir()
@@ -145,9 +150,20 @@ def test_what_killed_servers_have_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_setup, "memory_folder", lambda: "/proc")
+    monkeypatch.setattr(setup, "_memory_folder", lambda: "/proc")
     prepare_metrics(worker("9100"))
-    assert refused("9100").startswith(
-        "FastWorker.metrics_bind='9100': metrics are gathered in PROMETHEUS_MULTIPROC_DIR='/proc', "
-        "where no file can be written: "
+    assert refused("9100") == (
+        "FastWorker.metrics_bind='9100': the directory "
+        f"'/proc/wsgifast-metrics-{name_of_process(os.getpid())}' cannot be used: "
+        "No such file or directory"
     )
+
+
+def test_a_directory_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"wsgifast-metrics-{name_of_process(os.getpid())}").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    prepare_metrics(worker("9100"))
+    assert DIRECTORY not in os.environ
+    assert refused("9100").endswith(" cannot be used: it is another user's")

@@ -27,8 +27,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.address import Address
 from .aggregation import UNREADABLE, Directory
-from .multiprocess import check_space, metrics_address
 from .processes import ProcessEnd, is_alive
+from .setup import check_space, metrics_address
 from .states import PATHS, Answer, answer, remove_dead
 from .supervisor import ADDRESS_FILE, Export
 

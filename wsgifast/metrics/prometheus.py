@@ -19,11 +19,11 @@ from typing import Any
 
 from ..imports import needs
 from .catalogue import Metric
-from .multiprocess import DIRECTORY, check_space
 from .periodic import every_second
 from .points import Collector, Distribution, Point, collect_process
 from .processes import name_of_process
 from .requests import RequestMetrics
+from .setup import DIRECTORY, check_space
 
 with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
     from prometheus_client import REGISTRY

@@ -6,6 +6,7 @@ and however it ends, the next check finds the lock free.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -16,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from .health import State
-from .multiprocess import take_lock
 from .periodic import every_second
 from .states import StateFile
 
+_LOCK_FILE = "exporter.lock"
 # The file in the directory that has the address where the server wants to be scraped; an exporter
 # that is at another one ends.
 ADDRESS_FILE = "address"
@@ -64,6 +65,42 @@ class Export:
         os.replace(made, os.path.join(self.directory, ADDRESS_FILE))
 
 
+def has_exporter(directory: str) -> bool:
+    """Whether a directory has an exporter at the moment.
+
+    :raises OSError: if the lock cannot be opened.
+    """
+    try:
+        lock = _taken(directory, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    if lock is None:
+        return True
+    os.close(lock)
+    return False
+
+
+def _take_lock(directory: str) -> int | None:
+    """The lock, as a descriptor for the exporter to inherit; None if it is held.
+
+    :raises OSError: if it cannot be opened.
+    """
+    return _taken(directory, os.O_RDWR | os.O_CREAT)
+
+
+def _taken(directory: str, flags: int) -> int | None:
+    lock = os.open(os.path.join(directory, _LOCK_FILE), flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
 def start_exporting(export: Export, state: Callable[[], State]) -> None:
     """Once a second, start the exporter if there is none, and write this process's state for it.
 
@@ -100,7 +137,7 @@ class _Supervisor:
             self._patience_s = longer_s if lived_s < _SHORT_LIFE_S else 0.0
         if now < self._started_at + self._patience_s or now < self._locked_at + _LOCKED_FOR_S:
             return
-        lock = take_lock(self._export.directory)
+        lock = _take_lock(self._export.directory)
         if lock is None:  # another worker's exporter lives
             self._locked_at = now
             return

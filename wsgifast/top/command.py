@@ -13,7 +13,7 @@ from typing import Any
 from .. import terminal
 from ..arguments import add_parser, count, option, seconds
 from ..errors import WSGIFastError
-from ..metrics.multiprocess import VARIABLE, metrics_address
+from ..metrics.setup import VARIABLE, metrics_address
 from ..sockets.address import Address
 from .reading import clients, scrape
 from .text import lines

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..client import HTTPClient, NoAnswer
 from ..errors import WSGIFastError
 from ..imports import needs
-from ..metrics.multiprocess import VARIABLE
+from ..metrics.setup import VARIABLE
 from ..sockets.address import Address
 
 # A server that is asked on its own address answers in milliseconds.

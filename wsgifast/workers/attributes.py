@@ -11,7 +11,7 @@ from threading import TIMEOUT_MAX
 from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
-from ..metrics.multiprocess import metrics_address
+from ..metrics.setup import metrics_address
 from ..option_checks import is_count, is_number, shown
 from ..server.poller import POLLERS
 

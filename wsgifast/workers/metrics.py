@@ -7,6 +7,7 @@ whose back end is OpenTelemetry, or prometheus_client's own registry, collects t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -17,6 +18,7 @@ from functools import partial
 from sys import modules
 from typing import Any
 
+from ..errors import ConfigurationError, MissingExtra
 from ..metrics.catalogue import CATALOGUE
 from ..metrics.health import State
 from ..metrics.patterns import FRAMEWORKS, PATTERN, call_noting_pattern
@@ -30,6 +32,7 @@ from ..metrics.requests import (
     RequestMetrics,
     asked_of_parsed,
 )
+from ..metrics.setup import Wanted, announced, check, hand_over, prepare, wanted_metrics
 from ..metrics.supervisor import start_exporting
 from ..middleware import WSGIFast
 from ..routes import LENGTH_ERROR, ROUTE
@@ -40,7 +43,7 @@ from ..server.figures import gauges, requests_under_way, slowest_clients
 from ..server.response import Response
 from ..server.server import Server
 from ..sockets.sendfile import FileTruncated
-from .metrics_setup import export_of
+from .attributes import InvalidWorkerOption
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 # The most slow clients in a worker's state.
@@ -48,6 +51,41 @@ _MOST_CLIENTS = 20
 # The arbiter replaces a worker that is silent for its `timeout`. If one is silent for this many
 # times as long, only a restart of the server can help.
 _LOST_AFTER_TIMEOUTS = 2
+
+
+def wants_metrics(worker_class: Any) -> Wanted | None:
+    """Return the option that enables metrics: the environment variable, or else the class's."""
+    return wanted_metrics("FastWorker.metrics_bind", worker_class.metrics_bind)
+
+
+def prepare_metrics(worker_class: Any) -> None:
+    """In the arbiter: choose the directory, before the app and prometheus_client are imported.
+
+    Errors are reported by :func:`check_metrics`.
+    """
+    wanted = wants_metrics(worker_class)
+    if wanted is not None:
+        with contextlib.suppress(ConfigurationError, MissingExtra):
+            prepare(wanted, os.getpid())
+
+
+def check_metrics(worker_class: Any, cfg: Any) -> None:
+    """In the arbiter: refuse metrics that cannot work.
+
+    :raises InvalidWorkerOption: if the address is malformed or in use, the directory cannot be
+        used, or prometheus_client is missing.
+    """
+    wanted = wants_metrics(worker_class)
+    if wanted is None:
+        return
+    try:
+        directory = check(wanted, os.getpid())
+    except (ConfigurationError, MissingExtra) as error:
+        raise InvalidWorkerOption(str(error)) from None
+    # Imported here, where an error can be reported; a worker of another user may not be allowed to.
+    from ..metrics import prometheus  # noqa: F401
+
+    hand_over(directory, cfg.uid, cfg.gid)
 
 
 class WorkerCollector:
@@ -194,21 +232,19 @@ def start_reporting(
     :returns: what reports for the last time, when the worker ends.
     """
     process_collectors.append(collector.collect)
-    reports: list[Callable[[], None]] = []
-    export = export_of(type(worker), worker.ppid)
-    if export is not None:
-        from ..metrics.prometheus import reporter
-
-        files = reporter()
-        files.activity = collector.activity
-        reports.append(files.report)
-        start_exporting(export, partial(state_of, collector.server, worker))
     if responses is not None:
         every_second.add(responses.note_patterns)
-    if reports:
-        every_second.start()
+    wanted = wants_metrics(type(worker))
+    if wanted is None:
+        return lambda: None
+    from ..metrics.prometheus import reporter
 
-    return partial(every_second.call, reports)
+    files = reporter()
+    files.activity = collector.activity
+    state = partial(state_of, collector.server, worker)
+    start_exporting(announced(wanted, worker.ppid), state)
+    every_second.start()
+    return partial(every_second.call, [files.report])
 
 
 def state_of(server: Server, worker: Any) -> State:

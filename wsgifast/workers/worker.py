@@ -36,8 +36,14 @@ from .gunicorn_support import (
     pre_request,
 )
 from .gunicorn_version import check_gunicorn
-from .metrics import ResponseRecorder, WorkerCollector, start_reporting
-from .metrics_setup import check_metrics, prepare_metrics, wants_metrics
+from .metrics import (
+    ResponseRecorder,
+    WorkerCollector,
+    check_metrics,
+    prepare_metrics,
+    start_reporting,
+    wants_metrics,
+)
 from .recycling import Recycling
 from .tls import TLSContexts
 from .wiring import http2, options, parsers

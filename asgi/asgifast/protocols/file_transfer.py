@@ -30,8 +30,8 @@ from wsgifast.sockets.options import QUICK_S, prepare_large_send
 from wsgifast.sockets.page_cache import cached_bytes
 from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_once
 
+from ..exporting import figures
 from ..loops import in_thread
-from .figures import figures
 from .writable import call_while_writable, stop_calling
 
 # One sendfile call: less than a millisecond, even where the send buffer has grown to megabytes.

@@ -16,6 +16,7 @@ may then be removed or replaced; writing into it would change what is sent.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from wsgifast.imports import exports_on_demand
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .zttp import AutoZttpProtocol, ZttpH2Protocol, ZttpProtocol
 else:
     # Each needs its own parser.
-    __getattr__ = exports_on_demand(
+    _exported = exports_on_demand(
         __name__,
         {
             "AutoZttpProtocol": ".zttp",
@@ -38,6 +39,16 @@ else:
             "ZttpProtocol": ".zttp",
         },
     )
+
+    def __getattr__(name: str) -> object:
+        exported = _exported(name)
+        # uvicorn looks --http up in the worker that will serve, before it loads the app.
+        if sys._getframe(1).f_globals.get("__name__") == "uvicorn.importer":
+            from ..exporting import begin_under_uvicorn
+
+            begin_under_uvicorn()
+        return exported
+
 
 __all__ = [
     "AutoZttpProtocol",

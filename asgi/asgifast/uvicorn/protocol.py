@@ -12,11 +12,10 @@ from wsgifast.http.framing import chunk, chunk_size_line
 from wsgifast.imports import needs
 
 from ..coalescing import COALESCED_BYTES
-from ..exporting import begin_under_uvicorn, instrumented
+from ..exporting import figures, instrumented
 from ..extensions import COALESCING
 from ..messages import ASGIApp, Message, Receive, Scope, Send, copied_head, whole_body
 from ..pathsend import Offer
-from ..protocols.figures import figures
 from ..protocols.file_body import UNKNOWN_PATHSEND, logger
 from ..protocols.idle_timer import IdleTimerLoop
 from ..protocols.read_buffer import read_plainly
@@ -401,6 +400,3 @@ class FileSending(_Base):
         self.transport = self.transport.real
         read_plainly(self.transport)
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
-
-
-begin_under_uvicorn()

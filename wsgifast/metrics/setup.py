@@ -1,0 +1,240 @@
+"""Sets metrics up for the workers of a server: the address, and the directory that they share.
+
+:func:`prepare` chooses the directory, before the app and prometheus_client are imported, and
+:func:`check` finds what cannot work. FastWorker's arbiter calls both for its workers; each worker
+of uvicorn calls them for itself. Then each worker calls :func:`announced`, for what starts the
+exporter (supervisor.py).
+
+The directory is named after the server's process, so that all of its workers find the same one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import glob
+import os
+import shutil
+import stat
+import tempfile
+import time
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from ..errors import ConfigurationError, MissingExtra
+from ..sockets.address import Address
+from .processes import is_alive, name_of_process
+from .supervisor import Export, has_exporter
+
+# The environment variable with the address where a server is scraped: one of its own, so that
+# metrics are never public by accident.
+VARIABLE = "WSGIFAST_METRICS"
+# The environment variable that switches prometheus_client to its multiprocess mode.
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+# The exporter of a server that has just ended gives up its address within this time.
+ADDRESS_PATIENCE_S = 3.0
+
+_PREFIX = "wsgifast-metrics-"
+# The files leave this much free on their file system: a write to a mapped file on a full one would
+# end the process.
+_MIN_FREE_BYTES = 16 * 1024 * 1024
+
+# The directory that this process, or the one that forked it, has chosen.
+_chosen: str | None = None
+
+
+class Wanted(NamedTuple):
+    """The option that enables metrics: its name, for errors, and its value."""
+
+    name: str
+    value: object
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r}"
+
+    def address(self) -> Address:
+        """:raises ConfigurationError: if the value is no address."""
+        return metrics_address(self.value, self.name)
+
+
+def wanted_metrics(option: str, configured: object) -> Wanted | None:
+    """Return the option that enables metrics; None if there is none.
+
+    :param option: the server's own, which the environment variable overrides.
+    :param configured: its value.
+    """
+    value = os.environ.get(VARIABLE)
+    if value:
+        return Wanted(VARIABLE, value)
+    return None if configured is None else Wanted(option, configured)
+
+
+def metrics_address(text: object, name: str = VARIABLE) -> Address:
+    """Parse HOST:PORT, [IPV6]:PORT, or a port on 127.0.0.1.
+
+    :param name: of the option, for errors.
+    :raises ConfigurationError: if it is none of them.
+    """
+    address = Address.read(text)
+    if address is None or not address.port:
+        raise ConfigurationError(
+            f"{name}={text!r}: expected a host and a port such as '127.0.0.1:9100' or '[::1]:9100'"
+        )
+    return address
+
+
+def prepare(wanted: Wanted, server_pid: int) -> str:
+    """Choose the directory of a server's workers, and make it if it is not there.
+
+    :param server_pid: of the process that ends when the server does.
+    :raises ConfigurationError: if the option's value is no address, or the directory cannot be
+        used.
+    :raises MissingExtra: without prometheus_client.
+    """
+    global _chosen
+    wanted.address()
+    if find_spec("prometheus_client") is None:
+        raise MissingExtra(wanted.name, "prometheus_client", "prometheus")
+    given = os.environ.get(DIRECTORY)
+    # A server that replaces another one (USR2) may have inherited that one's directory.
+    if given and (given == _chosen or not os.path.basename(given).startswith(_PREFIX)):
+        return given
+    parent = _memory_folder()
+    directory = os.path.join(parent, f"{_PREFIX}{name_of_process(server_pid)}")
+    try:
+        is_new = _make_ours(directory)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{wanted}: the directory {directory!r} cannot be used: {error.strerror}"
+        ) from None
+    if is_new:
+        _remove_stale(parent)
+        if server_pid == os.getpid():
+            atexit.register(_remove, directory, server_pid)
+    _chosen = os.environ[DIRECTORY] = directory
+    return directory
+
+
+def check(wanted: Wanted, server_pid: int) -> str:
+    """Find what keeps the metrics of a server from being gathered and served.
+
+    :returns: the directory; see :func:`prepare`.
+    :raises ConfigurationError: if the address is in use, or no file can be written in the
+        directory; and as :func:`prepare` does.
+    :raises MissingExtra: without prometheus_client.
+    """
+    directory = prepare(wanted, server_pid)
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"{wanted}: metrics are gathered in {DIRECTORY}={directory!r}, where no file can be "
+            f"written: {error.strerror}"
+        ) from None
+    # The server that this one replaces has the address still, or one of its own workers.
+    if "GUNICORN_PID" not in os.environ and not has_exporter(directory):
+        try:
+            _check_free(wanted)
+        except ConfigurationError:
+            if not has_exporter(directory):  # else a worker has started it meanwhile
+                raise
+    return directory
+
+
+def announced(wanted: Wanted, server_pid: int) -> Export:
+    """What a worker's exporter serves, after saying so in the directory.
+
+    Each worker says it: a reload of the configuration may have changed the address.
+
+    :raises OSError: if that cannot be.
+    """
+    directory = os.environ[DIRECTORY]
+    own = directory == _chosen
+    export = Export(directory, own, str(wanted.address()), name_of_process(server_pid))
+    export.announce()
+    return export
+
+
+def hand_over(directory: str, uid: int, gid: int) -> None:
+    """Give the directory to the workers' user, if it was chosen by a server of root's."""
+    if directory == _chosen and os.geteuid() == 0:
+        os.chown(directory, uid, gid)
+
+
+def check_space(directory: str) -> None:
+    """:raises OSError: if the disk is too full to write metrics, so that those written are old."""
+    at = os.statvfs(directory)
+    if at.f_bavail * at.f_frsize < _MIN_FREE_BYTES:
+        raise OSError(
+            errno.ENOSPC, f"less than {_MIN_FREE_BYTES} bytes are free for metrics", directory
+        )
+
+
+def _check_free(wanted: Wanted) -> None:
+    """Wait for an address that the exporter of a server before this one may still have.
+
+    :raises ConfigurationError: if the address cannot be used.
+    """
+    address = wanted.address()
+    deadline = time.monotonic() + ADDRESS_PATIENCE_S
+    while True:
+        try:
+            address.check_free()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                raise ConfigurationError(f"{wanted}: {error.strerror}") from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _memory_folder() -> str:
+    """A folder on a file system in memory, if there is one: writes to a disk may block."""
+    shm = "/dev/shm"
+    return shm if os.access(shm, os.W_OK | os.X_OK) else tempfile.gettempdir()
+
+
+def _make_ours(directory: str) -> bool:
+    """Make a directory; False if another worker has.
+
+    :raises OSError: if it is another user's.
+    """
+    is_new = False
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+        is_new = True
+    found = os.stat(directory, follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it is another user's", directory)
+    return is_new
+
+
+def _remove(directory: str, maker: int) -> None:
+    if os.getpid() == maker:  # not in its workers
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_stale(parent: str) -> None:
+    """Remove directories of servers that were killed together with their exporter."""
+    for directory in glob.glob(os.path.join(glob.escape(parent), f"{_PREFIX}*")):
+        server = os.path.basename(directory).removeprefix(_PREFIX)
+        if not is_alive(server) and not _is_in_use(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_in_use(directory: str) -> bool:
+    """Whether its exporter or a worker lives. With `daemon` the process that made it has ended."""
+    try:
+        names = os.listdir(directory)
+    except OSError:  # it is another user's, or is being removed
+        return True
+    for name in names:
+        process = name.removesuffix(".db").rpartition("_")[2]
+        if name.endswith(".db") and is_alive(process):
+            return True
+    try:
+        return has_exporter(directory)
+    except OSError:
+        return True
