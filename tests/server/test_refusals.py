@@ -53,7 +53,9 @@ def test_a_streamed_body_that_stops(make_bench: MakeBench, framing: bytes) -> No
     bench = make_bench(echo, attributes=STREAMED)
     bench.clock.runs = True
     assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing) == 408
-    assert bench.log.requests == [("POST /", "408 Request Timeout", 0)]
+    ((asked, status, size),) = bench.log.requests
+    assert (asked, status) == ("POST /", "408 Request Timeout")
+    assert size > 100  # the page
     assert not bench.log.errors  # no traceback
 
 
@@ -83,7 +85,9 @@ def test_malformed_chunks(make_bench: MakeBench, streamed: bool) -> None:
     head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert told(bench, head + b"1\r\nab\r\n") == 400
     assert bench.log.says("a chunk is longer than its size says")
-    assert bench.log.requests == [("POST /", "400 Bad Request", 0)]
+    ((asked, status, size),) = bench.log.requests
+    assert (asked, status) == ("POST /", "400 Bad Request")
+    assert size > 100
     assert not bench.log.errors
 
 

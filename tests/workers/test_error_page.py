@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from gunicorn import util
 
 from wsgifast.workers.error_page import ErrorPage
+
+
+def recorded() -> tuple[Callable[[int, bytes], int], list[tuple[int, bytes]]]:
+    sent: list[tuple[int, bytes]] = []
+
+    def send(status: int, page: bytes) -> int:
+        sent.append((status, page))
+        return 5
+
+    return send, sent
+
 
 HEAD = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 6\r\n\r\n"
 
@@ -15,14 +28,16 @@ HEAD = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 6\r\n\
     "head", [HEAD, HEAD[:-2] + b"\n", HEAD.replace(b"\r", b"")], ids=["right", "last", "all"]
 )
 def test_the_head_is_repaired_and_the_page_left_alone(head: bytes, page: bytes) -> None:
-    sent: list[tuple[int, bytes]] = []
-    ErrorPage(lambda *said: sent.append(said)).sendall(head + page)
+    send, sent = recorded()
+    page_socket = ErrorPage(send)
+    page_socket.sendall(head + page)
     assert sent == [(400, HEAD + page)]
+    assert page_socket.size == 5
 
 
 def test_gunicorns_own_page() -> None:
-    sent: list[tuple[int, bytes]] = []
-    page_socket = ErrorPage(lambda *said: sent.append(said))
+    send, sent = recorded()
+    page_socket = ErrorPage(send)
     util.write_error(page_socket, 400, "Bad Request", "what <came>\n\n")
     ((status, answer),) = sent
     assert status == 400

@@ -167,7 +167,9 @@ def test_an_app_that_fails(make_bench: MakeBench, error: type[BaseException], wh
     raw = client.read_to_end()
     if where in ("app", "head"):
         assert raw.startswith(b"HTTP/1.1 500 ")
-        expected = [("GET /", "500 Internal Server Error", 0)]
+        page = raw.partition(b"\r\n\r\n")[2]
+        expected = [("GET /", "500 Internal Server Error", len(page))]
+        assert bench.log.environs[0]["PATH_INFO"] == "/"
     else:
         assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
         assert raw.endswith(b"some\r\n" if where == "body" else b"some\r\n0\r\n\r\n")

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from ..bodies.response_writer import NOT_STARTED
 from ..errors import ClientGone, RequestError
+from ..http.framing import BodyCounter
 from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from .app_socket import AppSocket
 from .backlog import Backlog
@@ -32,8 +34,9 @@ class Application:
         there is none) and its response (None if there is none); or None.
     :param may_stay: called once for each request, before the app: whether to keep its connection
         open.
-    :param answer_error: logs and answers an exception, given the channel, the request and the
-        exception. Called only if nothing has been sent.
+    :param answer_error: answers an exception, given the channel, the request (None if it could not
+        be read) and the exception, and returns the status and the size of the body. It logs the
+        exception, and without a request the answer. Called only if nothing has been sent.
     :param on_answered: called when a response has been sent or given up, before it is logged, with
         the channel, the exchange, the monotonic time, and the error that ended the response, if
         any. Must not raise.
@@ -51,7 +54,7 @@ class Application:
         pre_request: Callable[[Any], object] | None,
         post_request: Callable[[Any, dict[str, Any], Response | None], object] | None,
         may_stay: Callable[[], bool],
-        answer_error: Callable[[Channel, Any, BaseException], object],
+        answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]],
         on_answered: Callable[[Channel, Exchange, float, BaseException | None], object]
         | None = None,
     ) -> None:
@@ -154,22 +157,43 @@ class Application:
                     "Error handling request %s %s", exchange.req.method, exchange.req.uri
                 )
             return
-        exchange.resp = None  # the error page is logged separately
-        self.refuse(channel, exchange, error)
+        status, size = self._answer(channel, exchange, error)
+        exchange.resp = self._error_response(channel, exchange, status, size)
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
-        """Answer an error before, or in place of, the app's response, and log it."""
+        """Answer an error before the app's turn, and log it."""
+        status, size = self._answer(channel, exchange, error)
+        if exchange is not None and self._logs_access:
+            resp = self._error_response(channel, exchange, status, size)
+            self._log_access(resp, exchange, exchange.environ)
+
+    def _answer(
+        self, channel: Channel, exchange: Exchange | None, error: Exception
+    ) -> tuple[str, int]:
+        """Answer an error in place of the app's response; returns the status and the size sent."""
         if not isinstance(error, RequestError):
-            self._answer_error(channel, exchange and exchange.req, error)
-            return
+            return self._answer_error(channel, exchange and exchange.req, error)
         if error.status not in (408, 413):
             self.log.warning("Invalid request from %s: %s", channel.connection().peer, error)
+        size = 0
         try:
-            channel.send_error(error.status, _error_page(error))
+            size = channel.send_error(error.status, _error_page(error))
         except ClientGone as gone:
             self.log.debug("Failed to send error message: %s", gone)
-        if exchange is not None:
-            self._log_refusal(channel, exchange, f"{error.status} {error.reason}")
+        return f"{error.status} {error.reason}", size
+
+    def _error_response(
+        self, channel: Channel, exchange: Exchange, status: str, size: int
+    ) -> Response:
+        """Return what is logged of an error that was answered; the exchange has an environ then."""
+        if exchange.environ is None:
+            exchange.environ = self._environ(channel, exchange, check=False)
+        resp = channel.response_class(exchange.req, channel.output, self._settings)
+        resp.status, resp.status_code = status, int(status[:3])
+        resp.counter = BodyCounter(NOT_STARTED)
+        resp.counter.sent = size
+        resp.must_close = True
+        return resp
 
     # The access log
 
@@ -186,21 +210,12 @@ class Application:
             return
         left = channel.output.bytes_left()
         if left:
-            resp.sent = max(0, resp.sent - left)
+            resp.counter.sent = max(0, resp.counter.sent - left)
         if exchange.begun:
             _add_times(exchange, exchange.environ, channel.output.backlog)
         self._log_access(resp, exchange, exchange.environ)
 
-    def _log_refusal(self, channel: Channel, exchange: Exchange, status: str) -> None:
-        """Log a request for which the app was not called."""
-        if not self._logs_access:
-            return
-        resp = channel.response_class(exchange.req, channel.output, self._settings)
-        resp.status = status
-        environ = self._environ(channel, exchange, check=False)
-        self._log_access(resp, exchange, environ)
-
-    def _log_access(self, resp: Response, exchange: Exchange, environ: dict[str, Any]) -> None:
+    def _log_access(self, resp: Response, exchange: Exchange, environ: Any) -> None:
         elapsed = timedelta(seconds=time.monotonic() - exchange.started)
         try:
             self.log.access(resp, exchange.req, environ, elapsed)

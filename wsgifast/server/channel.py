@@ -36,10 +36,11 @@ class Channel(Protocol):
     def app_is_done(self) -> None:
         """The app has returned, or failed: the rest of the response is sent without its thread."""
 
-    def send_error(self, status: int, page: bytes) -> None:
+    def send_error(self, status: int, page: bytes) -> int:
         """Answer with an error, if nothing has been sent; without a body to HEAD.
 
         :param page: the whole response as HTTP/1 has it, head and body.
+        :returns: the size of the body, in bytes.
         :raises ClientGone: if the client has gone.
         """
 

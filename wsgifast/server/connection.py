@@ -253,12 +253,13 @@ class Connection(Endpoint):
     def begin_app(self) -> bool:
         return True
 
-    def send_error(self, status: int, page: bytes) -> None:
+    def send_error(self, status: int, page: bytes) -> int:
         asked = self._receiver.exchange
+        head, end, body = page.partition(b"\r\n\r\n")
         if asked is not None and asked.req.method == "HEAD":  # RFC 9110 section 9.3.2
-            head, end, _ = page.partition(b"\r\n\r\n")
-            page = head + end
-        self.output.write(page)
+            body = b""
+        self.output.write(head + end + body)
+        return len(body)
 
     def connection(self) -> Connection:
         return self

@@ -73,7 +73,7 @@ class EnvironFactory:
                     f"Request path {path!r} does not start with SCRIPT_NAME {script_name!r}"
                 )
         if "%" in path or not path.isascii():
-            path = unquote_to_bytes(path).decode("latin-1")
+            path = decoded_path(path)
         shared = self._shared.get(server)
         if shared is None:
             shared = self._shared[server] = self._share(server)
@@ -113,6 +113,11 @@ class EnvironFactory:
             environ["SERVER_NAME"] = server[0]
             environ["SERVER_PORT"] = str(server[1])
         return environ
+
+
+def decoded_path(path: str) -> str:
+    """Return the path of a request as PATH_INFO has it."""
+    return unquote_to_bytes(path).decode("latin-1")
 
 
 def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -66,10 +66,11 @@ class OutputQueue(SendQueue):
                 if not (self.may_run_ahead and backlog.may_spill(limit)):
                     self._wait_for_room(self._rules.ahead_bytes // 2)
             if self.error is not None:
+                self._dropped += len(data)
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
                 sent = self._send_at_once(data)
-                self._check()
+                self._check(data)
                 if sent == len(data):
                     return
                 rest = memoryview(data)[sent:]
@@ -101,7 +102,7 @@ class OutputQueue(SendQueue):
         """Send several buffers, in one system call if possible; never waits for the client."""
         buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
-            self._check()
+            self._check(*buffers)
             self._queue_held()
             backlog = self._begin_backlog()
             backlog.extend(buffers)
@@ -114,7 +115,7 @@ class OutputQueue(SendQueue):
         # Without the lock: a slow disk must not hold up the thread that sends.
         spilled = backlog.spill(rest)
         with self.lock:
-            self._check()
+            self._check(*rest)
             if spilled is not None:
                 backlog.append_file(spilled)
             else:
@@ -128,6 +129,8 @@ class OutputQueue(SendQueue):
         :raises OSError: if no descriptor is left; nothing was sent.
         """
         with self.lock:
+            if self.error is not None:
+                self._dropped += len(head) + size
             self._check()
             # First of all: if no descriptor is left, the app's answer can still be a 500.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None

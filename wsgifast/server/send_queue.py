@@ -130,8 +130,13 @@ class SendQueue:
 
     # Everything below needs the lock, unless it says otherwise.
 
-    def _check(self) -> None:
+    def _check(self, *lost: bytes | memoryview) -> None:
+        """Raise if there was an error.
+
+        :param lost: what was to be written, and is dropped then.
+        """
         if self.error is not None:
+            self._dropped += sum(map(len, lost))
             raise ClientGone(str(self.error)) from self.error
 
     def _fail(self, error: BaseException) -> None:

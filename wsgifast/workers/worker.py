@@ -22,11 +22,11 @@ from gunicorn.workers import gthread
 from ..metrics.processes import resident_bytes
 from ..server.application import Application
 from ..server.channel import Channel
-from ..server.environ import EnvironFactory
+from ..server.environ import EnvironFactory, decoded_path
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes, check_settings
 from .configuration import configure, name_module
-from .error_page import ErrorPage
+from .error_page import Answering, ErrorPage
 from .gunicorn_support import (
     Settings,
     arbiters_signals,
@@ -322,14 +322,22 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             and len(server.connections) <= self.max_keepalived
         )
 
-    def _answer_error(self, channel: Channel, req: Any, error: Any) -> None:
-        """Let gunicorn log an error and answer it; without a request it logs less."""
+    def _answer_error(self, channel: Channel, req: Any, error: Any) -> tuple[str, int]:
+        """Let gunicorn log an error and answer it; returns the status and the size of the page."""
         page = ErrorPage(channel.send_error)
-        try:
-            self.handle_error(req, page, channel.connection().peer, error)
-        except Exception:  # it logs first: nothing has been sent
-            self.log.exception("Error in the access log")
-            self.handle_error(None, page, channel.connection().peer, error)
+        answering = Answering(self)
+        type(self).handle_error(answering, req, page, channel.connection().peer, error)
+        if req is None and answering.line is not None:
+            # The request could not be read to its end; gunicorn has what there is of it.
+            resp, req, environ, elapsed = answering.line
+            environ.setdefault("PATH_INFO", decoded_path(req.path or ""))
+            environ.setdefault("wsgi.url_scheme", req.scheme)
+            resp.sent = page.size
+            try:
+                self.log.access(resp, req, environ, elapsed)
+            except Exception:
+                self.log.exception("Error in the access log")
+        return answering.status, page.size
 
     @property
     def nr_conns(self) -> int:

@@ -145,10 +145,10 @@ class Stream:
             self.state = RUNNING
             return True
 
-    def send_error(self, status: int, page: bytes) -> None:
+    def send_error(self, status: int, page: bytes) -> int:
         body = HTTPStatus(status).phrase.encode()
         if self.output.stream_sender.has_head:
-            return  # too late: it will be reset
+            return 0  # too late: it will be reset
         self.output.begin(
             [
                 (b":status", b"%d" % status),
@@ -161,6 +161,7 @@ class Stream:
         self.output.stream_sender.ends_after = len(body)
         self.output.write(body)
         self.output.end(len(body))
+        return len(body)
 
     def app_is_done(self) -> None:
         output = self.output

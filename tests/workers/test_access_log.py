@@ -1,0 +1,223 @@
+"""What an access log says of requests that have failed, and of clients that have left."""
+
+from __future__ import annotations
+
+import io
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gunicorn.http.wsgi import FileWrapper
+
+from tests.server.http2_bench import HTTP2, Peer
+from tests.support.servers import wait_for
+from tests.workers.asking import MakeBench
+from tests.workers.bench import LARGE, Client, make_bench
+from tests.workers.serving import fast_worker
+from wsgifast.errors import RequestError
+
+__all__ = ["make_bench"]
+
+BLOCKS = [bytes(LARGE // 4)] * 4
+
+
+def blocks() -> Iterator[bytes]:
+    yield from BLOCKS
+
+
+def reset(client: Client) -> None:
+    """Leave without reading anything."""
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client._stream.close()
+    client.sock.close()
+
+
+BODIES: dict[str, Callable[[Path], Iterable[bytes]]] = {
+    "one block": lambda path: [bytes(LARGE)],
+    "small": lambda path: [b"small"],
+    "list": lambda path: list(BLOCKS),
+    "generator": lambda path: blocks(),
+    "file": lambda path: FileWrapper(path.open("rb")),
+    "in memory": lambda path: FileWrapper(io.BytesIO(bytes(LARGE))),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("length", [True, False])
+@pytest.mark.parametrize("when", ["before the head", "after the head"])
+def test_bytes_for_a_client_that_has_left_are_not_logged_as_sent(
+    make_bench: MakeBench, tmp_path: Path, body: str, length: bool, when: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(LARGE))
+    size = 5 if body == "small" else LARGE
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        headers = [("Content-Length", str(size + 6))] if length else []
+        write = start_response("200 OK", headers)
+        if when == "after the head":
+            write(b"before")
+        reset(client)
+        return BODIES[body](path)
+
+    bench = make_bench(app)
+    client = bench.connect(tcp=True)
+    client.send_request()
+    bench.run()
+    assert not bench.log.errors
+    logged = [size for _, _, size in bench.log.requests]
+    assert logged in ([], [0], [6])
+    if when == "after the head":
+        assert logged
+
+
+@pytest.mark.parametrize("body", ["one block", "list", "generator", "file"])
+def test_what_the_kernel_has_not_taken_is_not_logged_as_sent(
+    make_bench: MakeBench, tmp_path: Path, body: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(LARGE))
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return BODIES[body](path)
+
+    bench = make_bench(app)
+    client = bench.connect()  # a Unix socket, whose buffer is not the client's to enlarge
+    client.send_request()
+    bench.run()
+    taken = len(client.receive_all_there_is())
+    assert taken < LARGE
+    client.close()
+    bench.run()
+    ((_, _, size),) = bench.log.requests
+    assert size <= taken
+
+
+def test_a_stream_that_is_reset_has_sent_what_its_window_let_through(
+    make_bench: MakeBench,
+) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        peer.state.reset_stream(1)
+        peer.send_only()
+        peer.bench.poll()
+        peer.bench.take_up()
+        return [bytes(LARGE)]
+
+    peer = Peer(make_bench(app, **HTTP2))
+    peer.ask()
+    peer.run()
+    assert [size for _, _, size in peer.bench.log.requests] in ([], [0])
+
+
+# Requests that fail
+
+
+class Unreadable:
+    """A body that fails at once, or at its end."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("of the app"), "500 Internal Server Error"),
+        (SystemExit(1), "500 Internal Server Error"),
+        (RequestError(413, "too long"), "413 Content Too Large"),
+    ],
+)
+@pytest.mark.parametrize("started", [True, False])
+@pytest.mark.parametrize("http2", [True, False])
+def test_the_line_of_a_failed_request_has_its_path_its_times_and_what_was_sent(
+    make_bench: MakeBench, error: BaseException, status: str, started: bool, http2: bool
+) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["of.the.app"] = "kept"
+        if started:
+            start_response("200 OK", [("Content-Length", "3")])
+            return Unreadable(error)
+        raise error
+
+    if http2:
+        peer = Peer(make_bench(app, **HTTP2))
+        bench, size = peer.bench, len(peer.get("/orders/17%20?q=1").body)
+    else:
+        bench = make_bench(app)
+        client = bench.connect()
+        client.send_request("/orders/17%20?q=1")
+        bench.run()
+        size = len(client.read_response().body)
+    ((asked, logged, sent),) = bench.log.requests
+    assert asked == "GET /orders/17%20?q=1"
+    assert logged.split()[0] == status.split()[0]
+    assert sent == size > 0
+    environ = bench.log.environs[0]
+    assert environ["PATH_INFO"] == "/orders/17 "
+    assert environ["wsgi.url_scheme"] == "http"
+    assert environ["of.the.app"] == "kept"
+    assert environ["wsgifast.app_us"] >= 0
+
+
+def test_the_line_of_a_request_that_a_hook_refuses_has_its_path(make_bench: MakeBench) -> None:
+    def refuse(worker: Any, req: Any) -> None:
+        raise ValueError("of the hook")
+
+    bench = make_bench(lambda environ, start_response: [], pre_request=refuse)
+    client = bench.connect()
+    client.send_request("/orders/17")
+    bench.run()
+    assert client.read_response().status == 500
+    ((asked, status, _),) = bench.log.requests
+    assert (asked, status) == ("GET /orders/17", "500 Internal Server Error")
+    assert bench.log.environs[0]["PATH_INFO"] == "/orders/17"
+
+
+def test_the_line_of_a_request_that_cannot_be_read_has_its_path(make_bench: MakeBench) -> None:
+    bench = make_bench(lambda environ, start_response: [])
+    client = bench.begin(b"GET /orders/17%20?q=1 HTTP/1.1\r\nHost: a\r\nBad Name: x\r\n\r\n")
+    response = client.read_response()
+    assert response.status == 400
+    for (asked, status, sent), environ in zip(bench.log.requests, bench.log.environs, strict=True):
+        assert (asked, status) == ("GET /orders/17%20?q=1", "400 Bad Request")
+        assert sent == len(response.body)
+        assert environ["PATH_INFO"] == "/orders/17 "
+
+
+def test_a_subclass_may_answer_errors_in_its_own_way(make_bench: MakeBench) -> None:
+    seen: list[object] = []
+
+    def handle_error(self: Any, req: Any, client: Any, addr: Any, error: Any) -> None:
+        seen.append((req.uri, addr, self.cfg.threads, isinstance(self, made)))
+        super(made, self).handle_error(req, client, addr, error)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        raise ValueError("of the app")
+
+    bench = make_bench(app, attributes={"handle_error": handle_error})
+    made = type(bench.worker)
+    client = bench.connect()
+    client.send_request("/orders/17")
+    bench.run()
+    assert client.read_response().status == 500
+    assert [each[0] for each in seen] == ["/orders/17"]  # type: ignore[index]
+    assert len(bench.log.requests) == 1
+    assert bench.log.says("Error handling request GET /orders/17")
+
+
+def test_gunicorns_text_log_of_a_failed_request(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with fast_worker(
+        f"--access-logfile={log}", "--access-logformat=%(m)s %(U)s %(s)s %(B)s"
+    ) as server:
+        sent = len(server.get("/raise/before").body)
+        wait_for(lambda: log.exists() and bool(log.read_text()), "the request is logged")
+        assert log.read_text().splitlines() == [f"GET /raise/before 500 {sent}"]
