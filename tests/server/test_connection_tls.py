@@ -73,8 +73,14 @@ def test_tls_handshakes(
 ) -> None:
     bench = tls_bench(keepalive=0)
     silent, nonsense = bench.connect(), bench.begin(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert nonsense.is_in(CLOSED)
-    assert bench.log.says("TLS handshake failed")
+    assert nonsense.is_in(LINGERING)
+    assert bench.log.says("[SSL: HTTP_REQUEST]")
+    nonsense.close()
+    gone = bench.connect()
+    gone.close()
+    bench.run()
+    assert gone.is_in(CLOSED)
+    assert bench.log.says("has ended in its handshake")
     bench.pass_time(FastWorker.head_timeout_s + 1)
     assert silent.is_in(CLOSED)
     assert silent.read_to_end() == b""
@@ -89,6 +95,18 @@ def test_tls_handshakes(
     for event in (READ, READ, WRITE):
         bench.server.receive((client.near.fd, event))
     assert events == [READ, WRITE, READ]
+
+
+def test_the_alert_of_a_failed_handshake_arrives(tls_bench: TLSBench) -> None:
+    """Closing a socket with unread bytes would reset the connection, and drop the alert."""
+    bench = tls_bench()
+    client = bench.begin(b"\x16\x03\x01\x00\x05hello" + bytes(100_000))
+    assert client.is_in(LINGERING)
+    alert = client.read_to_end()
+    assert alert[:2] == b"\x15\x03"  # RFC 8446 section 5.1
+    client.close()
+    bench.run()
+    assert client.is_in(CLOSED)
 
 
 def test_the_bytes_of_a_record_give_a_client_no_more_time(

@@ -130,6 +130,15 @@ class Connection(Endpoint):
         except ssl.SSLWantWriteError:
             self.wait(WRITE)
             return None
+        except ssl.SSLEOFError:
+            self._core.log.debug("A TLS connection has ended in its handshake")
+            self.close()
+            return None
+        except ssl.SSLError as error:
+            ip = self.peer[0] if isinstance(self.peer, tuple) else ""
+            self._core.log.warning("Invalid request from ip=%s: %s", ip, error)
+            self.leave()  # OpenSSL has sent an alert: the client is to receive it
+            return None
         except (OSError, ValueError) as error:
             self._core.log.debug("TLS handshake failed: %s", error)
             self.close()

@@ -25,12 +25,12 @@ REFUSED: Final = "the request is answered with an error"
 ANSWERED: Final = "the app has returned, and not all is sent"
 STAYS: Final = "all is sent, and the connection is kept"
 SKIPS: Final = "all is sent, and the connection is kept once the rest of the body has come"
-LEAVES: Final = "all is sent, and the connection ends"
+LEAVES: Final = "all is sent, and the connection ends; or its handshake has failed"
 SWITCHES: Final = "HTTP/2 was negotiated"
 GONE: Final = "the connection is lost, given up, or closed by the client"
 
 TRANSITIONS: Final[dict[str, dict[str, str]]] = {
-    HANDSHAKE: {SECURED: IDLE, GONE: CLOSED},
+    HANDSHAKE: {SECURED: IDLE, LEAVES: LINGERING, GONE: CLOSED},
     IDLE: {
         BEGUN: RECEIVING,
         READY: RUNNING,
