@@ -176,8 +176,10 @@ class HTTPClient:
         method: str = "GET",
         headers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        connection.putrequest(method, url, skip_accept_encoding=True)
-        for name, value in (*self._headers, *headers):
+        given = (*self._headers, *headers)
+        has_host = any(name.lower() == "host" for name, _ in given)
+        connection.putrequest(method, url, skip_host=has_host, skip_accept_encoding=True)
+        for name, value in given:
             connection.putheader(name, value)
         connection.endheaders()
 
