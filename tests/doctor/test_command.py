@@ -167,3 +167,47 @@ def test_what_the_app_prints_is_not_in_the_report(tmp_path: Path) -> None:
     assert json.loads(ended.stdout)["findings"] == []
     assert "at a request" in ended.stderr
     assert "of a process" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "way_in"),
+    [
+        ("400 Bad Request", [], "--header 'Host: its.name'"),
+        ("302 Found", [("Location", "/accounts/login/?next=/")], "--cookie"),
+        ("301 Moved", [("Location", "https://localhost/")], "--header 'X-Forwarded-Proto: https'"),
+        ("404 Not Found", [], "name paths that the app answers"),
+    ],
+)
+def test_nothing_reached_names_the_way_in(
+    tmp_path: Path, status: str, headers: list[tuple[str, str]], way_in: str
+) -> None:
+    (tmp_path / "gate.py").write_text(
+        "def app(environ, start_response):\n"
+        "    if environ['HTTP_HOST'] == 'shop.example':\n"
+        "        start_response('200 OK', [('Content-Length', '0')])\n"
+        "    else:\n"
+        f"        start_response({status!r}, {headers!r})\n"
+        "    return []\n"
+    )
+    for form in ("text", "json", "junit"):
+        ended = doctor(str(tmp_path / "gate.py"), "/", "/a", "--format", form)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith("wsgifast: nothing was reached: ")
+        assert way_in in ended.stderr
+    ended = doctor(str(tmp_path / "gate.py"), "/", "--header", "Host: shop.example")
+    assert (ended.returncode, ended.stdout) == (0, "1 endpoint: 1 good.\n")
+
+
+def test_paths_of_an_access_log_reach_no_terminal_raw(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    line = '1.2.3.4 - - [10/Oct/2026:13:55:36 +0000] "GET /list{} HTTP/1.1" 200 5\n'
+    log.write_bytes(line.format("?\x1b]0;pwn\x07\x9b\u202e'").encode() + b'"GET /\xff\x1b 200\n')
+    (tmp_path / "many.py").write_text(
+        "def app(environ, start_response):\n"
+        "    start_response('200 OK', [])\n"
+        "    return [b'x'] * 2000\n"
+    )
+    ended = doctor(str(tmp_path / "many.py"), "--access-log", str(log), "--all")
+    assert ended.returncode == 1
+    assert "/list?%1B]0;pwn%07%C2%9B%E2%80%AE'" in ended.stdout
+    assert (ended.stdout + ended.stderr).replace("\n", "").isprintable()

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from wsgifast import ConfigurationError
-from wsgifast.doctor import Endpoint, as_text, examine
-from wsgifast.doctor.endpoints import (
-    from_access_log,
-    from_har,
-    from_openapi,
-    from_urls_file,
-    sounds_unsafe,
-)
+from wsgifast.doctor import as_text, examine
+from wsgifast.doctor.endpoints import from_access_log, from_urls_file
+from wsgifast.doctor.model import Found
+from wsgifast.doctor.openapi import from_openapi
 
 
 def test_urls_file(tmp_path: Path) -> None:
@@ -134,11 +130,10 @@ def test_the_servers_of_one_operation() -> None:
     assert [each.url for each in endpoints] == ["/of-path/a", "/of-head/a", "/of-all/b"]
 
 
-FROM_FILES = {
+FROM_FILES: dict[str, Callable[[str], Found]] = {
     "--urls": from_urls_file,
     "--access-log": from_access_log,
     "--openapi": lambda path: from_openapi(path, {}, lambda path: b""),
-    "--har": from_har,
 }
 
 
@@ -160,8 +155,6 @@ def test_files_that_have_nothing(tmp_path: Path, option: str) -> None:
 
 
 def test_documents_without_requests(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="it has no requests"):
-        from_har(har(tmp_path))
     path = tmp_path / "openapi.json"
     path.write_text('{"paths": {}}')
     with pytest.raises(ConfigurationError, match="it describes no operation"):
@@ -206,7 +199,8 @@ def test_an_app_that_describes_itself_is_started_once() -> None:
     async def described(request: Any) -> JSONResponse:
         if request.headers.get("Authorization") != "Bearer x":
             return JSONResponse({"detail": "who are you?"}, status_code=401)
-        return JSONResponse({"paths": {"/described": {"get": {}}}})
+        answer = {"description": "", "content": {"application/json": {"schema": {"$ref": "#/x"}}}}
+        return JSONResponse({"paths": {"/described": {"get": {"responses": {"200": answer}}}}})
 
     app = Starlette(routes=[Route("/describes", described)], lifespan=lifespan)
     report = examine(
@@ -229,100 +223,6 @@ def test_an_app_that_takes_too_long_to_describe_itself() -> None:
         examine(app, found=lambda fetch: from_openapi("/described", {}, fetch), limit_s=0.1)
 
 
-@pytest.mark.parametrize(
-    ("url", "unsafe"),
-    [
-        ("/logout", True),
-        ("/accounts/log-out/", True),
-        ("/Account/LogOff", True),
-        ("/sign_out?next=/", True),
-        ("/user/3/delete", True),
-        ("/deleteUser", True),
-        ("/api/cache/flush.json", True),
-        ("/admin?do=logout", True),
-        ("/?logout", True),
-        ("/%64elete", True),
-        ("/", False),
-        ("/login", False),
-        ("/deleted-items", False),
-        ("/catalogout", False),
-        ("/dropdown.js", False),
-        ("/search?q=how+to+stop", False),
-    ],
-)
-def test_paths_that_sound_unsafe(url: str, unsafe: bool) -> None:
-    assert sounds_unsafe(url) is unsafe
-
-
-def app_with_logout() -> tuple[Any, list[str]]:
-    app, asked = flask.Flask(__name__, static_folder=None), []
-
-    def note() -> str:
-        asked.append(flask.request.path)
-        return "ok"
-
-    app.add_url_rule("/", "index", note)
-    app.add_url_rule("/logout", "logout", note)
-    return app, asked
-
-
-def test_a_logout_that_was_found_is_left_alone() -> None:
-    app, asked = app_with_logout()
-    report = examine(app)
-    assert set(asked) == {"/"}
-    assert as_text(report).splitlines()[-1] == (
-        "  not reached (may change something, by its name; name the path, or --unsafe asks for "
-        "it): GET /logout"
-    )
-
-
-def test_a_logout_that_is_named_is_requested(tmp_path: Path) -> None:
-    urls = tmp_path / "urls.txt"
-    urls.write_text("/logout\n")
-    logout = Endpoint("/logout", "/logout", "test")
-    for arguments in (
-        {"endpoints": ["/logout"]},
-        {"endpoints": [logout]},
-        {"found": lambda fetch: from_urls_file(str(urls))},
-        {"unsafe": True},
-    ):
-        app, asked = app_with_logout()
-        examine(app, **arguments)
-        assert "/logout" in asked, arguments
-
-
-def har(tmp_path: Path, *urls: str) -> str:
-    path = tmp_path / "har"
-    entries = [{"request": {"method": "GET", "url": url}} for url in urls]
-    path.write_text(json.dumps({"log": {"entries": entries}}))
-    return str(path)
-
-
-def test_har(tmp_path: Path) -> None:
-    ((endpoint,), left) = from_har(har(tmp_path, *["https://example.org/a?b"] * 2))
-    assert (endpoint.url, endpoint.requests, left) == ("/a?b", 2, [])
-
-
-def test_a_har_is_asked_for_its_own_host_alone(tmp_path: Path) -> None:
-    urls = ["data:text/css,a", "http://shop.example/", "https://cdn.example/lib.js"]
-    urls += ["https://Shop.example:443/cart", "http://shop.example:3000/x", "wss://shop.example/w"]
-    endpoints, (left,) = from_har(har(tmp_path, *urls))
-    assert [endpoint.url for endpoint in endpoints] == ["/", "/cart"]
-    assert left.reason == "4 of the HAR's 6 requests are not to its first host, shop.example"
-
-
-@pytest.mark.parametrize(
-    "text", ["{}", "[]", '{"log": {"entries": [{"request": {"method": "GET", "url": 1}}]}}']
-)
-def test_what_is_no_har(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "har"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match="HTTP Archive"):
-        from_har(str(path))
-    with pytest.raises(ConfigurationError, match="HTTP Archive"):
-        from_har(har(tmp_path, "http://[broken/"))
-
-
 def test_what_was_not_reached_is_grouped_by_its_reason() -> None:
     app = flask.Flask(__name__, static_folder=None)
     for number in range(5):
@@ -330,8 +230,8 @@ def test_what_was_not_reached_is_grouped_by_its_reason() -> None:
     for number in range(9):
         app.add_url_rule(f"/{number}/<name>", f"user{number}", lambda name: name)
     assert as_text(examine(app)).splitlines()[1:] == [
-        "  not reached (may change something; --unsafe asks for it): POST /save0, POST /save1, "
-        "POST /save2 and 2 more",
-        "  not reached (needs --value name=...): GET /0/<name>, GET /1/<name>, GET /2/<name> "
+        "  5 not reached (its method changes something: --unsafe requests it, too): POST /save0, "
+        "POST /save1, POST /save2 and 2 more",
+        "  9 not reached (needs --value name=...): GET /0/<name>, GET /1/<name>, GET /2/<name> "
         "and 6 more",
     ]

@@ -19,12 +19,14 @@ from ..apps import Interface, check_app, interface_of
 from ..errors import ConfigurationError
 from ..loading import unwrapped
 from .catalogue import CATALOGUE, explain, known_ids
-from .endpoints import NAMED, Fetch, from_paths, sounds_unsafe
+from .endpoints import NAMED, from_paths
 from .examination import Observer, observer
 from .formats import as_text
 from .frameworks import from_framework
 from .judge import add_to, findings_of
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
+from .openapi import Fetch
+from .search import Allow, Search
 
 __all__ = [
     "CATALOGUE",
@@ -39,11 +41,11 @@ __all__ = [
     "explain",
 ]
 
-_SAFE_METHODS = ("GET", "HEAD")
 _NO_ENDPOINTS = (
     "{}: no endpoints are known: the app has no routes, or its framework lists none that the "
-    "doctor can read. Name paths, as in: wsgifast doctor {} / /about; or use --urls, --openapi, "
-    "--har or --access-log"
+    "doctor can read. Name paths, as in: wsgifast doctor {} / /about; or use --urls, --openapi "
+    "(with the path of the document that FastAPI, Litestar and others serve, such as "
+    "/openapi.json) or --access-log"
 )
 
 
@@ -53,6 +55,7 @@ def examine(
     *,
     values: Mapping[str, str] | None = None,
     headers: Iterable[tuple[str, str]] = (),
+    all_endpoints: bool | Allow = False,
     unsafe: bool = False,
     limit_s: float = 10.0,
     silence: Iterable[str] = (),
@@ -63,23 +66,26 @@ def examine(
 ) -> Report:
     """Ask an app for its endpoints, raw and wrapped in turn, and report what was seen.
 
-    Each endpoint is asked for up to fifty times in this process. Only GET and HEAD are used, and
-    what changes something by its name, such as "/logout", only if it is in `endpoints`; unless
-    `unsafe` is True.
+    Each endpoint is asked for up to sixty times in this process. Without `all_endpoints` only those
+    that are safe by evidence are: the given ones, files in folders that the app serves, and what an
+    OpenAPI document calls read-only. Only GET and HEAD are used, unless `unsafe` is True.
 
     :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is
-        examined without it.
+        examined with that wrapper, and without it.
     :param endpoints: paths such as "/export.csv?year=1", or endpoints; None for those that the
-        app's framework lists: Flask, Quart, Django, Falcon, Bottle, Pyramid, Starlette, FastAPI,
-        Litestar, Esmerald, BlackSheep, Connexion, Sanic, Streamlit.
+        app's framework lists: Flask, Quart, Django, Falcon, Bottle, Pyramid, Starlette, FastAPI.
     :param values: for the parameters of the framework's patterns, by name.
-    :param headers: for every request, such as ("Cookie", "sessionid=...").
+    :param headers: for every request, such as ("Cookie", "sessionid=..."); Host replaces the
+        default, "localhost".
+    :param all_endpoints: True requests also those that may change something, and what answers link
+        to. Or a function, called with the safe ones and the rest, that returns whether to do so.
+    :param unsafe: use other methods, too.
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
     :param name: what the report calls the app.
     :param interface: "WSGI" or "ASGI", where it cannot be seen.
-    :param found: returns endpoints and what was not reached, from
-        :mod:`wsgifast.doctor.endpoints`; called with a function that requests a path of the app.
+    :param found: returns endpoints and what was not reached, from :mod:`wsgifast.doctor.endpoints`
+        and :mod:`wsgifast.doctor.openapi`; called with a function that requests a path of the app.
     :param progress: called before each endpoint with its number, their count, and itself.
     :raises ConfigurationError: if the app is none, an id is unknown, or there is nothing to ask.
     :raises WSGIFastError: if an ASGI app does not start.
@@ -91,36 +97,53 @@ def examine(
     if interface is None:
         check_app(app, "WSGI")
         interface = "WSGI"
-    app, was_wrapped = unwrapped(app)
+    given, (app, was_wrapped) = app, unwrapped(app)
     report = Report(
         name or str(getattr(app, "__module__", "app")), interface, None, was_wrapped=was_wrapped
     )
-    with observer(app, interface, limit_s=limit_s) as observe:
+    wrapped = given if was_wrapped else None
+    with observer(app, interface, wrapped, limit_s=limit_s) as observe:
         report.framework, listed = from_framework(app, values or {})
         if endpoints is not None:
-            given = list(endpoints)
-            texts = [each for each in given if isinstance(each, str)]
-            listed = ([*from_paths(texts)[0], *(e for e in given if isinstance(e, Endpoint))], [])
+            listed = _given(endpoints)
         elif found is not None:
-            listed = found(_fetcher(observe, headers, limit_s))
-        asked, report.unreached = _askable(listed, unsafe=unsafe, named=endpoints is not None)
-        if not asked and not report.unreached:
+            named = found(_fetcher(observe, headers, limit_s))
+            whole = listed if all_endpoints is True else ([], [])
+            listed = ([*named[0], *whole[0]], [*named[1], *whole[1]])
+        elif all_endpoints and not any(listed):
+            listed = ([Endpoint("/", "/", "the root")], [])
+        search = Search(
+            listed,
+            next((value for key, value in headers if key.lower() == "host"), "localhost"),
+            unsafe=unsafe,
+            allow=all_endpoints if callable(all_endpoints) else lambda *_: bool(all_endpoints),
+            follows=found is not None,
+        )
+        if not search.total and not search.unreached:
             raise ConfigurationError(_NO_ENDPOINTS.format(report.app, report.app))
-        for number, endpoint in enumerate(asked):
+        for endpoint in search:
             if progress is not None:
-                progress(number, len(asked), endpoint)
-            own = (*endpoint.headers, *headers)
-            seen = observe(replace(endpoint, headers=own))
+                progress(search.done, search.total + 1, endpoint)
+            seen = observe(replace(endpoint, headers=(*endpoint.headers, *headers)))
+            search.learn(endpoint, seen.raw)
             seen.raw.body.clear()  # no longer needed
             seen.wrapped.body.clear()
-            add_to(report, seen, findings_of(seen), silenced)
+            add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped), silenced)
+        report.unreached += search.unreached
     report.sort()
     return report
 
 
+def _given(endpoints: Iterable[str | Endpoint]) -> Found:
+    listed = list(endpoints)
+    paths, left = from_paths([each for each in listed if isinstance(each, str)])
+    chosen = [each for each in listed if isinstance(each, Endpoint)]
+    return [*paths, *(replace(each, evidence=each.evidence or NAMED) for each in chosen)], left
+
+
 def _fetcher(observe: Observer, headers: tuple[tuple[str, str], ...], limit_s: float) -> Fetch:
     def fetch(path: str) -> bytes:
-        raw = observe(Endpoint(path, path, "fetched", headers=headers)).raw
+        raw = observe(Endpoint(path, path, "fetched", headers=headers), once=True).raw
         if raw.timed_out:
             raise ConfigurationError(
                 f"the app does not answer GET {path} within {limit_s:g} s: give a longer --timeout"
@@ -134,25 +157,3 @@ def _fetcher(observe: Observer, headers: tuple[tuple[str, str], ...], limit_s: f
         return bytes(raw.body)
 
     return fetch
-
-
-def _askable(found: Found, *, unsafe: bool, named: bool) -> tuple[list[Endpoint], list[Unreached]]:
-    """The endpoints to request, and the others with the reason.
-
-    :param named: somebody chose each of these endpoints.
-    """
-    endpoints, unreached = found
-    if unsafe:
-        return list(endpoints), list(unreached)
-    asked, left = [], list(unreached)
-    for endpoint in endpoints:
-        reason = None
-        if endpoint.method not in _SAFE_METHODS:
-            reason = "may change something; --unsafe asks for it"
-        elif not named and endpoint.source not in NAMED and sounds_unsafe(endpoint.url):
-            reason = "may change something, by its name; name the path, or --unsafe asks for it"
-        if reason is None:
-            asked.append(endpoint)
-        else:
-            left.append(Unreached(endpoint.name, reason, endpoint.method))
-    return asked, left

@@ -21,11 +21,12 @@ from urllib.parse import unquote
 from ..errors import WSGIFastError
 from ..loading import described
 from .model import Endpoint, Recording
-from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted
+from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
 
 App = Callable[..., Awaitable[None]]
 T = TypeVar("T")
 
+_HOST = (b"host", b"localhost")
 _HEARTBEAT_S = 0.005
 # For the app's startup and shutdown (the lifespan protocol).
 _LIFESPAN_S = 30.0
@@ -37,7 +38,7 @@ class TimeLimit(WSGIFastError, TimeoutError):
     """Something did not finish in time."""
 
 
-class ASGISession:
+class StartedApp:
     """An ASGI app that has started; one request at a time.
 
     :raises TimeLimit: if the app's startup does not end.
@@ -51,14 +52,17 @@ class ASGISession:
         )
         self._thread.start()
         self._loop = self._loops.get()
-        self._lifespan = _lifespan(app)
+        # What the app keeps for its requests (ASGI, "Lifespan State"): each gets a copy.
+        self._state: dict[str, Any] = {}
+        self._from_threads = 0
+        self._lifespan = _lifespan(app, self._state)
         try:
             self._run(self._lifespan.__aenter__(), _LIFESPAN_S)
         except BaseException:
             self._end_loop()
             raise
 
-    def __enter__(self) -> ASGISession:
+    def __enter__(self) -> StartedApp:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -76,8 +80,19 @@ class ASGISession:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: None)  # failures are recorded elsewhere
         self._end = asyncio.Event()
+        self._count_calls_from_threads(loop)
         self._loops.put(loop)
         await self._end.wait()
+
+    def _count_calls_from_threads(self, loop: asyncio.AbstractEventLoop) -> None:
+        call = loop.call_soon_threadsafe
+
+        def counted(*given: Any, **more: Any) -> asyncio.Handle:
+            self._from_threads += 1
+            return call(*given, **more)
+
+        with contextlib.suppress(AttributeError):  # uvloop's cannot be replaced
+            loop.call_soon_threadsafe = counted  # type: ignore[assignment,method-assign]
 
     def record(
         self,
@@ -91,14 +106,23 @@ class ASGISession:
     ) -> Recording:
         """Request an endpoint, and record the response.
 
-        :param app: the session's own app, or a wrapper around it.
+        :param app: this app, or a wrapper around it.
         :param pathsend: offer http.response.pathsend.
         :param reads: False for a client that does not read for the first 0.3 s.
         :param inspect: False: measure times only.
         """
         recording = Recording(returned="messages")
         client = RecordingClient(reads=reads)
-        request = _Request(app, endpoint, recording, client, pathsend=pathsend, inspect=inspect)
+        request = _Request(
+            app,
+            endpoint,
+            recording,
+            client,
+            pathsend=pathsend,
+            inspect=inspect,
+            state=self._state.copy(),
+        )
+        from_threads = self._from_threads + 1  # the request's own start
         cpu = time.process_time() - client.cpu_s
         try:
             if not reads:
@@ -110,6 +134,7 @@ class ASGISession:
             client.close()
         # Threads that read files count; the client does not, since it is not part of the server.
         recording.cpu_s = time.process_time() - cpu - client.cpu_s
+        recording.from_threads = max(0, self._from_threads - from_threads)
         return recording
 
     def _run(self, coroutine: Coroutine[Any, Any, T], limit_s: float) -> T:
@@ -122,14 +147,15 @@ class ASGISession:
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(app: App) -> AsyncIterator[None]:
+async def _lifespan(app: App, state: dict[str, Any]) -> AsyncIterator[None]:
     """An app's startup and shutdown (the lifespan protocol).
 
+    :param state: the app puts into it what its requests need.
     :raises WSGIFastError: if the app reports that its startup failed.
     """
     asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
     task = asyncio.ensure_future(app(scope, asked.get, said.put))
 
     async def answer_to(event: str) -> dict[str, Any]:
@@ -147,15 +173,17 @@ async def _lifespan(app: App) -> AsyncIterator[None]:
 
 
 class _Request(RecordedRequest, asyncio.Protocol):
-    """Runs in the session's event loop.
+    """Runs in the app's event loop.
 
     :param pathsend: offer http.response.pathsend.
+    :param state: for the app.
     """
 
     begin = "http.response.start"
 
-    def __init__(self, *given: Any, pathsend: bool, inspect: bool) -> None:
+    def __init__(self, *given: Any, pathsend: bool, inspect: bool, state: dict[str, Any]) -> None:
         super().__init__(*given, inspect=inspect)
+        self._state = state
         self._pathsend = pathsend
         self._ended = asyncio.Event()
         self._body_sent = False
@@ -222,11 +250,11 @@ class _Request(RecordedRequest, asyncio.Protocol):
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "root_path": "",
-            "headers": [(b"host", b"localhost"), *given],
+            "headers": given if any(name == b"host" for name, _ in given) else [_HOST, *given],
             "client": ("127.0.0.1", 50000),
             "server": ("localhost", 80),
             "extensions": extensions,
-            "state": {},
+            "state": self._state,
         }
 
     async def _receive(self) -> dict[str, Any]:
@@ -277,6 +305,8 @@ class _Request(RecordedRequest, asyncio.Protocol):
                 loop = asyncio.get_running_loop()
                 await loop.sendfile(self._transport, file, 0, size)
             self._recording.by_sendfile += size
+            if self._inspect:
+                note_file(self._recording, file.fileno(), 0, size)
             self._recording.sends += 1
         self._end()
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +24,20 @@ from ..arguments import (
 )
 from ..errors import ConfigurationError
 from ..loading import load_app
-from ..terminal import next_steps, output_width, progress_line, show
+from ..terminal import next_steps, output_width, printable, progress_line, show
 from . import examine
 from .catalogue import explain
-from .endpoints import (
-    Fetch,
-    from_access_log,
-    from_har,
-    from_openapi,
-    from_paths,
-    from_urls_file,
-)
+from .endpoints import from_access_log, from_paths, from_urls_file
 from .formats import FORMATS, as_text, baseline_of
-from .model import SEVERITIES, Found, Report
+from .model import SEVERITIES, Endpoint, Found, Report
+from .openapi import Fetch, from_openapi
+from .search import Allow
 
-_STATUS_CLEAN, _STATUS_FINDINGS = 0, 1
+_STATUS_CLEAN, _STATUS_FINDINGS, _STATUS_NOTHING_REACHED = 0, 1, 2
 # Paths in the suggested command: each takes about 15 seconds.
 _MOST_TO_MEASURE = 3
 # Options that do not go with --live.
-_OF_APPS = ("urls", "access_log", "openapi", "har", "value", "unsafe")
+_OF_APPS = ("urls", "access_log", "openapi", "value", "all", "unsafe")
 
 _EXAMPLES = """\
   wsgifast doctor shop.wsgi:application
@@ -61,12 +56,12 @@ def add_command(commands: Any) -> None:
         "doctor",
         help="find endpoints that return slow, wrong or fragile bodies",
         description="Request an app's endpoints, as it is and wrapped with wsgifast, and report "
-        "which return slow, wrong or fragile bodies. Each is requested up to fifty times, "
-        "in this process.",
+        "which return slow, wrong or fragile bodies. Each is requested up to sixty times, "
+        "in this process. What may change something is requested only if you say so.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    which = "examine only these; default: all endpoints that the framework lists"
+    which = "examine these, and what a browser loads with them; default: what the framework lists"
     parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
     option(parser, "--live", "URL", "examine a running server from outside")
     explained = "explain a finding; without ID, list all"
@@ -82,17 +77,14 @@ def add_command(commands: Any) -> None:
     )
     described = "an OpenAPI document in JSON, or its path in the app"
     option(source, "--openapi", "FILE|/PATH", described)
-    option(source, "--har", "FILE", "the requests that a browser recorded")
 
     asking = parser.add_argument_group("requests")
     given = "a value for a URL parameter, such as slug=cat"
     option(asking, "--value", "NAME=X", given, repeated=True, type=pair("="))
     add_header_options(asking)
-    option(
-        asking,
-        "--unsafe",
-        help="also use other methods than GET and HEAD, and paths such as /logout",
-    )
+    rest = "also request what may change something, and what answers link to; default: ask"
+    option(asking, "--all", help=rest)
+    option(asking, "--unsafe", help="as --all, and use other methods than GET and HEAD")
     option(asking, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
@@ -156,6 +148,7 @@ def _examined(options: argparse.Namespace) -> Report:
             loaded.app,
             values=values,
             headers=given_headers(options),
+            all_endpoints=_allow(options),
             unsafe=options.unsafe,
             limit_s=options.timeout,
             silence=options.silence,
@@ -164,6 +157,34 @@ def _examined(options: argparse.Namespace) -> Report:
             found=_finder(options, values),
             progress=lambda number, total, endpoint: progress(number, total, endpoint.name),
         )
+
+
+def _allow(options: argparse.Namespace) -> bool | Allow:
+    """Whether to request what may change something; on a terminal a person is asked.
+
+    Not about paths that are named: then nothing else is requested.
+    """
+    is_asked = sys.stdin.isatty() and sys.stderr.isatty()
+    is_all = bool(options.all or options.unsafe)
+    if is_all or options.paths or options.urls or not is_asked:
+        return is_all
+    return _ask
+
+
+def _ask(safe: Sequence[Endpoint], rest: Sequence[Endpoint]) -> bool:
+    if not rest:
+        return False
+    lines = [f"Requested, since they change nothing: {len(safe)}"]
+    lines += [f"  {_shown(each)}: {printable(each.evidence)}" for each in safe]
+    lines += ["", f"May change something: {len(rest)}", *(f"  {_shown(each)}" for each in rest), ""]
+    show("\n".join(lines), error=True)
+    question = "Request these, too, each up to sixty times, and what they link to? [y/N] "
+    show(question, error=True, end="")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _shown(endpoint: Endpoint) -> str:
+    return printable(f"{endpoint.method} {endpoint.url}")
 
 
 def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fetch], Found] | None:
@@ -179,14 +200,12 @@ def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fe
             found.append(from_access_log(options.access_log))
         if options.openapi:
             found.append(from_openapi(options.openapi, values, fetch))
-        if options.har:
-            found.append(from_har(options.har))
         return (
             [endpoint for endpoints, _ in found for endpoint in endpoints],
             [left for _, unreached in found for left in unreached],
         )
 
-    sources = (options.paths, options.urls, options.access_log, options.openapi, options.har)
+    sources = (options.paths, options.urls, options.access_log, options.openapi)
     return find if any(sources) else None
 
 
@@ -205,8 +224,26 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
         from .page import as_html
 
         write_file(options.html, as_html(report))
+    if not report.observations and not report.findings:
+        show(f"wsgifast: nothing was reached: {_way_in(report)}", error=True)
+        return _STATUS_NOTHING_REACHED
     worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
     return _STATUS_FINDINGS if report.of(*worse) else _STATUS_CLEAN
+
+
+def _way_in(report: Report) -> str:
+    """What to try where no endpoint was reached."""
+    reasons = " ".join(left.reason for left in report.unreached)
+    ways = {
+        "--all": "--all requests what may change something, or name paths",
+        "--unsafe": "--unsafe uses other methods than GET and HEAD",
+        "Host:": "--header 'Host: its.name' for an app that checks the host",
+        "X-Forwarded-Proto": "--header 'X-Forwarded-Proto: https' for one that wants TLS",
+        "--cookie": "--cookie or --header for one that wants a login",
+        "--value": "--value NAME=X for parameters in URLs",
+    }
+    tried = [way for sign, way in ways.items() if sign in reasons]
+    return "; ".join(tried or ["name paths that the app answers, with --header if it needs any"])
 
 
 def _next_steps(report: Report, app: str | None) -> str:
@@ -216,7 +253,9 @@ def _next_steps(report: Report, app: str | None) -> str:
     """
     steps = [(f"wsgifast doctor --explain {report.findings[0].id}", "what it means")]
     slow = report.of("slow")
-    paths = list(dict.fromkeys(f.endpoint.url for f in slow if f.endpoint.method == "GET"))
+    paths = list(
+        dict.fromkeys(f.endpoint.url for f in slow if f.saves_s and f.endpoint.method == "GET")
+    )
     if app is not None and paths:
         command = ["wsgifast", "bench", app, *paths[:_MOST_TO_MEASURE]]
         if any("coalesce" in finding.fix for finding in slow):

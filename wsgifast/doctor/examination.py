@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ..apps import Interface
 from ..errors import MissingExtra
 from ..middleware import WSGIFast
+from .changes import changes
 from .judge import BLOCKED_S
 from .model import Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
@@ -30,77 +30,86 @@ _LONG_TURNS = 4
 
 # Records one request: (endpoint, *, reads=True, inspect=True) -> Recording.
 _Record = Callable[..., Recording]
-Observer = Callable[[Endpoint], Observation]
+
+
+class Observer(Protocol):
+    """Requests an endpoint as often as needed: three to sixty times."""
+
+    def __call__(self, endpoint: Endpoint, *, once: bool = False) -> Observation:
+        """:param once: from the app as it is, and nothing else."""
 
 
 @contextmanager
-def observer(app: Any, interface: Interface, *, limit_s: float) -> Iterator[Observer]:
-    """A function that requests an endpoint as often as needed: three to fifty times.
+def observer(
+    app: Any, interface: Interface, wrapped: Any = None, *, limit_s: float
+) -> Iterator[Observer]:
+    """A function that requests endpoints of an app.
 
+    :param wrapped: the app in WSGIFast or ASGIFast, with options; None for their defaults.
     :param limit_s: seconds for one request.
     :raises WSGIFastError: if an ASGI app does not start.
     """
+
+    def observe(endpoint: Endpoint, *, once: bool = False) -> Observation:
+        return _observe({"raw": contenders["raw"]} if once else contenders, endpoint)
+
     if interface == "WSGI":
-        yield lambda endpoint: _observe(_wsgi_contenders(app, limit_s), endpoint)
+        contenders = _wsgi_contenders(app, wrapped or WSGIFast(app), limit_s)
+        yield observe
         return
-    from .asgi_recording import ASGISession
+    from .asgi_recording import StartedApp
 
-    with ASGISession(app) as session:
-        contenders = _asgi_contenders(app, session, limit_s)
-        yield lambda endpoint: _observe(contenders, endpoint)
+    with StartedApp(app) as started:
+        contenders = _asgi_contenders(app, wrapped, started, limit_s)
+        yield observe
 
 
-def _wsgi_contenders(app: Any, limit_s: float) -> dict[str, _Record]:
+def _wsgi_contenders(app: Any, wrapped: Any, limit_s: float) -> dict[str, _Record]:
     def of(app: Any) -> _Record:
         return partial(record_wsgi, app, limit_s=limit_s)
 
-    return {
-        "raw": of(app), "wrapped": of(WSGIFast(app)), "coalesced": of(WSGIFast(app, coalesce=True))
-    }  # fmt: skip
+    return {"raw": of(app), "wrapped": of(wrapped), "coalesced": of(WSGIFast(app, coalesce=True))}
 
 
-def _asgi_contenders(app: Any, session: Any, limit_s: float) -> dict[str, _Record]:
+def _asgi_contenders(app: Any, wrapped: Any, started: Any, limit_s: float) -> dict[str, _Record]:
     try:
         from asgifast import ASGIFast
     except ImportError as error:
         raise MissingExtra("wsgifast doctor of ASGI apps", "asgi", str(error)) from None
 
     def of(app: Any, *, pathsend: bool = False) -> _Record:
-        return partial(session.record, app, limit_s=limit_s, pathsend=pathsend)
+        return partial(started.record, app, limit_s=limit_s, pathsend=pathsend)
 
-    wrapped = ASGIFast(app)
-    return {"raw": of(app), "wrapped": of(wrapped), "sendfile": of(wrapped, pathsend=True)}
+    wrapped = wrapped or ASGIFast(app)
+    return {
+        "raw": of(app),
+        "wrapped": of(wrapped),
+        "sendfile": of(wrapped, pathsend=True),
+        "without pathsend": of(ASGIFast(app, pathsend=False), pathsend=True),
+    }
 
 
 def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
     record = contenders["raw"]
     raw = record(endpoint)
     seen = Observation(endpoint, raw, Recording())
-    if raw.timed_out:
+    if raw.timed_out or "wrapped" not in contenders:
         return seen
     seen.wrapped = contenders["wrapped"](endpoint)
-    if raw.failed or seen.wrapped.failed:
+    if raw.failed:
+        return seen
+    seen.changes = list(changes(contenders, endpoint, raw, seen.wrapped))
+    if seen.wrapped.failed:
         return seen
     raw.blocked_s = _least_blocked_s(seen, record)
-    measured = dict(contenders)
+    measured = {name: of for name, of in contenders.items() if name != "without pathsend"}
     if "coalesced" in measured and (raw.chunks.count < 2 or raw.by_sendfile):
         del measured["coalesced"]
     if raw.chunks.count > 1 or raw.file_bytes:
         seen.costs = _costs(measured, endpoint)
-    if raw.status == 200 and "sendfile" in contenders:
-        seen.lost_coding = _lost_coding(contenders, endpoint)
     if (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
         raw.held = record(endpoint, reads=False, inspect=False).held
     return seen
-
-
-def _lost_coding(contenders: dict[str, _Record], endpoint: Endpoint) -> str | None:
-    """See Observation.lost_coding: most clients accept gzip, which the other requests do not."""
-    asks = replace(endpoint, headers=(*endpoint.headers, ("Accept-Encoding", "gzip")))
-    coding = contenders["raw"](asks).header("Content-Encoding")
-    if coding is None or contenders["sendfile"](asks).header("Content-Encoding") is not None:
-        return None
-    return coding
 
 
 def _least_blocked_s(seen: Observation, record: _Record) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from .. import __version__
-from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable
+from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable, width_of
 from .catalogue import CATALOGUE
 from .model import Finding, Report, Severity, Unreached
 
@@ -17,6 +17,10 @@ from .model import Finding, Report, Severity, Unreached
 JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
 _LEAST_WIDTH = 60
+# The most of each column, however much room there is: id, endpoint, what it returns, CPU time, what
+# to do. Texts of exceptions are long; --format json and the page have all of them.
+_MOST_COLUMNS = (5, 40, 60, 44, 80)
+_MOST_REASON = 120
 # Of the columns that are cut first: what it returns, and the endpoint.
 _LEAST = {2: 16, 1: 12}
 # Of endpoints that were not reached; --format json has all.
@@ -33,7 +37,7 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
     lines = []
     if report.was_wrapped:
         lines += [
-            "The app is already wrapped with wsgifast; the doctor examines the app inside.",
+            "The app is wrapped with wsgifast already: what the wrapper mends is no failure.",
             "",
         ]
     findings = report.findings
@@ -41,16 +45,20 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
         cells = [("", "endpoint", "what it returns", "CPU time", "what to do")]
         cells += [(f.id, _endpoint(f), printable(f.what), f.cost, f.fix) for f in findings]
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
-        # What to do is what one copies: where the table is too wide, it has lines of its own.
-        shown = fitted(cells, None, {})
-        is_wide = width is None or len("  ".join(shown[0])) <= width
+        bounded = [list(map(_at_most, row, _MOST_COLUMNS)) for row in cells]
+        # What to do is what one copies, and both figures belong together: where the table is too
+        # wide, they have lines of their own.
+        shown = fitted(bounded, None, {})
+        is_wide = width is None or width_of("  ".join(shown[0])) <= width
         if not is_wide:
-            shown = fitted([row[:-1] for row in cells], max(width or 0, _LEAST_WIDTH), _LEAST)
-        for row, severity, (*_, fix) in zip(shown, severities, cells, strict=True):
+            shown = fitted([row[:3] for row in bounded], max(width or 0, _LEAST_WIDTH), _LEAST)
+        for row, severity, (*_, cost, fix) in zip(shown, severities, cells, strict=True):
             line = "  ".join(row).rstrip()
             if colours and severity is not None:
                 line = f"{_COLOURS[severity]}{line[:5]}{RESET}{line[5:]}"
-            lines += [line] if is_wide else [line, f"{_FIX_INDENT}{fix}"]
+            lines.append(line)
+            if not is_wide:
+                lines += [f"{_FIX_INDENT}{text}" for text in (fix, cost) if text]
         lines.append("")
     lines.append(summary(report))
     for line in _not_reached(report.unreached, width):
@@ -62,17 +70,21 @@ def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[
     """A line for each reason; missing values last, of which a large app has many kinds."""
     by_reason: dict[str, list[str]] = {}
     for left in unreached:
-        name = printable(f"{left.method} {left.name}")
-        by_reason.setdefault(printable(left.reason), []).append(name)
+        name = _at_most(printable(f"{left.method} {left.name}"), _MOST_COLUMNS[1])
+        by_reason.setdefault(_at_most(printable(left.reason), _MOST_REASON), []).append(name)
     groups = sorted(
         by_reason.items(), key=lambda group: (group[0].startswith("needs "), -len(group[1]))
     )
     for reason, names in groups[:_MOST_REASONS]:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        line = f"  not reached ({reason}): {', '.join(names[:_MOST_NAMES])}{more}"
+        line = f"  {len(names)} not reached ({reason}): {', '.join(names[:_MOST_NAMES])}{more}"
         yield line if width is None else cut(line, max(width, _LEAST_WIDTH)).rstrip()
     if len(by_reason) > _MOST_REASONS:
         yield f"  and {len(by_reason) - _MOST_REASONS} more reasons: --format json has them all"
+
+
+def _at_most(text: str, columns: int) -> str:
+    return text if width_of(text) <= columns else cut(text, columns)
 
 
 def summary(report: Report) -> str:
@@ -148,12 +160,14 @@ def _data(report: Report) -> dict[str, Any]:
                 "url": seen.endpoint.url,
                 "name": seen.endpoint.name,
                 "source": seen.endpoint.source,
+                "evidence": seen.endpoint.evidence,
                 "requests": seen.endpoint.requests,
                 "status": seen.raw.status,
                 "returned": seen.raw.returned,
                 "body_bytes": seen.raw.chunks.total,
                 "chunks": seen.raw.chunks.count,
                 "route": seen.wrapped.route,
+                "sent_bytes": {"raw": seen.raw.sent_bytes, "wrapped": seen.wrapped.sent_bytes},
                 "by_sendfile_bytes": seen.raw.by_sendfile,
                 "app_s": seen.raw.app_s,
                 "slow_client_holds_thread": seen.raw.held,

@@ -7,23 +7,30 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple
 
-from .endpoints import filled, needs
+from .endpoints import filled, unfilled
+from .folders import Files, files_below, files_served_by, is_a, sample
 from .model import Endpoint, Found, Unreached
 
-# (pattern, methods) of each route.
-_Routes = Iterator[tuple[str, Iterable[str]]]
+
+class _Route(NamedTuple):
+    """A pattern, its methods, and the files that it serves, if it serves some."""
+
+    pattern: str
+    methods: Iterable[str]
+    files: Files | None = None
+
+
+_Routes = Iterator[_Route]
 
 # How many objects an app's wrappers may put around it before the search for the framework ends.
 _MAX_LAYERS = 50
 
 # A group of a regular expression, with one level of groups in it.
 _GROUP = re.compile(r"\((?:\?P<(?P<name>\w+)>|\?:)?(?:[^()]|\([^()]*\))*\)")
-# {name}, {int:name} and :name.
-_BLACKSHEEP_PARAMETER = re.compile(r"\{([^{}]+)\}|:(\w+)")
 # Frameworks that are told apart by the package of an app's class, since their routes look alike.
-_PACKAGES = frozenset({"esmerald", "fastapi", "flask", "litestar", "quart", "starlette"})
+_PACKAGES = frozenset({"fastapi", "flask", "quart", "starlette"})
 
 
 def from_framework(app: Any, values: Mapping[str, str]) -> tuple[str | None, Found]:
@@ -33,34 +40,54 @@ def from_framework(app: Any, values: Mapping[str, str]) -> tuple[str | None, Fou
 
     :param values: for the parameters of patterns, by name.
     """
+    name, routes = _routes_of(app)
+    endpoints: dict[tuple[str, str], Endpoint] = {}
+    unreached: dict[tuple[str, str], Unreached] = {}
+    source = name or "static files"
+    for pattern, methods, files in routes:
+        for url in sample(files or {}):
+            evidence = "a file of a folder that the app serves"
+            endpoints[("GET", url)] = Endpoint(url, url, source, evidence=evidence)
+        methods = sorted(set(methods) - {"OPTIONS"})
+        if not methods or files is not None:
+            continue
+        method = "GET" if "GET" in methods else methods[0]
+        filled_url = filled(pattern, values)
+        if isinstance(filled_url, str):
+            endpoint = Endpoint(filled_url, pattern, source, method)
+            endpoints.setdefault((method, filled_url), endpoint)
+        else:
+            unreached.setdefault((method, pattern), unfilled(pattern, filled_url, method))
+    return name, (list(endpoints.values()), list(unreached.values()))
+
+
+def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
+    """The framework of an app, and its routes, with those of what stands in front of it.
+
+    :param prefix: where it is mounted.
+    """
+    found: list[_Route] = []
     for inner in _layers(app):
-        for name, routes in _FRAMEWORKS:
-            found = routes(inner)
-            if found is not None:
-                name = name or _package(inner)
-                return name, _endpoints(name, found, values)
-    return None, ([], [])
+        files = files_served_by(inner)
+        if files is not None:
+            found.append(_Route("/{path}", ("GET",), files))
+        for framework, reader in _FRAMEWORKS:
+            routes = reader(inner)
+            if routes is not None:
+                found += routes
+                return framework or _package(inner), [_below(prefix, route) for route in found]
+    return None, [_below(prefix, route) for route in found]
+
+
+def _below(prefix: str, route: _Route) -> _Route:
+    prefix = prefix.rstrip("/")
+    files = route.files and {prefix + url: path for url, path in route.files.items()}
+    return _Route(prefix + route.pattern, route.methods, files)
 
 
 def _package(app: Any) -> str:
     names = [kind.__module__.partition(".")[0] for kind in type(app).__mro__]
     return next((name for name in names if name in _PACKAGES), names[0])
-
-
-def _endpoints(source: str, routes: _Routes, values: Mapping[str, str]) -> Found:
-    endpoints: dict[tuple[str, str], Endpoint] = {}
-    unreached: dict[tuple[str, str], Unreached] = {}
-    for pattern, methods in routes:
-        methods = sorted(set(methods) - {"OPTIONS"})
-        if not methods:
-            continue
-        method = "GET" if "GET" in methods else methods[0]
-        url = filled(pattern, values)
-        if isinstance(url, str):
-            endpoints.setdefault((method, url), Endpoint(url, pattern, source, method))
-        else:
-            unreached.setdefault((method, pattern), Unreached(pattern, needs(url), method))
-    return list(endpoints.values()), list(unreached.values())
 
 
 def _layers(app: Any) -> Iterator[Any]:
@@ -85,41 +112,74 @@ def _layers(app: Any) -> Iterator[Any]:
             slots = vars(kind).get("__slots__", ())
             names = (slots,) if isinstance(slots, str) else slots
             waiting += (getattr(inner, name, None) for name in names)
-        if _is_a(inner, "channels.routing", "ProtocolTypeRouter"):
+        if is_a(inner, "channels.routing", "ProtocolTypeRouter"):
             waiting.append(inner.application_mapping.get("http"))
 
 
 # Frameworks. None is imported here: an app of one has imported it.
 
 
-def _is_a(app: Any, module: str, name: str) -> bool:
-    loaded = sys.modules.get(module)
-    kind = getattr(loaded, name, None)
-    return isinstance(kind, type) and isinstance(app, kind)
+def _dispatcher(app: Any) -> _Routes | None:
+    """Werkzeug's DispatcherMiddleware: apps under prefixes, and one for the rest."""
+    if not is_a(app, "werkzeug.middleware.dispatcher", "DispatcherMiddleware"):
+        return None
+    mounted = [("", app.app), *app.mounts.items()]
+    return (route for prefix, inner in mounted for route in _routes_of(inner, prefix)[1])
 
 
 def _werkzeug(app: Any) -> _Routes | None:
     """Flask and Quart."""
-    if not _is_a(getattr(app, "url_map", None), "werkzeug.routing", "Map"):
+    if not is_a(getattr(app, "url_map", None), "werkzeug.routing", "Map"):
         return None
-    return ((rule.rule, rule.methods or {"GET"}) for rule in app.url_map.iter_rules())
+    return (
+        _Route(rule.rule, rule.methods or {"GET"}, _flask_files(app, rule))
+        for rule in app.url_map.iter_rules()
+    )
+
+
+def _flask_files(app: Any, rule: Any) -> Files | None:
+    """The files of a rule that the app, or a blueprint, has for its static folder."""
+    name, _, view = str(rule.endpoint).rpartition(".")
+    owner = app if not name else getattr(app, "blueprints", {}).get(name)
+    prefix, is_static, _ = rule.rule.partition("<path:filename>")
+    folder = getattr(owner, "static_folder", None)
+    if view != "static" or not is_static or folder is None:
+        return None
+    return files_below(prefix, [folder])
 
 
 def _django(app: Any) -> _Routes | None:
-    if not _is_a(app, "django.core.handlers.base", "BaseHandler"):
+    if not is_a(app, "django.core.handlers.base", "BaseHandler"):
         return None
+    from django.conf import settings
     from django.urls import get_resolver
 
-    return ((f"/{pattern}", ("GET",)) for pattern in _django_patterns(get_resolver(), ""))
+    routes = _django_routes(get_resolver(), "/")
+    root, prefix = settings.STATIC_ROOT, settings.STATIC_URL or ""
+    if root and prefix.startswith("/") and _DJANGO_STATIC & set(settings.MIDDLEWARE):
+        routes = chain([_Route(f"{prefix}{{path}}", ("GET",), files_below(prefix, [root]))], routes)
+    return routes
 
 
-def _django_patterns(resolver: Any, prefix: str) -> Iterator[str]:
+# Middlewares that serve STATIC_ROOT under STATIC_URL; and views of files.
+_DJANGO_STATIC = frozenset(
+    {"whitenoise.middleware.WhiteNoiseMiddleware", "servestatic.middleware.ServeStaticMiddleware"}
+    | {"wsgifast.django.StaticFilesMiddleware"}
+)
+_DJANGO_VIEWS = ("django.views.static", "django.contrib.staticfiles.views")
+
+
+def _django_routes(resolver: Any, prefix: str) -> _Routes:
     for entry in resolver.url_patterns:
         pattern = prefix + _django_pattern(entry.pattern)
         if hasattr(entry, "url_patterns"):
-            yield from _django_patterns(entry, pattern)
-        else:
-            yield pattern
+            yield from _django_routes(entry, pattern)
+            continue
+        files = None
+        view, root = entry.callback, (entry.default_args or {}).get("document_root")
+        if root and (view.__module__, view.__name__) in ((m, "serve") for m in _DJANGO_VIEWS):
+            files = files_below(pattern.partition("<path>")[0], [root])
+        yield _Route(pattern, ("GET",), files)
 
 
 def _django_pattern(pattern: Any) -> str:
@@ -132,14 +192,12 @@ def _django_pattern(pattern: Any) -> str:
     return text.removesuffix("$").removesuffix("\\Z").replace("\\", "").removesuffix("/?")
 
 
-def _routes_with_paths(app: Any) -> _Routes | None:
-    """Starlette, FastAPI, Litestar and Esmerald."""
-    routes = getattr(app, "routes", None)
-    if not isinstance(routes, (list, tuple)):
+def _starlette(app: Any) -> _Routes | None:
+    """Starlette and FastAPI."""
+    kinds = (("starlette.applications", "Starlette"), ("starlette.routing", "Router"))
+    if not any(is_a(app, *kind) for kind in kinds):
         return None
-    if routes and not _with_paths(routes):
-        return None
-    return _path_routes(routes, "")
+    return _path_routes(app.routes, "")
 
 
 def _with_paths(routes: Sequence[Any]) -> list[Any]:
@@ -161,53 +219,22 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
         if inner:
             yield from _path_routes(inner, path)
         elif hasattr(original, "methods"):
-            yield path, route.methods or ("GET",)
+            yield _Route(path, route.methods or ("GET",))
         elif hasattr(original, "app") and not hasattr(original, "endpoint"):
-            yield from _mounted(original.app, path)
-
-
-def _mounted(app: Any, prefix: str) -> _Routes:
-    for inner in _layers(app):
-        routes = _routes_with_paths(inner)
-        if routes is not None:
-            for path, methods in routes:
-                yield prefix + path, methods
-            return
-    yield f"{prefix}/{{path}}", ("GET",)  # such as static files
-
-
-def _connexion(app: Any) -> _Routes | None:
-    """Its AsyncApp has a router in each of several middlewares; its FlaskApp keeps a Flask app."""
-    if not _is_a(app, "connexion.apps.asynchronous", "AsyncApp"):
-        return None
-    return chain.from_iterable(_routes_with_paths(inner) or () for inner in _layers(app))
-
-
-def _blacksheep(app: Any) -> _Routes | None:
-    if not _is_a(app, "blacksheep.server.application", "Application"):
-        return None
-    routes = ((method, route.pattern.decode()) for method, route in app.router.iter_with_methods())
-    return (
-        ("/" + _BLACKSHEEP_PARAMETER.sub(_angled, pattern).lstrip("/"), (method,))
-        for method, pattern in routes
-        if method != "*"  # the fallback
-    )
-
-
-def _angled(match: re.Match[str]) -> str:
-    return f"<{match[1] or match[2]}>"
-
-
-def _sanic(app: Any) -> _Routes | None:
-    if not _is_a(app, "sanic.app", "Sanic"):
-        return None
-    return ((f"/{route.path}", route.methods) for route in app.router.routes_all.values())
+            name, mounted = _routes_of(original.app, path)
+            yield from mounted
+            if name is None and not mounted:
+                yield _Route(f"{path}/{{path}}", ("GET",))
 
 
 def _falcon(app: Any) -> _Routes | None:
-    if not (_is_a(app, "falcon", "App") or _is_a(app, "falcon.asgi", "App")):
+    if not (is_a(app, "falcon", "App") or is_a(app, "falcon.asgi", "App")):
         return None
-    return _falcon_nodes(app._router._roots)
+    served = [
+        _Route(f"{each._prefix}{{path}}", ("GET",), files_below(each._prefix, [each._directory]))
+        for each, *_ in app._static_routes
+    ]
+    return chain(served, _falcon_nodes(app._router._roots))
 
 
 def _falcon_nodes(nodes: Iterable[Any]) -> _Routes:
@@ -218,35 +245,49 @@ def _falcon_nodes(nodes: Iterable[Any]) -> _Routes:
                 for method, responder in node.method_map.items()
                 if getattr(responder, "__name__", "").startswith("on_")
             ]
-            yield node.uri_template, own or ("GET",)
+            yield _Route(node.uri_template, own or ("GET",))
         yield from _falcon_nodes(node.children)
 
 
 def _bottle(app: Any) -> _Routes | None:
-    if not _is_a(app, "bottle", "Bottle"):
+    if not is_a(app, "bottle", "Bottle"):
         return None
-    return ((route.rule, (route.method,)) for route in app.routes)
+    return (_Route(route.rule, (route.method,)) for route in app.routes)
 
 
 def _pyramid(app: Any) -> _Routes | None:
-    if not _is_a(app, "pyramid.router", "Router"):
+    if not is_a(app, "pyramid.router", "Router"):
         return None
     from pyramid.interfaces import IRoutesMapper  # type: ignore[import-not-found,unused-ignore]
 
     mapper = app.registry.queryUtility(IRoutesMapper)
-    routes = [] if mapper is None else mapper.get_routes()
-    return (("/" + route.pattern.lstrip("/"), ("GET",)) for route in routes)
+    routes = [] if mapper is None else mapper.get_routes(include_static=True)
+    return (
+        _Route("/" + route.pattern.lstrip("/"), ("GET",), _pyramid_files(app, route))
+        for route in routes
+    )
+
+
+def _pyramid_files(app: Any, route: Any) -> Files | None:
+    """The files of a route that add_static_view() has made."""
+    from pyramid.interfaces import IStaticURLInfo
+    from pyramid.path import AssetResolver
+
+    info = app.registry.queryUtility(IStaticURLInfo)
+    for _, spec, name in () if info is None else info.registrations:
+        if name is not None and name == route.name:
+            prefix = "/" + route.pattern.lstrip("/").partition("*")[0]
+            return files_below(prefix, [AssetResolver().resolve(spec).abspath()])
+    return None
 
 
 # The routes of an app that is of the framework, or None; a name of None is the app's own package.
 _FRAMEWORKS: Sequence[tuple[str | None, Callable[[Any], _Routes | None]]] = (
+    ("werkzeug", _dispatcher),
     (None, _werkzeug),
     ("django", _django),
     ("falcon", _falcon),
     ("bottle", _bottle),
     ("pyramid", _pyramid),
-    ("blacksheep", _blacksheep),
-    ("connexion", _connexion),
-    ("sanic", _sanic),
-    (None, _routes_with_paths),
+    (None, _starlette),
 )

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from ..bodies.streams import is_event_stream
 from ..shapes.rule import BodyKind, BodySeen, is_many_and_small, slow_shape
 from ..sizes import size_text
 from .catalogue import CATALOGUE
-from .model import Cost, Finding, Observation, Recording, Report, Unreached
+from .model import Change, Cost, Finding, Observation, Recording, Report, Unreached
 
 # A smaller gain, in relation or in seconds, may be noise.
 _WORTH = 1.2
 _WORTH_S = 0.00005
 # A longer turn of the event loop, in seconds, noticeably delays all other clients.
 BLOCKED_S = 0.1
+# From this share of its messages on they come from a sync generator.
+_FROM_THREADS = 0.5
+
+# As Observation.costs names them.
+_WAYS = {"wrapped": "wrapped", "coalesced": "coalesced", "sendfile": "by sendfile"}
+
+_MENDED = "nothing: the wrapper that the app has mends it"
+# A wrapper that sends so much more often than one with coalesce=True has not got it.
+_MANY_MORE = 2
 
 _MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
@@ -25,13 +35,36 @@ _COALESCE = "WSGIFast(app, coalesce=True)"
 _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
 
 
-def findings_of(seen: Observation) -> list[Finding]:
-    """The findings about an endpoint, worst first."""
+def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding]:
+    """The findings about an endpoint, worst first.
+
+    :param was_wrapped: the app is served in the wrapper of `seen.wrapped`: what that mends is no
+        failure, and worth knowing all the same.
+    """
     failure = _failure(seen)
     if failure is not None:
-        return [failure]
-    findings = (*_blocked(seen), *_shape(seen), *_remarks(seen))
-    return [finding for finding in findings if finding is not None]
+        findings = [failure]
+    else:
+        each = (*_changed(seen), *_blocked(seen), *_shape(seen), *_remarks(seen))
+        findings = [finding for finding in each if finding is not None]
+    if not was_wrapped:
+        return findings
+    return [
+        replace(finding, severity="info", fix=_MENDED) if _is_mended(seen, finding) else finding
+        for finding in findings
+    ]
+
+
+def _is_mended(seen: Observation, finding: Finding) -> bool:
+    if finding.id in ("WF011", "WF012", "WF013", "WF014", "WF015"):
+        status = seen.wrapped.status
+        return not seen.wrapped.failed and status is not None and status < 500
+    if finding.id == "WF003":
+        wrapped, coalesced = (seen.costs.get(name) for name in ("wrapped", "coalesced"))
+        return bool(wrapped and coalesced and wrapped.sends < _MANY_MORE * coalesced.sends)
+    if finding.id in ("WF001", "WF007", "WF030"):
+        return finding.fix.startswith((_WRAP, _ASGI_WRAP))
+    return finding.id in ("WF020", "WF021") and finding.fix in (_WRAP, _ASGI_WRAP)
 
 
 def add_to(
@@ -60,11 +93,17 @@ def answers_error(seen: Observation) -> Finding | None:
 def _why_not_reached(raw: Recording) -> str | None:
     """Why an answer says nothing about the endpoint, and what may help; None if it does."""
     status = raw.status or 0
-    if status in (302, 303, 307):
+    if 300 <= status < 400:
         where = (raw.header("Location") or "").partition("?")[0]
         asks_who = re.search(r"log_?-?in|sign_?-?in|auth", where, re.IGNORECASE)
-        return f"{status} to {where}{_MAY_HELP if asks_who else ''}"
-    if 400 <= status < 500:
+        if where.startswith("https:"):
+            may_help = "; --header 'X-Forwarded-Proto: https' may help"
+        else:
+            may_help = _MAY_HELP if asks_who else ""
+        return f"{status} to {where}{may_help}"
+    if status == 400:
+        return "400; if the app checks the host, --header 'Host: its.name' helps"
+    if 400 < status < 500:
         return f"{status}{_MAY_HELP if status in (401, 403) else ''}"
     return None
 
@@ -117,6 +156,19 @@ def _failure(seen: Observation) -> Finding | None:
     return _finding("WF014", seen, raw.problem, "return a list of bytes", cost)
 
 
+def _changed(seen: Observation) -> Iterator[Finding]:
+    """What wrapping breaks or changes: at most one finding of each id."""
+    by_id: dict[str, list[Change]] = {}
+    for change in seen.changes:
+        id_ = "WF024" if change.kind in ("coding", "size") else "WF017"
+        by_id.setdefault(id_, []).append(change)
+    for id_, changes in by_id.items():
+        what = f"wrapped: {'; '.join(change.what for change in changes)}"
+        by_pathsend = all(change.by_pathsend for change in changes)
+        fix = "ASGIFast(app, pathsend=False)" if by_pathsend else "do not wrap it; report a bug"
+        yield _finding(id_, seen, what, fix)
+
+
 def _blocked(seen: Observation) -> Iterator[Finding]:
     if seen.raw.blocked_s > BLOCKED_S:
         what = f"it blocks the event loop for {_ms(seen.raw.blocked_s)} ms"
@@ -149,6 +201,11 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
         yield _finding(id_, seen, what, _own_file(seen))
     elif id_ == "WF023":
         yield _finding(id_, seen, f"{chunks.count} {pieces}, with pauses", "nothing to do")
+    elif id_ == "WF030" and raw.from_threads >= chunks.count * _FROM_THREADS:
+        # A sync generator: each message costs a switch to a thread and back, which no wrapper sees.
+        what = f"{many}, each from a thread"
+        fix = "yield joined rows, or use an async generator"
+        yield _finding(id_, seen, what, fix, _cost_as_it_is(seen))
     elif id_ == "WF030":
         yield _worth(id_, seen, many, _ASGI_WRAP, "wrapped")
     elif id_ == "WF031":
@@ -177,10 +234,6 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
     coding = raw.header("Content-Encoding")
     if coding is not None and coding.lower() != "identity":
         yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
-    if seen.lost_coding is not None:
-        what = f"a file in {seen.lost_coding}; under ASGIFast uncompressed"
-        fix = "wsgifast compress, and StaticFiles; or ASGIFast(app, pathsend=False)"
-        yield _finding("WF024", seen, what, fix)
     is_file = raw.file_bytes is not None or raw.by_sendfile > 0
     if is_file and raw.status == 200 and not _has_validator(raw):
         wrap = _ASGI_WRAP if raw.returned == "messages" else _WRAP
@@ -206,11 +259,11 @@ def _worth(
     saved = raw.cpu_s - other.cpu_s
     if not certain and (saved < _WORTH_S or raw.cpu_s < other.cpu_s * _WORTH):
         return None
-    return _finding(id_, seen, what, fix, _from_to(raw, other), saved)
+    return _finding(id_, seen, what, fix, _from_to(raw, other, better), saved)
 
 
-def _from_to(raw: Cost, other: Cost) -> str:
-    return f"{_ms(raw.cpu_s)} -> {_ms(other.cpu_s)} ms"
+def _from_to(raw: Cost, other: Cost, better: str) -> str:
+    return f"{_ms(raw.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms {_WAYS[better]}"
 
 
 def _cost_as_it_is(seen: Observation) -> str:

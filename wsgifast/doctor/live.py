@@ -226,7 +226,7 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
     wait = median(waits)
     if wait > max(_STOPPED_S, before * _STOPPED):
         what = f"beside {_SLOW_READERS} slow readers others wait"
-        cost = f"{before * 1e3:.0f} -> {wait * 1e3:.0f} ms"
+        cost = f"{before * 1e3:.0f} ms alone -> {wait * 1e3:.0f} ms"
         yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
 
 

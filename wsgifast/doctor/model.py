@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +23,7 @@ class Endpoint:
     :ivar url: path and query, as in a request line.
     :ivar name: the framework's own pattern, such as "/media/{name}"; or the path.
     :ivar source: where it was found: "flask", "command line", "access log", ...
+    :ivar evidence: what says that a request changes nothing; empty if nothing does.
     :ivar requests: how often it occurs in an access log; None without a log.
     """
 
@@ -29,6 +31,7 @@ class Endpoint:
     name: str
     source: str
     method: str = "GET"
+    evidence: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
     requests: int | None = None
@@ -36,11 +39,15 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Unreached:
-    """An endpoint that was not examined, and why."""
+    """An endpoint that was not examined, and why.
+
+    :ivar missing: the parameters of its pattern for which there is no value.
+    """
 
     name: str
     reason: str
     method: str = "GET"
+    missing: tuple[str, ...] = ()
 
 
 # Endpoints that were found, and those that cannot be requested.
@@ -74,6 +81,9 @@ class Recording:
         for ASGI "messages".
     :ivar chunks: as the app produced them, before any repair.
     :ivar body: its first MAX_KEPT_BYTES.
+    :ivar digest: of all that was sent of the body.
+    :ivar sent_bytes: of the body.
+    :ivar from_threads: ASGI: how often the app's coroutine waited for another thread, or nearly so.
     :ivar route: environ["wsgifast.route"]; None where the app was not wrapped.
     :ivar app_s: seconds spent in the app, including its iterator.
     :ivar file_bytes: the size of the file that the app opened meanwhile and that is the body.
@@ -92,6 +102,9 @@ class Recording:
     returned: str = ""
     chunks: Chunks = field(default_factory=Chunks)
     body: bytearray = field(default_factory=bytearray)
+    digest: Any = field(default_factory=hashlib.blake2b)
+    sent_bytes: int = 0
+    from_threads: int = 0
     route: str | None = None
     app_s: float = 0.0
     wall_s: float = 0.0
@@ -109,6 +122,11 @@ class Recording:
         """The first value of a header; None if it was not sent."""
         return next((v for k, v in self.headers if k.lower() == name.lower()), None)
 
+    def sent(self, data: bytes) -> None:
+        """Note what has been sent of the body."""
+        self.digest.update(data)
+        self.sent_bytes += len(data)
+
     def keep(self, chunk: bytes) -> None:
         """Add to `body`, up to MAX_KEPT_BYTES."""
         self.body += chunk[: MAX_KEPT_BYTES - len(self.body)]
@@ -124,6 +142,20 @@ class Recording:
         return bool(self.problem or self.error or self.timed_out)
 
 
+@dataclass(frozen=True)
+class Change:
+    """How the wrapped app's response differs from the app's own.
+
+    :ivar kind: "failure", "status", "coding", "body", "size", or "header".
+    :ivar what: in a few words.
+    :ivar by_pathsend: it does not with `ASGIFast(app, pathsend=False)`.
+    """
+
+    kind: str
+    what: str
+    by_pathsend: bool = False
+
+
 @dataclass
 class Observation:
     """Everything recorded of one endpoint.
@@ -131,14 +163,14 @@ class Observation:
     :ivar raw: the app as it is.
     :ivar wrapped: under WSGIFast or ASGIFast with their defaults.
     :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)) or "sendfile".
-    :ivar lost_coding: the coding in which an ASGI app sends a file, though not by sendfile.
+    :ivar changes: how the wrapped app's response differs, each time that both were requested.
     """
 
     endpoint: Endpoint
     raw: Recording
     wrapped: Recording
     costs: dict[str, Cost] = field(default_factory=dict)
-    lost_coding: str | None = None
+    changes: list[Change] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

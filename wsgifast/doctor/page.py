@@ -23,7 +23,7 @@ def as_html(report: Report) -> str:
         for each in report.unreached
     )
     note = (
-        "<p>The app is already wrapped with wsgifast; the doctor examines the app inside.</p>"
+        "<p>The app is wrapped with wsgifast already: what the wrapper mends is no failure.</p>"
         if report.was_wrapped
         else ""
     )

@@ -27,6 +27,7 @@ HELD_S = 0.3
 # Its receive buffer: an app's thread that has more to hand over than this and the server's send
 # buffer has to wait.
 _SLOW_BUFFER_BYTES = 64 * 1024
+_READ_BYTES = 1 << 20
 # Smaller files gain nothing from sendfile.
 _LEAST_FILE_BYTES = 16 * 1024
 # An audit hook cannot be removed, so it is added once and does nothing most of the time.
@@ -108,6 +109,8 @@ class RecordedRequest:
         """Send a chunk, framed, without what exceeds the Content-Length."""
         framing = self._send_head()
         data = data[: self._counter.admit(len(data))]
+        if self._inspect:
+            self._recording.sent(data)
         self._send(chunk(data) if data and framing.chunked else data)
 
     def _send_end(self) -> None:
@@ -189,6 +192,14 @@ class RecordingClient:
             while self._sock.recv_into(buffer):
                 pass
         self.cpu_s = time.thread_time() - began
+
+
+def note_file(recording: Recording, fd: int, offset: int, size: int) -> None:
+    """Note what sendfile has sent of a file."""
+    while size and (data := os.pread(fd, min(size, _READ_BYTES), offset)):
+        recording.sent(data)
+        offset += len(data)
+        size -= len(data)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from ..http.framing import chunk_size_line
 from ..loading import described
 from ..sockets.sendfile import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
-from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted
+from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -149,6 +149,8 @@ class _Request(RecordedRequest):
             self._send(b"\r\n")
         self._send_end()
         self._recording.by_sendfile += size
+        if self._inspect:
+            note_file(self._recording, segment.fd, segment.offset, size)
 
     def _count_send(self, size: int) -> None:
         self._recording.sends += 1
@@ -183,9 +185,13 @@ def _environ(endpoint: Endpoint) -> dict[str, Any]:
     }
     if endpoint.body:
         environ["CONTENT_LENGTH"] = str(len(endpoint.body))
+    given: dict[str, list[str]] = {}
     for name, value in endpoint.headers:
-        key = name.upper().replace("-", "_")
-        environ[key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"] = value
+        given.setdefault(name.upper().replace("-", "_"), []).append(value)
+    for key, values in given.items():
+        # As servers do; RFC 6265 has another separator for cookies.
+        text = ("; " if key == "COOKIE" else ",").join(values)
+        environ[key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"] = text
     return environ
 
 

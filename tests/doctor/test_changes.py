@@ -1,0 +1,207 @@
+"""What wrapping breaks or changes is a finding, and what changes by itself is none."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asgifast
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse, PlainTextResponse
+from starlette.routing import Route
+
+from tests.doctor.apps import wsgi_app
+from wsgifast import WSGIFast
+from wsgifast.doctor import Report, as_text, examination, examine
+from wsgifast.doctor.page import as_html
+
+Answer = Callable[[], tuple[str, list[tuple[str, str]], Any]]
+
+
+def wsgi(answer: Answer) -> Any:
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        status, headers, body = answer()
+        start_response(status, headers)
+        return body
+
+    return app
+
+
+def plain(body: bytes = b"page", status: str = "200 OK", **headers: str) -> Answer:
+    fields = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return lambda: (status, [("Content-Type", "text/plain"), *fields], [body])
+
+
+def raising() -> tuple[str, list[tuple[str, str]], Any]:
+    raise RuntimeError("broken by wrapping")
+
+
+def examined(
+    monkeypatch: pytest.MonkeyPatch, own: Answer, wrapped: Answer, **options: Any
+) -> Report:
+    """An app beside which a wrapper answers what it likes."""
+    fake = lambda app, **options: WSGIFast(wsgi(own if options else wrapped))  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(examination, "WSGIFast", fake)
+        return examine(wsgi(own), ["/"], **options)
+
+
+@pytest.mark.parametrize(
+    ("own", "wrapped", "said"),
+    [
+        (plain(), raising, "wrapped: fails (RuntimeError: broken by wrapping"),
+        (plain(), plain(status="500 Oops"), "wrapped: 500; as it is: 200"),
+        (plain(), plain(b"p4ge"), "wrapped: other bytes (4 B); as it is: 4 B"),
+        (plain(), plain(b"pag"), "wrapped: other bytes (3 B); as it is: 4 B"),
+        (plain(Cache_Control="no-store"), plain(), "cache-control: none; as it is: no-store"),
+        (plain(), plain(X_Other="a"), "x-other: a; as it is: none"),
+        (plain(ETag='"a"'), plain(ETag='"b"'), 'etag: "b"; as it is: "a"'),
+    ],
+)
+def test_what_wrapping_changes_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, own: Answer, wrapped: Answer, said: str
+) -> None:
+    report = examined(monkeypatch, own, wrapped)
+    (finding,) = [each for each in report.findings if each.id == "WF017"]
+    assert finding.severity == "wrong"
+    assert said in finding.what
+    assert report.good == 0
+
+
+def test_what_wrapping_enlarges_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = examined(monkeypatch, plain(b"a" * 50, Content_Encoding="gzip"), plain(b"a" * 500))
+    (finding,) = [each for each in report.findings if each.severity == "slow"]
+    assert finding.id == "WF024"
+    assert finding.what == ("wrapped: no coding; as it is: gzip; 500 B; as it is: 50 B")
+
+
+def test_what_wrapping_adds_to_a_file_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = plain(ETag='"a"', Last_Modified="x", Accept_Ranges="bytes", Content_Length="4")
+    assert not examined(monkeypatch, plain(), added).of("wrong", "slow")
+
+
+def counter(form: str) -> Answer:
+    count = itertools.count()
+    return lambda: ("200 OK", [("X-Number", str(next(count)))], [form.format(next(count)).encode()])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        counter("{}"),
+        lambda: ("200 OK", [("Set-Cookie", os.urandom(8).hex())], [str(time.time_ns()).encode()]),
+        lambda: ("200 OK", [("Date", str(time.time_ns()))], [b"x"]),
+    ],
+)
+def test_what_changes_by_itself_is_no_change(answer: Answer) -> None:
+    assert not examine(wsgi(answer), ["/"]).of("wrong", "slow")
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=5))
+@settings(max_examples=15, deadline=None)
+def test_an_app_that_answers_in_turns_is_not_changed(turns: list[bool]) -> None:
+    """Such as every other request, or two of five."""
+    way = itertools.cycle(turns)
+    report = examine(wsgi(lambda: ("200 OK", [], [b"a" if next(way) else b"b"])), ["/"])
+    assert not report.of("wrong"), as_text(report)
+
+
+def asgi(kind: str, folder: Path) -> Any:
+    async def file(request: Any) -> FileResponse:
+        return FileResponse(folder / "app.js")
+
+    async def page(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("x" * 10_000)
+
+    middleware = [Middleware(GZipMiddleware)] if kind == "gzip" else []
+    return Starlette(routes=[Route("/app.js", file), Route("/page", page)], middleware=middleware)
+
+
+class Offering(asgifast.ASGIFast):
+    """Offers pathsend to every app, unless it is asked not to."""
+
+    def __init__(self, app: Any, *, pathsend: bool = True) -> None:
+        super().__init__(app, pathsend=False)
+        self._offers = pathsend
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sending(message: Any) -> None:
+            if message["type"] != "http.response.pathsend":
+                await send(message)
+                return
+            data = Path(message["path"]).read_bytes()
+            await send({"type": "http.response.body", "body": data})
+
+        if scope["type"] == "http":
+            extensions: dict[str, Any] = {"http.response.pathsend": {}} if self._offers else {}
+            scope = {**scope, "extensions": extensions}
+            await self.app(scope, receive, sending)
+        else:
+            await self.app(scope, receive, send)
+
+
+def test_a_file_that_loses_its_compression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "app.js").write_text("x" * 10_000)
+    monkeypatch.setattr(asgifast, "ASGIFast", Offering)
+    report = examine(asgi("gzip", tmp_path), ["/app.js", "/page"])
+    (finding,) = [finding for finding in report.findings if finding.id == "WF024"]
+    assert finding.endpoint.url == "/app.js"
+    assert "no coding; as it is: gzip; 9.8 KiB; as it is:" in finding.what
+    assert finding.fix == "ASGIFast(app, pathsend=False)"
+    report = examine(asgi("none", tmp_path), ["/app.js"])
+    assert "WF024" not in [finding.id for finding in report.findings]
+
+
+class Broken(asgifast.ASGIFast):
+    def __init__(self, app: Any, *, pathsend: bool = True) -> None:
+        super().__init__(app, pathsend=False)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sending(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": []}
+            await send(message)
+
+        await self.app(scope, receive, sending)
+
+
+def test_what_pathsend_does_not_mend_is_reported_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asgifast, "ASGIFast", Broken)
+    (finding,) = examine(asgi("none", tmp_path), ["/page"]).of("wrong")
+    assert (finding.id, finding.fix) == ("WF017", "do not wrap it; report a bug")
+    assert "content-type: none; as it is: text/plain" in finding.what
+
+
+def test_the_whole_text_of_a_long_change_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = examined(monkeypatch, plain(X_Long="a" * 500), plain())
+    assert "a" * 500 in as_html(report)
+    assert "a" * 100 not in as_text(report)
+    assert max(map(len, as_text(report).splitlines())) < 240
+
+
+def test_an_app_is_compared_in_the_wrapper_that_it_has() -> None:
+    """With its options: what they mend is not reported again."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            bad = "http.response.pathsend" in scope["extensions"]
+            status = 500 if bad else 200
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"x"})
+
+    assert [f.id for f in examine(app, ["/"]).of("wrong")] in (["WF017"], [])
+    report = examine(asgifast.ASGIFast(app, pathsend=False), ["/"])
+    assert report.was_wrapped
+    assert not report.of("wrong"), as_text(report)
+    assert not examine(WSGIFast(wsgi_app, coalesce=True), ["/good"]).of("wrong", "slow")

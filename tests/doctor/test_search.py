@@ -1,0 +1,421 @@
+"""Which endpoints are requested: what is safe by evidence; the rest only if that is allowed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import bottle
+import falcon
+import flask
+import pytest
+from asgiref import wsgi as asgiref_wsgi
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles as StarletteFiles
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from whitenoise import WhiteNoise
+
+import wsgifast
+from tests.support.servers import ROOT
+from tests.support.terminals import open_terminal
+from wsgifast.doctor import Endpoint, as_text, examine
+from wsgifast.doctor.endpoints import filled, from_paths, from_urls_file, values_in
+from wsgifast.doctor.links import links_of
+from wsgifast.doctor.model import Recording
+from wsgifast.doctor.openapi import from_openapi
+
+NAMES = ("/logout", "/createUser", "/startScan", "/list", "/", "/item/<int:id>", "/item/<id>/edit")
+
+
+def counted_app(*rules: str, pages: dict[str, str] | None = None) -> tuple[Any, Counter[str]]:
+    """A Flask app that counts its calls; some of its views are pages."""
+    app, calls = flask.Flask(__name__, static_folder=None), Counter[str]()
+
+    def view(**given: str) -> str:
+        calls[flask.request.path] += 1
+        return (pages or {}).get(flask.request.path, "ok")
+
+    for rule in rules:
+        app.add_url_rule(rule, rule.replace(".", "_"), view)
+    return app, calls
+
+
+def reached(report: Any) -> set[str]:
+    return {seen.endpoint.url for seen in report.observations}
+
+
+def test_views_are_not_requested_by_default() -> None:
+    app, calls = counted_app(*NAMES)
+    report = examine(app)
+    assert not calls
+    assert not report.observations
+    assert {left.name for left in report.unreached} == set(NAMES)
+    assert "  5 not reached (may change something: --all requests it, too): GET /" in as_text(
+        report
+    )
+
+
+def test_fastapi_views_are_not_requested_by_default() -> None:
+    from fastapi import FastAPI
+
+    app, calls = FastAPI(), Counter[str]()
+
+    @app.get("/createUser")
+    def create() -> str:
+        calls["create"] += 1
+        return "x"
+
+    assert not examine(app).observations
+    assert not calls
+
+
+def test_all_endpoints_requests_the_rest() -> None:
+    app, calls = counted_app(*NAMES)
+    report = examine(app, all_endpoints=True)
+    assert reached(report) == set(calls) == {"/logout", "/createUser", "/startScan", "/list", "/"}
+
+
+def test_a_function_decides_once_and_sees_what_it_decides_about(tmp_path: Path) -> None:
+    (tmp_path / "app.css").write_text("a")
+    asked = []
+
+    def allow(safe: Any, rest: Any) -> bool:
+        asked.append(([each.url for each in safe], [each.url for each in rest]))
+        return False
+
+    app, calls = counted_app("/logout")
+    served = wsgifast.StaticFiles(app, directory=tmp_path, prefix="/static/")
+    report = examine(served, all_endpoints=allow)
+    assert asked == [(["/static/app.css"], ["/logout"])]
+    assert reached(report) == {"/static/app.css"}
+    assert not calls
+
+
+def test_named_endpoints_are_requested(tmp_path: Path) -> None:
+    urls = tmp_path / "urls.txt"
+    urls.write_text("/logout\n")
+    arguments: Any
+    for arguments in (
+        {"endpoints": ["/logout"]},
+        {"endpoints": [Endpoint("/logout", "/logout", "test")]},
+        {"found": lambda fetch: from_urls_file(str(urls))},
+        {"unsafe": True},
+    ):
+        app, calls = counted_app("/logout")
+        examine(app, **arguments)
+        assert calls, arguments
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path = tmp_path / "static"
+    tmp_path.mkdir()
+    (tmp_path / "js").mkdir()
+    (tmp_path / "js/app one.js").write_text("a" * 2000)
+    (tmp_path / "js/small.js").write_text("a")
+    (tmp_path / "style.css").write_text("a" * 100)
+    (tmp_path / ".hidden").write_text("a")
+    (tmp_path / "style.css.gz").write_text("a")
+    return tmp_path
+
+
+def flask_static(folder: Path) -> Any:
+    return flask.Flask(__name__, static_folder=str(folder))
+
+
+def blueprint_static(folder: Path) -> Any:
+    app = flask.Flask(__name__, static_folder=None)
+    blueprint = flask.Blueprint("b", __name__, static_folder=str(folder), url_prefix="/b")
+    app.register_blueprint(blueprint)
+    return app
+
+
+def starlette_mount(folder: Path) -> Any:
+    inner = Mount("/static", StarletteFiles(directory=folder))
+    return Starlette(routes=[Mount("/inner", routes=[inner])])
+
+
+def our_mount(folder: Path) -> Any:
+    import asgifast
+
+    return Starlette(routes=[Mount("/static", asgifast.StaticFiles(directory=folder))])
+
+
+def flask_in_starlette(folder: Path) -> Any:
+    wsgi_to_asgi: Any = asgiref_wsgi.WsgiToAsgi
+    return Starlette(routes=[Mount("/old", wsgi_to_asgi(flask_static(folder)))])
+
+
+def flask_in_dispatcher(folder: Path) -> Any:
+    other = flask.Flask("other", static_folder=None)
+    return DispatcherMiddleware(other, {"/shop": flask_static(folder)})
+
+
+def falcon_static(folder: Path) -> Any:
+    app = falcon.App()
+    app.add_static_route("/files", str(folder))
+    return app
+
+
+def pyramid_static(folder: Path) -> Any:
+    from pyramid.config import Configurator
+
+    config = Configurator()
+    config.add_static_view("static", str(folder))
+    return config.make_wsgi_app()
+
+
+STATIC = {
+    flask_static: "/static/",
+    blueprint_static: "/b/static/",
+    starlette_mount: "/inner/static/",
+    our_mount: "/static/",
+    flask_in_starlette: "/old/static/",
+    flask_in_dispatcher: "/shop/static/",
+    falcon_static: "/files/",
+    pyramid_static: "/static/",
+    lambda folder: WhiteNoise(bottle.Bottle(), str(folder), "w/"): "/w/",
+    lambda folder: wsgifast.StaticFiles(bottle.Bottle(), directory=folder, prefix="/s"): "/s/",
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of frameworks
+@pytest.mark.parametrize("make", STATIC)
+def test_files_of_static_folders_are_requested(make: Any, folder: Path) -> None:
+    prefix = STATIC[make]
+    report = examine(make(folder))
+    assert reached(report) == {f"{prefix}js/app%20one.js", f"{prefix}style.css"}, as_text(report)
+    assert all(seen.raw.status == 200 for seen in report.observations)
+    assert all(seen.endpoint.evidence for seen in report.observations)
+
+
+PAGE = """<!doctype html><base href="/shop/"><link rel=stylesheet href="app.css?v=1">
+<link rel="canonical" href="/canonical"><img src="/image.png" srcset="/a.png 1x, /b.png 2x">
+<script src="https://localhost/script.js"></script><script src="//cdn.example/x.js"></script>
+<a href="/logout">out</a><a href="/item/7">item</a><form action="/delete"></form>
+<iframe src="/frame"></iframe><img src="data:image/png;base64,x"><a href="mailto:a@b">"""
+
+
+def test_links_of_a_page_are_split_by_what_a_browser_loads() -> None:
+    answer = Recording(200, [("Content-Type", "text/html; charset=utf-8")])
+    answer.body += PAGE.encode()
+    links = links_of(answer, "/page", "localhost")
+    assert links.loaded == [
+        "/shop/app.css?v=1", "/image.png", "/a.png", "/b.png", "/script.js"
+    ]  # fmt: skip
+    assert links.others == ["/canonical", "/logout", "/item/7", "/frame"]
+
+
+@given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
+def test_links_of_any_body_are_paths_that_can_be_requested(body: bytes) -> None:
+    for kind in ("text/html", "application/json"):
+        for before in (b"", b"<a href='", b'["/', b"<![", b"<base href='//["):
+            answer = Recording(302, [("Content-Type", kind), ("Location", "http://[")])
+            answer.body += before + body
+            links = links_of(answer, "/a", "localhost")
+            for path in (*links.loaded, *links.others):
+                from_paths([path])
+
+
+def test_what_a_browser_loads_with_a_named_page_is_requested_and_no_other_link() -> None:
+    app, calls = counted_app(
+        "/page", "/logout", "/item/<int:id>", "/image.png", "/shop/app.css", pages={"/page": PAGE}
+    )
+    app.after_request(lambda response: response)
+    report = examine(app, found=lambda fetch: from_paths(["/page"]))
+    assert set(calls) == {"/page", "/image.png", "/shop/app.css"}
+    assert {"/page", "/image.png", "/shop/app.css?v=1"} <= reached(report)
+
+
+def test_all_fills_parameters_from_links() -> None:
+    pages = {"/": '<a href="/item/7?tab=1">', "/item/7": '<a href="/user/ann%20b/orders">'}
+    app, calls = counted_app(
+        "/", "/item/<int:id>", "/item/<int:id>/edit", "/user/<name>/orders", "/x/<y>", pages=pages
+    )
+    report = examine(app, all_endpoints=True)
+    assert set(calls) == {"/", "/item/7", "/item/7/edit", "/user/ann b/orders"}
+    assert [left.name for left in report.unreached] == ["/x/<y>"]
+    named = {seen.endpoint.name for seen in report.observations}
+    assert {"/item/<int:id>", "/user/<name>/orders"} <= named
+
+
+def test_all_fills_parameters_from_json_and_redirects() -> None:
+    async def index(request: Any) -> PlainTextResponse:
+        body = json.dumps({"items": [{"url": "/item/3"}, {"url": "https://else.example/item/4"}]})
+        return PlainTextResponse(body, media_type="application/json")
+
+    async def go(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("", 302, {"Location": "/user/ann"})
+
+    async def ok(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    routes = [
+        Route("/", index),
+        Route("/go", go),
+        Route("/item/{id:int}", ok),
+        Route("/user/{n}", ok),
+    ]
+    report = examine(Starlette(routes=routes), all_endpoints=True)
+    assert reached(report) == {"/", "/item/3", "/user/ann"}
+
+
+def test_all_follows_links_of_an_app_without_routes() -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        path = environ["PATH_INFO"]
+        start_response("200 OK", [("Content-Type", "text/html"), ("Content-Length", "20")])
+        return [(b'<a href="/b"></a>' if path == "/" else b"").ljust(20)]
+
+    assert reached(examine(app, all_endpoints=True)) == {"/", "/b"}
+
+
+def test_a_page_of_another_host_name_has_its_own_links() -> None:
+    async def page(request: Any) -> HTMLResponse:
+        return HTMLResponse(f'<a href="{request.url_for("ok")}"><a href="http://localhost/no">')
+
+    async def ok(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    app = Starlette(routes=[Route("/", page), Route("/ok/{a}", ok), Route("/k", ok, name="ok")])
+    report = examine(app, all_endpoints=True, headers=[("Host", "shop.example:8000")])
+    assert reached(report) == {"/", "/k"}
+
+
+texts = st.text(st.characters(categories=["L", "N", "P", "Zs"]), min_size=1, max_size=12)
+
+
+@given(texts, st.sampled_from(["/a/<{}>", "/a/{{{}}}/b", "/é/<int:{}>.txt", "/x/{{{}:path}}"]))
+def test_values_in_a_filled_pattern_are_those_that_it_was_filled_with(
+    value: str, form: str
+) -> None:
+    pattern = form.format("name")
+    if "path" not in pattern:
+        value = value.replace("/", "")
+    if value:
+        url = filled(pattern, {"name": value})
+        assert isinstance(url, str)
+        assert values_in(pattern, url) == {"name": value}
+
+
+ITEMS = {"type": "array", "items": {"$ref": "#/components/schemas/Item"}}
+JSON_ITEMS = {"description": "", "content": {"application/json": {"schema": ITEMS}}}
+READS: dict[str, Any] = {"responses": {"200": JSON_ITEMS}}
+
+
+@pytest.mark.parametrize(
+    ("item", "is_read_only"),
+    [
+        ({"get": READS}, True),
+        ({"get": {"responses": {"200": JSON_ITEMS, "404": {"description": ""}}}}, True),
+        ({"get": {"responses": {200: {"content": {"image/png": {}}}}}}, True),
+        ({"get": {"responses": {"200": {"schema": ITEMS}}}}, True),
+        ({"get": {"responses": {"200": {"$ref": "#/components/responses/Items"}}}}, True),
+        ({"get": READS, "post": {"summary": "Add one"}}, True),
+        # A method is not evidence.
+        ({"get": {}}, False),
+        ({"get": {"responses": {"200": {"description": "done"}}}}, False),
+        ({"get": {"responses": {"200": {"content": {"application/json": {"schema": {}}}}}}}, False),
+        ({"get": {"responses": {"200": {"content": {"text/html": {"schema": ITEMS}}}}}}, False),
+        ({"get": {"responses": {"200": {"$ref": "#/components/nothing"}}}}, False),
+        ({"get": {**READS, "requestBody": {}}}, False),
+        ({"get": {**READS, "parameters": [{"in": "body", "name": "x"}]}}, False),
+        ({"get": {"responses": {"200": JSON_ITEMS, "202": {"description": ""}}}}, False),
+        # The same operation by two methods, as Subsonic's createUser.
+        ({"get": {**READS, "summary": "New user"}, "post": {"summary": "New user"}}, False),
+        ({"post": READS}, False),
+        ({"delete": READS}, False),
+    ],
+)
+def test_what_an_openapi_document_calls_read_only(
+    tmp_path: Path, item: dict[str, Any], is_read_only: bool
+) -> None:
+    path = tmp_path / "openapi.json"
+    components = {"responses": {"Items": JSON_ITEMS}}
+    path.write_text(json.dumps({"paths": {"/items": item}, "components": components}))
+    endpoints, _ = from_openapi(str(path), {}, lambda path: b"")
+    assert [bool(each.evidence) for each in endpoints][:1] == [is_read_only]
+
+
+APP = """
+import atexit, sys
+from flask import Flask
+app = Flask(__name__, static_folder="static")
+calls = []
+@app.get("/logout")
+def logout():
+    calls.append("logout")
+    return "x"
+@atexit.register
+def report():
+    print("requested:", calls, file=sys.stderr)
+"""
+
+
+def on_a_terminal(folder: Path, answer: bytes, *arguments: str) -> tuple[int, str]:
+    """What the doctor writes to a terminal, where a person answers."""
+    primary, secondary = open_terminal(columns=100)
+    (folder / "shop.py").write_text(APP)
+    (folder / "static").mkdir(exist_ok=True)
+    (folder / "static/a.css").write_text("a")
+    os.write(primary, answer)  # it waits there to be read
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wsgifast", "doctor", "shop:app", *arguments],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=secondary, stdout=secondary, stderr=secondary,
+    )  # fmt: skip
+    os.close(secondary)
+    shown = b""
+    while True:
+        try:
+            data = os.read(primary, 65536)
+        except OSError:  # the last program has closed it
+            break
+        if not data:
+            break
+        shown += data
+    os.close(primary)
+    return process.wait(60), shown.decode()
+
+
+def test_on_a_terminal_the_list_is_shown_and_a_person_is_asked(tmp_path: Path) -> None:
+    status, shown = on_a_terminal(tmp_path, b"y\n")
+    before, _, after = shown.partition("? [y/N]")
+    assert "GET /static/a.css: a file of a folder that the app serves" in before
+    assert "May change something: 1\r\n  GET /logout\r\n" in before
+    assert "2 endpoints: 2 good" in after
+    assert "'logout'" in after
+    assert status == 0
+    for answer in (b"\n", b"n\n", b"\x04"):
+        status, shown = on_a_terminal(tmp_path, answer)
+        assert "requested: []" in shown
+        assert "1 not reached (may change something" in shown
+
+
+def test_on_a_terminal_nobody_is_asked_about_what_is_named(tmp_path: Path) -> None:
+    for arguments in (["/logout"], ["--all"]):
+        status, shown = on_a_terminal(tmp_path, b"", *arguments)
+        assert status == 0
+        assert "[y/N]" not in shown
+        assert "'logout'" in shown
+
+
+def test_without_a_terminal_nobody_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    command = [sys.executable, "-m", "wsgifast", "doctor", str(tmp_path / "shop.py")]
+    ran = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
+    )
+    assert ran.returncode == 2
+    assert "1 not reached (may change something: --all requests it, too): GET /logout" in ran.stdout
+    assert "nothing was reached: --all requests what may change something" in ran.stderr
+    assert "requested: []" in ran.stderr
+    assert subprocess.run([*command, "--all"], cwd=ROOT, capture_output=True).returncode == 0
