@@ -19,7 +19,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, PlainTextResponse
 from starlette.routing import Route
 
-from tests.doctor.apps import wsgi_app
+from tests.doctor.apps import file_path, wsgi_app
 from wsgifast import WSGIFast
 from wsgifast.doctor import Report, as_text, examination, examine
 from wsgifast.doctor.page import as_html
@@ -159,6 +159,29 @@ def test_a_file_that_loses_its_compression(tmp_path: Path, monkeypatch: pytest.M
     assert finding.fix == "ASGIFast(app, pathsend=False)"
     report = examine(asgi("none", tmp_path), ["/app.js"])
     assert "WF024" not in [finding.id for finding in report.findings]
+
+
+def test_pathsend_is_recommended_only_where_it_changes_nothing(tmp_path: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Unknown to ASGIFast; its second file is right only without the extension."""
+        path = file_path()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if "http.response.pathsend" in scope.get("extensions", ()):
+            sent = path if scope["path"] == "/right" else Path(__file__)
+            await send({"type": "http.response.pathsend", "path": str(sent)})
+            return
+        with path.open("rb") as file:
+            while data := file.read(65536):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def starting(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await app(scope, receive, send)
+
+    found = {f.endpoint.url: (f.id, f.fix) for f in examine(starting, ["/right", "/no"]).of("slow")}
+    fix = "ASGIFast(app, pathsend=True) on asgifast.uvicorn's protocols"
+    assert found == {"/right": ("WF031", fix)}
 
 
 class Broken(asgifast.ASGIFast):

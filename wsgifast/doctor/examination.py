@@ -81,12 +81,14 @@ def _asgi_contenders(app: Any, wrapped: Any, started: Any, limit_s: float) -> di
         return partial(started.record, app, limit_s=limit_s, pathsend=pathsend)
 
     wrapped = wrapped or ASGIFast(app)
-    return {
-        "raw": of(app),
-        "wrapped": of(wrapped),
-        "sendfile": of(wrapped, pathsend=True),
-        "without pathsend": of(ASGIFast(app, pathsend=False), pathsend=True),
-    }
+    contenders = {"raw": of(app), "wrapped": of(wrapped)}
+    contenders["without pathsend"] = of(ASGIFast(app, pathsend=False), pathsend=True)
+    # asgifast's protocols offer it to the same apps as ASGIFast does.
+    if wrapped.pathsend_decision.offered:
+        contenders["sendfile"] = of(wrapped, pathsend=True)
+    else:
+        contenders["pathsend=True"] = of(ASGIFast(app, pathsend=True), pathsend=True)
+    return contenders
 
 
 def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
@@ -102,7 +104,13 @@ def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
     if seen.wrapped.failed:
         return seen
     raw.blocked_s = _least_blocked_s(seen, record)
-    measured = {name: of for name, of in contenders.items() if name != "without pathsend"}
+    measured = {name: of for name, of in contenders.items() if "pathsend" not in name}
+    if "pathsend=True" in contenders and raw.file_bytes:
+        # It is recommended only if it was seen to change nothing.
+        asked = contenders["pathsend=True"]
+        ways = {"raw": record, "wrapped": asked}
+        if not list(changes(ways, endpoint, raw, asked(endpoint))):
+            measured["pathsend=True"] = asked
     if "coalesced" in measured and (raw.chunks.count < 2 or raw.by_sendfile):
         del measured["coalesced"]
     if raw.chunks.count > 1 or raw.file_bytes:

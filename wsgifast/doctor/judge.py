@@ -21,7 +21,12 @@ BLOCKED_S = 0.1
 _FROM_THREADS = 0.5
 
 # As Observation.costs names them.
-_WAYS = {"wrapped": "wrapped", "coalesced": "coalesced", "sendfile": "by sendfile"}
+_WAYS = {
+    "wrapped": "wrapped",
+    "coalesced": "coalesced",
+    "sendfile": "by sendfile",
+    "pathsend=True": "by sendfile",
+}
 
 _MENDED = "nothing: the wrapper that the app has mends it"
 # A wrapper that sends so much more often than one with coalesce=True has not got it.
@@ -31,6 +36,7 @@ _MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
 _PROTOCOL = "ASGIFast(app) on asgifast.uvicorn's protocols"
+_ASKED_PROTOCOL = "ASGIFast(app, pathsend=True) on asgifast.uvicorn's protocols"
 _COALESCE = "WSGIFast(app, coalesce=True)"
 _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
 
@@ -209,7 +215,11 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     elif id_ == "WF030":
         yield _worth(id_, seen, many, _ASGI_WRAP, "wrapped")
     elif id_ == "WF031":
-        yield _worth(id_, seen, f"a file, {block} at a time", _PROTOCOL, "sendfile")
+        what = f"a file, {block} at a time"
+        if "pathsend=True" in seen.costs:
+            yield _worth(id_, seen, what, _ASKED_PROTOCOL, "pathsend=True")
+        else:
+            yield _worth(id_, seen, what, _PROTOCOL, "sendfile")
 
 
 def _body(seen: Observation) -> BodySeen:

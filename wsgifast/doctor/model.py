@@ -162,7 +162,8 @@ class Observation:
 
     :ivar raw: the app as it is.
     :ivar wrapped: under WSGIFast or ASGIFast with their defaults.
-    :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)) or "sendfile".
+    :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)), "sendfile" or
+        "pathsend=True" (ASGIFast(pathsend=True) where it is not offered by default).
     :ivar changes: how the wrapped app's response differs, each time that both were requested.
     """
 

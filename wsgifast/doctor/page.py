@@ -12,6 +12,7 @@ _NAMES = {
     "wrapped": "wrapped",
     "coalesced": "wrapped, coalesce=True",
     "sendfile": "wrapped, by sendfile",
+    "pathsend=True": "ASGIFast(app, pathsend=True), by sendfile",
 }
 
 
