@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from wsgifast.files import ByteRange
 
@@ -17,8 +17,8 @@ COALESCING = "asgifast.coalescing"
 # pathsend but not zerocopysend: Starlette's BaseHTTPMiddleware fails on that, and its
 # GZipMiddleware drops it.
 PLANNED = "asgifast.planned"
-# Under this key a pathsend message for asgifast's protocols carries who records the request, as the
-# file may be sent long after the app has returned.
+# Under this key a pathsend message for asgifast's protocols carries the instrumented.Request, which
+# is recorded when its file is sent: that may be long after the app has returned.
 RECORDING = "asgifast.recording"
 # What ASGIFast offers to its app.
 FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
@@ -28,16 +28,6 @@ FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
 }
 # What asgifast's protocols offer to their app.
 PROTOCOL_EXTENSIONS: dict[str, dict[str, Any]] = {**FILE_EXTENSIONS, COALESCING: {}}
-
-
-class Recording(Protocol):
-    """Who records a request, and is told what becomes of its file."""
-
-    def handed_over(self) -> None:
-        """The file is sent on when the app has returned; :meth:`ended` follows."""
-
-    def ended(self, unsent: int | None) -> None:
-        """The file's end: so many bytes of it were not sent; None: none was."""
 
 
 class PlannedBody(NamedTuple):

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.http.framing import has_body
 from wsgifast.metrics.patterns import PATTERN, asgi_pattern
-from wsgifast.metrics.periodic import Failures
-from wsgifast.metrics.requests import (
-    Answered,
-    LengthError,
-    Recorder,
-    RequestMetrics,
-    asked_of_scope,
-)
+from wsgifast.metrics.requests import Asked, LengthError, Recorder, Recording, asked_of_scope
 
 from .extensions import COALESCING, PLANNED, RECORDING
 from .messages import (
@@ -53,33 +45,27 @@ class Instrumented:
 
     def __init__(self, app: ASGIApp, recorder: Recorder | None, spans: CurrentSpans | None) -> None:
         self._app = app
-        self._recorder = recorder
         self._spans = spans
-        # Not a subclass, whose record() may do more.
-        self._metrics = recorder if type(recorder) is RequestMetrics else None
-        self._failures = Failures(logger)
+        self._recording = Recording(recorder, spans, logger)
+        # For requests that are recorded elsewhere, and have a span.
+        self._tracing = Recording(None, spans, logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         span = None if self._spans is None else self._spans.current()
-        recorder = self._recorder
-        if INSTRUMENTED in scope and scope[INSTRUMENTED].recorder is recorder:
-            recorder = None  # recorded by a server of ours, or by an ASGIFast around this one
-        if recorder is None and span is None:
+        recording = self._recording
+        if INSTRUMENTED in scope and scope[INSTRUMENTED].recording.recorder is recording.recorder:
+            recording = self._tracing  # by a server of ours, or by an ASGIFast around this one
+        if recording.recorder is None and span is None:
             return await self._app(scope, receive, send)
-        active = None
-        if recorder is None:
-            pass
-        elif self._metrics is not None:
-            scheme = scope["scheme"] if "scheme" in scope else "http"  # noqa: SIM401
-            active = self._metrics.active[scope["method"], scheme]
-            active.append(None)
-        else:
-            self._begin(recorder, scope)
+        asked = asked_of_scope(scope)
+        recording.begin(asked)
         # Attribute by attribute: a constructor would be one more call for every request.
-        request = _Request()
-        request.recorder = recorder
+        request = Request()
+        request.recording = recording
+        request.asked = asked
+        request.span = span
         request.began = perf_counter()
         request.app_scope = inner = {**scope, INSTRUMENTED: request}
         request.server_receive = receive
@@ -88,8 +74,7 @@ class Instrumented:
         request.headers = ()
         request.size = request.chunks = 0
         request.route = ""
-        request.is_complete = request.left = request.is_handed_over = False
-        request.on_end = None
+        request.is_complete = request.left = request.is_handed_over = request.is_returned = False
         try:
             # The server reports what is returned, if it is not None.
             return await self._app(inner, request.receive, request.send)
@@ -101,107 +86,29 @@ class Instrumented:
                 request.status = 500
             raise
         finally:
-            if request.is_handed_over:
-                request.on_end = self._at_the_end(scope, request, span, active)
-            else:
-                self._end(scope, request, span, active, _pattern(scope, request))
-            del request.app_scope  # which has the request
-
-    def _at_the_end(
-        self, scope: Scope, request: _Request, span: object | None, active: list[None] | None
-    ) -> Callable[[], None]:
-        """What records a request when its file is sent; little is kept for that long."""
-        kept = {"method": scope["method"], "scheme": scope.get("scheme", "http")}
-        declared = declared_length(request.headers)
-        request.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
-        del request.server_receive, request.server_send
-        return partial(self._end, kept, request, span, active, _pattern(scope, request))
-
-    def _end(
-        self,
-        scope: Scope,
-        request: _Request,
-        span: object | None,
-        active: list[None] | None,
-        pattern: str | None,
-    ) -> None:
-        try:
-            self._record(scope, request, span, pattern)
-        except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-            self._failures.log()
-        if active:
-            active.pop()
-
-    def _begin(self, recorder: Recorder, scope: Scope) -> None:
-        try:
-            recorder.begin(scope["method"], scope.get("scheme", "http"))
-        except Exception:  # noqa: BLE001 - the same
-            self._failures.log()
-
-    def _record(
-        self, scope: Scope, request: _Request, span: object | None, pattern: str | None
-    ) -> None:
-        size = request.size
-        length_error = None
-        for name, value in request.headers:
-            if name == b"content-length":
-                if value != b"%d" % size:  # rarely
-                    length_error = _length_error(scope, request)
-                break
-        now = perf_counter()
-        record = (
-            *asked_of_scope(scope), request.status, pattern, request.route,
-            now - request.began, size,
-        )  # fmt: skip
-        if span is not None and self._spans is not None:
-            self._spans.describe(
-                span,
-                Answered(*record),
-                request.chunks,
-                length_error=length_error,
-                left=request.left,
-            )
-        recorder = request.recorder
-        if recorder is None:
-            return
-        metrics = self._metrics
-        if metrics is None:
-            recorder.record(Answered(*record))
-        else:  # as RequestMetrics.record() does, without a call
-            metrics.records.extend(record)
-            if now > metrics.look_at:
-                metrics.look(now)
-        if length_error is not None:
-            recorder.count_length_error(length_error)
-        if request.left:
-            recorder.count_client_left()
+            request.returned(scope)
 
 
-def _pattern(scope: Scope, request: _Request) -> str | None:
-    inner = request.app_scope
-    if PATTERN in inner or "route" in inner:
-        # A Mount changes it in the app's scope alone.
-        return asgi_pattern(inner, str(scope.get("root_path", "")))
-    return None
-
-
-class _Request:
+class Request:
     """A request whose messages are watched between the app and the server.
 
-    :ivar recorder: None if the request is recorded elsewhere.
     :ivar app_scope: the scope in which the app's framework notes its route.
     :ivar status: 500 until the response starts.
     :ivar is_handed_over: the server has yet to send the file, or the rest of it.
-    :ivar on_end: called when it has.
+    :ivar is_returned: the app has returned.
     :ivar route: the route of the body; ASGIFast sets it where the messages do not tell it.
     """
 
     __slots__ = (
-        "app_scope", "began", "chunks", "headers", "is_complete", "is_handed_over", "left",
-        "on_end", "recorder", "route", "server_receive", "server_send", "size", "status",
+        "app_scope", "asked", "began", "chunks", "headers", "is_complete", "is_handed_over",
+        "is_returned", "left", "pattern", "recording", "route", "server_receive", "server_send",
+        "size", "span", "status",
     )  # fmt: skip
 
-    recorder: Recorder | None
+    recording: Recording
+    asked: Asked
+    span: object | None
+    pattern: str | None
     began: float
     app_scope: Scope
     server_receive: Receive
@@ -213,8 +120,8 @@ class _Request:
     route: str
     is_complete: bool
     is_handed_over: bool
+    is_returned: bool
     left: bool
-    on_end: Callable[[], None] | None
 
     async def receive(self) -> Message:
         message = await self.server_receive()
@@ -244,19 +151,71 @@ class _Request:
                 message = {**message, RECORDING: self}  # a server of ours
         return self.server_send(message)
 
-    # Recording
+    def returned(self, scope: Scope) -> None:
+        """The app has returned, or raised."""
+        self.is_returned = True
+        inner = self.app_scope
+        self.pattern = None
+        if PATTERN in inner or "route" in inner:
+            # A Mount changes it in the app's scope alone.
+            self.pattern = asgi_pattern(inner, str(scope.get("root_path", "")))
+        del self.app_scope  # which has this object
+        if not self.is_handed_over:
+            self._end()
+            return
+        # Little is kept for as long as the file takes.
+        declared = declared_length(self.headers)
+        self.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
+        del self.server_receive, self.server_send
+
+    # Called by asgifast's protocols.
 
     def handed_over(self) -> None:
+        """The file is sent on when the app has returned; :meth:`ended` follows."""
         self.is_handed_over = True
 
     def ended(self, unsent: int | None) -> None:
+        """The file's end: so many bytes of it were not sent; None: none was."""
         if unsent != 0:
             self.left = True
             self.is_complete = False
             self.size = 0 if unsent is None else max(0, self.size - unsent)
         self.is_handed_over = False
-        if self.on_end is not None:
-            self.on_end()
+        if self.is_returned:
+            self._end()
+
+    def _end(self) -> None:
+        """Record the request."""
+        length_error: LengthError | None = None
+        try:
+            for name, value in self.headers:
+                if name == b"content-length":
+                    if value != b"%d" % self.size:  # rarely
+                        length_error = self._length_error()
+                    break
+        except (TypeError, ValueError):
+            pass  # what is no list of headers, the server has refused
+        self.recording.end(
+            self.asked,
+            self.status,
+            self.pattern,
+            self.route,
+            perf_counter() - self.began,
+            self.size,
+            length_error,
+            self.left,
+            self.span,
+            self.chunks,
+        )
+
+    def _length_error(self) -> LengthError | None:
+        """Whether the body broke its Content-Length; not if the client has left."""
+        if not self.is_complete or self.left or not has_body(self.asked[0], self.status):
+            return None
+        declared = declared_length(self.headers)
+        if declared is None or declared == self.size:
+            return None
+        return "short" if self.size < declared else "long"
 
     def _count_file(self, message: Message) -> None:
         planned: PlannedBody | None = message.get(PLANNED)
@@ -268,13 +227,3 @@ class _Request:
         else:
             self.size = declared_length(self.headers) or self.size
         self.is_complete = not message.get("more_body", False)
-
-
-def _length_error(scope: Scope, request: _Request) -> LengthError | None:
-    """Whether the body broke its Content-Length; not if the client has left."""
-    if not request.is_complete or request.left or not has_body(scope["method"], request.status):
-        return None
-    declared = declared_length(request.headers)
-    if declared is None or declared == request.size:
-        return None
-    return "short" if request.size < declared else "long"

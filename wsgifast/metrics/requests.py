@@ -59,7 +59,6 @@ LengthError = Literal["short", "long", "corrected"]
 
 # What is recorded of a request as it came: a record's first fields.
 Asked = tuple[str, str]
-_ASKED_FIELDS = 2
 
 
 def asked_of_environ(environ: Mapping[str, Any]) -> Asked:
@@ -151,7 +150,7 @@ class Recording:
             self._metrics.active[asked].append(None)
         elif self.recorder is not None:
             try:
-                self.recorder.begin(*asked)
+                self.recorder.begin(*asked[:2])
             except Exception:  # noqa: BLE001 - it is logged
                 self._failures.log()
 
@@ -233,12 +232,12 @@ class RequestMetrics:
         self._length_errors = Counter[LengthError]()
         self._clients_left = 0
 
-    def begin(self, *asked: str) -> None:
-        self.active[asked].append(None)
+    def begin(self, method: str, scheme: str) -> None:
+        self.active[method, scheme].append(None)
 
     def record(self, request: Answered) -> None:
         self.records.extend(request)
-        active = self.active[request[:_ASKED_FIELDS]]
+        active = self.active[request.method, request.scheme]
         if active:  # else its parent process has begun this request
             active.pop()
         now = perf_counter()
@@ -423,8 +422,8 @@ def _labels_of(metric: Metric, shown: _Shown) -> tuple[str, ...]:
 
 
 def _active_labels(asked: Asked) -> tuple[str, ...]:
-    method, scheme = asked
-    return _labels_of(_ACTIVE, _shown(Answered(method, scheme, 0, None, "", 0.0, 0).known()))
+    record = Answered._make((*asked, *[None] * (_FIELDS - len(asked))))
+    return _labels_of(_ACTIVE, _shown(record.known()))
 
 
 def _added_up(

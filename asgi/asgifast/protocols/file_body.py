@@ -14,14 +14,14 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wsgifast.files import ByteRange
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.page_cache import read_cached
 from wsgifast.sockets.sendfile import BLOCK_BYTES, SendfileUnavailable
 
-from ..extensions import PlannedBody, Recording
+from ..extensions import PlannedBody
 from ..files.parsing import (
     RequestedFile,
     RequestedPath,
@@ -31,6 +31,9 @@ from ..files.parsing import (
 from ..files.reading import send_segment, send_unsized
 from ..messages import Message, declared_length, response_body
 from .transport import CoalescingTransport, Rest
+
+if TYPE_CHECKING:
+    from ..instrumented import Request
 
 logger = logging.getLogger("uvicorn.error")
 # What an app whose middleware breaks its files can do, on every server with the extension.
@@ -90,7 +93,7 @@ class FileBody(ABC):
 
     # Messages
 
-    async def _send_path(self, opened: OpenedPath, recording: Recording | None) -> None:
+    async def _send_path(self, opened: OpenedPath, recording: Request | None) -> None:
         asked, fd, size = opened
         declared = declared_length(self._headers or ())
         self._headers = None
@@ -102,7 +105,7 @@ class FileBody(ABC):
             )  # fmt: skip
         await self._send_body(fd, (run,), partial(os.close, fd), recording)
 
-    async def _send_planned(self, planned: PlannedBody, recording: Recording | None) -> None:
+    async def _send_planned(self, planned: PlannedBody, recording: Request | None) -> None:
         segments = () if self._is_bodyless() else planned.segments
         await self._send_body(planned.file.fileno(), segments, planned.file.close, recording)
 
@@ -126,7 +129,7 @@ class FileBody(ABC):
         fd: int,
         segments: Sequence[bytes | ByteRange],
         close: Callable[[], None],
-        recording: Recording | None,
+        recording: Request | None,
     ) -> None:
         """Send the rest of the body, or hand over what the socket does not take now.
 
@@ -155,7 +158,7 @@ class FileBody(ABC):
     def _close_and_record(
         self,
         close: Callable[[], None],
-        recording: Recording,
+        recording: Request,
         following: Iterator[bytes | ByteRange],
     ) -> None:
         close()
