@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.effort import effort
 from tests.support.smtp import ScriptedSMTP
 from wsgifast.mail import SMTP
 from wsgifast.mail import smtp as smtp_module
@@ -185,6 +188,84 @@ def test_a_354_that_nobody_wants_gets_a_lone_dot() -> None:
         assert client.sendmail(SENDER, RECIPIENTS, TEXT) == {}
     assert server.messages == [b"", delivered(TEXT, chunked=False)]
     assert server.verbs()[-6:] == ["rset", "mail", "rcpt", "rcpt", "data", "quit"]
+
+
+@pytest.mark.parametrize("rcpt", [["354 what", "550 no"], ["what?", "550 no"], ["334 ", "450 no"]])
+def test_354_where_a_recipient_may_have_been_taken_ends_the_connection(rcpt: list[str]) -> None:
+    answers = {"rcpt": rcpt, "data": ["354 go on"]}
+    with ScriptedSMTP(FEATURES["pipelining"], answers) as server:
+        client = connect(server)
+        with pytest.raises(smtplib.SMTPRecipientsRefused):
+            client.sendmail(SENDER, RECIPIENTS, TEXT)
+        assert client.sock is None
+    assert server.messages == []
+
+
+def test_354_after_a_refused_sender_delivers_no_empty_message() -> None:
+    answers = {"mail": ["550 not you"]}
+    with ScriptedSMTP(FEATURES["pipelining"], answers, needs_sender=False) as server:
+        client = connect(server)
+        with pytest.raises(smtplib.SMTPSenderRefused):
+            client.sendmail(SENDER, RECIPIENTS, TEXT)
+        assert client.sock is None
+    assert server.messages == []
+
+
+@pytest.mark.parametrize("pipelining", [True, False])
+@pytest.mark.parametrize("message", [TEXT, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "codes",
+    [("252",), ("252", "252"), ("250", "252", "550"), ("252", "550"), ("252", "450", "299")],
+)
+def test_252_for_a_recipient_is_no_refusal(
+    features: tuple[str, ...], pipelining: bool, message: bytes, codes: tuple[str, ...]
+) -> None:
+    recipients = [f"r{number}@example.com" for number in range(len(codes))]
+    replies = [f"{code}-several lines\r\n{code} of text" for code in codes]
+    with ScriptedSMTP(features, {"rcpt": replies}) as server, connect(server) as client:
+        client.pipelining = pipelining
+        refused = client.sendmail(SENDER, recipients, message)
+    accepted = [name for name, code in zip(recipients, codes, strict=True) if code < "300"]
+    assert list(refused) == [name for name in recipients if name not in accepted]
+    expected = delivered(message, chunked="CHUNKING" in features)
+    assert server.deliveries == [(accepted, expected)]
+
+
+REPLIES = ["250 yes", "251 forwarded", "252 perhaps", "299 odd", "354 what", "450 no", "550 no"]
+
+
+@given(
+    offered=st.sampled_from(sorted(FEATURES)),
+    mail=st.sampled_from(["250 yes", "252 perhaps", "450 no", "550 no"]),
+    rcpt=st.lists(st.sampled_from(REPLIES), min_size=1, max_size=4),
+    data=st.sampled_from(["354 go on", "503 no recipients", "451 not now", None]),
+    message=st.sampled_from(["250 taken", "252 taken", "550 spam", None]),
+)
+@settings(max_examples=effort(100), deadline=None)
+def test_refused_recipient_gets_nothing_and_no_other_message_is_delivered(
+    offered: str, mail: str, rcpt: list[str], data: str | None, message: str | None
+) -> None:
+    answers = {
+        "mail": [mail],
+        "rcpt": rcpt,
+        "data": [data],
+        "message": [message],
+        "bdat": [message],
+    }
+    recipients = [f"r{number}@example.com" for number in range(len(rcpt))]
+    with ScriptedSMTP(FEATURES[offered], answers) as server:
+        client = connect(server)
+        try:
+            refused = set(client.sendmail(SENDER, recipients, TEXT))
+        except smtplib.SMTPException:
+            refused = set(recipients)
+        client.close()
+    for reached, content in server.deliveries:
+        assert refused.isdisjoint(reached)
+        if reached:
+            assert content == delivered(TEXT, chunked="CHUNKING" in FEATURES[offered])
+    if refused != set(recipients):
+        assert [set(reached) for reached, _ in server.deliveries] == [set(recipients) - refused]
 
 
 def test_no_recipients_are_all_refused(features: tuple[str, ...]) -> None:

@@ -20,21 +20,27 @@ class ScriptedSMTP:
     :param answers: verb -> replies, used in turn; beyond them 250, or 354 to DATA, or 503 where a
         command before was refused. Beside the verbs of commands: "message" is the reply to the
         data. A reply of None closes the connection.
+    :param needs_sender: False to take recipients although the sender was refused.
     """
 
     def __init__(
         self,
         features: Sequence[str] | None = ("PIPELINING", "CHUNKING", "SIZE", "8BITMIME"),
         answers: Mapping[str, Sequence[str | None]] | None = None,
+        *,
+        needs_sender: bool = True,
     ) -> None:
         self.features = features
         self.answers = {verb: list(replies) for verb, replies in (answers or {}).items()}
+        self.needs_sender = needs_sender
         self.commands: list[str] = []
         """Every command line, in order."""
         self.reads: list[bytes] = []
         """What each receive returned."""
         self.messages: list[bytes] = []
         """The messages taken, as they came: dots of DATA still doubled, without its end."""
+        self.deliveries: list[tuple[list[str], bytes]] = []
+        """The messages that got a positive reply, with the recipients that had got one."""
         self._chunks = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -92,7 +98,8 @@ class ScriptedSMTP:
             return reply
 
         answer("connect", "220 scripted")
-        sender, recipients = False, 0  # what was taken in this transaction
+        sender = False  # what was taken in this transaction
+        recipients: list[str] = []
         while True:
             while b"\r\n" not in buffer:
                 receive()
@@ -108,19 +115,20 @@ class ScriptedSMTP:
                 buffer = buffer[size:]
                 if not recipients:
                     answer("none", "503 no recipients")
-                elif answer("bdat", "250 chunk").startswith("250") and command.endswith("LAST"):
-                    sender, recipients = False, 0
+                elif answer("bdat", "250 chunk").startswith("2") and command.endswith("LAST"):
                     self.messages.append(self._chunks)
-                    self._chunks = b""
+                    self.deliveries.append((recipients, self._chunks))
+                    sender, recipients, self._chunks = False, [], b""
             elif verb == "data":
                 default = "354 go on" if recipients else "503 no recipients"
                 if answer("data", default).startswith("354"):
-                    sender, recipients = False, 0
                     while not (end := re.search(rb"(?:\A|\r\n)\.\r\n", buffer)):
                         receive()
                     self.messages.append(buffer[: end.end() - 3])
                     buffer = buffer[end.end() :]
-                    answer("message", "250 taken")
+                    if answer("message", "250 taken").startswith("2"):
+                        self.deliveries.append((recipients, self.messages[-1]))
+                    sender, recipients = False, []
             elif verb == "ehlo":
                 if self.features is None:
                     answer("ehlo", "502 unknown")
@@ -132,13 +140,13 @@ class ScriptedSMTP:
                 answer("quit", "221 bye")
                 return
             elif verb == "mail":
-                sender = answer("mail", "503 nested" if sender else "250 fine").startswith("250")
+                sender = answer("mail", "503 nested" if sender else "250 fine").startswith("2")
             elif verb == "rcpt":
-                if not sender:
+                if not sender and self.needs_sender:
                     answer("none", "503 no sender")
-                else:
-                    recipients += answer("rcpt", "250 fine").startswith("25")
+                elif answer("rcpt", "250 fine").startswith("2"):
+                    recipients.append(command.partition("<")[2].partition(">")[0])
             else:
                 if verb == "rset":
-                    sender, recipients, self._chunks = False, 0, b""
+                    sender, recipients, self._chunks = False, [], b""
                 answer(verb, "250 fine")

@@ -36,7 +36,8 @@ class SMTP(smtplib.SMTP):
     """smtplib.SMTP, to be used in its place: same methods, replies and errors.
 
     sendmail() and send_message() do not call mail(), rcpt() and data(): overriding these in a
-    subclass has no effect on them.
+    subclass has no effect on them. Any reply of 2yz is positive for them, as RFC 5321, 4.2.1 has
+    it: smtplib reports a recipient who got a 252 as refused, to whom the server delivers.
 
     Set ``pipelining`` or ``chunking`` to False, on an object or a subclass, for a server whose
     support for it is broken.
@@ -96,14 +97,14 @@ class SMTP(smtplib.SMTP):
         dialogue = _Dialogue(self, commands, _PIPELINED_COMMANDS if pipelined else 1)
 
         code, response = dialogue.reply()
-        if code != 250:
+        if not _is_positive(code):
             self._give_up(code, dialogue)
             raise smtplib.SMTPSenderRefused(code, response, from_addr)
         refused: dict[str, Reply] = {}
         accepted = 0
         for recipient in recipients:
             code, response = dialogue.reply()
-            if code in (250, 251):
+            if _is_positive(code):
                 accepted += 1
                 continue
             refused[recipient] = (code, response)
@@ -121,7 +122,7 @@ class SMTP(smtplib.SMTP):
             code, response = dialogue.reply()
         else:
             code, response = self._send_chunks(body, _PIPELINED_CHUNKS if pipelined else 1)
-        if code != 250:
+        if not _is_positive(code):
             self._give_up(code, dialogue)
             raise smtplib.SMTPDataError(code, response)
         return refused
@@ -227,14 +228,14 @@ class SMTP(smtplib.SMTP):
             if awaited == window and not last:
                 awaited -= 1
                 code, response = self.getreply()
-                if code != 250:
+                if not _is_positive(code):
                     break
         else:
             code, response = 250, b""
         while awaited:
             awaited -= 1
             later = self.getreply()
-            if code == 250:  # the first negative reply has the reason
+            if _is_positive(code):  # the first negative reply has the reason
                 code, response = later
         return code, response
 
@@ -264,6 +265,14 @@ class SMTP_SSL(SMTP, smtplib.SMTP_SSL):
     """smtplib.SMTP_SSL, to be used in its place; see :class:`SMTP`."""
 
 
+def _is_positive(code: int) -> bool:
+    return 200 <= code <= 299
+
+
+def _is_negative(code: int) -> bool:
+    return 400 <= code <= 599
+
+
 class _Dialogue:
     """Sends commands in groups, and reads their replies one by one.
 
@@ -276,6 +285,7 @@ class _Dialogue:
         self._window = window
         self._sent = 0
         self._awaited = 0
+        self._codes: list[int] = []
 
     def reply(self) -> Reply:
         """Return the next command's reply, after sending its group if necessary."""
@@ -285,17 +295,26 @@ class _Dialogue:
             self._sent += len(group)
             self._awaited = len(group)
         self._awaited -= 1
-        return self._client.getreply()
+        code, response = self._client.getreply()
+        self._codes.append(code)
+        return code, response
 
     def abandon(self) -> None:
-        """Read the outstanding replies.
+        """Read the outstanding replies, so that the message is delivered to nobody.
 
         RFC 2920, 3.1: a server may answer DATA with 354 although it has accepted no recipient. It
-        waits for data then, and gets a single dot.
+        waits for data then, and gets a single dot. If it may have accepted one, the dot would
+        deliver an empty message: the connection is closed instead.
         """
         code = 0
         while self._awaited:
             code, _ = self.reply()
-        if code == 354:
+        if code != 354:
+            return
+        # The first command is MAIL, and the last one DATA.
+        is_of_data = len(self._codes) == len(self._commands)
+        if is_of_data and all(map(_is_negative, self._codes[1:-1])):
             self._client.send(b"." + CRLF)
             self._client.getreply()
+        else:
+            self._client.close()
