@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from .errors import ConfigurationError
 # The module that gunicorn makes of a configuration file.
 _CONFIGURATION_FILE = "__config__"
 _MODULE_PREFIX = "python:"
+# The longest time that a socket's timeout, and poll(), may be: 2**31 - 1 ms, some 24 days.
+LONGEST_S = (2**31 - 1) / 1000
 
 
 def check_switches(**switches: object) -> None:
@@ -44,6 +47,26 @@ def list_of_text(value: object) -> list[str] | None:
         return None
     items = list(value)
     return items if all(isinstance(item, str) and item for item in items) else None
+
+
+def checked_timeout(value: Any, name: str = "timeout") -> float | None:
+    """Return a time limit in seconds; None for no limit, as for math.inf and all above LONGEST_S.
+
+    :raises ConfigurationError: for NaN, a negative number, or what is no number.
+    """
+    if value is None:
+        return None
+    try:
+        seconds = math.nan if isinstance(value, (str, bytes, bool)) else float(value)
+    except OverflowError:  # an integer that is too large for a float
+        seconds = math.inf if value > 0 else math.nan
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ConfigurationError(
+            f"{name}={shown(value)}: seconds from 0 on; math.inf or None for no limit"
+        )
+    return None if seconds > LONGEST_S else seconds
 
 
 def shown(value: object) -> str:

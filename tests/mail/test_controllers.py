@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import smtplib
 import socket
 import ssl
@@ -214,3 +215,51 @@ def test_without_aiosmtpd_the_missing_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'wsgifast[mail]'" in done.stdout
+
+
+# Limits that are none, and limits that no call of the system takes as they are.
+UNLIMITED = [math.inf, 1e300, 10**400, 1e8]
+WRONG_LIMITS = [math.nan, -1, -math.inf, "5", True, [5]]
+WRONG_TEXT = r"timeout=.*: seconds from 0 on; math\.inf or None for no limit"
+
+
+@pytest.mark.parametrize("timeout", [None, *UNLIMITED], ids=str)
+def test_no_time_limit_for_the_client_and_the_server(timeout: Any) -> None:
+    with (
+        serving(timeout=timeout, ready_timeout=timeout) as (port, handler),
+        SMTP("127.0.0.1", port, local_hostname="client", timeout=timeout) as client,
+    ):
+        assert client.sock is not None
+        assert client.sock.gettimeout() is client.timeout is None
+        client.sendmail(SENDER, [RECIPIENT], TEXT)
+        client.quit()
+        client.timeout = timeout
+        client.connect("127.0.0.1", port)
+        client.sendmail(SENDER, [RECIPIENT], TEXT)
+    assert handler.received == [TEXT] * 2
+
+
+@pytest.mark.parametrize("timeout", WRONG_LIMITS, ids=repr)
+def test_wrong_time_limit_is_named(timeout: Any) -> None:
+    for client_class in (SMTP, SMTP_SSL):
+        with pytest.raises(ConfigurationError, match=WRONG_TEXT):
+            client_class("127.0.0.1", 1, timeout=timeout)
+        client = client_class(local_hostname="client")
+        with pytest.raises(ConfigurationError, match=WRONG_TEXT):
+            client.timeout = timeout
+    for option in ("timeout", "ready_timeout", "proxy_protocol_timeout"):
+        with pytest.raises(ConfigurationError, match=f"{option}=.*: seconds from 0 on"):
+            fast.Controller(Handler(), **{option: timeout})
+    with pytest.raises(ConfigurationError, match=WRONG_TEXT):
+        fast.SMTPServer(Handler(), timeout=timeout)
+
+
+def test_default_time_limit_is_that_of_sockets() -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(47)
+    try:
+        with serving() as (port, _), SMTP("127.0.0.1", port, local_hostname="client") as client:
+            assert client.sock is not None
+            assert client.sock.gettimeout() == 47
+    finally:
+        socket.setdefaulttimeout(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import imaplib
+import math
 import socket
 import ssl
 import threading
@@ -15,6 +16,7 @@ import pytest
 import trustme
 
 from tests.support.mailservers import PASSWORD, USER, Dovecot, dovecot
+from wsgifast import ConfigurationError
 from wsgifast.mail import IMAP4, IMAP4_SSL
 
 MESSAGE = b"Subject: hello\r\n\r\nfirst\r\nlast"
@@ -315,3 +317,21 @@ def test_arguments_are_written_as_imaplib_writes_them(mailbox: Any, flags: str |
         lines.append(sent[: sent.index(b"\r\n")].replace(b"+}", b"}").split()[1:])
     assert lines[0] == lines[1] == lines[2]
     assert lines[0][0] == b"APPEND"
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 10**400, 1e8, None], ids=str)
+def test_no_time_limit(mailbox: Dovecot, timeout: Any) -> None:
+    for client in (
+        IMAP4("localhost", mailbox.port, timeout),
+        IMAP4("localhost", mailbox.port, timeout=timeout),
+    ):
+        with client:
+            assert client.sock.gettimeout() is None
+            client.login(USER, PASSWORD)
+
+
+@pytest.mark.parametrize("timeout", [math.nan, -1, "5", True], ids=repr)
+@pytest.mark.parametrize("client_class", [IMAP4, IMAP4_SSL])
+def test_wrong_time_limit_is_named(client_class: type[IMAP4], timeout: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"timeout=.*: seconds from 0 on; math\.inf"):
+        client_class("localhost", 1, timeout=timeout)

@@ -245,7 +245,7 @@ REPLIES = ["250 yes", "251 forwarded", "252 perhaps", "299 odd", "354 what", "45
 def test_refused_recipient_gets_nothing_and_no_other_message_is_delivered(
     offered: str, mail: str, rcpt: list[str], data: str | None, message: str | None
 ) -> None:
-    answers = {
+    answers: dict[str, Sequence[str | None]] = {
         "mail": [mail],
         "rcpt": rcpt,
         "data": [data],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from wsgifast.sockets import alarm as module
-from wsgifast.sockets.alarm import KernelAlarm, PlainAlarm, make_alarm
+from wsgifast.sockets.alarm import KernelAlarm, PlainAlarm, WakeEvent, make_alarm
 
 # A wait that is expected to end; one that hangs fails the test instead of the run.
 PATIENCE_S = 60.0
@@ -72,3 +73,14 @@ def test_a_system_without_it_has_the_plain_one(
     kind: Callable[[], None] = fail
     monkeypatch.setattr(module, "KernelAlarm", kind)
     assert isinstance(make_alarm(), PlainAlarm)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e300, 1e10])
+def test_waits_and_alarms_without_an_end(alarm: Any, seconds: float) -> None:
+    alarm.set(seconds)
+    assert not alarm.wait(0.001)
+    alarm.set(0.001)
+    assert alarm.wait(seconds)
+    event = WakeEvent()
+    event.set()
+    assert event.wait(seconds)

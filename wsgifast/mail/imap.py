@@ -10,6 +10,7 @@ import imaplib
 import re
 from typing import Any
 
+from ..option_checks import checked_timeout
 from ..sockets import set_nodelay
 from .wire import CRLF, with_crlf
 
@@ -38,6 +39,11 @@ class IMAP4(imaplib.IMAP4):
     _held: bytes | None = None
 
     def open(self, *args: Any, **kwargs: Any) -> None:
+        """Connect, as imaplib's open() does; a timeout of math.inf is none."""
+        if len(args) > 2:  # host, port, timeout
+            args = (*args[:2], checked_timeout(args[2]), *args[3:])
+        elif "timeout" in kwargs:
+            kwargs["timeout"] = checked_timeout(kwargs["timeout"])
         super().open(*args, **kwargs)
         set_nodelay(self)
 

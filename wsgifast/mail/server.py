@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..imports import needs
+from ..option_checks import LONGEST_S, checked_timeout
 from .session import Envelope, SMTPServer, check_options
 
 with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
@@ -36,6 +37,9 @@ class _FastFactory:
         spool_dir = options.get("spool_dir")
         if spool_dir is not None and not os.path.isdir(spool_dir):
             raise ConfigurationError(f"spool_dir is {spool_dir!r}, which is not a directory")
+        if "ready_timeout" in options:  # for threading.Event, which takes no math.inf
+            limit = checked_timeout(options["ready_timeout"], "ready_timeout")
+            options["ready_timeout"] = LONGEST_S if limit is None else limit
         super().__init__(*args, **options)
 
     def factory(self) -> SMTPServer:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import re
 import warnings
@@ -21,7 +22,7 @@ from typing import IO, Any
 
 from ..errors import ConfigurationError
 from ..imports import needs
-from ..option_checks import check_switches, is_count
+from ..option_checks import check_switches, checked_timeout, is_count
 from .decoding import ChunkDecoder, DataDecoder, Decoder, Refusal, SmugglingCheck
 from .pipelining import PipelinedSMTP
 from .reception import Content, Reception
@@ -44,6 +45,10 @@ _PLAIN_ADDRESS = re.compile(
 )
 
 
+# aiosmtpd's options that are times, of its SMTP and its controllers.
+_TIMEOUTS = {"timeout", "proxy_protocol_timeout", "ready_timeout"}
+
+
 class Envelope(_smtp.Envelope):
     """aiosmtpd's Envelope, with the file that a long message was spooled to."""
 
@@ -56,7 +61,7 @@ class SMTPServer(PipelinedSMTP):
     """aiosmtpd.smtp.SMTP with fast data; all its options apply.
 
     ``timeout`` is how long a client may be silent, also within a message; in aiosmtpd it is the
-    limit for a whole message.
+    limit for a whole message. math.inf and None are no limit.
 
     :param handler: as for aiosmtpd.
     :param spool_bytes: content longer than this goes to a temporary file, and the handler finds it
@@ -93,6 +98,8 @@ class SMTPServer(PipelinedSMTP):
             chunking=chunking,
             **options,
         )
+        if "timeout" in options and checked_timeout(options["timeout"]) is None:
+            options["timeout"] = math.inf  # which asyncio's timers take
         super().__init__(handler, **options)
         self._spool_bytes = spool_bytes
         self._spool_dir = spool_dir
@@ -297,6 +304,8 @@ def check_options(
 ) -> None:
     """:raises ConfigurationError: if an option of SMTPServer has an invalid value."""
     check_switches(refuse_smuggling=refuse_smuggling, pipelining=pipelining, chunking=chunking)
+    for name in _TIMEOUTS & options.keys():
+        checked_timeout(options[name], name)
     if spool_bytes is not None and not is_count(spool_bytes):
         raise ConfigurationError(f"spool_bytes is {spool_bytes!r}; it must be None, 0 or more")
     if spool_bytes is not None and options.get("decode_data"):

@@ -11,13 +11,18 @@ They use what the server offers:
 
 from __future__ import annotations
 
+import inspect
 import smtplib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+from ..option_checks import checked_timeout
 from ..sockets import FileTruncated, owned_socket, send_file_segment, set_nodelay
 from .message import Body, gathered
 from .wire import CRLF, Quoter, needs_quoting, quote_dots
+
+# What smtplib has for the timeout of socket.setdefaulttimeout().
+_DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
 
 Reply: TypeAlias = "tuple[int, bytes]"
 
@@ -45,6 +50,16 @@ class SMTP(smtplib.SMTP):
 
     pipelining = True
     chunking = True
+
+    @property  # smtplib sets it, and reads it to connect
+    def timeout(self) -> Any:
+        """Seconds; None for no limit, as for math.inf."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: Any) -> None:
+        is_default = seconds is _DEFAULT_TIMEOUT
+        self._timeout = seconds if is_default else checked_timeout(seconds)
 
     def connect(self, host: str = "localhost", port: int = 0, source_address: Any = None) -> Reply:
         reply = super().connect(host, port, source_address)

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ..option_checks import LONGEST_S
+
 # timerfd_create(2), Linux. Its flags TFD_NONBLOCK and TFD_CLOEXEC have the values of open(2)'s.
 _CLOCK_MONOTONIC = 1
 _NS_PER_S = 1_000_000_000
@@ -42,7 +44,9 @@ class WakeEvent:
 
     def wait(self, seconds: float | None) -> bool:
         """Wait until it is set, for at most `seconds`; returns whether it was."""
-        return self._lock.acquire(timeout=-1 if seconds is None else seconds)
+        if seconds is None or seconds > threading.TIMEOUT_MAX:
+            seconds = -1
+        return self._lock.acquire(timeout=seconds)
 
 
 def make_alarm() -> KernelAlarm | PlainAlarm:
@@ -84,13 +88,14 @@ class KernelAlarm:
         at = self._times.get(seconds)
         if at is None:
             # At least one nanosecond, because 0 stops the timer.
-            whole, part = divmod(max(1, round(seconds * _NS_PER_S)), _NS_PER_S)
+            ns = max(1, round(min(seconds, threading.TIMEOUT_MAX) * _NS_PER_S))
+            whole, part = divmod(ns, _NS_PER_S)
             at = self._times[seconds] = self._time(0, 0, whole, part)
         self._set(self._fd, 0, at, None)
 
     def wait(self, seconds: float) -> bool:
         """Wait at most so many seconds until it goes off; returns whether it has."""
-        if not self._poll.poll(seconds * 1000):
+        if not self._poll.poll(min(seconds, LONGEST_S) * 1000):
             return False
         with contextlib.suppress(BlockingIOError):  # it was set again just now
             os.read(self._fd, 8)
