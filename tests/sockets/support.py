@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tests.support.tls import client_context, server_context
 
-__all__ = ["Pair", "tcp_pair", "tls_contexts", "tls_pair", "unix_pair"]
+__all__ = ["TIMEOUT_S", "Pair", "tcp_pair", "tls_contexts", "tls_pair", "unix_pair"]
 
 # A test that waits for longer hangs.
 TIMEOUT_S = 60.0

@@ -17,8 +17,10 @@ from tests.sockets.support import tcp_pair, tls_pair
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError
 from wsgifast.sockets import (
+    CoalescingWriter,
     SendFailed,
     SharedCoalescingWriter,
+    SocketInUse,
     WriterClosed,
     recv_exactly,
     send_all,
@@ -169,6 +171,29 @@ def test_an_interrupted_send_breaks_the_writer(
         writer.write(b"abc")
     with pytest.raises(SendFailed, match="interrupted"):
         writer.write(b"def")
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_write_while_another_thread_sends_is_an_error_and_is_not_sent(background: bool) -> None:
+    with tcp_pair() as pair:
+        writer = CoalescingWriter(pair.near, background=background)
+        large = b"x" * (32 << 20)  # more than the buffers between both ends hold
+
+        def send() -> None:
+            writer.write(large)
+            writer.flush()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        wait_for(lambda: writer._sending.locked(), "the first write sends")
+        for _ in range(2):
+            with pytest.raises(SocketInUse, match="use SharedCoalescingWriter"):
+                writer.write(b"lost")
+        assert recv_exactly(pair.far, len(large)) == large
+        thread.join(60)
+        writer.write(b"next")
+        writer.close()
+        assert recv_exactly(pair.far, 4) == b"next"
 
 
 @writers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import math
 import mmap
 import os
 import signal
@@ -14,21 +15,24 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import uvloop
 
-from tests.sockets.support import Pair, tcp_pair, tls_pair, unix_pair
+from tests.sockets.support import TIMEOUT_S, Pair, tcp_pair, tls_pair, unix_pair
+from tests.support.servers import wait_for
 from wsgifast.sockets import (
     ClosedEarly,
     ReceiveCount,
     ReceiveTimedOut,
+    SocketInUse,
     async_recv_exactly,
     async_recv_exactly_into,
     recv_exactly,
     recv_exactly_into,
 )
+from wsgifast.sockets import receive as receive_module
 from wsgifast.sockets.coalescing.flusher import flusher
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: larger than a socket's buffer at the start
@@ -466,3 +470,143 @@ def test_async_refuses_blocking_and_tls_sockets() -> None:
         asyncio.run(receive(pair.far))
     with tls_pair() as pair, pytest.raises(TypeError, match="StreamReader"):
         asyncio.run(receive(pair.far))
+
+
+# Limits that are none, and limits that no call of the system takes as they are.
+UNLIMITED = [math.inf, 1e300, 10**400, 2**31, 1e7]
+WRONG_LIMITS = [math.nan, -1, -0.001, -math.inf, -(10**400), "5", b"5", True, [5]]
+
+
+@pytest.mark.parametrize("timeout", UNLIMITED, ids=str)
+@pytest.mark.parametrize("own", [None, 0.001, 0])
+def test_receive_without_a_time_limit_waits(pair: Pair, own: float | None, timeout: float) -> None:
+    pair.far.settimeout(own)
+    results: list[bytes] = []
+
+    def receive() -> None:
+        results.append(recv_exactly(pair.far, 4, timeout=timeout))
+        buffer = bytearray(4)
+        recv_exactly_into(pair.far, buffer, timeout=timeout)
+        results.append(bytes(buffer))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    wait_for(lambda: id(pair.far) in receive_module._receiving, "the receive has begun")
+    pair.near.sendall(b"abcdef")
+    wait_for(lambda: results, "the first part has come")
+    pair.near.sendall(b"gh")
+    thread.join(TIMEOUT_S)
+    assert results == [b"abcd", b"efgh"]
+    assert pair.far.gettimeout() == own
+
+
+@pytest.mark.parametrize("timeout", WRONG_LIMITS, ids=repr)
+def test_time_limit_that_is_none_is_named(pair: Pair, timeout: Any) -> None:
+    pair.near.sendall(b"abcd")
+    for call in (
+        lambda: recv_exactly(pair.far, 4, timeout=timeout),
+        lambda: recv_exactly_into(pair.far, bytearray(4), timeout=timeout),
+    ):
+        with pytest.raises(ValueError, match=r"timeout=.*: seconds from 0 on; math\.inf or None"):
+            call()
+    assert recv_exactly(pair.far, 4) == b"abcd"
+
+
+def receive_bytes(sock: socket.socket, size: int, **options: Any) -> bytes:
+    return recv_exactly(sock, size, **options)
+
+
+def receive_into(sock: socket.socket, size: int, **options: Any) -> bytes:
+    buffer = bytearray(size)
+    recv_exactly_into(sock, buffer, **options)
+    return bytes(buffer)
+
+
+BLOCKING = [receive_bytes, receive_into]
+
+
+@pytest.mark.parametrize("second", BLOCKING)
+@pytest.mark.parametrize("first", BLOCKING)
+@pytest.mark.parametrize("options", [{}, {"timeout": 60}, {"timeout": math.inf}], ids=str)
+def test_second_receive_at_once_is_an_error_and_the_first_gets_its_bytes(
+    pair: Pair, first: Callable[..., bytes], second: Callable[..., bytes], options: dict[str, Any]
+) -> None:
+    results: list[bytes] = []
+    thread = threading.Thread(target=lambda: results.append(first(pair.far, 4, **options)))
+    thread.start()
+    wait_for(lambda: id(pair.far) in receive_module._receiving, "the receive has begun")
+    pair.near.sendall(b"ab")
+    for _ in range(2):
+        with pytest.raises(SocketInUse, match="another receive uses this socket") as caught:
+            second(pair.far, 4, **options)
+        assert isinstance(caught.value, RuntimeError)
+    pair.near.sendall(b"cdefgh")
+    thread.join(TIMEOUT_S)
+    assert results == [b"abcd"]
+    assert second(pair.far, 4, **options) == b"efgh"
+
+
+def test_receive_that_failed_leaves_its_socket_free(pair: Pair) -> None:
+    for _ in range(2):
+        with pytest.raises(ReceiveTimedOut):
+            recv_exactly(pair.far, 4, timeout=0.001)
+        with pytest.raises(ReceiveTimedOut):
+            recv_exactly_into(pair.far, bytearray(4), timeout=0.001)
+    pair.near.sendall(b"abcd")
+    assert recv_exactly(pair.far, 4) == b"abcd"
+    assert not receive_module._receiving
+
+
+def test_receive_in_a_forked_child_is_no_second_one() -> None:
+    with tcp_pair() as pair:
+        thread = threading.Thread(target=lambda: recv_exactly(pair.far, 4))
+        thread.start()
+        wait_for(lambda: receive_module._receiving, "the receive has begun")
+        child = os.fork()
+        if child == 0:
+            os._exit(len(receive_module._receiving))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        pair.near.sendall(b"abcd")
+        thread.join(TIMEOUT_S)
+
+
+async def async_bytes(sock: socket.socket, size: int) -> bytes:
+    return bytes(await async_recv_exactly(sock, size))
+
+
+async def async_into(sock: socket.socket, size: int) -> bytes:
+    buffer = bytearray(size)
+    await async_recv_exactly_into(sock, buffer)
+    return bytes(buffer)
+
+
+ASYNC = [async_bytes, async_into]
+
+
+@pytest.mark.parametrize("second", ASYNC)
+@pytest.mark.parametrize("first", ASYNC)
+@loops
+def test_second_async_receive_is_an_error_and_the_first_gets_its_bytes(
+    loop_name: str, first: Callable[..., Any], second: Callable[..., Any]
+) -> None:
+    async def main(pair: Pair) -> None:
+        task = asyncio.create_task(first(pair.far, 4))
+        await asyncio.sleep(0)
+        pair.near.sendall(b"ab")
+        await asyncio.sleep(0)
+        for _ in range(2):
+            with pytest.raises(SocketInUse, match="another receive"):
+                await second(pair.far, 4)
+        with pytest.raises(SocketInUse, match="another receive"):
+            recv_exactly(pair.far, 4, timeout=1)
+        pair.near.sendall(b"cdef")
+        assert await task == b"abcd"
+        task = asyncio.create_task(second(pair.far, 4))
+        await asyncio.sleep(0)
+        task.cancel()  # which frees the socket, with or without what it has taken
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        pair.near.sendall(b"gh")
+        assert await first(pair.far, 2) in (b"ef", b"gh")
+
+    run(main, loop_name)

@@ -7,6 +7,7 @@ from .coalescing.blocking import CoalescingWriter
 from .coalescing.common import SendFailed, WriterClosed
 from .coalescing.shared import SharedCoalescingWriter
 from .options import (
+    SocketInUse,
     SocketNotFound,
     avoid_pacing,
     limit_send_buffer,
@@ -44,6 +45,7 @@ __all__ = [
     "ReceiveTimedOut",
     "SendFailed",
     "SharedCoalescingWriter",
+    "SocketInUse",
     "SocketNotFound",
     "WriterClosed",
     "async_recv_exactly",

@@ -66,6 +66,13 @@ class SocketNotFound(WSGIFastError, TypeError):
     """An object has no socket, or has not connected it yet."""
 
 
+class SocketInUse(WSGIFastError, RuntimeError):
+    """Two receives or sends at once would share out one message between them.
+
+    Let one end before the next begins, or have one thread or task for each socket.
+    """
+
+
 def set_nodelay(owner: object, enabled: bool = True) -> bool:
     """Switch TCP_NODELAY on (or off) for a socket, or for any object that owns one.
 

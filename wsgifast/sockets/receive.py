@@ -9,6 +9,7 @@ is asked to wake this one less often. With a time limit, each call takes all tha
 from __future__ import annotations
 
 import io
+import math
 import os
 import select
 import socket
@@ -19,8 +20,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import WSGIFastError
+from ..option_checks import LONGEST_S, checked_timeout
 from .coalescing.flusher import flusher
-from .options import is_plain_socket, is_tls_socket
+from .options import SocketInUse, is_plain_socket, is_tls_socket
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 _LOW_WATER_BYTES = 96 * 1024
 # For smaller receives it saves too little.
 _LARGE_BYTES = 512 * 1024
+# The sockets that are received from, by id(): a second receive would take bytes of the first.
+_receiving: dict[int, object] = {}
+os.register_at_fork(after_in_child=_receiving.clear)
+
 # Receives into a view; returns the number of bytes, 0 at the end of the connection.
 Receive = Callable[[memoryview], int]
 
@@ -100,21 +106,27 @@ def recv_exactly(
     :param sock: a connected socket: plain, TLS, gevent's, ...
     :param size: bytes; 0 returns at once without a call.
     :param timeout: seconds for the whole receive, not for each of its calls; by default the
-        socket's own timeout. Required for a non-blocking socket.
+        socket's own timeout. Required for a non-blocking socket. math.inf waits without a limit.
     :param count: counts the receive calls and bytes.
     :raises ClosedEarly: if the peer closes first; the error has what arrived.
     :raises ReceiveTimedOut: after `timeout`; the error has what arrived.
-    :raises ValueError: if `size` is negative, or a non-blocking socket has no timeout.
+    :raises SocketInUse: if another receive uses the socket, which then is not disturbed.
+    :raises ValueError: if `size` or `timeout` is negative or no number, or a non-blocking socket
+        has no timeout.
     :raises OSError: on any other failure of the socket.
     """
     if size < 0:
         raise ValueError(f"cannot receive {size} bytes: the size must be 0 or more")
     receive = _receive_call(sock, timeout)
     counted = count or ReceiveCount()
+    key = _claim(sock)
     # Of Python's large buffers only bytes objects are not cleared first, and only
     # BufferedReader.read(n) lets one be received into: its raw stream gets the memory of the
     # result. With a buffer of 1 byte it copies nothing and reads nothing ahead.
-    return io.BufferedReader(_WholeReads(receive, counted), 1).read(size)
+    try:
+        return io.BufferedReader(_WholeReads(receive, counted), 1).read(size)
+    finally:
+        _receiving.pop(key, None)
 
 
 def recv_exactly_into(
@@ -129,7 +141,12 @@ def recv_exactly_into(
     :param buffer: anything writable and contiguous: a bytearray, a memoryview of a part, an array.
     """
     with memoryview(buffer) as given, given.cast("B") as view:
-        _fill(view, _receive_call(sock, timeout), count or ReceiveCount())
+        receive = _receive_call(sock, timeout)
+        key = _claim(sock)
+        try:
+            _fill(view, receive, count or ReceiveCount())
+        finally:
+            _receiving.pop(key, None)
 
 
 async def async_recv_exactly(
@@ -142,7 +159,8 @@ async def async_recv_exactly(
 
     :returns: a bytearray, because it is filled in several turns of the loop.
     :raises TypeError: for a TLS socket, as asyncio's own socket methods do: use a stream.
-    :raises RuntimeError: if a transport or another receive uses the socket.
+    :raises SocketInUse: if another receive uses the socket, which then is not disturbed; for an
+        asyncio transport it is asyncio's RuntimeError.
     """
     if size < 0:
         raise ValueError(f"cannot receive {size} bytes: the size must be 0 or more")
@@ -190,11 +208,28 @@ async def async_recv_exactly_into(
 
     if not size:
         return
-    loop.add_reader(sock, receive)
+    key = _claim(sock)
     try:
-        await done
+        loop.add_reader(sock, receive)
+        try:
+            await done
+        finally:
+            loop.remove_reader(sock)
     finally:
-        loop.remove_reader(sock)
+        _receiving.pop(key, None)
+
+
+def _claim(sock: ReceivingSocket) -> int:
+    """Note that a socket is received from; returns its key.
+
+    :raises SocketInUse: if it is already.
+    """
+    key, claim = id(sock), object()
+    if _receiving.setdefault(key, claim) is not claim:  # one step, for threads
+        raise SocketInUse(
+            "another receive uses this socket: wait for its end, or receive in one thread or task"
+        )
+    return key
 
 
 class _WholeReads(io.RawIOBase):
@@ -251,13 +286,14 @@ def _receive_once(receive: Receive, view: memoryview, got: int, count: ReceiveCo
 def _receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
     """Choose the receive call for a socket and a time limit."""
     own = sock.gettimeout()
-    limit = own if timeout is None else timeout
+    limit = own if timeout is None else checked_timeout(timeout)
     if own == 0 and timeout is None:
         raise ValueError("the socket is non-blocking: name a timeout, or use async_recv_exactly")
-    deadline = None if limit is None else time.monotonic() + limit
+    deadline = math.inf if limit is None else time.monotonic() + limit
+    has_limit = own is not None or limit is not None
     if not is_plain_socket(sock):
-        return _by_the_sockets_own_timeout(sock, deadline)
-    if deadline is not None:
+        return _by_the_sockets_own_timeout(sock, deadline) if has_limit else sock.recv_into
+    if has_limit:
         return _by_poll(sock, deadline)
     is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
     # The flusher does not count: it sleeps most of the time.
@@ -314,25 +350,23 @@ def _by_poll(sock: socket.socket, deadline: float) -> Receive:
             try:
                 return attempt(rest)
             except BlockingIOError:
-                left_ms = (deadline - time.monotonic()) * 1e3
-                # poll() rounds up to milliseconds, but may still return a little early.
-                if left_ms <= 0 or not poller.poll(left_ms):
+                left = deadline - time.monotonic()
+                if left <= 0:
                     raise TimeoutError from None
+                poller.poll(min(left, LONGEST_S) * 1e3)
 
     return receive
 
 
-def _by_the_sockets_own_timeout(sock: ReceivingSocket, deadline: float | None) -> Receive:
+def _by_the_sockets_own_timeout(sock: ReceivingSocket, deadline: float) -> Receive:
     """For sockets whose recv_into does more than the system call, such as TLS and gevent's."""
-    if deadline is None:
-        return sock.recv_into
 
     def receive(rest: memoryview) -> int:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         own = sock.gettimeout()
-        sock.settimeout(left)
+        sock.settimeout(None if left > LONGEST_S else left)
         try:
             return sock.recv_into(rest)
         finally:

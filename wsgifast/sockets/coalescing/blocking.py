@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError
-from ..options import is_plain_socket, set_nodelay
+from ..options import SocketInUse, is_plain_socket, set_nodelay
 from ..send_buffers import send_all, send_some
 from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
 from .flusher import flusher
@@ -25,6 +25,9 @@ _IDLE_LOOKS = 3
 _SHORT_S = 50e-6
 _BUSY_S = 1e-3
 _FULL_S = 10e-3
+_IN_USE = SocketInUse(
+    "another thread sends with this writer: use SharedCoalescingWriter for several threads"
+)
 
 
 class CoalescingWriter(ClosingWriter):
@@ -86,6 +89,7 @@ class CoalescingWriter(ClosingWriter):
         """Send or gather one message; anything but bytes is copied.
 
         :raises OSError: if it sends and that fails; SendFailed if that has happened before.
+        :raises SocketInUse: while another thread sends with this writer. The message is not sent.
         :raises WriterClosed: after close().
         """
         if self._refusal is not None:
@@ -110,11 +114,12 @@ class CoalescingWriter(ClosingWriter):
             buffers, self._buffers, self._size = self._buffers, [], 0
             if not buffers:
                 return
-            self._refusal = SendFailed("a send was interrupted")  # unless it returns
             try:
+                self._refusal = _IN_USE  # for a write() of another thread
                 send_all(self._sock, buffers)
-            except Exception as error:
-                self._refusal = error
+            except BaseException as error:
+                interrupted = SendFailed("a send was interrupted")
+                self._refusal = error if isinstance(error, Exception) else interrupted
                 raise
             self._refusal = None
             self._due = time.monotonic_ns() + self._window_ns

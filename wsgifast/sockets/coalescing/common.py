@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from ...errors import ConfigurationError, WSGIFastError
 from ...option_checks import is_count, is_number
+from ..options import SocketInUse
 
 # About the time of five small sends: less saves little, more adds noticeable latency.
 WINDOW_US = 10.0
@@ -47,8 +48,8 @@ def check(*, max_bytes: int, window_us: float = 0.0) -> None:
 
 def again(refusal: Exception) -> Exception:
     """Return what to raise for a writer that is closed or broken."""
-    if isinstance(refusal, WriterClosed):
-        return WriterClosed(*refusal.args)
+    if isinstance(refusal, (WriterClosed, SocketInUse)):
+        return type(refusal)(*refusal.args)
     error = SendFailed(f"an earlier send failed: {refusal}")
     error.__cause__ = refusal
     return error
