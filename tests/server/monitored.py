@@ -62,6 +62,7 @@ class Monitored:
             on_failure=lambda: None,
             on_queued=lambda job: self.at_queued(job),
             on_taken=lambda job: self.at_taking(job),
+            close_body=lambda close: close.call(),
         )
         self.pool: Pool[str] = Pool(SIZE, poller, work)
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from wsgifast.server.poller import READ, Event, make_poller
-from wsgifast.server.pool import Pool, Task
+from wsgifast.server.pool import Close, Pool, Task
 
 __all__ = ["PATIENCE_S", "SIZE", "SPARE", "App", "Gate", "Harness"]
 
@@ -138,6 +138,9 @@ class Harness:
     def on_queued(self, app: App) -> None: ...
     def on_taken(self, app: App) -> None: ...
     def on_saturation(self) -> None: ...
+
+    def close_body(self, close: Close) -> None:
+        close.call()
 
 
 class Gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> N
 
     looked: Any = Looked()
     looked.gate, looked.polling, looked.busy, looked.turn = member.gate, False, False, 7
-    looked.spare = False
+    looked.spare, looked.closes, looked.due = False, set(), deque()
     monitored.leader = looked
     seen.clear()
     monitored.pool.work.append(lambda: "request")
@@ -227,6 +228,7 @@ class Polling:
         self._late = late
         self.spare = spare
         self.busy, self.turn, self._polling = False, 0, False
+        self.closes, self.due = set[Any](), deque[Any]()
 
     @property
     def polling(self) -> bool:

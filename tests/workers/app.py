@@ -26,6 +26,7 @@ PIECE_BYTES = 1024
 FOREVER_S = 300.0
 
 closed: list[str] = []
+exhausted: list[str] = []
 _folder = tempfile.TemporaryDirectory(prefix="wsgifast-app-")
 _released = threading.Event()
 
@@ -57,6 +58,7 @@ class Blocks:
         for data in self._blocks:
             assert threading.get_ident() == self._thread
             yield data
+        exhausted.append(self._name)
 
     def close(self) -> None:
         same = threading.get_ident() == self._thread
@@ -74,6 +76,7 @@ def stats() -> dict[str, Any]:
         "threads": sum("spare" not in each.name for each in threading.enumerate()),
         "rss_kib": int(rss.split()[1]),
         "closed": closed,
+        "exhausted": exhausted,
     }
 
 
@@ -216,6 +219,41 @@ def do_segments(environ: Any, start_response: Any, argument: str) -> Iterable[by
 
     _ok(start_response, None if argument == "chunked" else 5 + 1000 + 5 + 2_000_000 + 5)
     return SegmentedBody(segments, close)
+
+
+def do_noting(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    """A body whose close() notes in the file X-File that it was called, and in which thread."""
+    path, size = environ["HTTP_X_FILE"], int(argument)
+    thread = threading.get_ident()
+    _ok(start_response, size)
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([bytes(size)])
+
+        def close(self) -> None:
+            same = threading.get_ident() == thread
+            time.sleep(float(environ.get("HTTP_X_SECONDS", "0")))
+            with open(path, "a") as file:
+                file.write(f"{'same' if same else 'other'}\n")
+
+    return Body()
+
+
+def do_noting_events(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    """As above, of a stream without end."""
+    _ok(start_response)
+
+    def events() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"event"
+                time.sleep(0.02)
+        finally:
+            with open(environ["HTTP_X_FILE"], "a") as file:
+                file.write("same\n")
+
+    return events()
 
 
 def do_shrinking(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:

@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -167,6 +168,8 @@ class Bench:
         self.worker.sockets = list(listeners)
         self.server = self.worker.server = self.worker.make_server()
         self._pool = self.server.pool  # a test may put another one into its place
+        self.thread = self._pool._members[0]  # the only one
+        self._pool._by_ident[threading.get_ident()] = self.thread
 
     def close(self) -> None:
         for client in self._clients:
@@ -243,6 +246,8 @@ class Bench:
         """Do everything that there is to do, and run the apps that are called for."""
         work: deque[Any] = self._pool.work
         for _ in range(_TURNS):
+            while self.thread.due:
+                self._pool._close(self.thread.due.popleft())
             if not work:
                 self.poll()
             if not work:

@@ -291,16 +291,20 @@ def test_generators_run_ahead_of_slow_readers_who_get_all_of_it(client: Client) 
             connection = Connection(client.server.address, receive_buffer=4096, tls=client.tls)
             readers.append(stack.enter_context(connection))
             connection.send_request(f"{target}?ahead-{number}")
-        ended = {f"ahead-{number} same thread" for number in range(len(targets))}
+        names = [f"ahead-{number}" for number in range(len(targets))]
         wait_for(
-            lambda: ended <= set(stats(client.server, tls=client.tls)["closed"]),
+            lambda: set(names) <= set(stats(client.server, tls=client.tls)["exhausted"]),
             "the generators have ended",
         )
+        closed = stats(client.server, tls=client.tls)["closed"]
+        assert not any(name in line for line in closed for name in names)
         with ThreadPoolExecutor(len(readers)) as threads:
             bodies = threads.map(lambda reader: reader.read_response().body, readers)
         for target, body in zip(targets, bodies, strict=True):
             count, size = map(int, target.removeprefix("/chunks/").split("-"))
             assert body == b"".join(block(size, number) for number in range(count))
+    for name in names:
+        client.wait_until_closed(f"{name} same thread")
 
 
 @pytest.fixture(scope="module")

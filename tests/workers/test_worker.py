@@ -124,7 +124,7 @@ class Pool:
 
     def __init__(self, said: list[str]) -> None:
         self.said = said
-        self.failed = False
+        self.failed = self.owes_closes = False
         self.work: deque[Any] = deque()
         self.monitor = self  # and its monitor
         self.at_monitor: list[Callable[[], object]] = []
@@ -152,6 +152,9 @@ class Pool:
 
     def turns(self) -> list[Any]:
         return [("one", None, None)]
+
+    def close_elsewhere(self, stuck_since: float) -> None:
+        pass
 
 
 class Life:

@@ -98,6 +98,10 @@ class ResponseWriter:
         """Return the head as it is sent; see :meth:`_checked_head`."""
         raise NotImplementedError
 
+    def _end_body(self, close: Callable[[], object]) -> None:
+        """Call the body's close(), now that it has been handed over; here it has been sent too."""
+        close()
+
     # For the app, which may give anything: what it gives is checked here.
 
     def start_response(
@@ -182,7 +186,7 @@ class ResponseWriter:
     # For what the app returned.
 
     def write_body(self, body: Any, file_wrapper: type) -> None:
-        """Send the body that an app returned in the cheapest way for its type, and close it.
+        """Send the body that an app returned in the cheapest way for its type, and end it.
 
         :param file_wrapper: the environ's `wsgi.file_wrapper`.
         """
@@ -204,7 +208,7 @@ class ResponseWriter:
         finally:
             close = getattr(body, "close", None)
             if close is not None:
-                close()
+                self._end_body(close)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         """Send a body that exists already, together with the head and the end of the response."""

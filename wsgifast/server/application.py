@@ -6,6 +6,7 @@ import html
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import GeneratorType
 from typing import Any
 
 from ..bodies.response_writer import NOT_STARTED
@@ -91,7 +92,11 @@ class Application:
                     resp.force_close()
                 if self._logs_access:
                     exchange.begun = time.monotonic()
-                resp.write_body(self.app(environ, resp.start_response), self._file_wrapper)
+                try:
+                    resp.write_body(self.app(environ, resp.start_response), self._file_wrapper)
+                finally:
+                    if resp.close_body is not None:
+                        _close_when_sent(channel, resp)
                 if not resp.counter.is_as_declared():
                     self._check_body(resp)
             except StopIteration as error:
@@ -221,6 +226,17 @@ class Application:
             self.log.access(resp, exchange.req, environ, elapsed)
         except Exception:  # in a logger of the user's
             self.log.exception("Error in the access log")
+
+
+def _close_when_sent(channel: Channel, resp: Response) -> None:
+    """Call the body's close(), or leave it to this thread for when the last byte has been sent."""
+    close, resp.close_body = resp.close_body, None
+    assert close is not None
+    body = getattr(close, "__self__", None)
+    if channel.output.is_sent() or (type(body) is GeneratorType and body.gi_frame is None):
+        close()  # which does nothing for a generator that has ended
+    else:
+        channel.close_when_sent(close)
 
 
 def _nothing(channel: Channel, exchange: Exchange, now: float, error: BaseException | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from .app_socket import Owner
@@ -32,6 +33,9 @@ class Channel(Protocol):
 
     def begin_app(self) -> bool:
         """The app is about to be called; False if nobody waits for the response any more."""
+
+    def close_when_sent(self, close: Callable[[], object]) -> None:
+        """Have this thread, which has run the app, call the body's close() after the last byte."""
 
     def app_is_done(self) -> None:
         """The app has returned, or failed: the rest of the response is sent without its thread."""

@@ -282,6 +282,10 @@ class Connection(Endpoint):
             self.sock.setblocking(True)
         return self.sock
 
+    def close_when_sent(self, close: Callable[[], object]) -> None:
+        assert self.exchange is not None
+        self.exchange.close = self._core.postpone(close, self.exchange.req)
+
     def app_is_done(self) -> None:
         """The app has returned: finish now, or let the thread do it that sends the last byte."""
         self.output.flush()
@@ -314,6 +318,8 @@ class Connection(Endpoint):
         if exchange is not None:
             error = self.output.error
             self._core.on_sent(self, exchange, now, error)
+            if exchange.close is not None:
+                self._core.make_due(exchange.close)
             self._receiver.exchange = None
             resp = exchange.resp
             if error is None:
@@ -357,7 +363,10 @@ class Connection(Endpoint):
             self.leave()
 
     def _let_go(self) -> bool:
-        self.exchange = self._unread = None
+        exchange, self.exchange = self.exchange, None
+        self._unread = None
+        if exchange is not None and exchange.close is not None:
+            self._core.make_due(exchange.close)
         self._receiver.close()
         return True
 

@@ -7,8 +7,9 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import ClientGone
 from ..sockets.lingering import Lingering
 from .app_socket import AppSocket
 from .channel import Channel
@@ -22,6 +23,9 @@ from .parser import Parser
 from .poller import READ, WOULD_BLOCK, WRITE
 from .registry import Registry
 from .states import CLOSED, GONE, IDLE, LEAVES, RUNNING, SKIPPING, TRANSITIONS
+
+if TYPE_CHECKING:
+    from .pool import Close
 
 # Bytes discarded in one turn.
 _DISCARD_BYTES = 256 * 1024
@@ -59,6 +63,15 @@ class Core(Protocol):
         :param now: monotonic.
         :param error: what ended it, if it was not sent whole.
         """
+
+    def postpone(self, close: Callable[[], object], req: Any) -> Close:
+        """Have this thread call the close() of a body, once :meth:`make_due` is called.
+
+        :param req: the request, for the log.
+        """
+
+    def make_due(self, close: Close) -> object:
+        """The last byte of a body has been sent, or never will be; never calls close() itself."""
 
     def run_soon(self, task: Callable[[], Channel | None]) -> object:
         """Have a thread of the pool call something, and run the app of what it returns."""
@@ -208,6 +221,13 @@ class Endpoint:
         return self._tls is not None and self._tls.pending() > 0
 
     # Ends
+
+    def cut_off(self) -> None:
+        """Give the client up; for any thread. The owner, or the next event, ends the connection."""
+        self.output.fail(ClientGone("the server ends"))
+        with contextlib.suppress(OSError):
+            # Not SSLSocket's: another thread may use its TLS object.
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def leave(self) -> None:
         """End the connection so that the client can read the whole response.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .pool import Close
 
 
 class Exchange:
@@ -23,6 +26,7 @@ class Exchange:
     :ivar body: `wsgi.input`, once there is one.
     :ivar streamed: the raw stream below it, if the app reads from the socket; its `failure` says
         why the body cannot be read to its end.
+    :ivar close: its body's close(), if the app has returned and the body is still being sent.
     :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
     :ivar queued: when the complete request began to wait for a thread.
     :ivar begun: when the app was called; only with an access log.
@@ -30,8 +34,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered", "begun", "body", "environ", "expects_continue", "fields", "length", "proxy",
-        "queued", "req", "resp", "rest", "script_name", "started", "streamed", "upgrade",
+        "answered", "begun", "body", "close", "environ", "expects_continue", "fields", "length",
+        "proxy", "queued", "req", "resp", "rest", "script_name", "started", "streamed", "upgrade",
     )  # fmt: skip
 
     def __init__(
@@ -57,5 +61,6 @@ class Exchange:
         self.environ: dict[str, Any] | None = None
         self.body: Any = None
         self.streamed: Any = None
+        self.close: Close | None = None
         self.started = time.monotonic()
         self.queued = self.begun = self.answered = 0.0

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from ..sockets.alarm import make_alarm
 
@@ -35,7 +37,9 @@ _SPARE_PATIENCE_S = 0.25
 class Member:
     """One thread of the pool."""
 
-    __slots__ = ("busy", "gate", "name", "polling", "since", "spare", "thread", "turn")
+    __slots__ = (
+        "busy", "closes", "due", "gate", "name", "polling", "since", "spare", "thread", "turn",
+    )  # fmt: skip
 
     def __init__(self, name: str, *, spare: bool = False) -> None:
         self.name = name
@@ -45,6 +49,9 @@ class Member:
         self.since = 0.0  # when its last turn began; monotonic
         self.polling = False  # in the poller, or about to be
         self.turn = 0  # number of turns begun, by which the watchdog recognizes one
+        # Those of the bodies that its apps have returned: not called yet; and now to be called.
+        self.closes: set[Any] = set()
+        self.due: deque[Any] = deque()
         self.gate = threading.Lock()
         self.gate.acquire()
 

@@ -147,6 +147,14 @@ class OutputQueue(SendQueue):
             self.fail(ClientGone("the client has hung up"))
         self._check()
 
+    def is_sent(self) -> bool:
+        """Whether the kernel has taken everything, or never will."""
+        if self._held is None:
+            return not self.draining
+        self.flush()
+        with self.lock:  # the monitor's tick may have taken blocks that it has not queued yet
+            return not self.draining
+
     def drain(self) -> None:
         """Send everything, and wait until the client has taken it or is given up."""
         self.flush()

@@ -37,16 +37,28 @@ others waiting. It is *deferred* until the leader has run out of work and polled
 returns goes first, and then some of the deferred items, for about as long, before the next poll.
 Writable sockets are deferred too where many events arrive at once: they may be thousands of
 downloads, and a short request should wait for few of them.
+
+*close().* A body is closed when its last byte has been sent, by the thread that ran its app, since
+frameworks keep things by thread: between two of its turns, never within one. The thread that has
+sent the last byte makes the close() *due*; the app's thread is woken if it polls or follows, and
+looks for what is due before it takes other work. A thread with a close() to come leads only if no
+follower is without: so it is free when its time comes, and a request that waits for what the body
+holds, such as a lock, is not run by the one thread that would give it back.
+
+    to come --last byte sent, or the client has gone--> due --its thread's next turn--> called
+                                                            --that thread is stuck--> called by a
+                                                                    thread of its own
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from .counters import Exhaustion
 from .monitor import TICK_S, Member, Monitor, is_running
@@ -71,6 +83,22 @@ Job = TypeVar("Job")
 Task = Callable[[], Job | None]
 
 
+class Close:
+    """close() of a body that is still being sent.
+
+    :param call: it.
+    :param req: the request, for the log.
+    :ivar member: the thread that ran the app.
+    """
+
+    __slots__ = ("call", "member", "req")
+
+    def __init__(self, call: Callable[[], object], req: Any, member: Member) -> None:
+        self.call = call
+        self.req = req
+        self.member = member
+
+
 class Work(Protocol[Job]):
     """What the threads of a pool do. Any of them may call; nothing here may raise."""
 
@@ -79,6 +107,9 @@ class Work(Protocol[Job]):
 
     def run(self, job: Job) -> None:
         """Run a job; called by every thread but the spare ones and the monitor's."""
+
+    def close_body(self, close: Close) -> None:
+        """Call the close() of a body; called by the thread that ran its app."""
 
     def on_queued(self, job: Job) -> None:
         """No thread is free for a job, which is about to wait in `ready`."""
@@ -121,6 +152,7 @@ class Pool(Generic[Job]):
         self._receive, self._run = user.receive, user.run  # which are called most
         self._members = [Member(f"wsgifast-{number}") for number in range(size)]
         self._spares = [Member("wsgifast-spare-0", spare=True)]
+        self._by_ident: dict[int, Member] = {}  # those that have started
         self._leader = self._members[0]
         # The leader is in a turn that may be long, and no thread was free to take the lead.
         self._lead_is_offered = False
@@ -197,6 +229,58 @@ class Pool(Generic[Job]):
         if (self.work or self.deferred) and leader.thread is threading.current_thread():
             self._offer_the_lead(leader)
 
+    # The close() of bodies
+
+    def postpone(self, close: Callable[[], object], req: Any) -> Close:
+        """Have this thread, which runs an app, call the close() of its body when that is due.
+
+        :param req: the request, for the log.
+        """
+        me = self._by_ident[threading.get_ident()]
+        postponed = Close(close, req, me)
+        me.closes.add(postponed)
+        return postponed
+
+    def make_due(self, close: Close) -> None:
+        """Have the thread that has postponed it call it between its turns; for any thread."""
+        member = close.member
+        member.due.append(close)
+        if member.polling:
+            self._poller.wake()
+            return
+        with self._lock:
+            if member in self._followers:
+                self._followers.remove(member)
+                member.gate.release()
+
+    @property
+    def owes_closes(self) -> bool:
+        """Whether a close() has been postponed that has not returned yet."""
+        return any(member.closes for member in self._members)
+
+    def close_elsewhere(self, stuck_since: float) -> None:
+        """Have another thread call what is due, where its own is stuck: that may wait for it.
+
+        :param stuck_since: for threads whose turn began before that; monotonic.
+        """
+        for member in self._members:
+            if not (member.due and member.busy and member.since < stuck_since):
+                continue
+            thread = threading.Thread(
+                target=self._close_all, args=(member.due,), name=f"{member.name}-close", daemon=True
+            )
+            with contextlib.suppress(RuntimeError):  # no more threads: it is tried again
+                thread.start()
+
+    def _close_all(self, due: deque[Close]) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._close(due.popleft())
+
+    def _close(self, close: Close) -> None:
+        self._user.close_body(close)
+        close.member.closes.discard(close)
+
     def stop(self) -> None:
         """End every thread: at once, or when its app returns."""
         self._stopped = True
@@ -227,6 +311,7 @@ class Pool(Generic[Job]):
         member.thread.start()
 
     def _serve_until_stopped(self, me: Member) -> None:
+        self._by_ident[threading.get_ident()] = me
         try:
             while not self._stopped:
                 self._serve(me)
@@ -238,12 +323,14 @@ class Pool(Generic[Job]):
 
     def _serve(self, me: Member) -> None:
         """Take one turn, or wait for one."""
-        job = item = None
+        job = item = close = None
         try:
             if me.spare and self._leader is not me:
                 self._rest(me)
                 return
-            if self.ready and not me.spare:
+            if me.due:
+                close = me.due.popleft()
+            elif self.ready and not me.spare:
                 job = self.ready.popleft()
                 self._user.on_taken(job)
             elif self.work:
@@ -263,6 +350,8 @@ class Pool(Generic[Job]):
             self.monitor.guard(now)
         if item is not None:
             job = self._receive(item)
+        elif close is not None:
+            self._close(close)
         if job is not None:
             if me.spare:
                 self._user.on_queued(job)
@@ -273,8 +362,13 @@ class Pool(Generic[Job]):
             else:
                 self._run(job)
         me.busy = False
-        if self._leader is not me and not me.spare:
+        job = item = close = None  # it may wait for long now, and keeps nothing of a request
+        if me.spare:
+            return
+        if self._leader is not me:
             self._lead_or_follow(me)
+        elif me.closes:
+            self._step_back(me)
 
     def _rest(self, me: Member) -> None:
         """A spare that does not lead waits until none of the other threads is free."""
@@ -288,7 +382,7 @@ class Pool(Generic[Job]):
         # Set before the last look at the work: a thread that adds some either sees this and wakes
         # the poll, or has added it before that look.
         me.polling = True
-        if not self.work and (me.spare or not self.ready):
+        if not (self.work or me.due) and (me.spare or not self.ready):
             if self.exhaustion.since is not None and not me.spare:
                 self.exhaustion.end()
             self.poll_events(None)
@@ -308,15 +402,21 @@ class Pool(Generic[Job]):
         with self._lock:
             if self._leader is me:
                 if self._followers:
-                    self._promote(self._followers.pop())
+                    self._promote(self._take_follower())
                 else:
                     self._lead_is_offered = True
+
+    def _step_back(self, me: Member) -> None:
+        """Leave the lead to a follower without a close() to come, if there is one."""
+        with self._lock:
+            if self._leader is me and not all(each.closes for each in self._followers):
+                self._promote(self._take_follower())
 
     def _lead_or_follow(self, me: Member) -> None:
         """After a turn: take the lead if it is on offer, else follow until promoted."""
         with self._lock:
             leader = self._leader
-            if self._stopped or leader is me:
+            if self._stopped or leader is me or me.due:
                 return
             leads = leader.busy and (self._lead_is_offered or leader.spare)
             if leads:
@@ -340,7 +440,7 @@ class Pool(Generic[Job]):
         if leader.spare:
             with self._lock:
                 if self._leader is leader and self._followers:
-                    self._promote(self._followers.pop())
+                    self._promote(self._take_follower())
         if leader.polling:
             self._poller.wake()
 
@@ -352,7 +452,7 @@ class Pool(Generic[Job]):
             if self._leader is not leader or not leader.busy:
                 return
             if self._followers:
-                self._promote(self._followers.pop())
+                self._promote(self._take_follower())
                 return
             spare = self._idle_spares.pop() if self._idle_spares else self._make_spare()
             if spare is None:
@@ -372,6 +472,14 @@ class Pool(Generic[Job]):
         spare = Member(f"wsgifast-spare-{len(self._spares)}", spare=True)
         self._spares.append(spare)
         return spare
+
+    def _take_follower(self) -> Member:
+        """Return the follower that came last, of those without a close() to come if possible."""
+        followers = self._followers
+        for number in reversed(range(len(followers))):
+            if not followers[number].closes:
+                return followers.pop(number)
+        return followers.pop()
 
     def _promote(self, member: Member) -> None:
         self._set_leader(member)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ..bodies.response_writer import NOT_STARTED, NOTHING_COUNTED, Output, ResponseWriter
@@ -75,7 +75,10 @@ class Response(ResponseWriter):
     """The response to one request on an HTTP/1 connection.
 
     :param req: the parser's request: method, version and should_close() are used.
+    :ivar close_body: close() of the body, which has been handed over, and may not be sent yet.
     """
+
+    close_body: Callable[[], object] | None = None
 
     def __init__(self, req: Any, output: Output, settings: ResponseSettings) -> None:
         # The base class's __init__ inlined: this runs for each request.
@@ -146,6 +149,9 @@ class Response(ResponseWriter):
         fields = interim_fields(headers)
         if fields:
             self._send_hints(fields)
+
+    def _end_body(self, close: Callable[[], object]) -> None:
+        self.close_body = close
 
     # HTTP/1; HTTP2Response overrides these.
 

@@ -29,7 +29,7 @@ from .options import HTTP2Options, Options
 from .output_rules import OutputRules
 from .parser import Parser
 from .poller import HUNG_UP, Event, make_poller
-from .pool import Pool, Task
+from .pool import Close, Pool, Task
 from .receiving import Receiver
 from .registry import Registry
 from .states import LINGERING
@@ -39,6 +39,10 @@ from .watchdog import Watchdog
 _ROUND_S = 1.0
 # The same while the server waits for a good moment to end, or ends.
 _LAST_ROUND_S = 0.05
+# The last part of the graceful timeout, and at most so many seconds, is left for the close() of the
+# bodies whose clients are cut off then.
+_CLOSING_SHARE = 0.1
+_CLOSING_S = 1.0
 # It waits for such a moment for at most this many graceful timeouts.
 _DRAIN_LIMIT = 10
 
@@ -153,19 +157,50 @@ class Server:
 
         :param beat: as for :meth:`serve`.
         """
-        self._stopping = True
-        self._acceptor.close()
         now = time.monotonic()
-        deadline = now + self.options.graceful_timeout_s
+        graceful_s = self.options.graceful_timeout_s
         # A request may be on its way on an idle connection: it is answered, with "Connection:
         # close" (RFC 9112 section 9.6).
         self.registry.cap_deadlines(now + LINGER_S, Endpoint.is_idle)
-        while self._is_unfinished() and not self.pool.failed:
+        cut_off_s = min(graceful_s * _CLOSING_SHARE, _CLOSING_S)
+        self._end_by(now + graceful_s, beat, self._is_unfinished, cut_off_s=cut_off_s)
+
+    def end_now(self, beat: Callable[[], object]) -> None:
+        """End without waiting for requests, only for the close() of bodies that apps have returned.
+
+        :param beat: as for :meth:`serve`.
+        """
+        graceful_s = self.options.graceful_timeout_s
+        self._end_by(time.monotonic() + graceful_s, beat, lambda: False, cut_off_s=graceful_s)
+
+    def _end_by(
+        self,
+        deadline: float,
+        beat: Callable[[], object],
+        is_unfinished: Callable[[], bool],
+        *,
+        cut_off_s: float,
+    ) -> None:
+        """Wait for what is unfinished, and for the close() of bodies; then end the threads.
+
+        :param cut_off_s: this long before the deadline, all clients are cut off.
+        """
+        self._stopping = True
+        self._acceptor.close()
+        cut_off_at = deadline - cut_off_s
+        is_cut_off = False
+        while is_unfinished() or self.pool.owes_closes:
             now = time.monotonic()
-            self._send_goaways(now)
-            if now >= deadline:
+            if not is_cut_off and (now >= cut_off_at or self.pool.failed):
+                is_cut_off, cut_off_at = True, now
                 self.log.info("%d connections cut off", len(self.connections))
+                for connection in list(self.connections):
+                    connection.cut_off()
+            if now >= deadline:
                 break
+            if is_cut_off and now - cut_off_at > min(cut_off_s, _CLOSING_S) / 2:
+                self.pool.close_elsewhere(cut_off_at)
+            self._send_goaways(now)
             beat()
             self._sweep_soon()
             self.pool.monitor.run(min(_LAST_ROUND_S, deadline - now))
@@ -201,6 +236,8 @@ class Server:
 
     def _is_unfinished(self) -> bool:
         """Whether something is still worth waiting for."""
+        if self.pool.failed:
+            return False
         if self._killed:  # apps that are stuck never end
             return any(each.is_sending() for each in list(self.connections))
         return self._acceptor.is_accepting or bool(self.connections)
@@ -268,6 +305,12 @@ class Server:
         ends = self._stopping or self._ends_soon
         return min(keepalive_s, LINGER_S) if ends else keepalive_s
 
+    def postpone(self, close: Callable[[], object], req: Any) -> Close:
+        return self.pool.postpone(close, req)
+
+    def make_due(self, close: Close) -> None:
+        self.pool.make_due(close)
+
     # Called by the pool; see pool.Work
 
     def receive(self, item: Event | Task[Channel]) -> Channel | None:
@@ -307,6 +350,13 @@ class Server:
             self.log.exception("Error in a connection")
             channel.close()
 
+    def close_body(self, close: Close) -> None:
+        try:
+            close.call()
+        except BaseException:  # sys.exit() in an app ends no thread
+            req = close.req
+            self.log.exception("Error in close() of the response to %s %s", req.method, req.uri)
+
     def on_queued(self, channel: Channel) -> None:
         exchange = channel.exchange
         if exchange is not None:  # a stream may end meanwhile, and drop it
@@ -342,3 +392,4 @@ class Server:
         self.registry.sweep(now)
         self._acceptor.update()
         self._watchdog.look(now)
+        self.pool.close_elsewhere(now - self.options.stuck_after_s)

@@ -231,7 +231,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             server.serve(self._beat)
             self.alive = False
             server.finish(self._beat)
-        finally:  # SIGQUIT raises SystemExit here
+        except SystemExit:  # SIGQUIT, SIGINT, SIGABRT
+            server.end_now(self.notify)
+            raise
+        finally:
             collector.end(server.end)
             report_the_last()
         for sock in self.sockets:
@@ -247,7 +250,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 self.server.stop()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
-        """SIGQUIT, SIGINT: end now; the threads are daemons and end with the process."""
+        """SIGQUIT, SIGINT: end now, whatever the apps do; see :meth:`Server.end_now`."""
         super(gthread.ThreadWorker, self).handle_quit(sig, frame)
 
     def _beat(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import math
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -163,6 +164,10 @@ class Stream:
         self.output.end(len(body))
         return len(body)
 
+    def close_when_sent(self, close: Callable[[], object]) -> None:
+        assert self.exchange is not None
+        self.exchange.close = self._session.core.postpone(close, self.exchange.req)
+
     def app_is_done(self) -> None:
         output = self.output
         output.flush()
@@ -233,6 +238,8 @@ class Stream:
         if exchange is not None:
             core, error = self._session.core, self.output.error
             core.on_sent(self, exchange, time.monotonic(), error)
+            if exchange.close is not None:
+                core.make_due(exchange.close)
             if isinstance(error, FileTruncated):
                 core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
         self._drop_body()

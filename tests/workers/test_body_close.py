@@ -1,0 +1,129 @@
+"""close() of a body under gunicorn: its thread, and what a worker that ends still calls."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import Connection
+from tests.support.servers import LiveServer, wait_for
+from tests.workers.serving import fast_worker
+
+pytestmark = pytest.mark.long
+
+SIZE = 20_000_000  # more than buffers take
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    path = tmp_path / "notes"
+    path.touch()
+    return path
+
+
+@contextlib.contextmanager
+def stalled(server: LiveServer, notes: Path, *, seconds: float = 0) -> Iterator[Connection]:
+    """A client that reads the head of a large response, and then no more."""
+    with Connection(server.address, receive_buffer=4096) as connection:
+        headers = [("X-File", str(notes)), ("X-Seconds", str(seconds))]
+        connection.send_request(f"/noting/{SIZE}", headers=headers)
+        connection.read_head()
+        assert server.get("/small/1").status == 200
+        yield connection
+
+
+def lines(notes: Path) -> list[str]:
+    return notes.read_text().split()
+
+
+def test_body_is_closed_in_its_thread_when_client_has_it_all(notes: Path) -> None:
+    with fast_worker() as server, contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(stalled(server, notes)) for _ in range(12)]
+        assert lines(notes) == []
+        for reader in readers:
+            assert len(reader.read(SIZE)) == SIZE
+        wait_for(lambda: len(lines(notes)) == 12, "all are closed")
+        assert lines(notes) == ["same"] * 12
+
+
+def test_body_is_closed_in_its_thread_when_client_leaves(notes: Path) -> None:
+    with fast_worker() as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(12):
+                stack.enter_context(stalled(server, notes))
+            assert lines(notes) == []
+        wait_for(lambda: len(lines(notes)) == 12, "all are closed")
+        assert lines(notes) == ["same"] * 12
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_worker_that_ends_cuts_clients_off_and_closes_in_their_threads(
+    notes: Path, number: signal.Signals
+) -> None:
+    with fast_worker("--graceful-timeout=4") as server, contextlib.ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(stalled(server, notes))
+        assert server.stop(number) == 0
+        assert lines(notes) == ["same"] * 6
+
+
+def test_worker_that_ends_waits_for_close_that_is_due(notes: Path) -> None:
+    with fast_worker("--graceful-timeout=60") as server:
+        with stalled(server, notes, seconds=1.5) as reader:
+            reader.read(SIZE)
+        assert server.stop() == 0
+        assert lines(notes) == ["same"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_worker_that_ends_closes_elsewhere_what_a_stuck_thread_owes(
+    notes: Path, number: signal.Signals
+) -> None:
+    with (
+        fast_worker("--graceful-timeout=5", "--threads=1") as server,
+        stalled(server, notes),
+        Connection(server.address) as stuck,
+    ):
+        stuck.send_request("/stuck")
+        assert not lines(notes)
+        with Connection(server.address):  # which the spare thread accepts
+            pass
+        server.stop(number)
+        assert lines(notes) == ["other"]
+
+
+def test_worker_that_has_served_its_requests_closes_when_all_is_sent(notes: Path) -> None:
+    with (
+        fast_worker("--max-requests=2", "--graceful-timeout=60") as server,
+        stalled(server, notes) as reader,
+    ):
+        wait_for(lambda: "Autorestarting" in server.log(), "the worker is to end")
+        assert lines(notes) == []
+        reader.read(SIZE)
+        wait_for(lambda: lines(notes) == ["same"], "it is closed")
+
+
+def test_streams_without_end_are_closed_when_worker_ends(notes: Path) -> None:
+    with fast_worker("--graceful-timeout=4") as server, Connection(server.address) as reader:
+        reader.send_request("/noting_events", headers=[("X-File", str(notes))])
+        reader.read_head()
+        assert server.stop() == 0
+        assert lines(notes) == ["same"]
+
+
+def test_stuck_thread_does_not_keep_what_others_wait_for(notes: Path) -> None:
+    """Its close() is due, and it has been in the next request for stuck_after_s."""
+    with (
+        fast_worker(
+            "--threads=1", "--graceful-timeout=1", attributes={"stuck_after_s": 1.0}
+        ) as server,
+        stalled(server, notes) as reader,
+        Connection(server.address) as stuck,
+    ):
+        stuck.send_request("/stuck")
+        reader.read(SIZE)
+        wait_for(lambda: lines(notes) == ["other"], "it is closed")
