@@ -227,6 +227,28 @@ def test_an_idle_connection_ends(begin: Begin) -> None:
     assert not peer.bench.server.connections
 
 
+@pytest.mark.parametrize("sends", [b"", b"\0\0\x08\6\0\0\0\0\0" + bytes(8), b"\0\0"])
+def test_a_connection_without_a_request_ends_after_the_time_for_heads(
+    begin: Begin, sends: bytes
+) -> None:
+    peer = begin(keepalive=1)
+    peer.bench.pass_time(FastWorker.head_timeout_s - 1)
+    peer.socket.send(sends)
+    peer.run()
+    assert not peer.has_ended
+    peer.bench.pass_time(2)
+    peer.take(peer.socket.receive_all_there_is())
+    assert peer.goaways == [(0, NO_ERROR)]
+    assert peer.has_ended
+    assert peer.bench.server.counters.timeouts == {"head": 1}
+    # After a request, the time between requests counts.
+    peer = begin(keepalive=1)
+    assert peer.get().status == 200
+    peer.bench.pass_time(2)
+    assert peer.has_ended
+    assert peer.bench.server.counters.timeouts == {"keepalive": 1}
+
+
 def test_a_client_that_leaves(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
     for _ in range(5):

@@ -116,6 +116,8 @@ class Connection(Endpoint):
             self._core.resume(self)
             return
         waited_for = "body" if self.receives_body else _WAITED_FOR.get(self.state)
+        if self.state is IDLE and self._receiver.is_first:
+            waited_for = "head"
         if waited_for is not None:
             self._core.counters.timeouts[waited_for] += 1
         _ON_OVERDUE[self.state](self)

@@ -60,6 +60,11 @@ class Receiver:
         self._scanner: HeadScanner | None = None  # of an incomplete head
         self._body: BodyCollector | None = None  # being received
 
+    @property
+    def is_first(self) -> bool:
+        """Whether no request has come on the connection yet."""
+        return not self._number
+
     def has_more_to_do(self) -> bool:
         """Whether :meth:`take` can go on without receiving anything."""
         return bool(self.rest) if self._body is None else self._body.has_more_to_do

@@ -74,7 +74,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     :cvar body_timeout_s: a client that sends nothing of its body for this many seconds is answered
         408; so is one that has sent, after this time, less than 500 bytes a second on average.
     :cvar head_timeout_s: seconds for a request's head, from its first byte (or the connection's
-        begin) on; then 408.
+        begin) on; then 408, or if nothing of it has come, the end of the connection.
     :cvar send_timeout_s: a client that takes no byte of a response for this many seconds is
         dropped.
     :cvar send_least_bytes_per_s: so is one that has taken, after this time, fewer bytes a second on

@@ -121,7 +121,8 @@ class HTTP2Connection(Endpoint):
         for stream in [each for each in list(self.streams.values()) if each.deadline < now]:
             stream.on_overdue()
         if not self.streams and self._deadline_of_idle < now:
-            timeouts["keepalive"] += 1
+            had_a_request = self.outgoing.frames.highest_inbound_stream_id
+            timeouts["keepalive" if had_a_request else "head"] += 1
             self._leave()
         with self._lock:
             deadlines = [stream.deadline for stream in self.streams.values()]
