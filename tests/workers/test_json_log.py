@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,38 @@ def test_whatever_a_client_sends_is_one_line_and_its_value(settings: Config, sen
     assert found["http.request.header.referer"] == [expected]
     assert found["url.path"] == f"/{expected}"
     assert found["http.response.status_code"] == 200
+
+
+@pytest.mark.parametrize(
+    ("allowed", "peer", "forwarded", "client"),
+    [
+        ("127.0.0.1,::1", "192.0.2.1", "203.0.113.9", "192.0.2.1"),  # anybody may send the header
+        ("127.0.0.1,::1", "127.0.0.1", "203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1,::1", "127.0.0.1", "198.51.100.1, 203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1,::1", "127.0.0.1", "198.51.100.1,203.0.113.9 ,127.0.0.1", "203.0.113.9"),
+        ("127.0.0.1,::1", "", "203.0.113.9", "203.0.113.9"),  # a Unix socket
+        ("127.0.0.1,::1", "-", "203.0.113.9", "203.0.113.9"),  # the same, of gunicorn's asgi
+        ("127.0.0.1,::1", "", "198.51.100.1, 203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1,::1", "", "", None),
+        ("127.0.0.1,::1", "::1", "2001:db8::9", "2001:db8::9"),
+        ("127.0.0.1,::1", "::1", "[2001:db8::9]:443", "2001:db8::9"),
+        ("127.0.0.1,::1", "127.0.0.1", "203.0.113.9:1234", "203.0.113.9"),
+        ("127.0.0.1,::1", "127.0.0.1", "203.0.113.9, unknown", "127.0.0.1"),
+        ("127.0.0.1,::1", "127.0.0.1", ",", "127.0.0.1"),
+        ("127.0.0.1,::1", "127.0.0.1", 'x","status":"500', "127.0.0.1"),
+        ("10.0.0.0/8", "10.1.2.3", "203.0.113.9, 10.9.9.9", "203.0.113.9"),
+        ("*", "192.0.2.1", "198.51.100.1, 203.0.113.9", "198.51.100.1"),
+        ("*", "192.0.2.1", "", "192.0.2.1"),
+    ],
+)
+def test_the_client_behind_a_trusted_proxy_or_a_unix_socket(
+    settings: Config, allowed: str, peer: str, forwarded: str, client: str | None
+) -> None:
+    settings.set("forwarded_allow_ips", allowed)
+    headers = {"HTTP_X_FORWARDED_FOR": forwarded} if forwarded else {}
+    found = fields(JSONLogger(settings), REMOTE_ADDR=peer, **headers)
+    assert found.get("client.address") == client
+    assert found.get("network.peer.address") == (peer or None if client != peer else None)
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", b"404 Not Found", 404])
@@ -243,6 +276,18 @@ def test_fast_worker_logs_json() -> None:
     assert events["wsgifast.sendfile_bytes"] == 0
     assert missing["http.response.status_code"] == 404
     assert missing["user_agent.original"] == '"quoted"'
+
+
+@pytest.mark.parametrize("worker", ["wsgifast.workers.FastWorker", "gthread"])
+def test_the_client_behind_a_proxy_on_a_unix_socket(worker: str, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    options = ("--logger-class=wsgifast.workers.JSONLogger", "--threads=2")
+    command = gunicorn_command(f"-k{worker}", f"-bunix:{path}", *options, "tests.workers.app:app")
+    with live_server(command, str(path)) as server:
+        server.get("/nowhere", headers=[("X-Forwarded-For", "198.51.100.1, 203.0.113.9")])
+        wait_for(lambda: "/nowhere" in server.log(), lambda: f"it is logged\n{server.log()}")
+        (text,) = [text for text in server.log().splitlines() if "/nowhere" in text]
+    assert json.loads(text)["client.address"] == "203.0.113.9"
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,19 @@ class Settings:
         """Whether a peer's address is in forwarded_allow_ips, as gunicorn itself decides it."""
         if not isinstance(peer, tuple):
             return True  # a Unix socket: who may connect is decided by its permissions
-        networks = getattr(self._cfg, "forwarded_allow_networks", None)
-        if networks is None:
-            return "*" in self.forwarded_allow_ips or peer[0] in self.forwarded_allow_ips
-        return bool(_ip_in_allow_list(peer[0], self.forwarded_allow_ips, networks()))
+        return trusts_address(self._cfg, self.forwarded_allow_ips, peer[0])
+
+
+def trusts_address(cfg: Any, allowed: list[str], address: str) -> bool:
+    """Whether an IP address is among those that are allowed, as gunicorn itself decides it.
+
+    :param cfg: gunicorn's configuration.
+    :param allowed: its forwarded_allow_ips.
+    """
+    networks = getattr(cfg, "forwarded_allow_networks", None)
+    if networks is None:
+        return "*" in allowed or address in allowed
+    return bool(_ip_in_allow_list(address, allowed, networks()))
 
 
 def environ_part(settings: Settings) -> dict[str, Any]:

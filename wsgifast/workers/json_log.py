@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any
 
 from gunicorn.glogging import Logger
@@ -11,6 +12,7 @@ from gunicorn.glogging import Logger
 from ..json_lines import json_line, sent_text
 from ..metrics.patterns import PATTERN
 from ..routes import APP_US, CHUNKS, ROUTE, SEND_US, SENDFILE_BYTES, WAIT_US
+from .gunicorn_support import trusts_address
 
 # Environ keys that are copied as they are, if present.
 _OURS = (ROUTE, CHUNKS, SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
@@ -66,9 +68,12 @@ class JSONLogger(Logger):  # type: ignore[misc]
             sent = None  # gunicorn's own workers do not count bytes sent by sendfile
         path, _, query = sent_text(environ.get("RAW_URI", "")).partition("?")
         referer = environ.get("HTTP_REFERER")
+        peer = environ.get("REMOTE_ADDR", "")
+        client = self._client(peer, environ.get("HTTP_X_FORWARDED_FOR", ""))
         fields = {
             "process.pid": os.getpid(),
-            "client.address": environ.get("REMOTE_ADDR"),
+            "client.address": client,
+            "network.peer.address": None if client == peer else peer,
             "user.name": self._get_user(environ),
             "http.route": environ.get(PATTERN),
             "http.request.method": environ.get("REQUEST_METHOD"),
@@ -86,6 +91,41 @@ class JSONLogger(Logger):  # type: ignore[misc]
         for name in _OURS:
             fields[name] = environ.get(name)
         return fields
+
+    def _client(self, peer: str, forwarded: str) -> str:
+        """Return the address of a client, behind the proxies that gunicorn trusts.
+
+        :param peer: the address of the connection's other end; none for a Unix socket.
+        :param forwarded: X-Forwarded-For, to which each proxy adds its own peer at the end. What
+            comes before the address of someone who is not trusted may be invented.
+        """
+        if not forwarded:
+            return peer
+        allowed = self.cfg.forwarded_allow_ips
+        client = peer
+        for text in reversed(forwarded.split(",")):
+            if _is_address(client) and not trusts_address(self.cfg, allowed, client):
+                break
+            address = _without_port(text.strip())
+            if not _is_address(address):
+                break
+            client = address
+        return client
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_port(text: str) -> str:
+    """Return an address as some proxies write it, without its port."""
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0] if text.count(":") == 1 else text
 
 
 def _microseconds(time: Any) -> int:
