@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from wsgifast.file_answers import plan_file_body
 from wsgifast.sockets import FileSegment
 
 from ..extensions import PLANNED
 from ..instrumented import INSTRUMENTED
-from ..messages import PATHSEND, ASGIApp, Message, declared_length, response_body, text_headers
+from ..messages import PATHSEND, Message, declared_length, response_body, text_headers
 from ..servers import has_head
 from .delivery import Delivery
 from .parsing import RequestedPath, open_for_pathsend, parse_pathsend, parse_zerocopysend
 from .reading import send_unsized
 from .request import UNCONDITIONAL, request_facts
+
+if TYPE_CHECKING:
+    from ..middleware import ASGIFast
 
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 
@@ -25,15 +28,6 @@ class _NamedFile(NamedTuple):
     """The file as plan_file_body wants it."""
 
     name: str
-
-
-class Options(Protocol):
-    """ASGIFast's options, and the app that it is around."""
-
-    app: ASGIApp
-    coalesce: bool
-    ranges: bool
-    conditional: bool
 
 
 class FileMessages(Delivery):
@@ -48,7 +42,7 @@ class FileMessages(Delivery):
 
     __slots__ = ("_headers", "_options", "_start")
 
-    _options: Options
+    _options: ASGIFast
     _headers: Sequence[tuple[bytes, bytes]]
     _start: Message | None
 

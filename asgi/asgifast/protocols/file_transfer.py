@@ -23,7 +23,7 @@ import enum
 import os
 import socket
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from wsgifast.sockets import FileSegment, FileTruncated, release_send_buffer
 from wsgifast.sockets.options import QUICK_S, prepare_large_send
@@ -33,6 +33,9 @@ from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_o
 from ..exporting import figures
 from ..loops import in_thread
 from .writable import call_while_writable, stop_calling
+
+if TYPE_CHECKING:
+    from .transport import CoalescingTransport
 
 # One sendfile call: less than a millisecond, even where the send buffer has grown to megabytes.
 WINDOW_BYTES = 1024 * 1024
@@ -44,18 +47,6 @@ class Progress(enum.Enum):
     DONE = "the kernel has the last byte"
     FULL = "the socket takes no more now, or other connections have their turn"
     COLD = "the next bytes may have to be read from the disk"
-
-
-class Owner(Protocol):
-    """The transport whose socket it is.
-
-    :ivar may_grow: the socket's send buffer is limited; None before the first file.
-    """
-
-    may_grow: bool | None
-
-    def file_ended(self, error: BaseException | None) -> None:
-        """The kernel has the last byte, or :meth:`FileTransfer.send` raises an error."""
 
 
 class FileTransfer:
@@ -86,7 +77,7 @@ class FileTransfer:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: CoalescingTransport,
         loop: asyncio.AbstractEventLoop,
         sock: Any,
         head: bytes,

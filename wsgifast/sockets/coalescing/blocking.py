@@ -152,7 +152,13 @@ class CoalescingWriter(ClosingWriter):
 
     # Called by the flusher
 
+    # Called by the flusher.
+
     def look(self, *, at_exit: bool = False) -> float | None:
+        """Send what is overdue, or everything at the exit of the process; never wait for the peer.
+
+        :returns: seconds until the next look; None to be watched no longer.
+        """
         early_ns = 0 if at_exit else self._due - time.monotonic_ns()
         if self._buffers and early_ns <= 0:
             if self._sending.acquire(blocking=False):
@@ -173,6 +179,7 @@ class CoalescingWriter(ClosingWriter):
         return self._pause_s if self._idle_looks <= _IDLE_LOOKS else None
 
     def leave(self) -> bool:
+        """The writer is no longer watched; returns whether something was gathered meanwhile."""
         # In this order: write() appends first and then checks the limit.
         self._limit = 0
         if not self._buffers:
@@ -181,6 +188,7 @@ class CoalescingWriter(ClosingWriter):
         return True
 
     def forget(self) -> None:
+        """In a forked child: drop what was gathered, and the lock, which may be held."""
         self._sending = threading.Lock()
         self._buffers = []
         self._limit = 0

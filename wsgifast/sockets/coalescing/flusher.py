@@ -20,28 +20,15 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..alarm import WakeEvent
 
+if TYPE_CHECKING:
+    from .blocking import CoalescingWriter
+
 # Linux adds a timer slack of 50 us to each wait, so that a shorter one would hardly end earlier.
 _SHORTEST_WAIT_S = 50e-6
-
-
-class Watched(Protocol):
-    """What the flusher needs of a writer."""
-
-    def look(self, *, at_exit: bool = False) -> float | None:
-        """Send what is overdue, or everything at the exit of the process; never wait for the peer.
-
-        :returns: seconds until the next look; None to be watched no longer.
-        """
-
-    def leave(self) -> bool:
-        """The writer is no longer watched; returns whether something was gathered meanwhile."""
-
-    def forget(self) -> None:
-        """In a forked child: drop what was gathered, and the lock, which may be held."""
 
 
 class Flusher:
@@ -51,12 +38,12 @@ class Flusher:
     """
 
     def __init__(self) -> None:
-        self._watched: dict[Watched, None] = {}
+        self._watched: dict[CoalescingWriter, None] = {}
         self._wake = WakeEvent()
         self._starting = threading.Lock()
         self.runs = False
 
-    def watch(self, writer: Watched) -> None:
+    def watch(self, writer: CoalescingWriter) -> None:
         """Look at a writer until it is idle.
 
         :raises RuntimeError: if no thread can be started.
