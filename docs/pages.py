@@ -101,7 +101,7 @@ def _value(action: argparse.Action) -> str:
     return f"[{value}]" if action.option_strings and action.nargs == "?" else value
 
 
-_METRICS_TOLD: tuple[tuple[str, tuple[metrics.Teller, ...]], ...] = (
+_METRICS_BY: tuple[tuple[str, tuple[metrics.Reporter, ...]], ...] = (
     ("Of any server: WSGIFast, ASGIFast and FastWorker", metrics.ANY_SERVER),
     ("FastWorker, and asgifast's protocols and workers", metrics.SOCKETS),
     ("FastWorker", metrics.WORKER),
@@ -119,10 +119,10 @@ def metrics_page() -> str:
         "beyond the limit of distinct ones), and methods outside RFC 9110's and PATCH, and schemes "
         f"other than http and https, are `{metrics.OTHER}`. This page is generated from the code.",
     ]
-    for title, told_by in _METRICS_TOLD:
+    for title, reported_by in _METRICS_BY:
         lines += ["", f"## {title}", "", "| metric | labels | |", "|---|---|---|"]
         for metric in metrics.CATALOGUE.values():
-            if metric.told_by == told_by:
+            if metric.reported_by == reported_by:
                 labels = ", ".join(f"`{label}`" for label in _metric_labels(metric))
                 row = f"| `{metric.name}` ({metric.kind}) | {labels} | {metric.help} |"
                 lines.append(row.replace("|  |", "| |"))

@@ -96,7 +96,7 @@ class Request:
     :ivar status: 500 until the response starts.
     :ivar is_handed_over: the server has yet to send the file, or the rest of it.
     :ivar is_returned: the app has returned.
-    :ivar route: the route of the body; ASGIFast sets it where the messages do not tell it.
+    :ivar route: the route of the body; ASGIFast sets it where the messages do not show it.
     """
 
     __slots__ = (

@@ -14,7 +14,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 # How a gauge of several workers is shown: their sum, the greatest value, or one for each `pid`.
 Across = Literal["sum", "max", "each"]
 # What reports a metric: WSGIFast and ASGIFast, FastWorker, asgifast's protocols and workers.
-Teller = Literal["middleware", "worker", "protocol"]
+Reporter = Literal["middleware", "worker", "protocol"]
 
 
 class Metric(NamedTuple):
@@ -36,7 +36,7 @@ class Metric(NamedTuple):
     across: Across = "sum"
     bounds: tuple[float, ...] = ()
     known: tuple[str, ...] = ()
-    told_by: tuple[Teller, ...] = ()
+    reported_by: tuple[Reporter, ...] = ()
 
     @property
     def opentelemetry_name(self) -> str:
@@ -95,12 +95,12 @@ _WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
 _SIZE_BYTES = tuple(float(1 << bits) for bits in (10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))
 
 _REQUEST = ("http_request_method", "url_scheme", "http_response_status_code", "http_route")
-# By what a metric is told.
-ANY_SERVER: tuple[Teller, ...] = ("middleware", "worker")
-WORKER: tuple[Teller, ...] = ("worker",)
-SOCKETS: tuple[Teller, ...] = ("worker", "protocol")
+# What reports a metric.
+ANY_SERVER: tuple[Reporter, ...] = ("middleware", "worker")
+WORKER: tuple[Reporter, ...] = ("worker",)
+SOCKETS: tuple[Reporter, ...] = ("worker", "protocol")
 
-_TOLD: Mapping[tuple[Teller, ...], tuple[Metric, ...]] = {
+_BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
     ANY_SERVER: (
         Metric(
             "http_server_request_duration_seconds", "histogram", "s", _REQUEST,
@@ -242,7 +242,7 @@ _TOLD: Mapping[tuple[Teller, ...], tuple[Metric, ...]] = {
 }  # fmt: skip
 
 CATALOGUE: Final = {
-    metric.name: metric._replace(told_by=told_by)
-    for told_by, metrics in _TOLD.items()
+    metric.name: metric._replace(reported_by=reported_by)
+    for reported_by, metrics in _BY_REPORTER.items()
     for metric in metrics
 }

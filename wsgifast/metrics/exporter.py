@@ -35,7 +35,7 @@ from .supervisor import ADDRESS_FILE, Export
 logger = logging.getLogger("wsgifast.metrics")
 
 # While it waits: for the address, for workers that end, and for the arbiter where the system does
-# not tell of its end (pidfd_open(2)).
+# not report its end (pidfd_open(2)).
 _LOOK_EVERY_S = 0.2
 # Whether the server wants to be scraped at another address.
 _CHECK_EVERY_S = 1.0

@@ -49,9 +49,9 @@ class Instruments(RequestMetrics):
         for metric in CATALOGUE.values():
             make = _observable(meter, metric)
             if make is None:
-                if "middleware" not in metric.told_by:
-                    told = observers.setdefault(metric.name, [])
-                    told.append(_histogram(meter, metric).record)
+                if "middleware" not in metric.reported_by:
+                    own = observers.setdefault(metric.name, [])
+                    own.append(_histogram(meter, metric).record)
             else:
                 observe = partial(self._observe, metric)
                 make(metric.opentelemetry_name, [observe], metric.unit, metric.help)

@@ -30,7 +30,7 @@ def pid_in(name: str) -> int | None:
 
 
 def is_alive(name: str) -> bool:
-    """Whether the process of that name is there, and no zombie; True if nothing tells."""
+    """Whether the process of that name is there, and no zombie; True if that cannot be known."""
     found = _NAME.fullmatch(name)
     if found is None:
         return False
@@ -71,7 +71,7 @@ class ProcessEnd:
     def wait(self, timeout_s: float, period_s: float) -> None:
         """Return when the process has ended, or after a timeout.
 
-        :param period_s: how often to look where the system does not tell.
+        :param period_s: how often to look where the system does not report the end.
         """
         if self._poll is not None:
             self._poll.poll(timeout_s * 1000)
@@ -82,7 +82,7 @@ class ProcessEnd:
 
 
 def _started(pid: int) -> int | None:
-    """In ticks since the system's start; None for a zombie, and where the system does not tell.
+    """In ticks since the system's start; None for a zombie, and without /proc.
 
     :raises OSError: if too many files are open, for example.
     """
@@ -96,7 +96,7 @@ def _started(pid: int) -> int | None:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process; where the system does not tell, the most it ever had."""
+    """The resident memory of this process; without /proc, the most it ever had."""
     try:
         with open("/proc/self/statm", "rb", 0) as file:
             pages = int(file.read(256).split()[1])  # proc_pid_statm(5)

@@ -67,7 +67,7 @@ def reporter() -> FileReporter:
 
 
 def _report_at_exit(made: FileReporter) -> None:
-    with contextlib.suppress(Exception):  # it was told before, if it could be told at all
+    with contextlib.suppress(Exception):  # it was reported before, if at all possible
         made.report()
 
 

@@ -1,4 +1,4 @@
-"""Starts the exporter, from every worker of a server, and says what it is told.
+"""Starts the exporter, from every worker of a server: its arguments, and its lock.
 
 The lock is taken before the exporter is started, which inherits it: two workers never start two,
 and however it ends, the next check finds the lock free.

@@ -150,8 +150,6 @@ class CoalescingWriter(ClosingWriter):
             self._limit = 0
             self.flush()
 
-    # Called by the flusher
-
     # Called by the flusher.
 
     def look(self, *, at_exit: bool = False) -> float | None:
