@@ -166,6 +166,18 @@ def test_a_refusal_of_data_itself_leaves_the_transaction(offered: str) -> None:
         assert server.verbs()[-1] == "rset"
 
 
+@pytest.mark.parametrize("offered", ["plain", "pipelining"])
+@pytest.mark.parametrize("reply", ["250 fine", "252 perhaps", "334 what", "what?"])
+def test_another_reply_to_data_than_354_is_no_success(offered: str, reply: str) -> None:
+    """As after a server that has answered the last message once for each recipient, as in LMTP."""
+    with ScriptedSMTP(FEATURES[offered], {"data": [reply]}) as server:
+        client = connect(server)
+        with pytest.raises(smtplib.SMTPDataError):
+            client.sendmail(SENDER, RECIPIENTS, TEXT)
+        assert client.sock is None
+    assert server.messages == []
+
+
 def test_a_refusal_is_what_is_raised_though_the_server_is_gone_too() -> None:
     answers: dict[str, list[str | None]] = {"rcpt": ["550 no", "551 no"], "rset": [None]}
     with ScriptedSMTP(FEATURES["plain"], answers) as server:

@@ -131,8 +131,13 @@ class SMTP(smtplib.SMTP):
             raise smtplib.SMTPRecipientsRefused(refused)
         if not chunked:
             code, response = dialogue.reply()
-            if code == 354:
-                code, response = self._send_data(body)
+            if code != 354:
+                if _is_negative(code):
+                    self._give_up(code, dialogue)
+                else:
+                    self.close()  # it is no reply to DATA: replies and commands are out of step
+                raise smtplib.SMTPDataError(code, response)
+            code, response = self._send_data(body)
         elif pipelined and small:
             code, response = dialogue.reply()
         else:
