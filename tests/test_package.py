@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -127,3 +128,41 @@ def test_missing_extra_names_the_way_out() -> None:
     error = MissingExtra("FastWorker", "gunicorn", "gunicorn")
     assert "pip install 'wsgifast[gunicorn]'" in str(error)
     assert isinstance(error, ImportError)
+
+
+_IMPORT_ALL = """
+import asyncio, importlib, pkgutil, sys, warnings
+import wsgifast, asgifast
+
+async def main():
+    warnings.simplefilter("ignore")
+    sys.argv = ["program", "--no-such-option"]
+    for package in (wsgifast, asgifast):
+        for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if found.name.endswith("__main__"):
+                continue
+            try:
+                importlib.import_module(found.name)
+            except (ImportError, RuntimeError, wsgifast.WSGIFastError):
+                pass  # an extra that is not installed, or its wrong version
+            except Exception as error:
+                if type(error).__name__ != "ImproperlyConfigured":  # Django without settings
+                    raise
+
+asyncio.run(main())
+print("imported")
+"""
+
+
+def test_importing_a_module_never_exits() -> None:
+    """Whatever the environment says of metrics, and in an event loop as well."""
+    for metrics in ("nonsense", "127.0.0.1:1"):
+        environment = {**os.environ, "WSGIFAST_METRICS": metrics}
+        run = subprocess.run(
+            [sys.executable, "-c", _IMPORT_ALL],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (run.returncode, run.stdout) == (0, "imported\n"), run.stderr
