@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from wsgifast.server import acceptor as accepting
-from wsgifast.server.acceptor import Acceptor
+from wsgifast.server.acceptor import HURRIED_S, MOST_HANDSHAKES, Acceptor
+from wsgifast.server.states import HANDSHAKE, IDLE
 
 LISTENER = 3
 
@@ -69,6 +70,10 @@ class Listening:
         self.fds.add(fd)
 
 
+class SimpleHashable(SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 class Server:
     """What a worker gives its acceptor."""
 
@@ -79,6 +84,8 @@ class Server:
         self.open = True
         self.begun: list[str] = []
         self.warnings: list[str] = []
+        self.state = IDLE  # of those that are accepted
+        self.connections: list[Any] = []
         listeners: Any = [self.listener]
         poller: Any = self.poller
         self.acceptor = Acceptor(
@@ -95,7 +102,11 @@ class Server:
     def connect(self, sock: Any, peer: Any, address: Any) -> Any:
         assert (peer, address) == ("peer", "here")
         self.room -= 1
-        return SimpleNamespace(begin=lambda: self.begun.append(sock))
+        connection = SimpleHashable(
+            begin=lambda: self.begun.append(sock), state=self.state, deadline=1020.0
+        )
+        self.connections.append(connection)
+        return connection
 
     @property
     def listens(self) -> bool:
@@ -270,6 +281,40 @@ def test_a_full_worker_says_so_once_until_it_has_room_again(
         while server.room > 0:
             server.acceptor.accept(LISTENER)
         assert len(server.warnings) == warnings
+
+
+def test_tls_handshakes_are_limited_and_those_that_never_end_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    server = Server(waiting=2000)
+    server.state = HANDSHAKE
+
+    def accept_all() -> None:
+        while server.listens and server.listener.waiting:
+            server.acceptor.accept(LISTENER)
+
+    accept_all()
+    assert len(server.begun) == MOST_HANDSHAKES
+    (warning,) = server.warnings
+    assert f"{MOST_HANDSHAKES} TLS handshakes" in warning
+    # One that succeeds makes room for another; nobody is in a hurry with room to spare.
+    server.acceptor.on_handshake_end(server.connections[0])
+    server.acceptor.hurry_handshakes()
+    assert {connection.deadline for connection in server.connections} == {1020.0}
+    accept_all()
+    assert len(server.begun) == MOST_HANDSHAKES + 1
+    # Those that do not end have less time now, from their begin on.
+    now += 1
+    server.acceptor.hurry_handshakes()
+    server.acceptor.hurry_handshakes()
+    hurried = server.connections[1:]
+    assert {connection.deadline for connection in hurried} == {1000.0 + HURRIED_S}
+    assert server.connections[0].deadline == 1020.0
+    for connection in hurried:
+        server.acceptor.on_handshake_end(connection)
+    assert server.listens
 
 
 def test_a_listener_that_fails_otherwise_stays() -> None:

@@ -109,6 +109,44 @@ def test_the_alert_of_a_failed_handshake_arrives(tls_bench: TLSBench) -> None:
     assert client.is_in(CLOSED)
 
 
+def test_every_end_of_a_handshake_makes_room_for_another(
+    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]
+) -> None:
+    bench = tls_bench()
+    handshakes = bench.server._acceptor._handshakes
+    fails, leaves, silent, succeeds = (bench.connect() for _ in range(4))
+    for client in (fails, leaves, silent, succeeds):
+        handshakes[client.near] = bench.clock.now
+    fails.send(b"GET / HTTP/1.1\r\n\r\n")
+    leaves.close()
+    bench.run()
+    assert list(handshakes) == [silent.near, succeeds.near]
+    out = ssl.MemoryBIO()
+    received = ssl.MemoryBIO()
+    client_side = pem[1].wrap_bio(received, out, server_hostname="localhost")
+    while True:
+        try:
+            client_side.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        else:
+            break
+        finally:
+            succeeds.send(out.read())
+            bench.run()
+            received.write(succeeds.receive_all_there_is())
+    bench.run()
+    assert list(handshakes) == [silent.near]
+    bench.pass_time(FastWorker.head_timeout_s + 1)
+    assert not handshakes
+
+
+def test_a_worker_that_ends_waits_for_no_handshake_that_is_silent(tls_bench: TLSBench) -> None:
+    bench = tls_bench()
+    silent = bench.connect()
+    assert silent.near.is_idle()
+
+
 def test_the_bytes_of_a_record_give_a_client_no_more_time(
     tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]
 ) -> None:

@@ -3,14 +3,19 @@
 Theory of operation
 -------------------
 The acceptor *listens* (its listeners are in the poller) or it does not. What decides that changes
-in any thread: connections open and close, the pool becomes saturated, descriptors run out, the
-worker stops. Each such thread calls :meth:`Acceptor.update`, which decides under a lock by the
-state at that moment. So the last change counts, whatever the order of the calls.
+in any thread: connections open and close, TLS handshakes begin and end, the pool becomes saturated,
+descriptors run out, the worker stops. Each such thread calls :meth:`Acceptor.update`, which decides
+under a lock by the state at that moment. So the last change counts, whatever the order of the
+calls.
 
 Where several workers share a listener, the kernel reports a connection to one of them
 (EPOLLEXCLUSIVE). That worker accepts it even if it should no longer listen: no other one knows of
 it. After its turn it queues behind the others, or the first worker would get all connections while
 there is little traffic.
+
+A TLS handshake that is under way takes 47 kB of OpenSSL's, whatever its client goes on to send. So
+there are at most `MOST_HANDSHAKES` at once, 24 MB: beyond that nothing is accepted, and each has
+only `HURRIED_S`, so that clients that never finish theirs do not keep the others waiting.
 
 A worker that ends closes the acceptor first. At that moment a thread may be in a turn, with an
 accepted connection that is not counted yet; the worker must wait for the end of that turn.
@@ -26,12 +31,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .poller import Poller
+from .states import HANDSHAKE
 
 # Most connections accepted in one turn: more would delay other events, and leave siblings idle.
 _ACCEPTS = 16
 # If a turn has not emptied a listener's queue, this many other events until the next turn. The
 # kernel would report the listener again only after everything else that is ready.
 _EVENTS_BETWEEN_TURNS = 32
+MOST_HANDSHAKES = 512
+# From its begin on, in seconds: time for some round trips around the world.
+HURRIED_S = 3.0
 # How long to wait after running out of descriptors.
 _PAUSE_S = 0.2
 # The least time between two warnings about that, and between two that the worker is full.
@@ -82,6 +91,7 @@ class Acceptor:
         self.listening = False
         self._closed = False
         self._accepting = 0  # threads in a turn
+        self._handshakes: dict[Any, float] = {}  # when each began; monotonic
         self.unfinished: int | None = None
         self._events = 0
 
@@ -105,6 +115,7 @@ class Acceptor:
             wanted = (
                 not self._closed
                 and self._count() < self._limit
+                and len(self._handshakes) < MOST_HANDSHAKES
                 and self._is_open()
                 and (not self._resume_at or time.monotonic() >= self._resume_at)
             )
@@ -127,6 +138,18 @@ class Acceptor:
         if not self.listening:
             self._resume_at = 0.0
             self.update()
+
+    def on_handshake_end(self, connection: Any) -> None:
+        """A TLS handshake has succeeded, or its connection ends."""
+        self._handshakes.pop(connection, None)
+        if not self.listening:
+            self.update()
+
+    def hurry_handshakes(self) -> None:
+        """If there are too many, shorten their deadlines; called before each sweep."""
+        if len(self._handshakes) >= MOST_HANDSHAKES:
+            for connection, begun in list(self._handshakes.items()):
+                connection.deadline = min(connection.deadline, begun + HURRIED_S)
 
     def accept(self, fd: int) -> None:
         """Take a turn at a listener that is readable."""
@@ -156,10 +179,15 @@ class Acceptor:
             else:
                 connection = self._connect(sock, peer, address)
             if connection is not None:
+                if connection.state is HANDSHAKE:
+                    self._handshakes[connection] = time.monotonic()
+                # Before another thread may close the connection and make room again.
                 if self._count() >= self._limit:
-                    # Before another thread may close the connection and make room again.
                     self.update()
-                    self._warn_that_it_is_full()
+                    self._warn_that_it_is_full("worker_connections", self._limit)
+                elif len(self._handshakes) >= MOST_HANDSHAKES:
+                    self.update()
+                    self._warn_that_it_is_full("TLS handshakes", MOST_HANDSHAKES)
                 connection.begin()
             if not self.listening:
                 return
@@ -199,13 +227,11 @@ class Acceptor:
             self._log.warning("Cannot accept: %s; trying again soon", error)
         self._resume_at = now + _PAUSE_S
 
-    def _warn_that_it_is_full(self) -> None:
+    def _warn_that_it_is_full(self, of: str, limit: int) -> None:
         if self._full:
             return
         self._full = True
         now = time.monotonic()
         if now - self._said_full_at >= _WARN_AGAIN_S:
             self._said_full_at = now
-            self._log.warning(
-                "All %d worker_connections are taken: new ones wait until others close", self._limit
-            )
+            self._log.warning("All %d %s are taken: new ones wait until others close", limit, of)

@@ -139,6 +139,7 @@ class Connection(Endpoint):
         except ssl.SSLError as error:
             ip = self.peer[0] if isinstance(self.peer, tuple) else ""
             self._core.log.warning("Invalid request from ip=%s: %s", ip, error)
+            self._core.on_handshake_end(self)
             self.leave()  # OpenSSL has sent an alert: the client is to receive it
             return None
         except (OSError, ValueError) as error:
@@ -146,6 +147,7 @@ class Connection(Endpoint):
             self.close()
             return None
         self.move(SECURED)
+        self._core.on_handshake_end(self)
         if self._tls.selected_alpn_protocol() == "h2":
             return self._speak_http2(None)
         return self._receive(READ)
@@ -365,6 +367,8 @@ class Connection(Endpoint):
             self.leave()
 
     def _let_go(self) -> bool:
+        if self.state is HANDSHAKE:
+            self._core.on_handshake_end(self)
         exchange, self.exchange = self.exchange, None
         self._unread = None
         if exchange is not None and exchange.close is not None:

@@ -22,7 +22,7 @@ from .output_rules import OutputRules
 from .parser import Parser
 from .poller import READ, WOULD_BLOCK, WRITE
 from .registry import Registry
-from .states import CLOSED, GONE, IDLE, LEAVES, RUNNING, SKIPPING, TRANSITIONS
+from .states import CLOSED, GONE, HANDSHAKE, IDLE, LEAVES, RUNNING, SKIPPING, TRANSITIONS
 
 if TYPE_CHECKING:
     from .pool import Close
@@ -75,6 +75,9 @@ class Core(Protocol):
 
     def run_soon(self, task: Callable[[], Channel | None]) -> object:
         """Have a thread of the pool call something, and run the app of what it returns."""
+
+    def on_handshake_end(self, connection: Any) -> None:
+        """A TLS handshake has succeeded or failed, or its connection is about to be closed."""
 
     def is_ending(self) -> bool:
         """Whether clients should make their next requests elsewhere."""
@@ -157,8 +160,8 @@ class Endpoint:
         raise NotImplementedError
 
     def is_idle(self) -> bool:
-        """Whether it is kept open between two requests of HTTP/1."""
-        return self.state is IDLE or self.state is SKIPPING
+        """Whether it is before a request of HTTP/1, or in its TLS handshake."""
+        return self.state is IDLE or self.state is SKIPPING or self.state is HANDSHAKE
 
     def owes_goaway(self) -> bool:
         """Whether it speaks HTTP/2 and its client has not been told that the server ends."""

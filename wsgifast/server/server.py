@@ -293,6 +293,9 @@ class Server:
         self.registry.replace(connection, http2)
         return http2.begin_streams(received, exchange)
 
+    def on_handshake_end(self, connection: Endpoint) -> None:
+        self._acceptor.on_handshake_end(connection)
+
     def is_ending(self) -> bool:
         return self._stopping or bool(self._ends_soon)
 
@@ -389,6 +392,7 @@ class Server:
         """End what is overdue, and see whether to accept again."""
         self._sweep_pushed = False
         now = time.monotonic()
+        self._acceptor.hurry_handshakes()
         self.registry.sweep(now)
         self._acceptor.update()
         self._watchdog.look(now)
