@@ -114,7 +114,7 @@ def as_github(report: Report) -> str:
 
 def as_junit(report: Report) -> str:
     """A test case for each endpoint; wrong and slow ones fail, those not reached are skipped."""
-    suite = ElementTree.Element("testsuite", name=f"wsgifast doctor {report.app}")
+    suite = ElementTree.Element("testsuite", name=f"wsgifast doctor {printable(report.app)}")
     failures = 0
     for seen in report.observations:
         endpoint = seen.endpoint
@@ -213,7 +213,7 @@ def _case(suite: Any, report: Report, method: str, name: str) -> Any:
     return ElementTree.SubElement(
         suite,
         "testcase",
-        classname=f"wsgifast.doctor.{report.app}",
+        classname=f"wsgifast.doctor.{printable(report.app)}",
         name=printable(f"{method} {name}"),
     )
 

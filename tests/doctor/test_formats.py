@@ -1,0 +1,66 @@
+"""Reports in every format, of endpoints, answers and errors whose texts are anybody's."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.doctor.formats import as_github, as_json, as_junit, as_text
+from wsgifast.doctor.model import Endpoint, Finding, Observation, Recording, Report, Unreached
+from wsgifast.doctor.page import as_html
+from wsgifast.terminal import width_of
+
+HOSTILE = [
+    "\x1b]0;x\x07", "\x9b2J", "\x7f", "\u202e", "\udcff", "\r\n", "\0", "::error::", "]]>",
+    "<script>", "'\"><img src=x onerror=y>", "&amp;", "%0A",
+]  # fmt: skip
+texts = st.lists(st.text(max_size=5) | st.sampled_from(HOSTILE), max_size=6).map("".join)
+
+
+def report_of(text: str) -> Report:
+    endpoint = Endpoint(f"/{text}", text, text, evidence=text)
+    answer = Recording(200, [(text, text)], text, error=text)
+    finding = Finding("WF015", "wrong", endpoint, text, "", "see its traceback")
+    return Report(
+        text,
+        "WSGI",
+        text,
+        observations=[Observation(endpoint, answer, Recording(200))],
+        findings=[finding],
+        unreached=[Unreached(text, text)],
+    )
+
+
+class Elements(HTMLParser):
+    """Which elements and attributes a page has."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[object] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, sorted(name for name, _ in attrs)))
+
+
+@given(texts)
+def test_no_format_has_anybodys_text_raw(text: str) -> None:
+    report = report_of(text)
+    for form in (as_text, as_github, as_html, as_junit, as_json):
+        assert form(report).replace("\n", "").isprintable(), form
+    assert Elements(as_html(report)).found == Elements(as_html(report_of("x"))).found
+    assert len(as_github(report).splitlines()) == 1
+    ElementTree.fromstring(as_junit(report))
+    assert json.loads(as_json(report))["findings"][0]["what"] == text
+
+
+@pytest.mark.parametrize("width", [None, 60, 80, 300])
+@given(st.text(min_size=100, max_size=300))
+def test_no_line_of_text_is_longer_than_its_bounds(width: int | None, text: str) -> None:
+    shown = as_text(report_of(text), width=width)
+    assert max(map(width_of, shown.splitlines())) <= min(width or 400, 400)
