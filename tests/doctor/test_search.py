@@ -28,7 +28,13 @@ import wsgifast
 from tests.support.servers import ROOT
 from tests.support.terminals import open_terminal
 from wsgifast.doctor import Endpoint, as_text, examine
-from wsgifast.doctor.endpoints import filled, from_paths, from_urls_file, values_in
+from wsgifast.doctor.endpoints import (
+    filled,
+    filled_by_prefix,
+    from_paths,
+    from_urls_file,
+    values_in,
+)
 from wsgifast.doctor.links import links_of
 from wsgifast.doctor.model import Recording
 from wsgifast.doctor.openapi import from_openapi
@@ -248,6 +254,20 @@ def test_all_fills_parameters_from_links() -> None:
     assert {"/item/<int:id>", "/user/<name>/orders"} <= named
 
 
+def test_all_tries_other_links_where_one_is_no_page() -> None:
+    app = flask.Flask(__name__, static_folder=None)
+    app.add_url_rule("/", "index", lambda: '<a href="/bad/page"><a href="/good/page">')
+    for rule in ("/<shop>/page", "/<shop>/about", "/<shop>/item/<id>"):
+
+        def view(shop: str, id: str = "") -> Any:
+            return '<a href="/good/item/3">' if shop == "good" else flask.abort(404)
+
+        app.add_url_rule(rule, rule, view)
+    report = examine(app, all_endpoints=True)
+    assert reached(report) == {"/", "/good/page", "/good/about", "/good/item/3"}
+    assert not report.unreached
+
+
 def test_all_fills_parameters_from_json_and_redirects() -> None:
     async def index(request: Any) -> PlainTextResponse:
         body = json.dumps({"items": [{"url": "/item/3"}, {"url": "https://else.example/item/4"}]})
@@ -303,7 +323,10 @@ def test_values_in_a_filled_pattern_are_those_that_it_was_filled_with(
     if value:
         url = filled(pattern, {"name": value})
         assert isinstance(url, str)
-        assert values_in(pattern, url) == {"name": value}
+        values = values_in(pattern, url)
+        assert values is not None
+        assert list(values.values()) == [value]
+        assert filled_by_prefix(pattern, values) == url
 
 
 ITEMS = {"type": "array", "items": {"$ref": "#/components/schemas/Item"}}

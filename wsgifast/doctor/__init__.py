@@ -130,6 +130,13 @@ def examine(
             seen.wrapped.body.clear()
             add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped), silenced)
         report.unreached += search.unreached
+        # Of some patterns several URLs were tried.
+        reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}
+        report.unreached = [
+            left
+            for left in dict.fromkeys(report.unreached)
+            if (left.method, left.name) not in reached
+        ]
     report.sort()
     return report
 

@@ -237,9 +237,10 @@ def _way_in(report: Report) -> str:
     ways = {
         "--all": "--all requests what may change something, or name paths",
         "--unsafe": "--unsafe uses other methods than GET and HEAD",
-        "Host:": "--header 'Host: its.name' for an app that checks the host",
+        "400": "--header 'Host: its.name' for an app that checks the host",
         "X-Forwarded-Proto": "--header 'X-Forwarded-Proto: https' for one that wants TLS",
         "--cookie": "--cookie or --header for one that wants a login",
+        " to /": "the path to which a redirect leads",
         "--value": "--value NAME=X for parameters in URLs",
     }
     tried = [way for sign, way in ways.items() if sign in reasons]

@@ -165,19 +165,27 @@ def unfilled(pattern: str, names: Sequence[str], method: str) -> Unreached:
 
 
 def values_in(pattern: str, path: str) -> dict[str, str] | None:
-    """The values of a pattern's parameters in a path; None if it does not match."""
-    names: list[str] = []
-    parts: list[str] = []
+    """The values of a pattern's parameters in a path; None if it does not match.
+
+    :returns: each value under the pattern's text up to and with its parameter, which tells the
+        parameters of many patterns apart: "/<user>" of "/<user>/orders/<id>" is that of "/<user>".
+    """
+    keys, parts = [], []
     end = 0
     for match in _PARAMETER.finditer(pattern):
-        text = match["curly"] or match["angle"] or match["star"]
-        names.append(_angle_name(text) if match["angle"] else text)
+        keys.append(pattern[: match.end()])
         is_path = match["star"] or re.search(r"\bpath\b|\bre:|\*", match[0])
-        parts += [
-            re.escape(encoded(pattern[end : match.start()])),
-            "(.+)" if is_path else "([^/]+)",
-        ]
+        parts.append(re.escape(encoded(pattern[end : match.start()])))
+        parts.append("(.+)" if is_path else "([^/]+)")
         end = match.end()
     parts.append(re.escape(encoded(pattern[end:])))
     found = re.fullmatch("".join(parts), path)
-    return dict(zip(names, map(unquote, found.groups()), strict=True)) if found else None
+    return dict(zip(keys, map(unquote, found.groups()), strict=True)) if found else None
+
+
+def filled_by_prefix(pattern: str, values: Mapping[str, str]) -> str | None:
+    """A pattern with values in it, as :func:`values_in` returns them; None if one is missing."""
+    if any(pattern[: match.end()] not in values for match in _PARAMETER.finditer(pattern)):
+        return None
+    url = _PARAMETER.sub(lambda m: quote(values[pattern[: m.end()]], safe="/"), pattern)
+    return encoded(url)

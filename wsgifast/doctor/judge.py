@@ -107,9 +107,7 @@ def _why_not_reached(raw: Recording) -> str | None:
         else:
             may_help = _MAY_HELP if asks_who else ""
         return f"{status} to {where}{may_help}"
-    if status == 400:
-        return "400; if the app checks the host, --header 'Host: its.name' helps"
-    if 400 < status < 500:
+    if 400 <= status < 500:
         return f"{status}{_MAY_HELP if status in (401, 403) else ''}"
     return None
 

@@ -9,11 +9,11 @@ OpenAPI document calls it read-only.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import unquote
 
-from .endpoints import NAMED, filled, values_in
+from .endpoints import NAMED, filled_by_prefix, values_in
 from .links import links_of
 from .model import Endpoint, Found, Recording, Unreached
 
@@ -24,13 +24,12 @@ _SAFE_METHODS = ("GET", "HEAD")
 # Endpoints that no list of routes has: those that answers link to, and what a browser loads with
 # pages.
 _MOST_LINKED, _MOST_LOADED = 200, 30
+# How many URLs of a pattern are tried before one of them is a page.
+_MOST_TRIES = 3
 
 
 class Search:
-    """An iterator of the endpoints to request; what their answers link to is added to it.
-
-    :ivar unreached: what is not requested, and why.
-    """
+    """An iterator of the endpoints to request; what their answers link to is added to it."""
 
     def __init__(
         self, found: Found, host: str, *, unsafe: bool, allow: Allow, follows: bool
@@ -45,24 +44,37 @@ class Search:
         self._follows = follows
         endpoints = list({(e.method, e.url): e for e in reversed(found[0])}.values())[::-1]
         names = {(each.method, each.name) for each in endpoints}
-        self.unreached = [left for left in found[1] if (left.method, left.name) not in names]
+        self._left = [left for left in found[1] if (left.method, left.name) not in names]
         readable = [each for each in endpoints if each.method in _SAFE_METHODS]
         safe = [each for each in readable if each.evidence]
         rest = [each for each in (endpoints if unsafe else readable) if each not in safe]
-        has_patterns = any(left.missing for left in self.unreached)
+        has_patterns = any(left.missing for left in self._left)
         self._is_allowed = bool(rest or has_patterns) and (unsafe or allow(safe, rest))
         if not self._is_allowed:
             reason = "may change something: --all requests it, too"
-            self.unreached += [_left(each, reason) for each in rest]
+            self._left += [_left(each, reason) for each in rest]
             rest = []
         reason = "its method changes something: --unsafe requests it, too"
-        self.unreached += [_left(e, reason) for e in endpoints if e not in readable and not unsafe]
+        self._left += [_left(e, reason) for e in endpoints if e not in readable and not unsafe]
         self._waiting = deque([*safe, *rest])
         self._known = {(each.method, unquote(each.url)) for each in endpoints}
-        # Patterns of which one URL is enough.
-        self._filled = [each.name for each in endpoints if each.name != each.url]
+        # Patterns of GET without values, the most specific one first: with the fewest parameters,
+        # and of these the longest.
+        patterns = (e for e in self._left if e.missing and e.method == "GET")
+        order = sorted(patterns, key=lambda each: (len(each.missing), -len(each.name)))
+        self._patterns = list(dict.fromkeys(each.name for each in order))
+        # Those of which a URL is known; other links to them; and how often one was tried.
+        self._filled = {each.name for each in endpoints if each.name != each.url}
+        self._links: dict[str, list[str]] = {}
+        self._tries: Counter[str] = Counter()
+        self._values: dict[str, str] = {}
         self._linked = self._loaded = 0
         self.done = 0
+
+    @property
+    def unreached(self) -> list[Unreached]:
+        """What is not requested, and why."""
+        return [e for e in self._left if e.method != "GET" or not self._tries[e.name]]
 
     @property
     def total(self) -> int:
@@ -76,28 +88,43 @@ class Search:
 
     def learn(self, endpoint: Endpoint, answer: Recording) -> None:
         """Add what an answer links to: endpoints, and values of parameters."""
+        path = endpoint.url.partition("?")[0]
+        values = values_in(endpoint.name, path)
+        if values and answer.status == 200:
+            self._values |= values
+        elif values:
+            self._try_another(endpoint.name)
         is_shown = self._follows and endpoint.evidence == NAMED and answer.status == 200
         if not (is_shown or self._is_allowed):
             return
         links = links_of(answer, endpoint.url, self._host)
-        for path in links.loaded if is_shown else ():
-            self._add(path, f"a browser loads it with {endpoint.url}")
-        for path in (*links.loaded, *links.others) if self._is_allowed else ():
-            self._add(path, "")
+        for url in links.loaded if is_shown else ():
+            self._add(url, f"a browser loads it with {endpoint.url}")
+        for url in (*links.loaded, *links.others) if self._is_allowed else ():
+            self._add(url, "")
+        for pattern in self._patterns if self._is_allowed else ():
+            filled = filled_by_prefix(pattern, self._values)
+            if pattern not in self._filled and filled is not None:
+                self._request(filled, pattern)
+
+    def _try_another(self, pattern: str) -> None:
+        """Another link may have a value for which there is a page."""
+        self._filled.discard(pattern)
+        links = self._links.get(pattern)
+        if links and self._tries[pattern] < _MOST_TRIES:
+            self._request(links.pop(0), pattern)
 
     def _add(self, url: str, evidence: str) -> None:
         path = url.partition("?")[0]
         if {("GET", unquote(url)), ("GET", unquote(path))} & self._known:
             return
-        patterns = [e.name for e in self.unreached if e.missing and e.method == "GET"]
-        # The most specific one: with the fewest parameters, and of these the longest.
-        patterns.sort(key=lambda each: (each.count("{") + each.count("<"), -len(each)))
-        pattern = next((each for each in patterns if values_in(each, path) is not None), None)
-        if pattern is not None:
-            self._fill(pattern, url, evidence)
-            if self._is_allowed:
-                self._fill_below(pattern, path)
-            return
+        for pattern in self._patterns:
+            if values_in(pattern, path) is not None:
+                if pattern not in self._filled:
+                    self._request(url, pattern, evidence)
+                elif self._is_allowed:
+                    self._links.setdefault(pattern, []).append(url)
+                return
         if evidence:
             self._loaded += 1
             is_one_more = self._loaded <= _MOST_LOADED
@@ -105,27 +132,16 @@ class Search:
             self._linked += 1
             is_one_more = self._linked <= _MOST_LINKED
         if is_one_more and all(values_in(each, path) is None for each in self._filled):
-            self._queue(Endpoint(url, path, "link", evidence=evidence))
+            self._request(url, path, evidence)
 
-    def _fill(self, pattern: str, url: str, evidence: str = "") -> None:
-        """Request a pattern's URL."""
-        self.unreached = [e for e in self.unreached if (e.name, e.method) != (pattern, "GET")]
-        self._filled.append(pattern)
-        self._queue(Endpoint(url, pattern, "link", evidence=evidence))
-
-    def _fill_below(self, pattern: str, path: str) -> None:
-        """The same values fill /user/<id>/posts where /user/<id> is known, if there are no more."""
-        for left in [e for e in self.unreached if e.missing and e.method == "GET"]:
-            below = left.name.removeprefix(pattern.rstrip("/"))
-            if below != left.name and below.startswith("/"):
-                url = filled(below, {})
-                if isinstance(url, str):
-                    self._fill(left.name, path.rstrip("/") + url)
-
-    def _queue(self, endpoint: Endpoint) -> None:
-        if (endpoint.method, unquote(endpoint.url)) not in self._known:
-            self._known.add((endpoint.method, unquote(endpoint.url)))
-            self._waiting.append(endpoint)
+    def _request(self, url: str, name: str, evidence: str = "") -> None:
+        """:param name: the pattern, or the path if it has none."""
+        if ("GET", unquote(url)) not in self._known:
+            self._known.add(("GET", unquote(url)))
+            self._waiting.append(Endpoint(url, name, "link", evidence=evidence))
+            if name in self._patterns:
+                self._filled.add(name)
+                self._tries[name] += 1
 
 
 def _left(endpoint: Endpoint, reason: str) -> Unreached:
