@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .arguments import add_parser, count, option
-from .files.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
+from .compression.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import MIN_SAVING, CompressReport, compress
 from .sizes import size_text
 from .terminal import printable, progress_line, show

@@ -24,10 +24,10 @@ from tests.support.other_user import NEEDS_ROOT, another_user
 from tests.support.servers import wait_for
 from tests.support.terminals import open_terminal
 from wsgifast import ConfigurationError, StaticFiles, cli
+from wsgifast.compression.codings import available_codings
 from wsgifast.files import codings, directory
 from wsgifast.files import compress as module
 from wsgifast.files import tree as tree_module
-from wsgifast.files.codings import available_codings
 from wsgifast.files.compress import MANIFEST, compress
 
 

@@ -13,8 +13,8 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from ..compression.codings import checked_codings
 from ..errors import ConfigurationError
-from ..files.codings import checked_codings
 from ..files.compress import skipped_extensions
 from .middleware import StaticFilesMiddleware
 from .settings import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options

@@ -23,10 +23,11 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 
+from ..compression.codings import SIBLING_SUFFIXES, checked_codings, compress_file
 from ..errors import ConfigurationError
 from ..option_checks import list_of_text
-from .codings import ENCODERS, SIBLING_SUFFIXES, checked_codings, has_same_time, is_outdated
 from .directory import names_of
+from .siblings import has_same_time, is_outdated
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 
 # A sibling has to save this share of the original: less is not worth the client's decompression.
@@ -206,7 +207,7 @@ class _Run:
         if there is not None and ours and has_same_time(there, original.facts):
             self.report.current.append(path)
             return there.st_size
-        encoded = ENCODERS[coding](original.content)
+        encoded = compress_file(original.content, coding)
         if len(encoded) > len(original.content) * (1 - MIN_SAVING):
             if ours:
                 self._remove(folder, path)

@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from ..compression.negotiation import preferred_coding
 from .directory import Directory, Identity, identity_of
 from .memory import Kept
 from .plan import Representation
-from .variants import preferred_coding
 
 # The objects kept for a file in each encoding, its body excepted, once all plans that they cache
 # have been made. Measured with tracemalloc; a test checks it.

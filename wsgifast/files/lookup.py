@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from ..compression.codings import SIBLING_SUFFIXES
 from ..sockets.sendfile import has_its_size
-from .codings import SIBLING_SUFFIXES, is_outdated
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
 from .found import Found, Source
 from .plan import Header, describe
 from .rules import HeaderRules
+from .siblings import is_outdated
 
 log = logging.getLogger("wsgifast.files")
 

@@ -1,0 +1,231 @@
+"""Content codings (RFC 9110, section 8.4.1): their packages, their levels, and their compressors.
+
+A compressor makes one coded body. It has no I/O; zlib, brotli and zstd release the GIL while they
+work.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from ..errors import ConfigurationError
+
+# The codings, and the suffix of a file's sibling in each. Of two siblings of the same size the first
+# one here is sent; of two that a client prefers equally, too.
+SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
+_ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+# What codings need: the module, and how it is installed. None of it before Python 3.14 is in the
+# standard library; gzip's zlib always is.
+_MODULES = {"br": "brotli", "zstd": _ZSTD_MODULE}
+CODING_PACKAGES = {"br": "brotli", "zstd": "backports.zstd"}
+
+# For files that are compressed once and sent often.
+_BEST_LEVELS = {"zstd": 19, "br": 11, "gzip": 9}
+# For what is compressed while a client waits: the levels at which a further one costs more time
+# than it saves on a link of 20 Mbit/s.
+DEFAULT_LEVELS = {"zstd": 3, "br": 4, "gzip": 4}
+LEVELS = {"zstd": range(1, 20), "br": range(12), "gzip": range(1, 10)}
+# A decoder of the zstd content coding need not support a larger window than 8 MB (RFC 9659).
+_MAX_ZSTD_WINDOW_LOG = 23
+# A stream's compressor lives as long as the stream. With these windows one takes less than a
+# megabyte, and a larger window saves some per cent of text at best.
+_STREAM_WINDOW_LOGS = {"zstd": 17, "br": 18, "gzip": 15}
+
+# The most bytes of padding: its length hides how well a secret compressed. Django's gzip has as many.
+MAX_PADDING_BYTES = 100
+# A gzip member's header (RFC 1952, section 2.3): deflate, no flags, no time, system unknown. zlib
+# writes one of this length, which :class:`_Gzip` replaces by one with a file name.
+_GZIP_HEADER_BYTES = 10
+_GZIP_HEADER_WITH_NAME = b"\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\xff"
+# RFC 8878, section 3.1.2: the first of the magic numbers of a skippable frame.
+_SKIPPABLE_FRAME = (0x184D2A50).to_bytes(4, "little")
+
+
+def available_codings() -> tuple[str, ...]:
+    """Return the content codings that can be made here; gzip always can."""
+    return tuple(coding for coding in SIBLING_SUFFIXES if _is_available(coding))
+
+
+def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
+    """Return the codings to make, without repetitions.
+
+    :param codings: None for those that are available.
+    :raises ConfigurationError: for one that is unknown, or whose package is not installed.
+    """
+    if codings is None:
+        return available_codings()
+    if isinstance(codings, str):
+        raise ConfigurationError(f"codings={codings!r}: a list, such as [{codings!r}]")
+    for coding in codings:
+        if coding not in SIBLING_SUFFIXES:
+            raise ConfigurationError(
+                f"{coding!r} is not a known coding: {', '.join(SIBLING_SUFFIXES)}"
+            )
+        if not _is_available(coding):
+            package = CODING_PACKAGES[coding]
+            raise ConfigurationError(
+                f"{coding} needs the package {package}, which is not installed: "
+                f"pip install {package}"
+            )
+    return list(dict.fromkeys(codings))
+
+
+def compress_file(content: bytes, coding: str) -> bytes:
+    """Compress a file's content as well as the coding can; the same bytes for the same content."""
+    return _COMPRESSORS[coding](_BEST_LEVELS[coding], len(content), 0).whole(content)
+
+
+def compressor(
+    coding: str, *, level: int | None = None, size: int | None = None, padding: bool = False
+) -> Compressor:
+    """Return a compressor for one body.
+
+    :param coding: one of :func:`available_codings`.
+    :param level: within :data:`LEVELS`; by default that of :data:`DEFAULT_LEVELS`.
+    :param size: of the body in bytes, if it is compressed as a whole; None for a stream.
+    :param padding: hide the exact length behind up to :data:`MAX_PADDING_BYTES` random ones.
+    """
+    if level is None:
+        level = DEFAULT_LEVELS[coding]
+    padding_bytes = secrets.randbelow(MAX_PADDING_BYTES + 1) if padding else 0
+    return _COMPRESSORS[coding](level, size, padding_bytes)
+
+
+class Compressor:
+    """Makes one coded body: from the whole, or block by block."""
+
+    def add(self, block: bytes) -> bytes:
+        """Compress a block; much of it may stay in the compressor."""
+        raise NotImplementedError
+
+    def flush(self) -> bytes:
+        """Return what the compressor has held back, so that the client can decode all of it."""
+        raise NotImplementedError
+
+    def finish(self) -> bytes:
+        """Return the rest, and the end of the coded body."""
+        raise NotImplementedError
+
+    def whole(self, content: bytes) -> bytes:
+        """Compress a whole body."""
+        return self.add(content) + self.finish()
+
+
+class _Gzip(Compressor):
+    """gzip (RFC 1952); the padding is a file name, which decoders skip."""
+
+    def __init__(self, level: int, size: int | None, padding_bytes: int) -> None:
+        self._deflate = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+        # Letters: the name must not have a NUL in it.
+        self._name = secrets.token_hex(padding_bytes)[:padding_bytes].encode()
+
+    def add(self, block: bytes) -> bytes:
+        return self._with_name(self._deflate.compress(block))
+
+    def flush(self) -> bytes:
+        return self._with_name(self._deflate.flush(zlib.Z_SYNC_FLUSH))
+
+    def finish(self) -> bytes:
+        return self._with_name(self._deflate.flush())
+
+    def _with_name(self, data: bytes) -> bytes:
+        if not self._name or not data:
+            return data
+        header = _GZIP_HEADER_WITH_NAME + self._name + b"\0"
+        self._name = b""
+        return header + data[_GZIP_HEADER_BYTES:]
+
+
+class _Brotli(Compressor):
+    """br (RFC 7932); the padding is an empty meta-block with bytes to skip."""
+
+    def __init__(self, level: int, size: int | None, padding_bytes: int) -> None:
+        import brotli
+
+        if size is None:
+            self._compressor: Any = brotli.Compressor(
+                quality=level, lgwin=_STREAM_WINDOW_LOGS["br"]
+            )
+        else:
+            self._compressor = brotli.Compressor(quality=level)
+        self._padding = padding_bytes
+
+    def add(self, block: bytes) -> bytes:
+        data: bytes = self._compressor.process(block)
+        return data
+
+    def flush(self) -> bytes:
+        data: bytes = self._compressor.flush()
+        return data + self._pad()
+
+    def finish(self) -> bytes:
+        data: bytes = self.flush() if self._padding else b""
+        data += self._compressor.finish()
+        return data
+
+    def _pad(self) -> bytes:
+        """The padding, for behind a flush, which ends at a byte's boundary."""
+        size, self._padding = self._padding, 0
+        if not size:
+            return b""
+        # Section 9.2, from the lowest bit: not the last (0), no data (11), reserved (0), one byte
+        # of a length (01), the length less one in eight bits, and two bits to the byte's end.
+        header = 0b01_0_11_0 | (size - 1) << 6
+        return header.to_bytes(2, "little") + secrets.token_bytes(size)
+
+
+class _Zstd(Compressor):
+    """zstd (RFC 8878); the padding is a skippable frame in front."""
+
+    def __init__(self, level: int, size: int | None, padding_bytes: int) -> None:
+        zstd = import_module(_ZSTD_MODULE)
+        parameter = zstd.CompressionParameter
+        options = {parameter.compression_level: level}
+        if size is None:
+            options[parameter.window_log] = _STREAM_WINDOW_LOGS["zstd"]
+        elif size > 1 << _MAX_ZSTD_WINDOW_LOG:
+            options[parameter.window_log] = _MAX_ZSTD_WINDOW_LOG
+        self._compressor: Any = zstd.ZstdCompressor(options=options)
+        if size is not None:
+            self._compressor.set_pledged_input_size(size)
+        self._padding = b""
+        if padding_bytes:
+            length = padding_bytes.to_bytes(4, "little")
+            self._padding = _SKIPPABLE_FRAME + length + secrets.token_bytes(padding_bytes)
+
+    def add(self, block: bytes) -> bytes:
+        return self._padded(self._compressor.compress(block))
+
+    def flush(self) -> bytes:
+        return self._padded(self._compressor.flush(self._compressor.FLUSH_BLOCK))
+
+    def finish(self) -> bytes:
+        return self._padded(self._compressor.flush())
+
+    def _padded(self, data: bytes) -> bytes:
+        if self._padding and data:
+            data, self._padding = self._padding + data, b""
+        return data
+
+
+_COMPRESSORS: dict[str, Callable[[int, int | None, int], Compressor]] = {
+    "zstd": _Zstd,
+    "br": _Brotli,
+    "gzip": _Gzip,
+}
+
+
+def _is_available(coding: str) -> bool:
+    module = _MODULES.get(coding)
+    if module is None:
+        return True
+    try:
+        import_module(module)
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,354 @@
+"""What of an app's responses is compressed, and what becomes of their headers. No I/O, no clock.
+
+A response is compressed if the client accepts a coding, if it has a body that the app has not coded
+itself, and if its Content-Type is one that shrinks. Caches are told by Vary that the answer depends
+on Accept-Encoding, also where this one is not compressed. What is coded on the fly differs in its
+bytes each time, since its padding does: its entity tag is the app's with a suffix, and weak. The
+suffix is taken off again in the preconditions of a later request, so that the app's own 304 and 412
+keep working.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..errors import ConfigurationError
+from ..http.framing import has_body
+from ..http.head import parse_length
+from ..http.syntax import TOKEN
+from ..option_checks import check_switches, is_count, shown
+from .codings import DEFAULT_LEVELS, LEVELS, Compressor, checked_codings, compressor
+
+Header = tuple[str, str]
+
+# A key of the environ, and of an ASGI scope, by which an app decides for one response: False to
+# leave it as it is, True to compress it whatever its Content-Type.
+COMPRESS = "wsgifast.compress"
+
+# A body of this size fits into the first packet with its head, which no client gets any sooner.
+_DEFAULT_MIN_BYTES = 1000
+_EVENT_STREAM = "text/event-stream"
+# Types that shrink, beside text/* and what ends in a suffix below (RFC 6839).
+_TYPES = frozenset(
+    {
+        "application/csv", "application/graphql", "application/javascript", "application/json",
+        "application/json-seq", "application/jsonl", "application/ndjson",
+        "application/openmetrics-text", "application/postscript", "application/rtf",
+        "application/sql", "application/toml", "application/vnd.ms-fontobject",
+        "application/wasm", "application/x-javascript", "application/x-json",
+        "application/x-jsonlines", "application/x-ndjson", "application/x-sh",
+        "application/x-yaml", "application/xml", "application/xml-dtd", "application/yaml",
+        "font/collection", "font/otf", "font/ttf", "image/bmp", "image/vnd.microsoft.icon",
+        "image/x-icon", "model/obj",
+    }
+)  # fmt: skip
+_SUFFIXES = ("+json", "+xml", "+text", "+yaml")
+# gRPC compresses by itself, and frames its messages by their lengths.
+_NEVER = ("application/grpc",)
+# Pages and data that an attacker may have repeat what a secret begins with.
+_PADDED = re.compile(r"(?:text/|application/)(?:html|xhtml\+xml|json|x-json|[^;]*\+json)")
+
+# Headers that describe the bytes of the uncoded body, or offer ranges of it.
+_OF_THE_UNCODED = frozenset(
+    {"content-length", "content-md5", "digest", "content-digest", "repr-digest", "accept-ranges"}
+)
+# Lengths of the names that matter, so that most headers are passed over by a comparison of numbers.
+_NAME_LENGTHS = frozenset(
+    map(len, [*_OF_THE_UNCODED, "content-type", "content-encoding", "cache-control", "etag"])
+) | {len("vary")}
+
+_NO_TRANSFORM = re.compile(r"(?:\A|[,;])[ \t]*no-transform[ \t]*(?:\Z|[,;=])", re.IGNORECASE)
+_MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
+
+# The suffix of a coded tag: + behind a strong tag of the app's, ~ behind a weak one. The strong tag
+# of a file's coded copy has a checksum of that copy, too.
+_CODED_TAG = re.compile(
+    r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])(?P<coding>zstd|br|gzip)'
+    r'(?:-[0-9a-f]{8})?"'
+)
+_TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
+
+
+class Compression:
+    """What is compressed, and how; one object for all responses of an app.
+
+    :param codings: those to use, the first one where a client prefers several equally; by default
+        zstd, br and gzip, as far as their packages are installed (``wsgifast[compress]``).
+    :param levels: of what is compressed while the client waits, by coding; by default zstd 3, br 4
+        and gzip 4.
+    :param min_bytes: the size from which a body is compressed, where it is known.
+    :param content_types: further types, such as ``application/vnd.mapbox-vector-tile``.
+    :param event_streams: also compress text/event-stream, with a flush for each event.
+    :param padding: add up to 100 random bytes to each compressed page and JSON answer, so that its
+        length says less of a secret in it (BREACH; SECURITY.md).
+    :raises ConfigurationError: for an option that has an invalid value.
+    """
+
+    def __init__(
+        self,
+        *,
+        codings: Sequence[str] | None = None,
+        levels: Mapping[str, int] | None = None,
+        min_bytes: int = _DEFAULT_MIN_BYTES,
+        content_types: Collection[str] = (),
+        event_streams: bool = False,
+        padding: bool = True,
+    ) -> None:
+        check_switches(event_streams=event_streams, padding=padding)
+        if not is_count(min_bytes):
+            raise ConfigurationError(
+                f"min_bytes is a number of bytes from 0 on, not {shown(min_bytes)}"
+            )
+        self.codings = tuple(checked_codings(codings))
+        if not self.codings:
+            raise ConfigurationError("codings=[]: name one, such as 'gzip'")
+        self.levels = _checked_levels(levels)
+        self.min_bytes = min_bytes
+        self.content_types = _checked_types(content_types)
+        self.event_streams = event_streams
+        self.padding = padding
+
+    def compressor(self, coding: str, content_type: str, size: int | None) -> Compressor:
+        """Return the compressor for a response's body.
+
+        :param size: in bytes; None for a stream.
+        """
+        padding = self.padding and _PADDED.match(content_type.strip().lower()) is not None
+        return compressor(coding, level=self.levels[coding], size=size, padding=padding)
+
+    def is_worth_it(self, content_type: str, asked: bool | None) -> bool:
+        """Whether bodies of a Content-Type are compressed.
+
+        :param asked: by the app for this response; see :data:`COMPRESS`.
+        """
+        if asked is not None:
+            return asked
+        kind = _media_type(content_type)
+        if kind == _EVENT_STREAM:
+            return self.event_streams
+        return _shrinks(kind) or kind in self.content_types
+
+
+def compression_for(compress: object) -> Compression | None:
+    """Return what an option `compress` asks for.
+
+    :param compress: True, False, or a :class:`Compression`.
+    :raises ConfigurationError: for anything else.
+    """
+    if isinstance(compress, Compression):
+        return compress
+    check_switches(compress=compress)
+    return Compression() if compress else None
+
+
+class Preconditions(NamedTuple):
+    """A request's If-None-Match and If-Match, as the app is to see them.
+
+    :ivar sent: the coded tags of the request's If-None-Match, by what they became.
+    """
+
+    if_none_match: str | None
+    if_match: str | None
+    sent: Mapping[str, str]
+
+
+def app_preconditions(
+    if_none_match: str | None, if_match: str | None, coding: str | None
+) -> Preconditions:
+    """Return preconditions with the app's own tags in place of those that were made of them.
+
+    If-None-Match is changed only for tags of the coding that this request would get: a cache that
+    has a copy in another coding must not be told to send that one. If-Match asks whether the app's
+    own state is the one that the client has seen, in whatever coding. If-Range stays as it is: a
+    part of the app's body does not fit a part of a coded one, so that the app has to send all of it.
+
+    :param coding: that of the answer; None for none.
+    """
+    sent: dict[str, str] = {}
+
+    def restored(match: re.Match[str]) -> str:
+        tag = _original(match)
+        sent[tag] = match[0]
+        return tag
+
+    if if_none_match is not None and coding is not None:
+        if_none_match = _CODED_TAG.sub(
+            lambda match: restored(match) if match["coding"] == coding else match[0], if_none_match
+        )
+    if if_match is not None:
+        if_match = _CODED_TAG.sub(_original, if_match)
+    return Preconditions(if_none_match, if_match, sent)
+
+
+class Decision(NamedTuple):
+    """What is done with a response.
+
+    :ivar headers: to send in place of the app's.
+    :ivar coding: that the body is compressed with; None to send it as it is.
+    :ivar content_type: the app's.
+    """
+
+    headers: list[Header]
+    coding: str | None
+    content_type: str
+
+
+def decide(
+    compression: Compression,
+    *,
+    method: str,
+    coding: str | None,
+    code: int,
+    headers: Sequence[Header],
+    size: int | None = None,
+    asked: bool | None = None,
+    sent_tags: Mapping[str, str] | None = None,
+) -> Decision | None:
+    """Decide about a response.
+
+    :param method: of the request.
+    :param coding: that the client prefers; None for none.
+    :param code: of the response's status.
+    :param headers: the app's.
+    :param size: of the body in bytes, where it is known without a Content-Length.
+    :param asked: by the app; see :data:`COMPRESS`.
+    :param sent_tags: see :class:`Preconditions`.
+    :returns: None to send it as it is.
+    """
+    if code == 304:
+        return _not_modified(method, headers, sent_tags or {})
+    if code == 206 or not (has_body(method, code) or (method == "HEAD" and has_body("GET", code))):
+        return None
+    content_type = etag = None
+    length = size
+    for name, value in headers:
+        if len(name) not in _NAME_LENGTHS:
+            continue
+        match name.lower():
+            case "content-type":
+                content_type = value
+            case "content-encoding":
+                return None
+            case "cache-control" if _NO_TRANSFORM.search(value):
+                return None
+            case "content-length" if length is None:
+                length = parse_length(value.strip(" \t"))
+            case "etag":
+                etag = value
+    if content_type is None or not compression.is_worth_it(content_type, asked):
+        return None
+    if length is not None and length < compression.min_bytes and not asked:
+        return None
+    if coding is None:
+        return Decision(with_vary(headers), None, content_type)
+    if length is None and method == "HEAD":
+        # Whether GET's body is long enough is not known, nor therefore its tag.
+        kept = [header for header in headers if header[0].lower() not in ("etag", "accept-ranges")]
+        return Decision(with_vary(kept), None, content_type)
+    coded = [
+        ("ETag", coded_tag(value, coding)) if name.lower() == "etag" else (name, value)
+        for name, value in headers
+        if name.lower() not in _OF_THE_UNCODED
+    ]
+    if etag is not None and not _TAG.fullmatch(etag.strip(" \t")):
+        coded = [header for header in coded if header[0] != "ETag"]
+    return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
+
+
+def coded_tag(etag: str, coding: str) -> str:
+    """Return the entity tag of what is coded on the fly."""
+    match = _TAG.fullmatch(etag.strip(" \t"))
+    if match is None:
+        return etag
+    return f'W/"{match["opaque"]}{"~" if match["weak"] else "+"}{coding}"'
+
+
+def coded_copy_tag(etag: str, coding: str, checksum: int) -> str:
+    """Return the strong entity tag of a coded copy of a file, which stays the same.
+
+    :param etag: the file's own, strong.
+    :param checksum: of the copy, 32 bits: another compressor makes other bytes.
+    """
+    return f'{etag[:-1]}+{coding}-{checksum:08x}"'
+
+
+def with_vary(headers: Iterable[Header]) -> list[Header]:
+    """Return headers that say that the answer depends on Accept-Encoding (RFC 9110, 12.5.5)."""
+    result = list(headers)
+    at = None
+    for index, (name, value) in enumerate(result):
+        if len(name) == 4 and name.lower() == "vary":
+            members = [member.strip(" \t").lower() for member in value.split(",")]
+            if "*" in members or "accept-encoding" in members:
+                return result
+            at = index
+    if at is None or not result[at][1].strip(" \t,"):
+        result.append(("Vary", "Accept-Encoding"))
+    else:
+        name, value = result[at]
+        result[at] = name, f"{value}, Accept-Encoding"
+    return result
+
+
+def _not_modified(
+    method: str, headers: Sequence[Header], sent_tags: Mapping[str, str]
+) -> Decision | None:
+    """A 304 with the tag that the client has sent."""
+    if method not in ("GET", "HEAD"):
+        return None
+    changed = [
+        (name, sent_tags.get(value.strip(" \t"), value) if name.lower() == "etag" else value)
+        for name, value in headers
+    ]
+    return Decision(with_vary(changed), None, "")
+
+
+def _original(match: re.Match[str]) -> str:
+    weak = "W/" if match["kind"] == "~" else ""
+    return f'{weak}"{match["opaque"]}"'
+
+
+@lru_cache(256)
+def _media_type(content_type: str) -> str:
+    match = _MEDIA_TYPE.match(content_type)
+    return match[1].lower() if match else ""
+
+
+@lru_cache(256)
+def _shrinks(kind: str) -> bool:
+    if kind.startswith(_NEVER):
+        return False
+    return kind.startswith("text/") or kind in _TYPES or kind.endswith(_SUFFIXES)
+
+
+def _checked_levels(levels: Mapping[str, int] | None) -> dict[str, int]:
+    checked = dict(DEFAULT_LEVELS)
+    for coding, level in (levels or {}).items():
+        allowed = LEVELS.get(coding)
+        if allowed is None:
+            raise ConfigurationError(
+                f"levels has {coding!r}, which is not a known coding: {', '.join(LEVELS)}"
+            )
+        if not is_count(level) or level not in allowed:
+            raise ConfigurationError(
+                f"{coding}'s level is a number from {allowed[0]} to {allowed[-1]}, "
+                f"not {shown(level)}"
+            )
+        checked[coding] = level
+    return checked
+
+
+def _checked_types(content_types: object) -> frozenset[str]:
+    if isinstance(content_types, str) or not isinstance(content_types, Collection):
+        raise ConfigurationError(
+            f"content_types={content_types!r}: a list of types, such as ['text/plain']"
+        )
+    for kind in content_types:
+        if not isinstance(kind, str) or not _MEDIA_TYPE.fullmatch(kind):
+            raise ConfigurationError(
+                f"content_types has {kind!r}, which is not a type such as 'text/plain'"
+            )
+    return frozenset(kind.strip().lower() for kind in content_types)
