@@ -12,11 +12,13 @@ import psutil
 import pytest
 
 from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
+from tests.support.coded import decoded
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
 from tests.support.tls import client_context, write_certificate
+from wsgifast.compression.codings import available_codings
 
 pytestmark = pytest.mark.long
 
@@ -40,6 +42,13 @@ def coalescing_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
         yield running
 
 
+@pytest.fixture(scope="module", params=WSGI_SERVERS)
+def compressing_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    """The same app, compressed."""
+    with wsgi_server(request.param, "tests.support.shapes:compressing_app") as running:
+        yield running
+
+
 def check(response: Response, name: str) -> None:
     shape = SHAPES[name]
     assert response.status == 200, f"{name}: {response}"
@@ -60,6 +69,41 @@ def test_every_shape_arrives_whole_when_streams_are_coalesced(
 ) -> None:
     for name in SHAPES:
         check(coalescing_server.get(f"/{name}"), name)
+
+
+def test_every_shape_compressed_decodes_to_the_same(compressing_server: LiveServer) -> None:
+    codings = itertools.cycle([*available_codings(), None])
+    compressed = set()
+    for (name, shape), coding in zip(SHAPES.items(), codings, strict=False):
+        accepted = [("Accept-Encoding", coding or "identity")]
+        response = compressing_server.get(f"/{name}", headers=accepted)
+        assert response.status == 200, f"{name}: {response}"
+        used = response.header("Content-Encoding")
+        assert used in (None, coding), name
+        assert decoded(used, response.body) == shape.expected, f"{name}: {response}"
+        if used is None:
+            continue
+        compressed.add(name)
+        assert response.header("Vary") == "Accept-Encoding", name
+        head = compressing_server.get(f"/{name}", method="HEAD", headers=accepted)
+        # It has GET's coding where that is known, and never a length of other bytes.
+        assert head.header("Content-Encoding") in (None, used), f"{name}: {head}"
+        length = response.header("Content-Length")
+        assert head.header("Content-Length") in (None, length), f"{name}: {head}"
+    assert len(compressed) > len(SHAPES) / 4
+
+
+def test_compressed_body_that_breaks_off_does_not_decode(compressing_server: LiveServer) -> None:
+    for name in FAILING_NAMES:
+        with Connection(compressing_server.address) as connection:
+            headers = [("Accept-Encoding", "gzip"), *leaving(compressing_server)]
+            connection.send_request(f"/failing/{name}", headers=headers)
+            head = connection.read_head()
+            if head.status == 500:
+                continue
+            rest = connection.read_to_end()
+            if head.header("Transfer-Encoding") is not None:
+                assert not rest.endswith(b"0\r\n\r\n"), f"{name}: a last chunk after an error"
 
 
 @pytest.mark.parametrize("worker", ["gthread", "sync"])

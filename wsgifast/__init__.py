@@ -15,6 +15,7 @@ from .imports import exports_on_demand
 
 if TYPE_CHECKING:
     from .bodies.wrappers import register_file_wrapper
+    from .compression import Compression
     from .middleware import WSGIFast
     from .static import StaticFiles
     from .workers import FastWorker as FastWorker
@@ -22,6 +23,7 @@ else:
     __getattr__ = exports_on_demand(
         __name__,
         {
+            "Compression": ".compression",
             "StaticFiles": ".static",
             "WSGIFast": ".middleware",
             "register_file_wrapper": ".bodies.wrappers",
@@ -32,6 +34,7 @@ else:
 
 __all__ = [
     "BodyError",
+    "Compression",
     "ConfigurationError",
     "MissingExtra",
     "StaticFiles",

@@ -23,10 +23,12 @@ from .bodies.classify import (
     Shape,
     classify,
 )
+from .bodies.content_coding import ContentCoding
 from .bodies.files import FileReader, FileSlice, close_body, in_file_wrapper, known_size, segment_of
 from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
 from .bodies.streams import ClosedWith, Stream
+from .compression.policy import Compression, compression_for
 from .errors import BodyError
 from .file_answers import plan_file_body, request_facts
 from .front_server import front_server_of
@@ -96,6 +98,8 @@ class WSGIFast:
         bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
     :param traces: set the body's route, chunks and size as attributes of OpenTelemetry's current
         span, which the instrumentation around this app has started.
+    :param compress: compress what the app makes where the client accepts it: True, or a
+        :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
         slow shape the id of the doctor's finding is logged, at most once an hour for each URL
         pattern of the framework. 0 examines none, at no cost.
@@ -118,6 +122,7 @@ class WSGIFast:
         metrics: str | Recorder | None = None,
         traces: bool = False,
         report_slow_shapes: float = 0.0,
+        compress: bool | Compression = False,
     ) -> None:
         check_app(app, "WSGI")
         check_switches(
@@ -132,6 +137,7 @@ class WSGIFast:
         self.nodelay = nodelay
         self.ranges = ranges
         self.conditional = conditional
+        self.compression = compression_for(compress)
         self.front_server = front_server_of(accel_redirect, x_sendfile)
         # The open connections that have it, by the id() of their socket.
         self._nodelay_set: dict[int, weakref.ref[Any]] = {}
@@ -167,6 +173,8 @@ class WSGIFast:
         head = _head
         if head is None:
             head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
+        if self.compression is not None:
+            head.coding = ContentCoding(self.compression, environ)
         body: Any
         if RECORDER in environ and (
             self._has_framework or (len(modules) != self._modules and self._look_for_framework())
@@ -202,13 +210,15 @@ class WSGIFast:
             owner = content if is_range or not hasattr(body, "close") else body
             return self._send_file(environ, head, content, owner)
         if shape is PASS:
+            if head.coding is not None and type(content) is not SegmentedBody:
+                return self._send_stream(environ, head, content)
             return _pass_on(environ, head, content)
         if shape is BARE:
             content = [head.convert(content)]  # alone it would be an iterable of its elements
         if head.forwarded:  # write() was used, and may have sent a part
             return self._send_stream(environ, head, content)
         if shape is HELD_WHOLE:
-            if not head.no_body and _is_one_block(content, head.length):
+            if head.coding is None and not head.no_body and _is_one_block(content, head.length):
                 head.forward()
                 environ[ROUTE] = "as-is"
                 environ[CHUNKS] = 1
@@ -221,8 +231,10 @@ class WSGIFast:
         self, environ: WSGIEnvironment, head: HeldHead, body: Iterable[Any]
     ) -> Iterable[bytes]:
         """Pass chunks on as they come."""
-        if head.status is not None and not head.forwarded:
-            head.forward()
+        if not head.forwarded:
+            head.codes_stream = head.coding is not None
+            if head.status is not None:
+                head.forward()
         return Stream(head, body, environ, coalesce=self.coalesce)
 
     def _send_file(
@@ -359,6 +371,8 @@ def _send_whole(
                 size,
             )
         head.set_length(size)
+    if head.coding is not None:
+        head.headers, few = head.coding.whole(head.code, head.headers, few, size)
     if head.no_body:
         return _send_nothing(environ, head, chunks)
     head.forward()

@@ -14,6 +14,11 @@ LENGTH_ERROR = "wsgifast.length_error"
 WAIT_US = "wsgifast.wait_us"
 APP_US = "wsgifast.app_us"
 SEND_US = "wsgifast.send_us"
+# The content coding that the body was compressed with, and its sizes in bytes without and with it;
+# those of a stream are final at its end.
+CODING = "wsgifast.coding"
+UNCODED_BYTES = "wsgifast.uncoded_bytes"
+CODED_BYTES = "wsgifast.coded_bytes"
 # Bytes of the response that were sent by sendfile.
 SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import werkzeug.wsgi
 
-from wsgifast import WSGIFast
+from wsgifast import Compression, WSGIFast
 from wsgifast.sockets import owned_socket
 
 if TYPE_CHECKING:
@@ -464,3 +464,6 @@ def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
 
 app = WSGIFast(raw)
 coalescing_app = WSGIFast(raw, coalesce=True)
+# Most shapes say that they are of this type, which is left alone by default.
+_EVERYTHING = Compression(content_types=["application/octet-stream"], min_bytes=1)
+compressing_app = WSGIFast(raw, compress=_EVERYTHING)

@@ -10,6 +10,7 @@ from ..errors import BodyError
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.head import declared_length, status_code
 from .chunks import charset_of, to_bytes
+from .content_coding import ContentCoding
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -29,6 +30,9 @@ class HeldHead:
     :ivar headers: a copy of the app's list.
     :ivar length: the Content-Length among them; None without one.
     :ivar no_body: whether the response may have no body.
+    :ivar coding: of the body; None where WSGIFast does not compress.
+    :ivar codes_stream: whether the body is compressed block by block, so that the coding is decided
+        when the head is forwarded.
     """
 
     # Class attributes, so that most responses need not set them.
@@ -39,6 +43,8 @@ class HeldHead:
     no_body = False
     holds = True
     forwarded = False
+    coding: ContentCoding | None = None
+    codes_stream = False
     _has_text = False
     _counter: BodyCounter | None = None
     _server_write: Callable[[bytes], object] | None = None
@@ -61,7 +67,7 @@ class HeldHead:
             # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
             try:
                 self._take(status, headers)
-                self._server_write = self.server_start(status, self.headers, exc_info)
+                self._server_write = self.server_start(status, self._to_send(), exc_info)
             finally:
                 exc_info = None  # it holds this frame
             self._counter = None
@@ -89,6 +95,8 @@ class HeldHead:
                 f"{self.app_name} calls write(), which this server does not have although PEP 3333 "
                 "requires it: yield the data"
             )
+        if self.codes_stream and self.coding is not None:
+            chunk = self.coding.flushed_block(chunk)
         self._server_write(chunk)
 
     # What the middleware asks
@@ -115,7 +123,12 @@ class HeldHead:
         if self.status is None:
             raise self.not_started()
         self.forwarded = True
-        self._server_write = self.server_start(self.status, self.headers)
+        self._server_write = self.server_start(self.status, self._to_send())
+
+    def _to_send(self) -> list[tuple[str, str]]:
+        if self.codes_stream and self.coding is not None:
+            return self.coding.begin(self.code, self.headers)
+        return self.headers
 
     def counter(self) -> BodyCounter:
         """Return the counter that holds the body to its Content-Length."""

@@ -46,7 +46,9 @@ class Stream:
         environ[ROUTE] = "no-body" if head.no_body else "stream"
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._coalesced() if self._coalesce else self._chunks()
+        chunks = self._coalesced() if self._coalesce else self._chunks()
+        coding = self._head.coding
+        return coding.flushed(chunks) if self._head.codes_stream and coding else chunks
 
     def _coalesced(self) -> Iterator[bytes]:
         chunks = self._chunks()

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..errors import ConfigurationError
 
-# The codings, and the suffix of a file's sibling in each. Of two siblings of the same size the first
-# one here is sent; of two that a client prefers equally, too.
+# The codings, and the suffix of a file's sibling in each. Of two siblings of the same size, and of
+# two codings that a client prefers equally, the first one here is sent.
 SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 _ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 # What codings need: the module, and how it is installed. None of it before Python 3.14 is in the
@@ -36,7 +36,7 @@ _MAX_ZSTD_WINDOW_LOG = 23
 # megabyte, and a larger window saves some per cent of text at best.
 _STREAM_WINDOW_LOGS = {"zstd": 17, "br": 18, "gzip": 15}
 
-# The most bytes of padding: its length hides how well a secret compressed. Django's gzip has as many.
+# The most bytes of padding: its length hides how well a secret compressed. Django adds as many.
 MAX_PADDING_BYTES = 100
 # A gzip member's header (RFC 1952, section 2.3): deflate, no flags, no time, system unknown. zlib
 # writes one of this length, which :class:`_Gzip` replaces by one with a file name.

@@ -163,7 +163,7 @@ def app_preconditions(
     If-None-Match is changed only for tags of the coding that this request would get: a cache that
     has a copy in another coding must not be told to send that one. If-Match asks whether the app's
     own state is the one that the client has seen, in whatever coding. If-Range stays as it is: a
-    part of the app's body does not fit a part of a coded one, so that the app has to send all of it.
+    part of the app's body does not fit a part of a coded one, so the app has to send all of it.
 
     :param coding: that of the answer; None for none.
     """

@@ -1,0 +1,118 @@
+"""The compressors of content codings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.coded import Decoder, decoded
+from wsgifast import ConfigurationError
+from wsgifast.compression.codings import (
+    DEFAULT_LEVELS,
+    LEVELS,
+    MAX_PADDING_BYTES,
+    available_codings,
+    checked_codings,
+    compress_file,
+    compressor,
+)
+
+CODINGS = ("zstd", "br", "gzip")
+TEXT = b'{"name": "value", "other": [1, 2, 3]}\n' * 400
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("padding", [False, True])
+@given(blocks=st.lists(st.binary(max_size=3000), max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_compressor_any_blocks_decode_to_the_same(
+    coding: str, padding: bool, blocks: list[bytes]
+) -> None:
+    stream = compressor(coding, padding=padding)
+    decoder = Decoder(coding)
+    sent = b""
+    for block in blocks:
+        data = stream.add(block) + stream.flush()
+        assert decoder.add(data) == block  # nothing is held back behind a flush
+        sent += data
+    assert decoded(coding, sent + stream.finish()) == b"".join(blocks)
+    whole = b"".join(blocks)
+    assert (
+        decoded(coding, compressor(coding, size=len(whole), padding=padding).whole(whole)) == whole
+    )
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_padding_hides_length_of_same_body(coding: str) -> None:
+    sizes = {len(compressor(coding, size=len(TEXT), padding=True).whole(TEXT)) for _ in range(400)}
+    least = len(compressor(coding, size=len(TEXT)).whole(TEXT))
+    # Every length is possible: a length that steps by more than a byte would tell too much.
+    assert len(sizes) > MAX_PADDING_BYTES * 0.9
+    assert min(sizes) >= least
+    assert max(sizes) <= least + MAX_PADDING_BYTES + 16
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_compress_file_same_content_same_bytes(coding: str) -> None:
+    made = compress_file(TEXT, coding)
+    assert made == compress_file(TEXT, coding)
+    assert decoded(coding, made) == TEXT
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_levels_all_work(coding: str) -> None:
+    assert DEFAULT_LEVELS[coding] in LEVELS[coding]
+    for level in LEVELS[coding]:
+        assert decoded(coding, compressor(coding, level=level, size=len(TEXT)).whole(TEXT)) == TEXT
+        stream = compressor(coding, level=level)
+        assert decoded(coding, stream.add(TEXT) + stream.finish()) == TEXT
+
+
+def test_zstd_windows_stay_within_what_browsers_accept() -> None:
+    content = bytes(20_000_000)
+    for size in (None, len(content)):
+        stream = compressor("zstd", level=19, size=size)
+        frame = stream.add(content[:100]) + stream.flush()
+        assert _window_bytes(frame) <= 8 * 1024 * 1024  # RFC 9659
+
+
+def _window_bytes(frame: bytes) -> int:
+    """The window of a zstd frame (RFC 8878, section 3.1.1.1.2)."""
+    assert frame[:4] == b"\x28\xb5\x2f\xfd"
+    assert not frame[4] & 0b100000  # not a single segment, whose window is its size
+    exponent, mantissa = frame[5] >> 3, frame[5] & 7
+    base = 1 << (10 + exponent)
+    return base + base // 8 * mantissa
+
+
+def test_checked_codings_unknown_or_not_a_list_is_an_error() -> None:
+    assert checked_codings(["gzip", "br", "gzip"]) == ["gzip", "br"]
+    with pytest.raises(ConfigurationError, match="'lzma'"):
+        checked_codings(["lzma"])
+    with pytest.raises(ConfigurationError, match="a list"):
+        checked_codings("gzip")
+
+
+def test_available_codings_without_packages_is_gzip() -> None:
+    script = (
+        "import sys\n"
+        "for name in 'brotli backports backports.zstd compression compression.zstd'.split():\n"
+        "    sys.modules[name] = None\n"
+        "from wsgifast.compression import codings\n"
+        "from wsgifast import Compression, ConfigurationError\n"
+        "print(codings.available_codings(), Compression().codings)\n"
+        "try: Compression(codings=['br'])\n"
+        "except ConfigurationError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "('gzip',) ('gzip',)",
+        "br needs the package brotli, which is not installed: pip install brotli",
+    ]
+    assert available_codings() == CODINGS

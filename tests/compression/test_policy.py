@@ -1,0 +1,230 @@
+"""What is compressed, and what becomes of the headers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast import Compression, ConfigurationError
+from wsgifast.compression.policy import (
+    Decision,
+    app_preconditions,
+    coded_copy_tag,
+    coded_tag,
+    decide,
+    with_vary,
+)
+
+Headers = list[tuple[str, str]]
+JSON: Headers = [("Content-Type", "application/json"), ("Content-Length", "5000")]
+
+
+def decided(headers: Headers, options: Compression | None = None, **facts: Any) -> Decision | None:
+    return decide(
+        options or Compression(),
+        **{"method": "GET", "coding": "br", "code": 200, "headers": headers, **facts},
+    )
+
+
+def names(decision: Decision | None) -> dict[str, str]:
+    assert decision is not None
+    return {name.lower(): value for name, value in decision.headers}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "text/html", "text/plain; charset=utf-8", "TEXT/CSV", "application/json",
+        "application/problem+json", "application/graphql-response+json;charset=utf-8",
+        "application/x-ndjson", "image/svg+xml", "application/wasm", "font/ttf",
+        "application/javascript", "application/geo+json", " application/json",
+    ],
+)  # fmt: skip
+def test_type_that_shrinks_is_compressed(kind: str) -> None:
+    decision = decided([("Content-Type", kind), ("Content-Length", "5000")])
+    assert decision is not None
+    assert decision.coding == "br"
+    assert names(decision) == {
+        "content-type": kind, "vary": "Accept-Encoding", "content-encoding": "br",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "image/png", "video/mp4", "application/zip", "application/grpc", "application/grpc+json",
+        "application/grpc-web+json", "application/octet-stream", "font/woff2", "", "text",
+        "text/event-stream", "application/pdf",
+    ],
+)  # fmt: skip
+def test_other_type_is_left_alone(kind: str) -> None:
+    assert decided([("Content-Type", kind), ("Content-Length", "5000")]) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "facts"),
+    [
+        ([*JSON, ("Content-Encoding", "gzip")], {}),
+        ([*JSON, ("content-encoding", "identity")], {}),
+        ([*JSON, ("Cache-Control", "public, no-transform")], {}),
+        ([*JSON, ("Cache-Control", "No-Transform")], {}),
+        (JSON, {"code": 206}),
+        (JSON, {"code": 204}),
+        (JSON, {"code": 205}),
+        (JSON, {"code": 101}),
+        (JSON, {"method": "CONNECT"}),
+        ([("Content-Length", "5000")], {}),
+        ([("Content-Type", "text/html"), ("Content-Length", "999")], {}),
+        ([("Content-Type", "text/html")], {"size": 999}),
+        (JSON, {"asked": False}),
+    ],
+)
+def test_exception_is_left_alone(headers: Headers, facts: dict[str, Any]) -> None:
+    assert decided(headers, **facts) is None
+
+
+def test_cache_control_extension_that_only_contains_the_word_does_not_count() -> None:
+    assert decided([*JSON, ("Cache-Control", "x-no-transformer")]) is not None
+    assert decided([*JSON, ("Cache-Control", 'max-age=5,no-transform="x"')]) is None
+
+
+@pytest.mark.parametrize("code", [200, 201, 404, 500, 203])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_any_status_with_a_body_is_compressed(code: int, method: str) -> None:
+    decision = decided(JSON, code=code, method=method)
+    assert decision is not None
+    assert decision.coding == "br"
+
+
+def test_client_without_coding_gets_vary_alone() -> None:
+    decision = decided([*JSON, ("ETag", '"a"'), ("Accept-Ranges", "bytes")], coding=None)
+    assert decision is not None
+    assert decision.coding is None
+    assert decision.headers == [
+        *JSON, ("ETag", '"a"'), ("Accept-Ranges", "bytes"), ("Vary", "Accept-Encoding"),
+    ]  # fmt: skip
+
+
+def test_headers_of_the_uncoded_body_are_dropped() -> None:
+    decision = decided(
+        [
+            *JSON, ("Content-MD5", "x"), ("Digest", "x"), ("Content-Digest", "x"),
+            ("Repr-Digest", "x"), ("Accept-Ranges", "bytes"), ("Set-Cookie", "a=b"),
+            ("Last-Modified", "Tue, 01 Jan 2030 00:00:00 GMT"),
+        ]
+    )  # fmt: skip
+    assert set(names(decision)) == {
+        "content-type", "set-cookie", "last-modified", "vary", "content-encoding",
+    }  # fmt: skip
+
+
+def test_head_has_what_get_would_where_it_is_known() -> None:
+    assert names(decided(JSON, method="HEAD")) == names(decided(JSON))
+    unknown = decided(
+        [("Content-Type", "text/html"), ("ETag", '"a"'), ("Accept-Ranges", "bytes")], method="HEAD"
+    )
+    assert names(unknown) == {"content-type": "text/html", "vary": "Accept-Encoding"}
+
+
+@pytest.mark.parametrize(
+    ("vary", "expected"),
+    [
+        ([], ["Accept-Encoding"]),
+        (["Cookie"], ["Cookie, Accept-Encoding"]),
+        (["Cookie", "Origin"], ["Cookie", "Origin, Accept-Encoding"]),
+        (["accept-encoding"], ["accept-encoding"]),
+        (["Cookie, Accept-ENCODING", "Origin"], ["Cookie, Accept-ENCODING", "Origin"]),
+        (["*"], ["*"]),
+        ([""], ["", "Accept-Encoding"]),
+        (["Accept-Encoding-Not"], ["Accept-Encoding-Not, Accept-Encoding"]),
+    ],
+)
+def test_vary_is_merged(vary: list[str], expected: list[str]) -> None:
+    headers = with_vary([("Vary", value) for value in vary])
+    assert [value for _, value in headers] == expected
+
+
+@pytest.mark.parametrize(("tag", "sent"), [('"abc"', 'W/"abc+br"'), ('W/"abc"', 'W/"abc~br"')])
+def test_tag_is_coded_and_restored(tag: str, sent: str) -> None:
+    assert coded_tag(tag, "br") == sent
+    assert names(decided([*JSON, ("ETag", tag)]))["etag"] == sent
+    restored = app_preconditions(f'"other", {sent}', f"{sent}", "br")
+    assert restored.if_none_match == f'"other", {tag}'
+    assert restored.if_match == tag
+    not_modified = decided([("ETag", tag)], code=304, sent_tags=restored.sent)
+    assert names(not_modified) == {"etag": sent, "vary": "Accept-Encoding"}
+
+
+def test_malformed_tag_is_not_sent_with_a_coded_body() -> None:
+    assert "etag" not in names(decided([*JSON, ("ETag", "abc")]))
+
+
+def test_tags_of_other_codings_stay_in_if_none_match() -> None:
+    given_tags = 'W/"a+gzip", "b", W/"c+zstd", "d+zstd-0123abcd", *'
+    restored = app_preconditions(given_tags, given_tags, "zstd")
+    assert restored.if_none_match == 'W/"a+gzip", "b", "c", "d", *'
+    # If-Match asks for the state of the resource, whatever the coding was.
+    assert restored.if_match == '"a", "b", "c", "d", *'
+    assert app_preconditions(given_tags, None, None).if_none_match == given_tags
+
+
+def test_tag_of_a_copy_is_strong_and_restored() -> None:
+    tag = coded_copy_tag('"abc"', "zstd", 0xFF)
+    assert tag == '"abc+zstd-000000ff"'
+    assert app_preconditions(tag, None, "zstd").if_none_match == '"abc"'
+
+
+@given(header=st.text(max_size=60), coding=st.sampled_from(["br", "gzip", None]))
+def test_preconditions_any_text_without_our_tags_is_unchanged(
+    header: str, coding: str | None
+) -> None:
+    restored = app_preconditions(header, header, coding)
+    if "+" not in header and "~" not in header:
+        assert (restored.if_none_match, restored.if_match) == (header, header)
+
+
+def test_app_decides_for_one_response() -> None:
+    protobuf: Headers = [("Content-Type", "application/x-protobuf"), ("Content-Length", "10")]
+    assert decided(protobuf) is None
+    decision = decided(protobuf, asked=True)
+    assert decision is not None
+    assert decision.coding == "br"
+
+
+def test_event_stream_is_compressed_only_if_asked() -> None:
+    stream: Headers = [("Content-Type", "text/event-stream; charset=utf-8")]
+    assert decided(stream) is None
+    assert decided(stream, Compression(event_streams=True)) is not None
+    assert decided(stream, asked=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_bytes": -1}, "-1"),
+        ({"min_bytes": True}, "True"),
+        ({"min_bytes": "1k"}, "1k"),
+        ({"codings": []}, "codings"),
+        ({"codings": ["deflate"]}, "'deflate'"),
+        ({"levels": {"br": 12}}, "0 to 11, not 12"),
+        ({"levels": {"zstd": 0}}, "1 to 19"),
+        ({"levels": {"deflate": 1}}, "'deflate'"),
+        ({"content_types": "text/x"}, "a list"),
+        ({"content_types": ["text"]}, "'text'"),
+        ({"content_types": [1]}, "1"),
+        ({"event_streams": 1}, "event_streams"),
+        ({"padding": "no"}, "padding"),
+    ],
+)
+def test_invalid_option_is_an_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Compression(**options)
+
+
+def test_further_types_are_compressed() -> None:
+    options = Compression(content_types=["Application/Vnd.Mapbox-Vector-Tile"])
+    headers: Headers = [("content-type", "application/vnd.mapbox-vector-tile")]
+    assert decided(headers, options) is not None

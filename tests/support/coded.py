@@ -1,0 +1,56 @@
+"""Decoders of content codings, for tests."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from importlib import import_module
+from typing import Any
+
+import brotli
+
+zstd: Any = import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
+def decoded(coding: str | None, data: bytes) -> bytes:
+    """Decode a whole body; it must be complete, and nothing may follow it."""
+    if coding == "gzip":
+        decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        content = decoder.decompress(data) + decoder.flush()
+        assert decoder.eof
+        assert not decoder.unused_data
+    elif coding == "br":
+        content = brotli.decompress(data)
+    elif coding == "zstd":
+        content = zstd.decompress(data)
+    else:
+        assert coding is None
+        content = data
+    return content
+
+
+class Decoder:
+    """Decodes a body as it comes; what it returns has to be all that was sent."""
+
+    def __init__(self, coding: str) -> None:
+        self._data = b""
+        self._coding = coding
+        self._gzip = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._br = brotli.Decompressor()
+        self._zstd = zstd.ZstdDecompressor()
+
+    def add(self, data: bytes) -> bytes:
+        if self._coding == "gzip":
+            return self._gzip.decompress(data)
+        if self._coding == "br":
+            content: bytes = self._br.process(data)
+            return content
+        content = b""
+        while data:
+            content += self._zstd.decompress(data)
+            if not self._zstd.eof:
+                break
+            data = self._zstd.unused_data  # the frame of padding is over
+            if data:
+                self._zstd = zstd.ZstdDecompressor()
+        return content

@@ -1,0 +1,144 @@
+"""The content coding of one WSGI response: what is decided about it, and its compressed body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..compression.codings import Compressor
+from ..compression.negotiation import preferred_coding
+from ..compression.policy import (
+    COMPRESS,
+    Compression,
+    Decision,
+    app_preconditions,
+    decide,
+    with_vary,
+)
+from ..routes import CODED_BYTES, CODING, UNCODED_BYTES
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+Header = tuple[str, str]
+
+# A whole body is compressed in one piece up to this size, with a Content-Length. A larger one is
+# compressed while it is sent, so that its coded form is never in memory as a whole.
+_WHOLE_BYTES = 4 * 1024 * 1024
+
+
+class ContentCoding:
+    """Compresses the response to one request.
+
+    :param environ: the app sees its own tags in the preconditions: see
+        :func:`~wsgifast.compression.policy.app_preconditions`.
+    :ivar compressor: of the body, once the head has been decided; None if it is sent as it is.
+    """
+
+    def __init__(self, compression: Compression, environ: WSGIEnvironment) -> None:
+        self.compression = compression
+        self.environ = environ
+        self.compressor: Compressor | None = None
+        accept_encoding = environ.get("HTTP_ACCEPT_ENCODING")
+        self.coding = (
+            preferred_coding(accept_encoding, compression.codings) if accept_encoding else None
+        )
+        self.if_none_match = environ.get("HTTP_IF_NONE_MATCH")
+        self._sent_tags: Mapping[str, str] = {}
+        if self.if_none_match is not None or "HTTP_IF_MATCH" in environ:
+            self._restore_tags()
+
+    def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
+        """Decide about a response; see :func:`~wsgifast.compression.policy.decide`."""
+        return decide(
+            self.compression,
+            method=self.environ["REQUEST_METHOD"],
+            coding=self.coding,
+            code=code,
+            headers=headers,
+            size=size,
+            asked=self.environ.get(COMPRESS),
+            sent_tags=self._sent_tags,
+        )
+
+    def begin(self, code: int, headers: list[Header]) -> list[Header]:
+        """Decide about a response whose body is compressed block by block; return its headers."""
+        self.compressor = None
+        decision = self.decide(code, headers)
+        if decision is None:
+            return headers
+        if decision.coding is not None and self.environ["REQUEST_METHOD"] != "HEAD":
+            self._start(decision, None)
+        return decision.headers
+
+    def whole(
+        self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int
+    ) -> tuple[list[Header], Iterable[bytes]]:
+        """Decide about a body whose blocks exist; return the headers and the blocks to send."""
+        decision = self.decide(code, headers, size)
+        if decision is None:
+            return headers, blocks
+        if decision.coding is None:
+            return decision.headers, blocks
+        if self.environ["REQUEST_METHOD"] == "HEAD":
+            return decision.headers, blocks
+        if size > _WHOLE_BYTES:
+            self._start(decision, None)
+            return decision.headers, self._compressed(blocks)
+        content = b"".join(blocks)
+        coded = self._start(decision, size).whole(content)
+        self.compressor = None
+        if len(coded) >= size:
+            self.environ.pop(CODING)
+            return with_vary(headers), [content]
+        self.environ[CODED_BYTES] = len(coded)
+        return [*decision.headers, ("Content-Length", str(len(coded)))], [coded]
+
+    def flushed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Compress each block as it comes, and flush it, so that none is held back (PEP 3333)."""
+        for block in blocks:
+            yield self.flushed_block(block)
+        # Not after an error: the client must see that the body was cut.
+        if self.compressor is not None:
+            yield self._count(b"", self.compressor.finish())
+
+    def flushed_block(self, block: bytes) -> bytes:
+        """Compress and flush one block, if the body is compressed: a lazy app decides about its
+        head at its first block."""
+        compressor = self.compressor
+        if compressor is None or not block:
+            return block
+        return self._count(block, compressor.add(block) + compressor.flush())
+
+    def _compressed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Compress blocks that exist already: none has to be flushed."""
+        compressor = self.compressor
+        assert compressor is not None
+        for block in blocks:
+            if coded := self._count(block, compressor.add(block)):
+                yield coded
+        yield self._count(b"", compressor.finish())
+
+    def _start(self, decision: Decision, size: int | None) -> Compressor:
+        assert decision.coding is not None
+        self.environ[CODING] = decision.coding
+        self.environ[UNCODED_BYTES] = size or 0
+        self.environ[CODED_BYTES] = 0
+        self.compressor = self.compression.compressor(decision.coding, decision.content_type, size)
+        return self.compressor
+
+    def _count(self, block: bytes, coded: bytes) -> bytes:
+        environ: Any = self.environ
+        environ[UNCODED_BYTES] += len(block)
+        environ[CODED_BYTES] += len(coded)
+        return coded
+
+    def _restore_tags(self) -> None:
+        environ = self.environ
+        if_none_match, if_match, self._sent_tags = app_preconditions(
+            self.if_none_match, environ.get("HTTP_IF_MATCH"), self.coding
+        )
+        if if_none_match is not None:
+            environ["HTTP_IF_NONE_MATCH"] = if_none_match
+        if if_match is not None:
+            environ["HTTP_IF_MATCH"] = if_match
