@@ -36,7 +36,7 @@ class Server:
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: Any = None, /
     ) -> Callable[[bytes], object]:
-        if exc_info is not None and self.sent:
+        if exc_info is not None and any(self.sent):
             raise exc_info[1]
         self.heads.append((status, headers))
         return self.sent.append

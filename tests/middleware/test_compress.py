@@ -1,0 +1,251 @@
+"""WSGIFast(app, compress=True): what the client gets, and when."""
+
+from __future__ import annotations
+
+import wsgiref.validate
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import flask
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.coded import Decoder, decoded
+from tests.support.wsgi import Server, new_environ, returning
+from wsgifast import Compression, WSGIFast
+from wsgifast.compression.policy import COMPRESS
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+TEXT = b"All work and no play makes Jack a dull boy.\n" * 200
+CODINGS = ("zstd", "br", "gzip")
+
+
+def ask(
+    app: WSGIApplication, coding: str = "gzip", *, options: Any = True, **extra: Any
+) -> tuple[Server, bytes]:
+    """Request once, behind wsgiref.validate; return the server's side and the body."""
+    environ = new_environ(HTTP_ACCEPT_ENCODING=coding, **extra)
+    validated: Any = wsgiref.validate.validator(WSGIFast(app, compress=options))
+    server = Server(validated, environ)
+    return server, server.finish()
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(
+    blocks=st.lists(st.sampled_from([b"", b"a", TEXT, TEXT[:70], b"\0" * 70_000]), max_size=6),
+    kind=st.sampled_from(["list", "tuple", "generator"]),
+    declares=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_body_decodes_to_the_same(
+    coding: str, blocks: list[bytes], kind: str, declares: bool
+) -> None:
+    kinds: dict[str, Any] = {"list": list, "tuple": tuple, "generator": iter}
+    body = kinds[kind](blocks)
+    whole = b"".join(blocks)
+    headers = [("Content-Length", str(len(whole)))] if declares else []
+    server, sent = ask(returning(body, *headers), coding)
+    used = server.header("Content-Encoding")
+    assert used in (None, coding)
+    assert decoded(used, sent) == whole
+    length = server.header("Content-Length")
+    assert length in (None, str(len(sent)))
+    if used is not None:
+        assert server.header("Vary") == "Accept-Encoding"
+        assert server.environ["wsgifast.coding"] == coding
+        assert server.environ["wsgifast.uncoded_bytes"] == len(whole)
+        assert server.environ["wsgifast.coded_bytes"] == len(sent)
+    if len(whole) >= 1000 and kind != "generator":
+        assert used == coding
+        assert length == str(len(sent))
+
+
+def test_each_block_of_a_stream_arrives_before_the_next_is_made() -> None:
+    made: list[int] = []
+
+    def events() -> Iterator[bytes]:
+        for number in range(5):
+            made.append(number)
+            yield b"data: %d\n\n" % number
+
+    for coding in CODINGS:
+        made.clear()
+        server = Server(
+            WSGIFast(returning(events()), compress=True), new_environ(HTTP_ACCEPT_ENCODING=coding)
+        )
+        decoder = Decoder(coding)
+        for number, block in enumerate(server.result):
+            if number < 5:
+                assert decoder.add(block) == b"data: %d\n\n" % number
+                assert made[-1] == number
+
+
+def test_a_stream_that_fails_has_no_end() -> None:
+    def failing() -> Iterator[bytes]:
+        yield TEXT
+        raise RuntimeError("midway")
+
+    server = Server(
+        WSGIFast(returning(failing()), compress=True), new_environ(HTTP_ACCEPT_ENCODING="gzip")
+    )
+    sent: list[bytes] = []
+    with pytest.raises(RuntimeError, match="midway"):
+        sent.extend(server.result)
+    assert Decoder("gzip").add(b"".join(sent)) == TEXT
+    with pytest.raises(AssertionError):
+        decoded("gzip", b"".join(sent))
+
+
+def test_small_or_refused_or_unknown_is_sent_as_it_is() -> None:
+    for options in ({"coding": "identity"}, {"coding": "deflate"}, {"coding": "gzip;q=0"}):
+        server, sent = ask(returning([TEXT]), **options)
+        assert sent == TEXT
+        assert server.header("Vary") == "Accept-Encoding"
+        assert server.header("Content-Encoding") is None
+    server, sent = ask(returning([b"short"]))
+    assert sent == b"short"
+    assert server.header("Vary") is None
+
+
+def test_body_that_does_not_shrink_is_sent_as_it_is() -> None:
+    import random
+
+    noise = random.Random(1).randbytes(5000)
+    server, sent = ask(returning([noise], ("ETag", '"n"')))
+    assert sent == noise
+    assert server.header("Content-Length") == "5000"
+    assert server.header("ETag") == '"n"'
+    assert server.header("Vary") == "Accept-Encoding"
+
+
+def test_head_has_the_headers_of_get() -> None:
+    app = returning([TEXT], ("Content-Length", str(len(TEXT))), ("ETag", '"a"'))
+    get, _ = ask(app)
+    head, sent = ask(app, REQUEST_METHOD="HEAD")
+    assert sent == b""
+    ours = [(name, value) for name, value in get.head[1] if name != "Content-Length"]
+    assert sorted(head.head[1]) == sorted(ours)
+
+
+def test_write_and_lazy_apps_are_compressed_or_left_alone() -> None:
+    def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        yield TEXT[:50]
+        yield TEXT[50:]
+
+    server, sent = ask(lazy)
+    assert decoded("gzip", sent) == TEXT
+
+    def writing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        write = start_response("200 OK", [("Content-Type", "text/plain")])
+        write(TEXT[:50])
+        return [TEXT[50:]]
+
+    server, sent = ask(writing)
+    assert decoded(server.header("Content-Encoding"), sent) == TEXT
+
+    def writing_late(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        write = start_response("200 OK", [("Content-Type", "text/plain")])
+        write(TEXT[:50])
+        yield TEXT[50:]
+
+    environ = new_environ(HTTP_ACCEPT_ENCODING="gzip")
+    server = Server(WSGIFast(writing_late, compress=True), environ)
+    sent = server.finish()
+    assert decoded(server.header("Content-Encoding"), sent) == TEXT
+
+
+def test_head_replaced_before_the_first_byte_is_decided_anew() -> None:
+    def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/html")])
+        yield b""
+        try:
+            raise RuntimeError
+        except RuntimeError as error:
+            exc_info = (RuntimeError, error, error.__traceback__)
+            start_response("500 No", [("Content-Type", "image/png")], exc_info)  # type: ignore[arg-type]
+        yield TEXT
+
+    environ = new_environ(HTTP_ACCEPT_ENCODING="gzip")
+    server = Server(WSGIFast(failing, compress=True), environ)
+    assert server.finish() == TEXT
+    assert server.head[0] == "500 No"
+    assert server.header("Content-Encoding") is None
+
+
+@pytest.mark.parametrize("tag", ['"abc"', 'W/"abc"'])
+def test_apps_own_304_and_412_keep_working(tag: str) -> None:
+    seen: list[tuple[str | None, str | None]] = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        seen.append((environ.get("HTTP_IF_NONE_MATCH"), environ.get("HTTP_IF_MATCH")))
+        if environ.get("HTTP_IF_NONE_MATCH") == tag:
+            start_response("304 Not Modified", [("ETag", tag), ("Cache-Control", "max-age=5")])
+            return [b""]
+        if environ.get("HTTP_IF_MATCH") not in (None, tag):
+            start_response("412 Precondition Failed", [("Content-Type", "text/plain")])
+            return [b""]
+        start_response("200 OK", [("Content-Type", "text/plain"), ("ETag", tag)])
+        return [TEXT]
+
+    server, sent = ask(app, "br")
+    coded = server.header("ETag")
+    assert coded is not None
+    assert coded.startswith('W/"abc')
+    server, sent = ask(app, "br", HTTP_IF_NONE_MATCH=coded)
+    assert (server.head[0], sent) == ("304 Not Modified", b"")
+    assert server.header("ETag") == coded
+    assert server.header("Vary") == "Accept-Encoding"
+    # A cache that has br must not be told that it is good for this client.
+    server, sent = ask(app, "gzip", HTTP_IF_NONE_MATCH=coded)
+    assert server.head[0] == "200 OK"
+    server, _ = ask(app, "gzip", HTTP_IF_MATCH=coded)
+    assert server.head[0] == "200 OK"
+    assert seen[-1] == (None, tag)
+
+
+def test_app_decides_for_one_response() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environ[COMPRESS] = environ["PATH_INFO"] == "/yes"
+        start_response("200 OK", [("Content-Type", "application/octet-stream")])
+        return [TEXT]
+
+    assert ask(app, path="/yes")[0].header("Content-Encoding") == "gzip"
+    assert ask(app, path="/no")[0].header("Content-Encoding") is None
+
+
+def test_large_whole_body_is_compressed_while_it_is_sent() -> None:
+    blocks = [TEXT * 20] * 30
+    server, sent = ask(returning(blocks))
+    assert server.header("Content-Length") is None
+    assert decoded("gzip", sent) == b"".join(blocks)
+
+
+def test_flask_pages_streams_and_conditions() -> None:
+    app = flask.Flask(__name__)
+
+    @app.get("/page")
+    def page() -> flask.Response:
+        response = flask.make_response(TEXT.decode())
+        response.add_etag()
+        return response.make_conditional(flask.request)  # type: ignore[return-value]
+
+    @app.get("/rows")
+    def rows() -> flask.Response:
+        return flask.Response((b"%d\n" % n for n in range(500)), mimetype="text/csv")
+
+    server, sent = ask(app.wsgi_app, "zstd", path="/page")
+    assert decoded("zstd", sent) == TEXT
+    again, sent = ask(app.wsgi_app, "zstd", path="/page", HTTP_IF_NONE_MATCH=server.header("ETag"))
+    assert (again.head[0][:3], sent) == ("304", b"")
+    server, sent = ask(app.wsgi_app, "zstd", path="/rows")
+    assert decoded("zstd", sent) == b"".join(b"%d\n" % n for n in range(500))
+
+
+def test_options_reach_the_compressor() -> None:
+    options = Compression(codings=["gzip"], min_bytes=1, padding=False)
+    _, sent = ask(returning([b"x" * 60]), "zstd, gzip", options=options)
+    assert decoded("gzip", sent) == b"x" * 60
