@@ -18,8 +18,8 @@ from wsgifast.imports import needs
 
 EXPORTED = {
     "wsgifast": """
-        BodyError ConfigurationError MissingExtra StaticFiles WSGIFast WSGIFastError __version__
-        register_file_wrapper
+        BodyError Compression ConfigurationError MissingExtra StaticFiles WSGIFast WSGIFastError
+        __version__ compress_response register_file_wrapper
     """,
     "wsgifast.django": """
         StaticFilesMiddleware get_asgi_application get_wsgi_application serve_media

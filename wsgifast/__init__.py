@@ -15,7 +15,7 @@ from .imports import exports_on_demand
 
 if TYPE_CHECKING:
     from .bodies.wrappers import register_file_wrapper
-    from .compression import Compression
+    from .compression import Compression, compress_response
     from .middleware import WSGIFast
     from .static import StaticFiles
     from .workers import FastWorker as FastWorker
@@ -24,6 +24,7 @@ else:
         __name__,
         {
             "Compression": ".compression",
+            "compress_response": ".compression",
             "StaticFiles": ".static",
             "WSGIFast": ".middleware",
             "register_file_wrapper": ".bodies.wrappers",
@@ -41,6 +42,7 @@ __all__ = [
     "WSGIFast",
     "WSGIFastError",
     "__version__",
+    "compress_response",
     "register_file_wrapper",
 ]
 

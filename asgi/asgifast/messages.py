@@ -14,6 +14,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Extension names, as scope["extensions"] has them.

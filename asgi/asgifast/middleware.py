@@ -8,12 +8,14 @@ from functools import partial
 
 from wsgifast.apps import check_app
 from wsgifast.bodies.chunks import charset_of, to_bytes
+from wsgifast.compression.policy import WISH, Compression, compression_for
 from wsgifast.metrics.backends import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 from wsgifast.option_checks import check_switches
 from wsgifast.shapes.reports import Reports, check_rate
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
+from .content_coding import ContentCoding
 from .examined import Examined
 from .extensions import COALESCING, FILE_EXTENSIONS, PLANNED
 from .files.handler import FileMessages
@@ -70,6 +72,8 @@ class ASGIFast:
         there (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
     :param traces: describe each body in attributes of OpenTelemetry's current span, which is that
         of the instrumentation around this app.
+    :param compress: compress what the app makes where the client accepts it: True, or a
+        :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
         slow one the id of the doctor's finding is logged, at most once an hour for each URL pattern
         of the framework. 0: none, at no cost.
@@ -89,6 +93,7 @@ class ASGIFast:
         metrics: str | Recorder | None = None,
         traces: bool = False,
         report_slow_shapes: float = 0.0,
+        compress: bool | Compression = False,
     ) -> None:
         check_app(app, "ASGI")
         check_switches(
@@ -103,6 +108,7 @@ class ASGIFast:
         self.coalesce = coalesce
         self.ranges = ranges
         self.conditional = conditional
+        self.compression = compression_for(compress)
         self.offer = Offer(app, pathsend)
         self._is_hidden = pathsend is False
         self._call = app
@@ -140,6 +146,12 @@ class ASGIFast:
         elif extensions or self._is_hidden:  # else the app has the server's, as without ASGIFast
             kept = without_files(offered) if self._is_hidden else offered
             inner = {**scope, "extensions": {**kept, **extensions}}
+        coding = None
+        if self.compression is not None:
+            coding = ContentCoding(self.compression, scope)
+            inner = {**inner, WISH: coding.wish}
+            if coding.app_headers is not None:
+                inner["headers"] = coding.app_headers
         if INSTRUMENTED in scope:
             scope[INSTRUMENTED].app_scope = inner
         # Attribute by attribute: a constructor would be one more call for every request.
@@ -151,6 +163,7 @@ class ASGIFast:
         exchange._kept = ()
         exchange._is_awaited = exchange._is_examined = False
         exchange._start = exchange._order = None
+        exchange._coding = coding
         app = self._call  # two steps, which cost CPython less than one
         try:
             # The server reports what is returned, if it is not None.
@@ -203,6 +216,10 @@ class _Exchange(FileMessages):
         """The send() that the app is given."""
         start = self._start
         if start is not None:
+            coding = self._coding
+            if coding is not None and not self._is_examined and coding.may_change(start, message):
+                await self._in_order(self._send_coded, message)
+                return
             send = self._server_send
             send_whole = whole_sender_for(send)
             if send_whole is not None and not self._is_examined:
@@ -257,9 +274,30 @@ class _Exchange(FileMessages):
             self._examine()
         await self._send_examined(message)
 
+    async def _send_coded(self, message: Message) -> None:
+        """Send a head and the message behind it, compressed if they are a whole response."""
+        start = self._start
+        if start is None or self._is_examined or whole_body(message) is None:
+            await self._send_next(message)
+            return
+        assert self._coding is not None
+        self._start = None  # it does not leave while a thread compresses
+        start, message = await self._coding.whole(start, message)
+        send_whole = whole_sender_for(self._server_send)
+        if send_whole is None or not send_whole(
+            getattr(self._server_send, "__self__", None), start, message
+        ):
+            self._start = start
+            await self._forward_start()
+            if self._scope["method"] == "HEAD":
+                message = {**message, "body": b""}
+            await self._server_send(message)
+
     def _examine(self) -> None:
         """From now on examine each message."""
         self._is_examined = True
+        if self._coding is not None:
+            self._server_send = self._coding.stream(self._server_send)
         self._headers = self._start["headers"] if self._start is not None else []
         self._has_text = False
         self._head_sent = None
@@ -268,7 +306,8 @@ class _Exchange(FileMessages):
         self._may_coalesce = (
             self._options.coalesce
             and self._scope["method"] != "HEAD"
-            and not self.offers(COALESCING)  # asgifast's protocols do it themselves
+            # asgifast's protocols do it themselves, behind the compressor
+            and (self._coding is not None or not self.offers(COALESCING))
         )
 
     def _converted(self, body: object) -> bytes:
@@ -324,12 +363,14 @@ class _Exchange(FileMessages):
                 await self._forward_start()  # the server raises for the second one
             self._headers = self._hold(message)
         elif kind == PATHSEND:
+            self._leave_file()
             await self._flush()
             if PLANNED in message:
                 await self._send_planned(message)
             else:
                 await self._send_path(message)
         elif kind == ZEROCOPYSEND:
+            self._leave_file()
             await self._flush()
             await self._send_zero_copy(message)
         else:
@@ -337,6 +378,10 @@ class _Exchange(FileMessages):
             if start is not None:
                 await self._forward_start()
             await self._server_send(message)
+
+    def _leave_file(self) -> None:
+        if self._coding is not None:
+            self._coding.leave_file()
 
     async def finish(self) -> None:
         """The app has returned: send what is held."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ..compression.codings import Compressor
 from ..compression.negotiation import preferred_coding
 from ..compression.policy import (
-    COMPRESS,
+    WISH,
     Compression,
     Decision,
+    Wish,
     app_preconditions,
     decide,
     with_vary,
@@ -39,6 +40,7 @@ class ContentCoding:
         self.compression = compression
         self.environ = environ
         self.compressor: Compressor | None = None
+        self._wish = environ[WISH] = Wish()
         accept_encoding = environ.get("HTTP_ACCEPT_ENCODING")
         self.coding = (
             preferred_coding(accept_encoding, compression.codings) if accept_encoding else None
@@ -57,7 +59,7 @@ class ContentCoding:
             code=code,
             headers=headers,
             size=size,
-            asked=self.environ.get(COMPRESS),
+            asked=self._wish.compress,
             sent_tags=self._sent_tags,
         )
 

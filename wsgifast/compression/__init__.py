@@ -1,5 +1,5 @@
 """Content codings: which one a client gets, what is compressed, and the compressors."""
 
-from .policy import Compression
+from .policy import Compression, compress_response
 
-__all__ = ["Compression"]
+__all__ = ["Compression", "compress_response"]

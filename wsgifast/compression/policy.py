@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
 from ..http.framing import has_body
@@ -24,9 +24,8 @@ from .codings import DEFAULT_LEVELS, LEVELS, Compressor, checked_codings, compre
 
 Header = tuple[str, str]
 
-# A key of the environ, and of an ASGI scope, by which an app decides for one response: False to
-# leave it as it is, True to compress it whatever its Content-Type.
-COMPRESS = "wsgifast.compress"
+# The key of the environ, or of an ASGI scope, that has the request's :class:`Wish`.
+WISH = "wsgifast.compression"
 
 # A body of this size fits into the first packet with its head, which no client gets any sooner.
 _DEFAULT_MIN_BYTES = 1000
@@ -122,7 +121,7 @@ class Compression:
     def is_worth_it(self, content_type: str, asked: bool | None) -> bool:
         """Whether bodies of a Content-Type are compressed.
 
-        :param asked: by the app for this response; see :data:`COMPRESS`.
+        :param asked: by the app for this response; see :class:`Wish`.
         """
         if asked is not None:
             return asked
@@ -142,6 +141,34 @@ def compression_for(compress: object) -> Compression | None:
         return compress
     check_switches(compress=compress)
     return Compression() if compress else None
+
+
+class Wish:
+    """Whether an app wants a response compressed: None where it leaves that to the options.
+
+    It is an object, which middleware that copies the environ or the scope passes on.
+    """
+
+    __slots__ = ("compress",)
+
+    def __init__(self) -> None:
+        self.compress: bool | None = None
+
+
+def compress_response(request: Mapping[str, Any], compress: bool) -> None:
+    """Decide whether the response to a request is compressed; for views and middleware.
+
+    Without compression around the app it has no effect. A client that accepts no coding gets the
+    response as it is.
+
+    :param request: the WSGI environ (``request.environ`` in Flask, ``request.META`` in Django), or
+        the ASGI scope (``request.scope``).
+    :param compress: False to leave the response as it is, such as a page with a secret beside what
+        a client has sent; True to compress it whatever its Content-Type and size.
+    """
+    wish = request.get(WISH)
+    if isinstance(wish, Wish):
+        wish.compress = compress
 
 
 class Preconditions(NamedTuple):
@@ -214,7 +241,7 @@ def decide(
     :param code: of the response's status.
     :param headers: the app's.
     :param size: of the body in bytes, where it is known without a Content-Length.
-    :param asked: by the app; see :data:`COMPRESS`.
+    :param asked: by the app; see :class:`Wish`.
     :param sent_tags: see :class:`Preconditions`.
     :returns: None to send it as it is.
     """

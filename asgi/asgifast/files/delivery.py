@@ -10,6 +10,7 @@ from wsgifast.files import ByteRange
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
+from ..content_coding import ContentCoding
 from ..extensions import PLANNED, PlannedBody
 from ..loops import ended, running_loop
 from ..messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send, response_body
@@ -38,8 +39,9 @@ class Delivery:
     :ivar _is_awaited: the app is waiting for a message; two may not wait at once.
     """
 
-    __slots__ = ("_is_awaited", "_kept", "_scope", "_server_receive", "_server_send")
+    __slots__ = ("_coding", "_is_awaited", "_kept", "_scope", "_server_receive", "_server_send")
 
+    _coding: ContentCoding | None
     _is_awaited: bool
     _kept: Sequence[Message]
 
@@ -49,6 +51,7 @@ class Delivery:
         self._server_send = send
         self._kept = ()
         self._is_awaited = False
+        self._coding = None
 
     async def receive(self) -> Message:
         """The receive() that the app is given."""
@@ -63,6 +66,8 @@ class Delivery:
 
     def offers(self, name: str) -> bool:
         """Whether the server has an extension, such as http.response.pathsend."""
+        if self._coding is not None and self._coding.compressor is not None:
+            return False  # it is compressed, with the rest of the body
         return name in (self._scope.get("extensions") or ())
 
     def offers_ranges(self) -> bool:

@@ -1,0 +1,185 @@
+"""The content coding of one ASGI response: what is decided about it, and its compressed body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wsgifast.compression.codings import Compressor
+from wsgifast.compression.negotiation import preferred_coding
+from wsgifast.compression.policy import (
+    Compression,
+    Decision,
+    Header,
+    Wish,
+    app_preconditions,
+    decide,
+    with_vary,
+)
+
+from .loops import in_thread
+from .messages import Message, RawHeaders, Scope, Send, text_headers, whole_body
+
+# From this size on a body is compressed in a thread: a smaller one takes about a millisecond at
+# most, at the default levels on a slow machine.
+_THREAD_BYTES = {"zstd": 256 * 1024, "br": 64 * 1024, "gzip": 64 * 1024}
+
+
+class ContentCoding:
+    """Compresses the response to one request.
+
+    A body that comes in one message is compressed by :meth:`whole`. Any other passes through the
+    send() of :meth:`stream`, which flushes each message: what is sent in one turn of the event loop
+    has been joined before.
+
+    :param scope: of the request.
+    :ivar app_headers: those of the request for the app, which sees its own tags in the
+        preconditions; None if nothing had to be changed.
+    :ivar wish: the app's.
+    :ivar compressor: of a body that passes through :meth:`stream`, once its head has.
+    """
+
+    __slots__ = (
+        "_coding", "_compression", "_is_file", "_scope", "_send", "_sent_tags", "app_headers",
+        "compressor", "wish",
+    )  # fmt: skip
+
+    def __init__(self, compression: Compression, scope: Scope) -> None:
+        self._compression = compression
+        self._scope = scope
+        self._sent_tags: Mapping[str, str] = {}
+        self.app_headers: RawHeaders | None = None
+        self.compressor: Compressor | None = None
+        self._is_file = False
+        self.wish = Wish()
+        accepted: list[bytes] = []
+        preconditions = False
+        for name, value in scope["headers"]:
+            if name == b"accept-encoding":
+                accepted.append(value)
+            elif name in (b"if-none-match", b"if-match"):
+                preconditions = True
+        accept_encoding = b",".join(accepted).decode("latin-1")
+        self._coding = (
+            preferred_coding(accept_encoding, compression.codings) if accept_encoding else None
+        )
+        if preconditions:
+            self._restore_tags()
+
+    def may_change(self, start: Message, message: Message) -> bool:
+        """Whether a response may be changed, of which this is the head and the first message."""
+        body = message.get("body")
+        return (
+            type(body) is not bytes
+            or len(body) >= self._compression.min_bytes
+            or message.get("more_body", False)
+            or self._scope["method"] == "HEAD"
+            or start["status"] == 304
+            or self.wish.compress is not None
+        )
+
+    async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
+        """Return the head and the only message of a response as they are to be sent."""
+        body = whole_body(message)
+        assert body is not None
+        headers = text_headers(start["headers"])
+        is_head = self._scope["method"] == "HEAD"
+        decision = self._decide(start, headers, None if is_head else len(body))
+        if decision is None:
+            return start, message
+        changed = decision.headers
+        if decision.coding is not None and not is_head:
+            compressor = self._compression.compressor(
+                decision.coding, decision.content_type, len(body)
+            )
+            if len(body) < _THREAD_BYTES[decision.coding]:
+                coded = compressor.whole(body)
+            else:
+                coded = await in_thread(compressor.whole, body)
+            if len(coded) < len(body):
+                changed = [*changed, ("content-length", str(len(coded)))]
+                message = {**message, "body": coded}
+            else:
+                changed = with_vary(headers)
+        return {**start, "headers": _raw(changed)}, message
+
+    def stream(self, send: Send) -> Send:
+        """Return a send() that compresses what passes through it, and passes it on to `send`."""
+        self._send = send
+        return self._send_coded
+
+    def leave_file(self) -> None:
+        """Have the body sent as it is, unless its head has been sent: it is a file."""
+        self._is_file = True
+
+    async def _send_coded(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            message = self._begin(message)
+        elif kind == "http.response.body" and self.compressor is not None:
+            body = message.get("body", b"")
+            if message.get("more_body"):
+                if body:
+                    message = {**message, "body": await self._flushed(body)}
+            else:
+                coded = await self._added(body) if body else b""
+                message = {**message, "body": coded + self.compressor.finish()}
+                self.compressor = None
+        await self._send(message)
+
+    def _begin(self, start: Message) -> Message:
+        """Decide about a response by its head; return the head to send."""
+        headers = text_headers(start["headers"])
+        decision = self._decide(start, headers, None)
+        if decision is None:
+            return start
+        changed = decision.headers
+        if decision.coding is not None and self._is_file:
+            changed = with_vary(headers)
+        elif decision.coding is not None and self._scope["method"] != "HEAD":
+            self.compressor = self._compression.compressor(
+                decision.coding, decision.content_type, None
+            )
+        return {**start, "headers": _raw(changed)}
+
+    async def _flushed(self, block: bytes) -> bytes:
+        assert self.compressor is not None
+        return await self._added(block) + self.compressor.flush()
+
+    async def _added(self, block: bytes) -> bytes:
+        assert self.compressor is not None
+        assert self._coding is not None
+        if len(block) < _THREAD_BYTES[self._coding]:
+            return self.compressor.add(block)
+        return await in_thread(self.compressor.add, block)
+
+    def _decide(self, start: Message, headers: list[Header], size: int | None) -> Decision | None:
+        return decide(
+            self._compression,
+            method=self._scope["method"],
+            coding=self._coding,
+            code=start["status"],
+            headers=headers,
+            size=size,
+            asked=self.wish.compress,
+            sent_tags=self._sent_tags,
+        )
+
+    def _restore_tags(self) -> None:
+        given = text_headers(self._scope["headers"])
+        values = {
+            name: ", ".join(value for key, value in given if key == name)
+            for name in ("if-none-match", "if-match")
+            if any(key == name for key, _ in given)
+        }
+        if_none_match, if_match, self._sent_tags = app_preconditions(
+            values.get("if-none-match"), values.get("if-match"), self._coding
+        )
+        changed = {"if-none-match": if_none_match, "if-match": if_match}
+        if any(changed[name] != value for name, value in values.items()):
+            kept = [header for header in given if header[0] not in changed]
+            kept += [(name, value) for name, value in changed.items() if value is not None]
+            self.app_headers = _raw(kept)
+
+
+def _raw(headers: list[Header]) -> RawHeaders:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
