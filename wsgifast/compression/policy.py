@@ -302,6 +302,11 @@ def coded_copy_tag(etag: str, coding: str, checksum: int) -> str:
     return f'{etag[:-1]}+{coding}-{checksum:08x}"'
 
 
+def uncoded_headers_dropped(headers: Iterable[Header]) -> list[Header]:
+    """Return headers without those that describe the bytes of the uncoded body."""
+    return [header for header in headers if header[0].lower() not in _OF_THE_UNCODED]
+
+
 def with_vary(headers: Iterable[Header]) -> list[Header]:
     """Return headers that say that the answer depends on Accept-Encoding (RFC 9110, 12.5.5)."""
     result = list(headers)
