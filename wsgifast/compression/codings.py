@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..option_checks import list_of_text
 
 # The codings, and the suffix of a file's sibling in each. Of two siblings of the same size, and of
 # two codings that a client prefers equally, the first one here is sent.
@@ -59,9 +60,10 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
     """
     if codings is None:
         return available_codings()
-    if isinstance(codings, str):
-        raise ConfigurationError(f"codings={codings!r}: a list, such as [{codings!r}]")
-    for coding in codings:
+    names = list_of_text(codings)
+    if names is None:
+        raise ConfigurationError(f"codings={codings!r}: a list, such as ['gzip']")
+    for coding in names:
         if coding not in SIBLING_SUFFIXES:
             raise ConfigurationError(
                 f"{coding!r} is not a known coding: {', '.join(SIBLING_SUFFIXES)}"
@@ -72,7 +74,7 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
                 f"{coding} needs the package {package}, which is not installed: "
                 f"pip install {package}"
             )
-    return list(dict.fromkeys(codings))
+    return list(dict.fromkeys(names))
 
 
 def compress_file(content: bytes, coding: str) -> bytes:
