@@ -60,11 +60,12 @@ class Instrumented:
         if recording.recorder is None and span is None:
             return await self._app(scope, receive, send)
         asked = asked_of_scope(scope)
-        recording.begin(asked)
+        active = recording.begin(asked)
         # Attribute by attribute: a constructor would be one more call for every request.
         request = Request()
         request.recording = recording
         request.asked = asked
+        request.active = active
         request.span = span
         request.began = perf_counter()
         request.app_scope = inner = {**scope, INSTRUMENTED: request}
@@ -100,13 +101,14 @@ class Request:
     """
 
     __slots__ = (
-        "app_scope", "asked", "began", "chunks", "headers", "is_complete", "is_handed_over",
-        "is_returned", "left", "pattern", "recording", "route", "server_receive", "server_send",
-        "size", "span", "status",
+        "active", "app_scope", "asked", "began", "chunks", "headers", "is_complete",
+        "is_handed_over", "is_returned", "left", "pattern", "recording", "route",
+        "server_receive", "server_send", "size", "span", "status",
     )  # fmt: skip
 
     recording: Recording
     asked: Asked
+    active: list[None] | None
     span: object | None
     pattern: str | None
     began: float
@@ -197,10 +199,12 @@ class Request:
             pass  # what is no list of headers, the server has refused
         self.recording.end(
             self.asked,
+            self.active,
             self.status,
             self.pattern,
             self.route,
-            perf_counter() - self.began,
+            self.began,
+            perf_counter(),
             self.size,
             length_error,
             self.left,

@@ -71,27 +71,29 @@ class Instrumented:
         if RECORDER not in environ:
             environ[RECORDER] = recorder or self._spans
         asked = asked_of_environ(environ)
-        recording.begin(asked)
+        active = recording.begin(asked)
         head = HeldHead(self._app, asked[0], start_response)
         try:
             body = self._call(environ, start_response, head)
         except BaseException:
-            _end(recording, asked, environ, 500, span, began, 0)
+            _end(recording, asked, active, environ, 500, span, began, 0)
             raise
         kind = type(body)
         if kind is not list and kind is not tuple:
-            return _follow(recording, asked, environ, head, body, span, began)
+            return _follow(recording, asked, active, environ, head, body, span, began)
         recording.end(
             asked,
+            active,
             head.code,
-            environ.get(PATTERN),
+            environ[PATTERN] if PATTERN in environ else None,  # noqa: SIM401 - get() is a call
             environ[ROUTE],
-            perf_counter() - began,
+            began,
+            perf_counter(),
             head.length or 0,  # always known of these
-            environ.get(LENGTH_ERROR),
+            environ[LENGTH_ERROR] if LENGTH_ERROR in environ else None,  # noqa: SIM401
             False,
             span,
-            environ.get(CHUNKS),
+            None if span is None else environ.get(CHUNKS),
         )
         return body  # type: ignore[no-any-return]
 
@@ -99,6 +101,7 @@ class Instrumented:
 def _end(
     recording: Recording,
     asked: Asked,
+    active: list[None] | None,
     environ: WSGIEnvironment,
     status: int,
     span: object | None,
@@ -109,10 +112,12 @@ def _end(
     """Record a request that has ended."""
     recording.end(
         asked,
+        active,
         status,
         environ.get(PATTERN),
         environ.get(ROUTE, ""),
-        perf_counter() - began,
+        began,
+        perf_counter(),
         size,
         environ.get(LENGTH_ERROR),
         left,
@@ -124,6 +129,7 @@ def _end(
 def _follow(
     recording: Recording,
     asked: Asked,
+    active: list[None] | None,
     environ: WSGIEnvironment,
     head: HeldHead,
     body: Any,
@@ -139,7 +145,7 @@ def _follow(
         if not is_over:
             is_over = True
             # A lazy app that was never iterated has no status.
-            _end(recording, asked, environ, head.code or 500, span, began, size, left)
+            _end(recording, asked, active, environ, head.code or 500, span, began, size, left)
 
     return _followed(end, body, environ.get("wsgi.file_wrapper"))
 

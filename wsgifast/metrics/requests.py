@@ -144,23 +144,28 @@ class Recording:
         # Not a subclass, whose record() may do more.
         self._metrics = recorder if type(recorder) is RequestMetrics else None
 
-    def begin(self, asked: Asked) -> None:
-        """A request has reached the app."""
+    def begin(self, asked: Asked) -> list[None] | None:
+        """A request has reached the app; returns what :meth:`end` takes."""
         if self._metrics is not None:  # as its begin(), without a call
-            self._metrics.active[asked].append(None)
-        elif self.recorder is not None:
+            active = self._metrics.active[asked]
+            active.append(None)
+            return active
+        if self.recorder is not None:
             try:
                 self.recorder.begin(*asked[:2])
             except Exception:  # noqa: BLE001 - it is logged
                 self._failures.log()
+        return None
 
     def end(
         self,
         asked: Asked,
+        active: list[None] | None,
         status: int,
         pattern: str | None,
         route: str,
-        seconds: float,
+        began: float,
+        now: float,
         size: int,
         length_error: LengthError | None = None,
         left: bool = False,
@@ -169,18 +174,19 @@ class Recording:
     ) -> None:
         """A request has been answered; :class:`Answered` has the fields of its record.
 
+        :param active: what :meth:`begin` has returned; None if it was not called.
+        :param began: by the clock of `now`: perf_counter() or monotonic().
         :param left: whether the client left before it had all of its response.
         :param span: one of `spans`, to be described.
         :param chunks: how many blocks the body had, where they are counted.
         """
         metrics = self._metrics
         try:
-            record = (*asked, status, pattern, route, seconds, size)
+            record = asked + (status, pattern, route, now - began, size)  # noqa: RUF005 - it costs less
             if metrics is not None:  # as its record(), without a call
                 metrics.records.extend(record)
-                if metrics.under_way is None and (active := metrics.active[asked]):
+                if active:
                     active.pop()
-                now = perf_counter()
                 if now > metrics.look_at:
                     metrics.look(now)
             elif self.recorder is not None:

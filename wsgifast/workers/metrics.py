@@ -202,10 +202,12 @@ class ResponseRecorder:
             length_error = length_error or _length_error(resp, error)
         self._recording.end(
             asked_of_parsed(exchange.req),
+            None,
             status,
             environ.get(PATTERN),
             environ.get(ROUTE, ""),
-            now - exchange.started,
+            exchange.started,
+            now,
             size,
             length_error,
             left,
