@@ -107,6 +107,7 @@ class HTTPClient:
         *,
         method: str = "GET",
         headers: Iterable[tuple[str, str]] = (),
+        body: bytes = b"",
         on: http.client.HTTPConnection | None = None,
         take: Callable[[bytes], object] | None = None,
     ) -> Answer:
@@ -121,7 +122,7 @@ class HTTPClient:
         try:
             with self._no_answer(lambda: head):
                 began = time.perf_counter()
-                self._send(connection, url, method, headers)
+                self._send(connection, url, method, headers, body)
                 with connection.getresponse() as response:
                     head = response
                     at_head = time.perf_counter()
@@ -175,13 +176,16 @@ class HTTPClient:
         url: str,
         method: str = "GET",
         headers: Iterable[tuple[str, str]] = (),
+        body: bytes = b"",
     ) -> None:
         given = (*self._headers, *headers)
         has_host = any(name.lower() == "host" for name, _ in given)
         connection.putrequest(method, url, skip_host=has_host, skip_accept_encoding=True)
         for name, value in given:
             connection.putheader(name, value)
-        connection.endheaders()
+        if body:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body or None)
 
     @contextlib.contextmanager
     def _no_answer(

@@ -87,6 +87,8 @@ def running(
     *,
     name: str = "",
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    start_s: float = START_S,
 ) -> Iterator[RunningServer]:
     """Start a server, wait until it accepts connections, stop it at the end of the block.
 
@@ -95,6 +97,7 @@ def running(
     :param address: where the command has been told to listen.
     :param name: what messages call it; by default its command.
     :param env: added to this process's environment.
+    :param start_s: how long it may take until it listens.
     :raises ServerFailed: if the port is taken, or the server ends or does not listen in time.
     """
     name = name or " ".join(command)
@@ -113,12 +116,12 @@ def running(
         log_path = folder / "log"
         with log_path.open("wb") as log:
             outputs: dict[str, Any] = {
-                "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log
+                "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": cwd
             }  # fmt: skip
             child = started(argv, stop_s=STOP_S, env=environment, **outputs)
             process = stack.enter_context(child)
         server = RunningServer(name, address, process, log_path)
-        _wait_until_listening(server)
+        _wait_until_listening(server, start_s)
         yield server
 
 
@@ -246,13 +249,13 @@ def is_listening(address: Address) -> bool:
         return sock.connect_ex(address) == 0
 
 
-def _wait_until_listening(server: RunningServer) -> None:
+def _wait_until_listening(server: RunningServer, start_s: float) -> None:
     def is_there() -> bool:
         server.check()
         return is_listening(server.address)
 
-    if not wait_until(is_there, START_S):
+    if not wait_until(is_there, start_s):
         raise ServerFailed(
-            f"{server.name} does not listen after {START_S:.0f} s:\n{server.log_tail()}"
+            f"{server.name} does not listen after {start_s:.0f} s:\n{server.log_tail()}"
         )
     server.check()  # gunicorn listens first and imports the app then

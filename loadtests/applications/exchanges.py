@@ -1,0 +1,283 @@
+"""Requests in variants, and what differs between two servers' answers."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import unescape
+from urllib.parse import urljoin, urlsplit
+
+import brotli
+import zstandard
+
+from wsgifast.client import Answer, HTTPClient, NoAnswer
+
+from .catalogue import Ask
+
+# As Chrome and Firefox send it.
+BROWSER = ("Accept-Encoding", "gzip, deflate, br, zstd")
+ANSWER_S = 60.0
+_MOST_LINKS = 16
+_RANGE = (100, 299)
+# Those of a connection, or of a server; and lengths, which have a rule of their own.
+_OF_CONNECTIONS = {
+    "connection", "content-length", "date", "keep-alive", "server", "transfer-encoding", "via",
+}  # fmt: skip
+# More of these is better.
+_WELCOME = {"accept-ranges", "content-range", "etag", "last-modified", "vary"}
+# What differs from request to request, or from process to process.
+_CHANGING = [
+    (re.compile(pattern), mark)
+    for pattern, mark in (
+        (rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?", b"<time>"),
+        (rb"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", b"<time>"),
+        (rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", b"<uuid>"),
+        (rb"[A-Za-z0-9_+/=.-]{20,}", b"<token>"),
+        (rb"\d+\.\d{3,}", b"<number>"),
+        (rb"\d{9,}", b"<number>"),
+    )
+]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An answer, with its body decoded.
+
+    :ivar error: there is none, and why.
+    """
+
+    status: int = 0
+    headers: Sequence[tuple[str, str]] = ()
+    body: bytes = b""
+    wire_bytes: int = 0
+    error: str = ""
+
+    def header(self, name: str) -> str:
+        """All values of a header."""
+        return ", ".join(v for k, v in self.headers if k.lower() == name)
+
+
+Key = tuple[str, str]  # a request and its variant
+
+
+@dataclass
+class Outcome:
+    """What came of comparing a contender with the app as it is.
+
+    :ivar varies: answers that differ between two processes of the app as it is, too.
+    :ivar tracebacks: more of them in the log than in that of the app as it is.
+    """
+
+    same: int = 0
+    varies: int = 0
+    better: list[str] = field(default_factory=list)
+    worse: list[str] = field(default_factory=list)
+    tracebacks: int = 0
+
+
+def ask_all(
+    client: HTTPClient, asks: Sequence[Ask], names: Mapping[str, str]
+) -> dict[Key, Exchange]:
+    """Every request in every variant, in the same order."""
+    found: dict[Key, Exchange] = {}
+    for ask in asks:
+        path = ask.path
+        for name, value in names.items():
+            path = path.replace(f"{{{name}}}", value)
+        label = path if ask.method == "GET" else f"{ask.method} {path}"
+        plain = _ask(client, path, ask)
+        if ask.once:
+            continue
+        found[label, "identity"] = plain
+        found[label, "gzip"] = _ask(client, path, ask, [("Accept-Encoding", "gzip")])
+        browser = found[label, "browser"] = _ask(client, path, ask, [BROWSER])
+        if ask.method != "GET":
+            continue
+        found[label, "HEAD"] = _ask(client, path, ask, method="HEAD")
+        found[label, "HEAD browser"] = _ask(client, path, ask, [BROWSER], method="HEAD")
+        wanted = ("Range", "bytes={}-{}".format(*_RANGE))
+        found[label, "Range"] = _ask(client, path, ask, [wanted])
+        found[label, "Range browser"] = _ask(client, path, ask, [wanted, BROWSER])
+        for variant, seen, more in (("", plain, []), (" browser", browser, [BROWSER])):
+            if tag := seen.header("etag"):
+                validators = [("If-None-Match", tag), *more]
+                found[label, f"If-None-Match{variant}"] = _ask(client, path, ask, validators)
+            if changed := seen.header("last-modified"):
+                validators = [("If-Modified-Since", changed), *more]
+                found[label, f"If-Modified-Since{variant}"] = _ask(client, path, ask, validators)
+    return found
+
+
+def _ask(
+    client: HTTPClient,
+    path: str,
+    ask: Ask,
+    headers: Sequence[tuple[str, str]] = (),
+    method: str | None = None,
+) -> Exchange:
+    try:
+        answer = client.ask(
+            path, method=method or ask.method, headers=[*ask.headers, *headers], body=ask.body
+        )
+    except NoAnswer as error:
+        return Exchange(error=re.sub(r"127\.0\.0\.1:\d+: ", "", str(error)))
+    if answer.missing:
+        return Exchange(answer.status, error=f"{answer.missing} bytes of the body are missing")
+    try:
+        body = _decoded(answer)
+    except Exception as error:  # noqa: BLE001 - of four libraries: the body is broken
+        return Exchange(answer.status, error=f"the body cannot be decoded: {error}")
+    return Exchange(answer.status, answer.headers, body, len(answer.body))
+
+
+def _decoded(answer: Answer) -> bytes:
+    body = answer.body
+    if not body:
+        return body
+    for coding in reversed((answer.header("Content-Encoding") or "").lower().split(",")):
+        coding = coding.strip()
+        if coding in ("gzip", "x-gzip"):
+            body = gzip.decompress(body)
+        elif coding == "deflate":
+            body = zlib.decompress(body)
+        elif coding == "br":
+            body = brotli.decompress(body)
+        elif coding == "zstd":
+            body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
+    return body
+
+
+_LINK = re.compile(rb"<(?:script|link|img|source)\b[^>]*?\b(?:src|href)\s*=\s*[\"']([^\"'#]+)")
+
+
+def links(found: Mapping[Key, Exchange]) -> Iterator[Ask]:
+    """The scripts, styles and images of the pages, of each kind some."""
+    seen = {path.partition("?")[0] for path, _ in found}
+    kinds: dict[str, int] = {}
+    for (path, variant), exchange in found.items():
+        if variant != "identity" or "html" not in exchange.header("content-type"):
+            continue
+        for match in _LINK.finditer(exchange.body):
+            url = urljoin(path, unescape(match[1].decode(errors="replace")))
+            parts = urlsplit(url)
+            kind = parts.path.rpartition(".")[2]
+            if (
+                parts.netloc
+                or not re.fullmatch(r"/[!-~]*", url)
+                or parts.path in seen
+                or kinds.get(kind, 0) >= _MOST_LINKS // 4
+                or sum(kinds.values()) >= _MOST_LINKS
+            ):
+                continue
+            seen.add(parts.path)
+            kinds[kind] = kinds.get(kind, 0) + 1
+            yield Ask(url)
+
+
+def compare(
+    raw: Mapping[Key, Exchange], again: Mapping[Key, Exchange], ours: Mapping[Key, Exchange]
+) -> Outcome:
+    """What is better and worse in ours than in the app as it is.
+
+    :param again: of the app as it is, too: what differs there says nothing.
+    """
+    outcome = Outcome()
+    for key, one in ours.items():
+        path, variant = key
+        if key not in raw:
+            # A validator that only ours has.
+            full = ours[path, "browser" if variant.endswith("browser") else "identity"]
+            if one.status == 304 or (one.status == full.status and one.body == full.body):
+                outcome.better.append(f"{path} [{variant}]: {one.status}")
+            else:
+                outcome.worse.append(f"{path} [{variant}]: {one.error or one.status}")
+            continue
+        worse, better, varies = _compared(raw, again.get(key, raw[key]), key, one)
+        outcome.worse += [f"{path} [{variant}]: {text}" for text in worse]
+        outcome.better += [f"{path} [{variant}]: {text}" for text in better]
+        outcome.same += not (worse or better or varies)
+        outcome.varies += varies and not worse
+    outcome.worse += [f"{path} [{variant}]: there is no validator any more"
+                      for path, variant in raw if (path, variant) not in ours]  # fmt: skip
+    return outcome
+
+
+def _compared(
+    exchanges: Mapping[Key, Exchange], again: Exchange, key: Key, ours: Exchange
+) -> tuple[list[str], list[str], bool]:
+    """What is worse, what is better, and whether the app itself changes its answer."""
+    raw, variant = exchanges[key], key[1]
+    if raw.error or ours.error:
+        if raw.error and not ours.error:
+            return [], [f"an answer in place of: {raw.error}"], False
+        return ([ours.error] if ours.error and not raw.error else []), [], bool(raw.error)
+    if raw.status != ours.status:
+        if again.status != raw.status:
+            return [], [], True
+        full = exchanges[key[0], "identity"]
+        start, end = _RANGE
+        part = ours.status == 206 and ours.body == full.body[start : end + 1]
+        if variant.startswith("Range") and (part or ours.status == 416):
+            return [], [f"{ours.status} in place of {raw.status}"], False
+        if variant.startswith("If-") and ours.status == 304:
+            return [], [f"304 in place of {raw.status}"], False
+        return [f"status {ours.status} in place of {raw.status}"], [], False
+    worse, better = _compared_headers(raw, again, ours, variant)
+    varies = _normal(raw.body) != _normal(again.body)
+    if not varies and raw.body != ours.body and _normal(raw.body) != _normal(ours.body):
+        worse.append(f"other bytes: {len(ours.body):,} in place of {len(raw.body):,}")
+    most = max(raw.wire_bytes, again.wire_bytes)
+    if ours.wire_bytes > most * 1.02 + 64:
+        worse.append(f"{ours.wire_bytes:,} bytes sent in place of {most:,}")
+    elif ours.wire_bytes < min(raw.wire_bytes, again.wire_bytes) * 0.9:
+        better.append(f"{ours.wire_bytes:,} bytes sent in place of {raw.wire_bytes:,}")
+    return worse, better, varies
+
+
+def _compared_headers(
+    raw: Exchange, again: Exchange, ours: Exchange, variant: str
+) -> tuple[list[str], list[str]]:
+    worse, better = [], []
+    names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
+    for name in sorted(names - _OF_CONNECTIONS):
+        before, now = _value(raw, name), _value(ours, name)
+        if before == now or _value(again, name) != before:
+            continue
+        if now and not before and name in _WELCOME:
+            better.append(f"{name}: {ours.header(name)}")
+        elif name == "vary" and _tokens(before) <= _tokens(now):
+            better.append(f"vary: {now}")
+        else:
+            worse.append(f"{name}: {now or 'none'} in place of {before or 'none'}")
+    length, own = raw.header("content-length"), ours.header("content-length")
+    if length and not own and ours.header("content-encoding") == raw.header("content-encoding"):
+        worse.append("no Content-Length")
+    if (
+        "HEAD" in variant
+        and length
+        and own
+        and length != own
+        and again.header("content-length") == length
+    ):
+        worse.append(f"Content-Length {own} in place of {length}")
+    return worse, better
+
+
+def _tokens(value: str) -> set[str]:
+    return {token.strip().lower() for token in value.split(",")}
+
+
+def _value(exchange: Exchange, name: str) -> str:
+    if name == "set-cookie":
+        cookies = [v for k, v in exchange.headers if k.lower() == name]
+        return ", ".join(sorted(re.sub(r"=[^;]*", "", cookie, count=1) for cookie in cookies))
+    return _normal(exchange.header(name).encode()).decode()
+
+
+def _normal(body: bytes) -> bytes:
+    for pattern, mark in _CHANGING:
+        body = pattern.sub(mark, body)
+    return body
