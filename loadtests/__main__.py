@@ -29,7 +29,10 @@ from .field_reports import coalescing, mail, receive
 from .payloads import REPORTS
 
 # A round of the longest row, four servers in turn beside 2,000 downloads, takes a minute.
-PROFILES = {"quick": Profile(0.3), "release": Profile(1.0, row_seconds=300.0, full=True)}
+PROFILES = {
+    "quick": Profile(0.3, noise=True),
+    "release": Profile(1.0, row_seconds=300.0, full=True, noise=True),
+}
 UNPUBLISHED = [instructions.TABLE, leaks.TABLE, replaced.TABLE]
 
 

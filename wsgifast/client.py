@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
+import importlib
 import socket
 import ssl
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .errors import WSGIFastError
 
+# As browsers ask for a page.
+BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
 # Of a body that is kept; the rest is not read.
 _MOST_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 1 << 20
@@ -57,6 +62,49 @@ class Answer:
 
     def header(self, name: str) -> str | None:
         return next((v for k, v in self.headers if k.lower() == name.lower()), None)
+
+
+def decoded(body: bytes, codings: str) -> bytes | None:
+    """A body without its codings (RFC 9110, section 8.4).
+
+    :param codings: the Content-Encoding.
+    :returns: None where that is not possible here: the coding is unknown, its package is not
+        installed, or the body is broken.
+    """
+    for coding in reversed(codings.lower().split(",")):
+        try:
+            body = _DECODERS[coding.strip()](body)
+        except Exception:  # noqa: BLE001 - of several libraries
+            return None
+    return body
+
+
+def _gzip(body: bytes) -> bytes:
+    return gzip.decompress(body)
+
+
+def _deflate(body: bytes) -> bytes:
+    try:
+        return zlib.decompress(body)
+    except zlib.error:  # some servers send it without zlib's frame
+        return zlib.decompress(body, -zlib.MAX_WBITS)
+
+
+def _br(body: bytes) -> bytes:
+    decompressed: bytes = importlib.import_module("brotli").decompress(body)
+    return decompressed
+
+
+def _zstd(body: bytes) -> bytes:
+    decoder = importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
+    decompressed: bytes = decoder.decompress(body)
+    return decompressed
+
+
+_DECODERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes, "identity": bytes, "gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate, "br": _br,
+    "zstd": _zstd,
+}  # fmt: skip
 
 
 def unverified_tls() -> ssl.SSLContext:

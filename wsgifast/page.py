@@ -53,6 +53,7 @@ svg { display: block; overflow: visible; }
 svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
 svg .title { font-weight: 600; }
 svg .good { fill: var(--better); } svg .worse { fill: var(--slow); }
+svg .unclear { fill: var(--soft); opacity: .5; }
 svg .failed { fill: var(--wrong); }
 svg .whisker { stroke: var(--ink); stroke-width: 1.5; opacity: .55; }
 svg .rule { stroke: var(--line); }
@@ -118,8 +119,9 @@ def scale_bars(bars: Sequence[tuple[str, float, str]]) -> str:
 _ROW_PX, _TEXT_Y_PX, _MARK_Y_PX, _BAR_PX, _TICKS_PX = 46, 14, 28, 10, 22
 _LEFT_PERCENT, _WIDTH_PERCENT = 2, 96
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
-# A bar's label, its ratio (the median, the lowest and the highest), a text, and whether it is good.
-Bar = tuple[str, "tuple[float, float, float] | None", str, bool]
+# A bar's label, its ratio (the median, the lowest and the highest), a text, and whether it is good;
+# None: that is not clear.
+Bar = tuple[str, "tuple[float, float, float] | None", str, "bool | None"]
 
 
 def ratio_chart(bars: Sequence[Bar]) -> str:
@@ -177,9 +179,10 @@ def _marks(bars: Sequence[Bar]) -> str:
             marks.append(f'<circle class="{kind}" cx="{_LEFT_PERCENT}%" cy="{y}" r="5"/>')
             continue
         median, low, high = ratio
+        kind = "unclear" if good is None else "good" if good else "worse"
         start, end = sorted((x(1), x(median)))
         marks.append(
-            f'<rect class="{"good" if good else "worse"}" x="{start}%" y="{y - _BAR_PX / 2}" '
+            f'<rect class="{kind}" x="{start}%" y="{y - _BAR_PX / 2}" '
             f'width="{max(0.4, end - start):.2f}%" height="{_BAR_PX}" rx="2"/>'
             f'<line class="whisker" x1="{x(low)}%" x2="{x(high)}%" y1="{y}" y2="{y}"/>'
         )

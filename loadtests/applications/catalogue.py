@@ -368,9 +368,6 @@ def _():
     import marimo as mo
     mo.md("# Trial")
     return
-
-if __name__ == "__main__":
-    app.run()
 ''')
 """],
     ),

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from urllib.parse import urljoin, urlsplit
 
-import brotli
-import zstandard
-
-from wsgifast.client import Answer, HTTPClient, NoAnswer
+from wsgifast.client import BROWSER_ACCEPT_ENCODING as BROWSER
+from wsgifast.client import HTTPClient, NoAnswer, decoded
 
 from .catalogue import Ask
 
-# As Chrome and Firefox send it.
-BROWSER = ("Accept-Encoding", "gzip, deflate, br, zstd")
 ANSWER_S = 60.0
 _MOST_LINKS = 16
+_AROUND = 30  # bytes, of a difference that is shown
 _RANGE = (100, 299)
 # Those of a connection, or of a server; and lengths, which have a rule of their own.
 _OF_CONNECTIONS = {
@@ -126,28 +121,10 @@ def _ask(
         return Exchange(error=re.sub(r"127\.0\.0\.1:\d+: ", "", str(error)))
     if answer.missing:
         return Exchange(answer.status, error=f"{answer.missing} bytes of the body are missing")
-    try:
-        body = _decoded(answer)
-    except Exception as error:  # noqa: BLE001 - of four libraries: the body is broken
-        return Exchange(answer.status, error=f"the body cannot be decoded: {error}")
+    body = decoded(answer.body, answer.header("Content-Encoding") or "") if answer.body else b""
+    if body is None:
+        return Exchange(answer.status, error="the body cannot be decoded")
     return Exchange(answer.status, answer.headers, body, len(answer.body))
-
-
-def _decoded(answer: Answer) -> bytes:
-    body = answer.body
-    if not body:
-        return body
-    for coding in reversed((answer.header("Content-Encoding") or "").lower().split(",")):
-        coding = coding.strip()
-        if coding in ("gzip", "x-gzip"):
-            body = gzip.decompress(body)
-        elif coding == "deflate":
-            body = zlib.decompress(body)
-        elif coding == "br":
-            body = brotli.decompress(body)
-        elif coding == "zstd":
-            body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
-    return body
 
 
 _LINK = re.compile(rb"<(?:script|link|img|source)\b[^>]*?\b(?:src|href)\s*=\s*[\"']([^\"'#]+)")
@@ -228,13 +205,22 @@ def _compared(
     worse, better = _compared_headers(raw, again, ours, variant)
     varies = _normal(raw.body) != _normal(again.body)
     if not varies and raw.body != ours.body and _normal(raw.body) != _normal(ours.body):
-        worse.append(f"other bytes: {len(ours.body):,} in place of {len(raw.body):,}")
+        lengths = f"{len(ours.body):,} in place of {len(raw.body):,}"
+        worse.append(f"other bytes, {lengths}: {_difference(raw.body, ours.body)}")
     most = max(raw.wire_bytes, again.wire_bytes)
     if ours.wire_bytes > most * 1.02 + 64:
         worse.append(f"{ours.wire_bytes:,} bytes sent in place of {most:,}")
     elif ours.wire_bytes < min(raw.wire_bytes, again.wire_bytes) * 0.9:
         better.append(f"{ours.wire_bytes:,} bytes sent in place of {raw.wire_bytes:,}")
     return worse, better, varies
+
+
+def _difference(before: bytes, now: bytes) -> str:
+    """Where two bodies begin to differ, without what differs by itself."""
+    one, other = _normal(before), _normal(now)
+    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    start = max(0, at - _AROUND)
+    return f"{one[start : at + _AROUND]!r} became {other[start : at + _AROUND]!r}"
 
 
 def _compared_headers(
@@ -253,7 +239,8 @@ def _compared_headers(
         else:
             worse.append(f"{name}: {now or 'none'} in place of {before or 'none'}")
     length, own = raw.header("content-length"), ours.header("content-length")
-    if length and not own and ours.header("content-encoding") == raw.header("content-encoding"):
+    same_coding = ours.header("content-encoding") == raw.header("content-encoding")
+    if length and not own and same_coding and ours.status != 304:
         worse.append("no Content-Length")
     if (
         "HEAD" in variant

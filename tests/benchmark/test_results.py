@@ -7,12 +7,16 @@ import platform
 import re
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wsgifast import ConfigurationError, WSGIFastError
 from wsgifast.benchmark import report
@@ -28,7 +32,7 @@ from wsgifast.benchmark.report import (
     rows_figures,
     verdict,
 )  # fmt: skip
-from wsgifast.benchmark.results import Difference, Ratio, Result
+from wsgifast.benchmark.results import Difference, Ratio, Result, interval
 from wsgifast.benchmark.runner import alternate, run
 from wsgifast.benchmark.tables import REQUESTS, Contender, Profile, Row, Table, Unit
 from wsgifast.page import ratio_chart
@@ -90,6 +94,87 @@ def test_what_comes_before_a_run_is_no_part_of_it() -> None:
     assert result.difference("a") is None
     assert result.difference("b") == Difference(2.0, 2.0, 2.0, 0.0)
     assert "+2 ±0 (2..2)" in results_text([result])
+
+
+POSITIVE = st.floats(0.01, 100.0)
+
+
+def loads(rates: Sequence[float]) -> list[Load]:
+    """Runs of these rates, in thousands of requests a second."""
+    return [Load(max(1, round(rate * 1e6)), 0, 0, 1e3) for rate in rates]
+
+
+def noisy(first: Sequence[float], second: Sequence[float], again: Sequence[float]) -> Result:
+    contenders = (Contender("a"), Contender("b"))
+    row = Row("a.key", "a title", contenders, client())
+    return Result(row, {"a": loads(first), "b": loads(second)}, again=loads(again))
+
+
+def test_a_wrong_sign_on_a_busy_machine_is_no_verdict() -> None:
+    quiet = noisy([10, 10.1, 10, 9.9, 10], [13.7, 13.6, 13.9, 13.7, 13.5], [10.1, 10, 10, 9.9, 10])
+    assert str(quiet.ratio("b", REQUESTS.rate)).startswith("1.37x (")
+    assert not problems([quiet])
+    busy = noisy([10, 4, 11, 12, 9], [5.8, 6, 6.4, 7, 5.2], [6, 12, 5, 9, 10])
+    assert str(busy.ratio("b", REQUESTS.rate)) == "unclear (0.193..4.5)"
+    assert "unclear (0.193..4.5)" in results_text([busy])
+    (said,) = problems([busy])
+    assert said == (
+        "the machine is busy: up to 3 times lay between two figures of the same server, so 1 of 1 "
+        "ratios are unclear: run it again on a quiet machine, or with more or longer rounds"
+    )
+
+
+@given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=12))
+def test_a_server_is_never_clearly_better_than_itself(pairs: list[tuple[float, float]]) -> None:
+    first, again = zip(*pairs, strict=True)
+    ratio = noisy(first, again, again).ratio("b", REQUESTS.rate)
+    assert ratio is not None
+    assert not ratio.is_clear
+
+
+@given(st.lists(POSITIVE, min_size=1, max_size=30))
+def test_an_interval_has_the_median_in_it_and_leaves_out_equally_many(values: list[float]) -> None:
+    low, high = interval(values)
+    assert low <= median(values) <= high
+    below, above = sum(v < low for v in values), sum(v > high for v in values)
+    assert max(below, above) <= (len(values) - 1) // 2
+    if len(values) < 8:
+        assert (low, high) == (min(values), max(values))
+
+
+def test_more_rounds_narrow_an_interval() -> None:
+    assert interval(range(100)) == (41, 58)  # 1.645 standard deviations are 8.2 places
+
+
+def test_the_base_of_a_row_runs_again_at_the_end_of_each_round() -> None:
+    for ours, order in ((None, "abcabc"[:3] + "a"), ("b", "abcb")):
+        seen: list[str] = []
+
+        def counts(name: str, seen: list[str] = seen) -> Client:
+            def run(task: Task) -> Load:
+                seen.append(name)
+                return Load(len(seen), 0, 0, 1.0)
+
+            return run
+
+        row = Row(
+            "a.key", "a title", tuple(Contender(n, client=counts(n)) for n in "abc"),
+            client(), ours=ours,
+        )  # fmt: skip
+        (result,) = run(Table("test", "A test", [row]), Profile(1.0, 2, noise=True))
+        assert "".join(seen) == order * 2
+        assert [load.requests for load in result.again] == [4, 8]
+        assert set(result.runs) == set("abc")
+
+
+def test_a_budget_inside_the_noise_is_not_decided() -> None:
+    busy = noisy([10, 10, 10, 10, 10], [9, 9, 9, 9, 9], [8, 12, 10, 10, 10])
+    ((line, sure),) = over_budget(budget("ratio>=1"), [busy])
+    assert line == ("not decided: a title, b: ratio is 0.72..1.12, and is to be 1 at the least")
+    assert not sure
+    ((line, sure),) = over_budget(budget("ratio>=2"), [busy])
+    assert line.startswith("over budget: a title, b: ratio is 0.9, not 2")
+    assert sure
 
 
 def test_contenders_take_turns() -> None:
@@ -281,10 +366,12 @@ def test_another_coding_is_another_body() -> None:
             "a <title>: the bodies differ (a sends gzip, b sends no coding; why: wsgifast doctor "
             "--explain WF024)"
         )
+    gained = replace(result, seen={"a": plain, "b": replace(packed, digest="x")})
+    assert gained.is_good  # the same bytes, once they are decoded
+    assert problems([gained])[0] == ("a <title>: other codings (a sends no coding, b sends gzip)")
     other = replace(result, seen={"a": plain, "b": packed})
-    assert problems([other])[0] == (
-        "a <title>: the bodies differ (a sends no coding, b sends gzip)"
-    )
+    assert not other.is_good
+    assert problems([other])[0] == "a <title>: the bodies differ (a 9 bytes, b 3 bytes)"
     assert replace(result, seen={"a": packed, "b": packed}).is_good
 
 
@@ -322,9 +409,10 @@ def test_budgets(text: str, missed: list[str]) -> None:
     result = results(Contender("a", client=slow), Contender("b", client=fast), rounds=1)
     found = list(over_budget(budget(text), [result]))
     assert len(found) == len(missed)
-    for line, part in zip(found, missed, strict=True):
+    for (line, sure), part in zip(found, missed, strict=True):
         assert line.startswith("over budget: ")
         assert part in line
+        assert sure
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigurationError
 from ..terminal import number_text
-from .results import Result
+from .results import Ratio, Result
 from .tables import REQUESTS
 
 _UNITS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds
@@ -19,26 +19,21 @@ _BAR = re.compile(r"([a-z0-9-]+) *(<=|>=|=) *([0-9]+(?:\.[0-9]+)?) *(us|ms|s|)",
 class _Figure:
     """:ivar least: more is better: the bar is the least that it may be."""
 
-    of: Callable[[Result, str], float | None]
+    of: Callable[[Result, str], float | Ratio | None]
     least: bool
     unit: str = ""
 
 
-def _ratio(result: Result, name: str) -> float | None:
+def _ratio(result: Result, name: str) -> float | Ratio | None:
     ratio = result.ratio(name, REQUESTS.rate)
     if ratio is None and result.median(name, REQUESTS.rate):
         return float("inf")  # the unwrapped app never succeeded
-    return None if ratio is None else ratio.median
-
-
-def _cpu_ratio(result: Result, name: str) -> float | None:
-    ratio = result.ratio(name, REQUESTS.cost)
-    return None if ratio is None else ratio.median
+    return ratio
 
 
 FIGURES = {
     "ratio": _Figure(_ratio, least=True),
-    "cpu-ratio": _Figure(_cpu_ratio, least=False),
+    "cpu-ratio": _Figure(lambda r, name: r.ratio(name, REQUESTS.cost), least=False),
     "requests": _Figure(lambda r, name: r.median(name, REQUESTS.rate), True, "/s"),
     **{
         f"p{p}": _Figure(lambda r, name, p=p: r.latency_ms(name, p), False, " ms")  # type: ignore[misc]
@@ -54,16 +49,21 @@ class Bar:
     name: str
     value: float
 
-    def missed(self, result: Result, name: str) -> str | None:
-        """A sentence, if a contender misses it."""
+    def missed(self, result: Result, name: str) -> tuple[str, bool] | None:
+        """A sentence, if a contender misses it; and whether that is sure, for all the noise."""
         figure = FIGURES[self.name]
-        seen = figure.of(result, name)
+        found = figure.of(result, name)
+        seen = found.median if isinstance(found, Ratio) else found
         if seen is not None and (seen >= self.value if figure.least else seen <= self.value):
             return None
         said = "is not known" if seen is None else f"is {number_text(seen)}{figure.unit}"
         kind = "least" if figure.least else "most"
         bar = f"{self.value:,.10g}{figure.unit} at the {kind}"
-        return f"over budget: {result.row.title}, {name}: {self.name} {said}, not {bar}"
+        where = f"{result.row.title}, {name}"
+        if isinstance(found, Ratio) and found.noise and found.low <= self.value <= found.high:
+            low, high = number_text(found.low), number_text(found.high)
+            return f"not decided: {where}: {self.name} is {low}..{high}, and is to be {bar}", False
+        return f"over budget: {where}: {self.name} {said}, not {bar}", True
 
 
 def budget(text: str) -> list[Bar]:
@@ -90,8 +90,8 @@ def _bar(text: str) -> Bar:
     return Bar(name, float(value) * _UNITS[unit])
 
 
-def over_budget(bars: Sequence[Bar], results: Iterable[Result]) -> Iterator[str]:
-    """A sentence for each limit that the last contender of a row misses."""
+def over_budget(bars: Sequence[Bar], results: Iterable[Result]) -> Iterator[tuple[str, bool]]:
+    """For each limit that the last contender of a row misses a sentence, and whether it is sure."""
     for result in results:
         for bar in bars:
             if (missed := bar.missed(result, list(result.runs)[-1])) is not None:

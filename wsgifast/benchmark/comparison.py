@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..arguments import check_path, check_writable, given_headers
+from ..client import BROWSER_ACCEPT_ENCODING
 from ..errors import ConfigurationError
 from ..loading import absolute
 from ..terminal import next_steps, show
@@ -56,7 +57,9 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     workers = (options.expect_workers or 1) if options.master else 0
     host = master[0] if options.master else HOST
     _check_host(host)
-    profile = Profile(options.seconds, options.rounds, row_seconds=_row_seconds(options))
+    profile = Profile(
+        options.seconds, options.rounds, row_seconds=_row_seconds(options), noise=True
+    )
     try:
         with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
             table = _table(report.name, options, paths, locust)
@@ -77,9 +80,9 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
         run = shlex.join(["wsgifast", "run", options.app])
         show(f"\n{next_steps((run, 'serve it like the last contender'))}")
     missed = list(over_budget(bars, results))
-    for line in missed:
+    for line, _ in missed:
         show(f"wsgifast bench: {line}", error=True)
-    return int(bool(missed) or not all(result.is_good for result in results))
+    return int(any(sure for _, sure in missed) or not all(result.is_good for result in results))
 
 
 def _row_seconds(options: argparse.Namespace) -> float:
@@ -122,7 +125,10 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
             more = (f"--worker-connections={connections}", *more)
     wrapping = {"coalesce": True} if options.coalesce and not asgi else {}
     served = sides(target, server, classes, wrapping, more)
-    headers = tuple(f"{name}: {value}" for name, value in given_headers(options))
+    given_fields = given_headers(options)
+    if not any(name.lower() == "accept-encoding" for name, _ in given_fields):
+        given_fields.append(BROWSER_ACCEPT_ENCODING)
+    headers = tuple(f"{name}: {value}" for name, value in given_fields)
     client = locust.client(options.users, give_up_s=give_up_s)
     if options.slow_clients:
         client = _beside(client, options.slow_clients, paths)

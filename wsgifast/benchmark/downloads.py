@@ -55,12 +55,15 @@ class DownloadUser(FastHttpUser):
         :returns: whether it succeeded.
         """
         begun = time.perf_counter()
+        fields = dict(headers or {})
+        if not any(field.lower() == "accept-encoding" for field in fields):
+            fields["Accept-Encoding"] = "identity"
         with self.client.get(
             path,
             name=name,
             stream=True,  # leaves the body to us
             catch_response=True,
-            headers={"Accept-Encoding": "identity", **(headers or {})},
+            headers=fields,
         ) as response:
             size, problem = 0, ""
             status = response.status_code

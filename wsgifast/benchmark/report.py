@@ -22,15 +22,19 @@ from .tables import MIN_ROUNDS, Profile, Table
 
 READING = (
     "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
-    "(2.5..3.5) is the median and the range of the rounds' own ratios, and need not be that of the "
-    "two medians; a difference such as +3 ±0.2 (2.5..3.5) the median, its standard error, and the "
-    "quartiles. MB are 10^6 bytes. Clients and servers share this machine, over loopback: trust "
-    "the ratios, not the absolute figures."
+    "(2.5..3.5) is the median of the rounds' own ratios, which need not be that of the two "
+    "medians, and its interval: the range of the rounds, made wider by what one server differs "
+    "from itself in the same run. Where that includes 1 there is no verdict: it is unclear. A "
+    "difference such as +3 ±0.2 (2.5..3.5) is the median, its standard error, and the quartiles. "
+    "MB are 10^6 bytes. Clients and servers share this machine, over loopback: trust the ratios, "
+    "not the absolute figures."
 )
 # A body of which BBR paces the packets.
 _LARGE_BYTES = 64 * 1024
 # On a quiet machine the highest of five ratios is a tenth above the lowest.
 UNSTEADY = 1.5
+# On a quiet machine two runs of a server are a few percent apart.
+BUSY_NOISE = 1.25
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ def problems(results: Sequence[Result]) -> list[str]:
         for name in result.runs:
             for error, count in result.errors(name).items():
                 lines.append(f"{title}, {name}: {count} x {error}")
-        if result.codings_differ:
+        if result.loses_coding:
             lines.append(f"{title}: the bodies differ ({_codings(result.bodies)})")
         elif result.differs:
             sizes = ", ".join(f"{n} {s.body_bytes:,} bytes" for n, s in result.bodies.items())
@@ -175,13 +179,27 @@ def problems(results: Sequence[Result]) -> list[str]:
                 f"{title}: the body changes with each request, or start of the app, so it was not "
                 "compared"
             )
+        if result.codings_differ and not result.loses_coding:
+            lines.append(f"{title}: other codings ({_codings(result.bodies)})")
     by_client = [
         f"{r.row.title}, {name}" for r in results for name in r.runs if r.busy(name) == "client"
     ]
     if by_client:
         lines.append(f"the client was the limit, the server can do more: {_listed(by_client)}")
     ratios = [r.ratio(name, r.row.unit.rate) for r in results for name in r.runs]
-    unsteady = [ratio for ratio in ratios if ratio and ratio.high > UNSTEADY * ratio.low]
+    unclear_ratios = [ratio for ratio in ratios if ratio and not ratio.is_clear]
+    noises = [noise for r in results if (noise := r.noise(r.row.unit.rate)) is not None]
+    if noises and (unclear_ratios or max(noises) > BUSY_NOISE):
+        busy = "the machine is busy: " if max(noises) > BUSY_NOISE else ""
+        said = f"{busy}up to {max(noises):.3g} times lay between two figures of the same server"
+        if unclear_ratios:
+            said += f", so {len(unclear_ratios)} of {sum(map(bool, ratios))} ratios are unclear"
+        lines.append(f"{said}: run it again on a quiet machine, or with more or longer rounds")
+    unsteady = [
+        ratio
+        for ratio in ratios
+        if ratio and ratio.noise is None and ratio.high > UNSTEADY * ratio.low
+    ]
     if unsteady:
         lines.append(
             f"the rounds disagree in {len(unsteady)} of {sum(map(bool, ratios))} ratios: run it "
@@ -324,12 +342,14 @@ def _chart(results: Sequence[Result]) -> str:
                 if ratio is None:
                     bars.append((label, None, text, text == "rescued"))
                     continue
-                good = ratio.median <= 1 if result.row.unit.less else ratio.median >= 1
+                good: bool | None = None
+                if ratio.is_clear:
+                    good = ratio.median <= 1 if result.row.unit.less else ratio.median >= 1
                 bars.append((label, (ratio.median, ratio.low, ratio.high), text, good))
     return (
         "<h3>Ratios</h3>"
-        '<p class="soft">The thin line is the spread of the rounds. Logarithmic; green is better.'
-        f"</p>{page.ratio_chart(bars)}"
+        '<p class="soft">The thin line is the interval. Logarithmic; green is better, grey '
+        f"is unclear.</p>{page.ratio_chart(bars)}"
     )
 
 

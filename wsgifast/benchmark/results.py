@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import comb, sqrt
 from statistics import median, quantiles
 from typing import Any
 
@@ -17,31 +17,67 @@ from .tables import Row
 BUSY = 0.85
 
 
+# The interval of a median covers the true one in this share of all runs, at the least.
+_COVERED = 0.9
+
+
 @dataclass(frozen=True)
 class Ratio:
     """How many times a contender's figure is the base's: the median over rounds, and its spread.
 
     Each round gives one ratio of two neighbours in time; their median is robust against one bad
-    round, and `low` and `high` show how far the rounds disagree.
+    round.
+
+    :ivar low: how far the rounds disagree: the lowest of them, and `high` the highest. With a
+        noise, the ends of an interval of the median, made wider by the noise.
+    :ivar noise: what the base's figure differs from itself, as a factor of 1 or more; None: that
+        was not measured.
     """
 
     median: float
     low: float
     high: float
+    noise: float | None = None
 
     @classmethod
-    def of(cls, contender: Sequence[float], base: Sequence[float]) -> Ratio:
+    def of(
+        cls, contender: Sequence[float], base: Sequence[float], noise: float | None = None
+    ) -> Ratio:
         """The ratios contender / base, round by round.
 
         :raises ValueError: if there are no rounds, or not equally many of both.
         :raises ZeroDivisionError: if a base figure is 0.
         """
         ratios = [one / other for one, other in zip(contender, base, strict=True)]
-        return cls(median(ratios), min(ratios), max(ratios))
+        if noise is None:
+            return cls(median(ratios), min(ratios), max(ratios))
+        low, high = interval(ratios)
+        return cls(median(ratios), low / noise, high * noise, noise)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether there is a verdict: the noise does not explain the difference from 1."""
+        return self.noise is None or not self.low <= 1 <= self.high
 
     def __str__(self) -> str:
         median, low, high = map(number_text, (self.median, self.low, self.high))
-        return f"{median}x ({low}..{high})"
+        return f"{median}x ({low}..{high})" if self.is_clear else f"unclear ({low}..{high})"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The interval of a median, by the order of the values alone.
+
+    The lowest and the highest values are left out, equally many of both, as long as the true median
+    is covered (the sign test); of up to seven values that is none.
+    """
+    ordered, left_out = sorted(values), 0
+    missed = 2 * 0.5 ** len(ordered)
+    for dropped in range(1, (len(ordered) + 1) // 2):
+        missed += 2 * comb(len(ordered), dropped) * 0.5 ** len(ordered)
+        if 1 - missed < _COVERED:
+            break
+        left_out = dropped
+    return ordered[left_out], ordered[-1 - left_out]
 
 
 # Of values in a bell curve the quartiles are 1.349 standard deviations apart, and the median of n
@@ -87,6 +123,8 @@ class Result:
     """A row's runs, by contender; figures are medians over the rounds.
 
     :ivar seen: what each answered before it was loaded.
+    :ivar again: in each round the one that all are compared with ran once more, at its end: two
+        figures of the same server, which show how much the machine disturbs them.
     :ivar changes: the first contender did not send the same body twice, or not from two processes.
     """
 
@@ -94,6 +132,7 @@ class Result:
     runs: Mapping[str, Sequence[Load]]
     seen: Mapping[str, Seen] = field(default_factory=dict)
     changes: bool = False
+    again: Sequence[Load] = ()
 
     def median(self, name: str, figure: Callable[[Load], float]) -> float | None:
         """None if no run of the contender succeeded."""
@@ -124,7 +163,20 @@ class Result:
         if name == self._base or figure is None:
             return None
         both = [pair for pair in self._pairs(*self._sides(name), figure) if pair[1]]
-        return Ratio.of(*zip(*both, strict=True)) if both else None
+        if not both:
+            return None
+        contender, base = zip(*both, strict=True)
+        return Ratio.of(contender, base, self.noise(figure))
+
+    def noise(self, figure: Callable[[Load], float]) -> float | None:
+        """What a figure differs from itself, as a factor of 1 or more; None: not measured."""
+        runs = zip(self.again, self.runs[self._base], strict=False)
+        pairs = [(figure(again), figure(first)) for again, first in runs]
+        ratios = [again / first for again, first in pairs if again and first]
+        if not ratios:
+            return None
+        low, high = interval(ratios)
+        return max(high, 1 / low)
 
     def contradicts(self, name: str) -> bool:
         """Whether a contender's ratio is above 1 and the quotient of the two medians below, or so.
@@ -133,7 +185,7 @@ class Result:
         """
         ratio = self.ratio(name, self.row.unit.rate)
         upper, lower = (self.median(side, self.row.unit.rate) for side in self._sides(name))
-        if ratio is None or upper is None or not lower:
+        if ratio is None or not ratio.is_clear or upper is None or not lower:
             return False
         one, other = (float(f"{value:.3g}") for value in (ratio.median, upper / lower))
         return (one - 1) * (other - 1) < 0
@@ -186,14 +238,20 @@ class Result:
         return len({seen.coding for seen in self.bodies.values()}) > 1
 
     @property
+    def loses_coding(self) -> bool:
+        """Whether one sends a body as it is that the first one has coded: more bytes."""
+        first, *others = [*self.bodies.values(), None]
+        return bool(first and first.coding and any(one and not one.coding for one in others))
+
+    @property
     def differs(self) -> bool:
-        """Whether the contenders' bodies are not the same, byte by byte.
+        """Whether the contenders' bodies are not the same, byte by byte, after decoding.
 
         Those that only fail have none; those of an app that never sends the same twice may differ,
-        but for their coding.
+        but for a coding that is lost. Where one cannot be decoded here, its coded bytes count.
         """
         digests = {seen.digest for seen in self.bodies.values()}
-        return self.codings_differ or (not self.changes and len(digests) > 1)
+        return self.loses_coding or (not self.changes and len(digests) > 1)
 
     @property
     def is_good(self) -> bool:
@@ -224,4 +282,5 @@ class Result:
             }
             for name in self.runs
         }
-        return {"title": self.row.title, "ours": self.row.ours, "contenders": contenders}
+        title, ours = self.row.title, self.row.ours
+        return {"title": title, "ours": ours, "contenders": contenders, "again": self.again}

@@ -2,9 +2,11 @@
 
 The contenders of a row run in turn (A B A B ...), so that a slow minute of the machine falls on all
 alike; a figure is the median of its runs, a ratio the median of the ratios of neighbours in time,
-with its spread. The server's CPU time stands beside every rate, and each result says which side was
-busy all the time. Before they are loaded all contenders of a row are asked once, the first one
-twice, to report bodies that differ.
+with its spread. At the end of each round the contender that all are compared with may run once
+more: what its two figures differ is the machine's noise, and no verdict is given inside it. The
+server's CPU time stands beside every rate, and each result says which side was busy all the time.
+Before they are loaded all contenders of a row are asked once, the first one twice, to report bodies
+that differ.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from .tables import MIN_ROUNDS, Contender, Profile, Row, Server, Table
 
 # gunicorn listens before it imports the app; if that fails, it ends within this time.
 _MAY_END_S = 3.0
+# A contender's second run in a round, where there is one.
+_AGAIN = "the first again, for the noise"
 T = TypeVar("T")
 
 
@@ -63,11 +67,15 @@ def run_rows(
                 sizes = {name: one.body_bytes for name, one in seen.items() if one.ok}
                 tasks = {n: replace(task, body_bytes=sizes.get(n)) for n, task in tasks.items()}
             runs = {c.name: partial(servers.measure, c, row, tasks[c.name]) for c in row.contenders}
+            base = row.ours or row.contenders[0].name
+            if profile.noise and len(runs) > 1:
+                runs[_AGAIN] = runs[base]
             rounds = row.rounds or profile.rounds
             samples = alternate(
                 runs, rounds=rounds, seconds=profile.row_seconds, progress=report_step
             )
-            yield Result(row, samples, seen, changes)
+            again = samples.pop(_AGAIN, [])
+            yield Result(row, samples, seen, changes, again)
 
 
 def alternate(

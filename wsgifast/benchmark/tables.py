@@ -127,9 +127,11 @@ class Profile:
     :ivar rounds: runs of each contender.
     :ivar row_seconds: no further round of a row is begun after this time.
     :ivar full: as many messages and bytes as in the figures to be published.
+    :ivar noise: measure what the machine disturbs: one contender runs twice in each round.
     """
 
     seconds: float
     rounds: int = MIN_ROUNDS
     row_seconds: float = 60.0
     full: bool = False
+    noise: bool = False
