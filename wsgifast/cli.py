@@ -114,6 +114,8 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
     known = [text for action in parser._actions for text in action.option_strings]
     similar = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
     hint = f"; did you mean {similar[0]}?" if similar else ""
+    if not similar and parser.get_default("takes_rest"):
+        hint = "; options of the server follow --, behind all others"
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 

@@ -46,6 +46,7 @@ def _json(path: str, body: str, *, method: str = "POST", once: bool = False) -> 
     return Ask(path, method, body.encode(), (("Content-Type", "application/json"),), once)
 
 
+_PUBLIC = ("x-amz-acl", "public-read")
 _AUDIO = """
 import math, os, struct, wave
 os.makedirs("music/artist/album", exist_ok=True)
@@ -165,7 +166,7 @@ import os
 os.environ["BEETSDIR"] = os.path.abspath("beetsdir")
 from beets.library import Library
 from beetsplug.web import app
-app.config["lib"] = Library("library.db", os.path.abspath("music"))
+app.config["lib"] = Library("library.db", os.path.abspath("library"))
 app.config["INCLUDE_PATHS"] = False
 app.config["READONLY"] = True
 """,
@@ -175,7 +176,7 @@ app.config["READONLY"] = True
 import os
 os.makedirs("beetsdir", exist_ok=True)
 from beets.library import Item, Library
-library = Library("library.db", os.path.abspath("music"))
+library = Library("library.db", os.path.abspath("library"))
 path = os.path.abspath("music/artist/album/song.wav")
 items = [library.add(Item(title=f"song {n}", artist="artist", path=path.encode()))
          for n in range(200)]
@@ -193,8 +194,8 @@ app = DomainDispatcherApplication(create_backend_app)
             "/moto-api/", "/moto-api/data.json", "/",
             Ask("/trial-bucket", "PUT", once=True),
             Ask("/trial-bucket/text.txt", "PUT", b"a line of text\n" * 5000,
-                (("Content-Type", "text/plain"),), once=True),
-            Ask("/trial-bucket/big.bin", "PUT", bytes(range(256)) * 20000, once=True),
+                (("Content-Type", "text/plain"), _PUBLIC), once=True),
+            Ask("/trial-bucket/big.bin", "PUT", bytes(range(256)) * 20000, (_PUBLIC,), once=True),
             "/trial-bucket", "/trial-bucket/text.txt", "/trial-bucket/big.bin",
             "/trial-bucket/nowhere", "/trial-bucket?list-type=2", "/trial-bucket?location",
             Ask("/", "POST", b"Action=ListQueues&Version=2012-11-05",
@@ -403,11 +404,12 @@ with gradio.Blocks() as blocks:
     gradio.Image("image.png")
     name.change(lambda text: f"Hello {text}", name, out, api_name="hello")
 blocks.queue()
-app = gradio.routes.App.create_app(blocks, app_kwargs={})
+from fastapi import FastAPI
+app = gradio.mount_gradio_app(FastAPI(), blocks, path="/ui")
 """,
-        ["/", "/config", "/gradio_api/info", "/theme.css", "/robots.txt",
-         "/gradio_api/startup-events", "/gradio_api/app_id", "/static/img/logo.svg",
-         _json("/gradio_api/run/hello", '{"data": ["World"]}'), "/nowhere"],
+        ["/ui/", "/ui/config", "/ui/gradio_api/info", "/ui/theme.css", "/ui/robots.txt",
+         "/ui/gradio_api/startup-events", "/ui/gradio_api/app_id", "/ui/static/img/logo.svg",
+         _json("/ui/gradio_api/run/hello", '{"data": ["World"]}'), "/nowhere"],
         asgi=True,
         prepare=["""
 from PIL import Image
@@ -422,11 +424,12 @@ Image.radial_gradient("L").save("image.png")
 import numpy
 from tiled.adapters.array import ArrayAdapter
 from tiled.adapters.mapping import MapAdapter
+from tiled.config import Authentication
 from tiled.server.app import build_app
 numbers = numpy.arange(90000).reshape(300, 300)
 tree = MapAdapter({"numbers": ArrayAdapter.from_array(numbers),
                    "ones": ArrayAdapter.from_array(numpy.ones((5, 5)))})
-app = build_app(tree, authentication={"allow_anonymous_access": True})
+app = build_app(tree, authentication=Authentication(allow_anonymous_access=True))
 """,
         ["/", "/api/v1/", "/api/v1/metadata/", "/api/v1/search/", "/api/v1/metadata/numbers",
          "/api/v1/array/block/numbers?block=0,0", "/api/v1/array/full/numbers?format=text/csv",

@@ -13,7 +13,7 @@ import pytest
 from tests.support.http import get
 from tests.support.servers import ROOT, free_port, live_server
 from tests.support.tls import write_certificate
-from wsgifast import ConfigurationError
+from wsgifast import ConfigurationError, cli
 from wsgifast.benchmark.serving import found_app
 from wsgifast.client import unverified_tls
 
@@ -130,6 +130,8 @@ def run(place: Path, target: str, *options: str) -> subprocess.CompletedProcess[
         ("uvicorn", "wsgi_app:app", "--interface wsgi", {}),
         ("uvicorn", "asgi_app:app", "--app-dir src", {}),
         ("uvicorn", "asgi_below:app", "--app-dir=src --workers 2", {}),
+        ("gunicorn", "wsgi_below:app", "--reload --chdir src -e TEXT=given", {}),
+        ("uvicorn", "asgi_below:app", "--reload --app-dir src --env-file .env", {}),
         ("uvicorn", "asgi_app:app", "--env-file .env", {}),
         ("uvicorn", "asgi_app:app", "--env-file .env", {"TEXT": "inherited"}),
         ("uvicorn", "asgi_app:app", "", {"UVICORN_ENV_FILE": ".env", "UVICORN_APP_DIR": "src"}),
@@ -270,6 +272,14 @@ def test_an_option_that_cannot_count_is_named(
     assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
 
 
+def test_an_option_of_the_server_is_refused_before_the_separator(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "asgi_app:app", "--app-dir", "src"])
+    assert "--app-dir src; options of the server follow --" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("target", "options", "said"),
     [
@@ -284,6 +294,23 @@ def test_a_server_that_ends_at_once_says_so_itself(
     ended = run(place, target, *options.split())
     assert said in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_the_doctor_reads_and_writes_files_where_it_was_started(place: Path) -> None:
+    (place / "moves.py").write_text("import os\nos.chdir('src')\n" + app_text("moved", "WSGI"))
+    (place / "urls").write_text("/from-urls\n")
+    (place / "access.log").write_text(
+        """1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] "GET /from-log HTTP/1.1" 200 5\n"""
+    )
+    command = [str(BIN / "wsgifast"), "doctor", "moves.py", "--html=report.html"]
+    ended = subprocess.run(
+        [*command, "--urls=urls", "--access-log=access.log", "--all"],
+        cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended
+    assert "2 endpoints" in ended.stdout
+    assert (place / "report.html").exists()
 
 
 @pytest.mark.parametrize(

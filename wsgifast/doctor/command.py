@@ -141,6 +141,9 @@ def _stdout_kept() -> Iterator[None]:
 
 
 def _examined(options: argparse.Namespace) -> Report:
+    for name in ("html", "urls", "access_log", "openapi", "baseline"):
+        if (path := getattr(options, name)) and (name != "openapi" or os.path.isfile(path)):
+            setattr(options, name, os.path.abspath(path))  # the app may change the directory
     loaded = load_app(options.app)
     values = dict(options.value)
     with progress_line(after_s=1.0) as progress:
