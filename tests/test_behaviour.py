@@ -281,9 +281,9 @@ def test_nodelay_is_on_wherever_the_socket_can_be_reached(server: LiveServer) ->
         assert connection.request("/nodelay").body == expected
 
 
-def test_gunicorns_access_log_can_print_the_route() -> None:
+def test_access_log_of_gunicorn_prints_sent_as() -> None:
     port = free_port()
-    log_format = "%(U)s went out as %({wsgifast.route}e)s, %(B)s bytes"
+    log_format = "%(U)s went out as %({wsgifast.sent_as}e)s, %(B)s bytes"
     options = ("--threads=4", "--access-logfile=-", f"--access-logformat={log_format}")
     command = gunicorn("gthread", port, "tests.support.shapes:app", *options)
     with live_server(command, ("127.0.0.1", port)) as server:

@@ -261,8 +261,8 @@ class Call:
         self.status, self.headers = status, {name.lower(): value for name, value in headers}
 
     @property
-    def route(self) -> str:
-        return str(self.environ["wsgifast.route"])
+    def sent_as(self) -> str:
+        return str(self.environ["wsgifast.sent_as"])
 
 
 @pytest.fixture
@@ -272,15 +272,15 @@ def served(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("served")
 class TestInProcess:
-    def test_routes(self) -> None:
+    def test_sent_as(self) -> None:
         one = Call(files.app, "/file", range="bytes=1-2")
-        assert one.route == "file"
+        assert one.sent_as == "file"
         assert isinstance(one.body, FileWrapper)
         assert isinstance(one.body.filelike, FileSlice)
         several = Call(files.app, "/file", range="bytes=1-2,5-6")
-        assert several.route == "segments"
+        assert several.sent_as == "segments"
         assert isinstance(several.body, SegmentedBody)
-        assert Call(files.app, "/file", if_none_match="*").route == "no-body"
+        assert Call(files.app, "/file", if_none_match="*").sent_as == "no-body"
 
     @pytest.mark.parametrize("query", ["temporary", "named"])
     def test_a_temporary_file_has_no_ranges(self, query: str) -> None:

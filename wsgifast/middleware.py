@@ -27,6 +27,7 @@ from .bodies.content_coding import ContentCoding
 from .bodies.files import FileReader, FileSlice, close_body, in_file_wrapper, known_size, segment_of
 from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
+from .bodies.sent_as import CHUNKS, LENGTH_ERROR, SENT_AS
 from .bodies.streams import ClosedWith, Stream
 from .compression.policy import Compression, compression_for
 from .errors import BodyError
@@ -37,7 +38,6 @@ from .metrics.instrumented import Instrumented
 from .metrics.patterns import FRAMEWORKS, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
 from .option_checks import check_switches
-from .routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .shapes.examined import Examined
 from .shapes.reports import Reports, check_rate
 from .sockets.options import avoid_pacing, owned_socket, set_nodelay
@@ -53,7 +53,7 @@ class WSGIFast:
     """WSGI middleware that repairs what an app returns and sends it the fastest way the server has.
 
     ======================================  =====================================  =================
-    the app returns                         the server gets                        route
+    the app returns                         the server gets                        sent_as
     ======================================  =====================================  =================
     a list or tuple of few large bytes      the same object                        ``as-is``
     str, bytes, bytearray, memoryview       one chunk of bytes                     ``rescued``
@@ -71,9 +71,9 @@ class WSGIFast:
     anything to HEAD, or with 204/205/304   no body                                ``no-body``
     ======================================  =====================================  =================
 
-    Afterwards ``environ["wsgifast.route"]`` holds the route, and ``environ["wsgifast.chunks"]`` the
-    number of chunks in the app's body. A Content-Length is added where the length is known, and
-    corrected where the whole body is in memory. A stream that ends before its Content-Length
+    Afterwards ``environ["wsgifast.sent_as"]`` says which it was, and ``environ["wsgifast.chunks"]``
+    is the number of chunks in the app's body. A Content-Length is added where the length is known,
+    and corrected where the whole body is in memory. A stream that ends before its Content-Length
     raises, so that the server closes the connection and the client does not wait for the rest.
     Where no body may be sent, an iterator is still run up to its first byte, so that the app fails
     or replaces its head as it does for a GET.
@@ -96,8 +96,8 @@ class WSGIFast:
     :param x_sendfile: folders whose files Apache or lighttpd sends.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and their
         bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
-    :param traces: set the body's route, chunks and size as attributes of OpenTelemetry's current
-        span, which the instrumentation around this app has started.
+    :param traces: set how the body was sent, its chunks and its size as attributes of
+        OpenTelemetry's current span, which the instrumentation around this app has started.
     :param compress: compress what the app makes where the client accepts it: True, or a
         :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
@@ -220,7 +220,7 @@ class WSGIFast:
         if shape is HELD_WHOLE:
             if head.coding is None and not head.no_body and _is_one_block(content, head.length):
                 head.forward()
-                environ[ROUTE] = "as-is"
+                environ[SENT_AS] = "as-is"
                 environ[CHUNKS] = 1
                 return body  # type: ignore[return-value]
             # By the wrappers' own iteration, which may encode or count each chunk.
@@ -247,7 +247,7 @@ class WSGIFast:
         if head.forwarded and not head.no_body:
             # write() was used. The server counts what was written towards the Content-Length; its
             # sendfile may not, so the rest is sent in blocks too.
-            environ[ROUTE] = "blocks"
+            environ[SENT_AS] = "blocks"
             size = None if head.length is None else head.counter().missing
             return FileReader(file, size, head.convert, owner)
         segment = segment_of(file)
@@ -350,7 +350,7 @@ def _send_whole(
     environ: WSGIEnvironment,
     head: HeldHead,
     chunks: list[Any] | tuple[Any, ...],
-    route: str = "as-is",
+    sent_as: str = "as-is",
 ) -> Iterable[bytes]:
     """Send a list or tuple in few large chunks, with their length."""
     count = len(chunks)
@@ -360,7 +360,7 @@ def _send_whole(
     else:
         few, size = few_chunks(chunks, head.convert)
         if few is not chunks:
-            route = "joined" if count > 1 else "rescued"
+            sent_as = "joined" if count > 1 else "rescued"
     if head.length != size and (size or not head.no_body):
         if head.length is not None:
             environ[LENGTH_ERROR] = "corrected"
@@ -376,18 +376,18 @@ def _send_whole(
     if head.no_body:
         return _send_nothing(environ, head, chunks)
     head.forward()
-    environ[ROUTE] = route
+    environ[SENT_AS] = sent_as
     environ[CHUNKS] = count
     return few
 
 
 def _send_nothing(
-    environ: WSGIEnvironment, head: HeldHead, body: Any, route: str = "no-body"
+    environ: WSGIEnvironment, head: HeldHead, body: Any, sent_as: str = "no-body"
 ) -> Iterable[bytes]:
     """Send the head alone, and close the app's body."""
     if not head.forwarded:  # write() does that
         head.forward()
-    environ[ROUTE] = route
+    environ[SENT_AS] = sent_as
     # With one empty chunk servers send the head without adding a Content-Length.
     return ClosedWith((b"",), body)
 
@@ -398,7 +398,7 @@ def _pass_on(environ: WSGIEnvironment, head: HeldHead, body: Any) -> Iterable[by
         return _send_nothing(environ, head, body)
     if not head.forwarded:
         head.forward()
-    environ[ROUTE] = "segments" if type(body) is SegmentedBody else "file"
+    environ[SENT_AS] = "segments" if type(body) is SegmentedBody else "file"
     passed: Iterable[bytes] = body
     return passed
 
@@ -409,5 +409,5 @@ def _wrap(
     """Put a file into the server's own wrapper, if it has one."""
     head.forward()
     wrapper = environ.get("wsgi.file_wrapper")
-    environ[ROUTE] = "blocks" if wrapper is None else "file"
+    environ[SENT_AS] = "blocks" if wrapper is None else "file"
     return in_file_wrapper(reader, wrapper)

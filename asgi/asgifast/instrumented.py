@@ -74,7 +74,7 @@ class Instrumented:
         request.status = 500
         request.headers = ()
         request.size = request.chunks = 0
-        request.route = ""
+        request.sent_as = ""
         request.is_complete = request.left = request.is_handed_over = request.is_returned = False
         try:
             # The server reports what is returned, if it is not None.
@@ -97,12 +97,12 @@ class Request:
     :ivar status: 500 until the response starts.
     :ivar is_handed_over: the server has yet to send the file, or the rest of it.
     :ivar is_returned: the app has returned.
-    :ivar route: the route of the body; ASGIFast sets it where the messages do not show it.
+    :ivar sent_as: how the body is sent; ASGIFast sets it where the messages do not show it.
     """
 
     __slots__ = (
         "active", "app_scope", "asked", "began", "chunks", "headers", "is_complete",
-        "is_handed_over", "is_returned", "left", "pattern", "recording", "route",
+        "is_handed_over", "is_returned", "left", "pattern", "recording", "sent_as",
         "server_receive", "server_send", "size", "span", "status",
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ class Request:
     headers: Any
     size: int
     chunks: int
-    route: str
+    sent_as: str
     is_complete: bool
     is_handed_over: bool
     is_returned: bool
@@ -139,15 +139,15 @@ class Request:
             if "body" in message:
                 self.size += len(message["body"])
             is_last = "more_body" not in message or not message["more_body"]
-            if not self.route:
-                self.route = "as-is" if is_last else "stream"
+            if not self.sent_as:
+                self.sent_as = "as-is" if is_last else "stream"
             self.is_complete = is_last
         elif kind == "http.response.start":
             self.status = message["status"]
             if "headers" in message:
                 self.headers = message["headers"]
         elif kind in (PATHSEND, ZEROCOPYSEND):
-            self.route = "file"
+            self.sent_as = "file"
             self._count_file(message)
             if kind == PATHSEND and COALESCING in (self.app_scope.get("extensions") or ()):
                 message = {**message, RECORDING: self}  # a server of ours
@@ -202,7 +202,7 @@ class Request:
             self.active,
             self.status,
             self.pattern,
-            self.route,
+            self.sent_as,
             self.began,
             perf_counter(),
             self.size,
@@ -224,7 +224,7 @@ class Request:
     def _count_file(self, message: Message) -> None:
         planned: PlannedBody | None = message.get(PLANNED)
         if planned is not None:
-            self.route = "file" if len(planned.segments) == 1 else "segments"
+            self.sent_as = "file" if len(planned.segments) == 1 else "segments"
             self.size += sum(len(s) if isinstance(s, bytes) else s.size for s in planned.segments)
         elif message.get("count") is not None:
             self.size += message["count"]

@@ -329,7 +329,7 @@ class _Exchange(FileMessages):
         if kind == "http.response.body":
             body = message.get("body", b"")
             if type(body) is not bytes:
-                self._note_route("rescued")
+                self._note_sent_as("rescued")
                 message = {**message, "body": (body := self._converted(body))}
             is_head = self._scope["method"] == "HEAD"
             if body and is_head:
@@ -345,7 +345,7 @@ class _Exchange(FileMessages):
                         assert self._order is not None  # it has let this message through
                         self._coalescer = Coalescer(self._server_send, self._order)
                         self._offer = self._coalescer.offer
-                        self._note_route("coalesced")
+                        self._note_sent_as("coalesced")
                     await self._coalescer.add(body)
                     return
                 elif self._coalescer is not None:

@@ -11,4 +11,4 @@ keepalive = 75
 # The heartbeat is a file: not on a layered file system.
 worker_tmp_dir = "/dev/shm"
 accesslog = "-"
-access_log_format = '%(h)s "%(r)s" %(s)s %(B)s %({wsgifast.route}e)s %(M)sms'
+access_log_format = '%(h)s "%(r)s" %(s)s %(B)s %({wsgifast.sent_as}e)s %(M)sms'

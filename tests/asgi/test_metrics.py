@@ -64,4 +64,4 @@ def _look_at(server: LiveServer) -> None:
     wait_for(lambda: states() == {"running": 1}, "the others have gone")
     scrape = Scrape(port)
     assert scrape.value("wsgifast_connections_accepted_total") >= 5
-    assert scrape.value("wsgifast_responses_total", wsgifast_route="file") == 1
+    assert scrape.value("wsgifast_responses_total", wsgifast_sent_as="file") == 1

@@ -61,7 +61,7 @@ def cherrypy_app(content: object) -> WSGIApplication:
 
 
 @pytest.mark.parametrize(
-    ("content", "route"),
+    ("content", "sent_as"),
     [
         ("page", "as-is"),
         ([b"one", "zwölf".encode("latin-1")], "joined"),
@@ -71,8 +71,8 @@ def cherrypy_app(content: object) -> WSGIApplication:
         ([b"x" * 100_000, b"y" * 100_000], "as-is"),
     ],
 )
-def test_flask_response_of_what_is_there(content: object, route: str) -> None:
-    server = check(flask_app(content, content_type="text/plain; charset=latin-1"), route)
+def test_flask_response_of_what_is_there(content: object, sent_as: str) -> None:
+    server = check(flask_app(content, content_type="text/plain; charset=latin-1"), sent_as)
     assert server.header("Content-Length") is not None
 
 
@@ -88,8 +88,8 @@ def test_flask_response_of_a_file(path: Path, wrapper: object) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         return flask_app(path.open("rb"))(environ, start_response)
 
-    route = "file" if wrapper else "blocks"
-    server = check(app, route, server_wrapper=wrapper)
+    sent_as = "file" if wrapper else "blocks"
+    server = check(app, sent_as, server_wrapper=wrapper)
     assert server.header("Accept-Ranges") == "bytes"
     assert len(server.sent) < 20
 
@@ -124,8 +124,8 @@ def test_flask_response_of_other_files(path: Path, make: Callable[[Path], Any]) 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("status", [200, 204, 304])
 def test_flask_response_without_a_body(method: str, status: int) -> None:
-    route = "no-body" if method == "HEAD" or status != 200 else "as-is"
-    check(flask_app([], status=status), route, method=method)
+    sent_as = "no-body" if method == "HEAD" or status != 200 else "as-is"
+    check(flask_app([], status=status), sent_as, method=method)
 
 
 def test_a_generator_in_flask_is_streamed_and_closed_first() -> None:
@@ -205,14 +205,14 @@ def test_cherrypy(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "route"),
+    ("make", "sent_as"),
     [
         (lambda path: ["a", b"b"], "joined"),
         (lambda path: path.open("rb"), "file"),
         (lambda path: Source([b"a"] * 9), "stream-small"),
     ],
 )
-def test_sentry(make: Callable[[Path], Any], route: str, path: Path) -> None:
+def test_sentry(make: Callable[[Path], Any], sent_as: str, path: Path) -> None:
     """It gives every response a scope of its own."""
     sentry = pytest.importorskip("sentry_sdk.integrations.wsgi")
 
@@ -221,7 +221,7 @@ def test_sentry(make: Callable[[Path], Any], route: str, path: Path) -> None:
         body: Iterable[bytes] = sentry.SentryWsgiMiddleware(inner)(environ, start_response)
         return body
 
-    check(app, route)
+    check(app, sent_as)
 
 
 # Pyramid, Falcon and Bottle
@@ -277,7 +277,7 @@ def bottle_file(path: Path) -> Any:
 @pytest.mark.filterwarnings("ignore::Warning")  # of what Pyramid and WebOb import
 @pytest.mark.parametrize("server_wrapper", [wsgiref.util.FileWrapper, None])
 @pytest.mark.parametrize(
-    ("app", "make", "route"),
+    ("app", "make", "sent_as"),
     [
         (pyramid_app, lambda path: pyramid_response([b"a", b"b"]), "joined"),
         (pyramid_app, lambda path: pyramid_response((b"a", b"b")), "joined"),
@@ -299,7 +299,7 @@ def bottle_file(path: Path) -> Any:
 def test_others(
     app: Callable[[Callable[[], Any]], WSGIApplication],
     make: Callable[[Path], Any],
-    route: str,
+    sent_as: str,
     server_wrapper: object,
     path: Path,
 ) -> None:
@@ -310,7 +310,7 @@ def test_others(
     assert wrapped.head[0] == raw.head[0]
     # Bottle tells the time, which goes on from one to the other.
     assert {field for field in raw.head[1] if field[0] != "Date"} <= {*wrapped.head[1]}
-    blocks = route == "file" and server_wrapper is None
-    assert wrapped.environ["wsgifast.route"] == ("blocks" if blocks else route)
+    blocks = sent_as == "file" and server_wrapper is None
+    assert wrapped.environ["wsgifast.sent_as"] == ("blocks" if blocks else sent_as)
     opened = [file.path for file in psutil.Process().open_files()]
     assert str(path) not in opened

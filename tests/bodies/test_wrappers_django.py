@@ -80,12 +80,12 @@ def test_django_streams(path: Path) -> None:
     check(django_app(lambda: StreamingHttpResponse(path.open("rb"))), "file")
     wrapped = django_app(lambda: StreamingHttpResponse(wsgiref.util.FileWrapper(path.open("rb"))))
     check(wrapped, "file")
-    for wrapper, route in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
+    for wrapper, sent_as in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
         for make in (
             lambda: FileResponse(path.open("rb")),
             lambda: FileResponse(io.BytesIO(CONTENT)),
         ):
-            check(django_app(make), route, server_wrapper=wrapper)
+            check(django_app(make), sent_as, server_wrapper=wrapper)
 
 
 def test_django_looks_up_no_charset_for_each_chunk() -> None:
@@ -126,8 +126,8 @@ def test_django_files_of_models_go_out_as_what_they_wrap(path: Path) -> None:
     def make() -> Any:
         return FileResponse(FileSystemStorage(path.parent).open(path.name))
 
-    for wrapper, route in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
-        server = check(django_app(make), route, server_wrapper=wrapper)
+    for wrapper, sent_as in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
+        server = check(django_app(make), sent_as, server_wrapper=wrapper)
         assert server.header("ETag") is not None
 
 

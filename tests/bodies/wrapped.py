@@ -59,7 +59,7 @@ def ask(
 
 def check(
     app: WSGIApplication,
-    route: str,
+    sent_as: str,
     *,
     method: str = "GET",
     server_wrapper: object = wsgiref.util.FileWrapper,
@@ -75,5 +75,5 @@ def check(
     assert {**dict(wrapped.head[1]), **own} == dict(wrapped.head[1])
     assert wrapped_closers == closers
     assert closers[-2:] == ["first", threading.get_ident()]
-    assert wrapped.environ["wsgifast.route"] == route
+    assert wrapped.environ["wsgifast.sent_as"] == sent_as
     return wrapped

@@ -269,8 +269,8 @@ def test_others_middleware_goes_on_in_our_applications(root: Path, middleware: s
             scope["headers"].append((b"range", ranges.encode()))
         server = Server(wsgi, environ)
         assert (server.head[0][:3], server.finish()) == (str(status), expected)
-        route = "file" if "whitenoise" in middleware else "stream-blocks"
-        assert server.environ["wsgifast.route"] == route
+        sent_as = "file" if "whitenoise" in middleware else "stream-blocks"
+        assert server.environ["wsgifast.sent_as"] == sent_as
         answer = call(asgi, scope, body=b"")
         assert (answer.status, answer.body) == (status, expected)
 

@@ -102,7 +102,7 @@ def test_a_list_is_recorded_when_the_app_returns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "route", "size"),
+    ("body", "sent_as", "size"),
     [
         ("text", "rescued", 4),
         ([b"x"] * 1000, "joined", 1000),
@@ -110,9 +110,11 @@ def test_a_list_is_recorded_when_the_app_returns() -> None:
         (io.BytesIO(b"12345"), "blocks", 5),
     ],
 )
-def test_the_route_and_the_size(body: Any, route: str, size: int) -> None:
+def test_request_records_how_its_body_is_sent_and_its_size(
+    body: Any, sent_as: str, size: int
+) -> None:
     (request,) = ask(returning(body)).requests
-    assert (request.route, request.size) == (route, size)
+    assert (request.sent_as, request.size) == (sent_as, size)
 
 
 @pytest.mark.parametrize("wrapper", [None, wsgiref.util.FileWrapper])
@@ -131,7 +133,7 @@ def test_a_file_is_recorded_when_it_is_closed(tmp_path: Path, wrapper: Any) -> N
     body.close()
     assert file.closed
     (request,) = notes.requests
-    assert (request.route, request.size) == ("file" if wrapper else "blocks", 100_000)
+    assert (request.sent_as, request.size) == ("file" if wrapper else "blocks", 100_000)
 
 
 def test_what_is_read_by_its_wrapper_is_counted() -> None:
@@ -153,12 +155,12 @@ def test_several_ranges(tmp_path: Path) -> None:
     notes = Notes()
     sent = answer(WSGIFast(returning(path.open("rb")), metrics=notes), environ)
     (request,) = notes.requests
-    assert (request.status, request.route, request.size) == (206, "segments", len(sent))
+    assert (request.status, request.sent_as, request.size) == (206, "segments", len(sent))
 
 
 def test_head_has_no_body() -> None:
     (request,) = ask(returning(iter([b"abc"])), new_environ("HEAD")).requests
-    assert (request.method, request.route, request.size) == ("HEAD", "no-body", 0)
+    assert (request.method, request.sent_as, request.size) == ("HEAD", "no-body", 0)
 
 
 def test_bodies_that_break_their_length() -> None:

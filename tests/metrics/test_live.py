@@ -23,9 +23,9 @@ def _ask(server: LiveServer) -> None:
     assert server.get("/lines").status == 200
 
 
-def _count(samples: Samples, route: str, pattern: str) -> float:
+def _count(samples: Samples, sent_as: str, pattern: str) -> float:
     name = "wsgifast_responses_total"
-    return samples.get((name, (("http_route", pattern), ("wsgifast_route", route))), 0)
+    return samples.get((name, (("http_route", pattern), ("wsgifast_sent_as", sent_as))), 0)
 
 
 def test_workers_of_gthread_with_the_app_loaded_before(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_on_fast_worker_each_request_is_counted_once(fast: tuple[LiveServer, int
     server, port = fast
     _ask(server)
 
-    as_is = {"wsgifast_route": "as-is", "http_route": ITEM}
+    as_is = {"wsgifast_sent_as": "as-is", "http_route": ITEM}
     for name, value, labels in (
         ("http_server_request_duration_seconds_count", 4, {"http_route": ITEM}),
         ("wsgifast_responses_total", 4, as_is),

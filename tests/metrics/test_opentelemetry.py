@@ -134,7 +134,7 @@ def test_attributes_of_the_span_around_a_wsgi_app() -> None:
     (span,) = exporter.get_finished_spans()
     assert dict(span.attributes or {}) == {
         "http.response.body.size": 100,
-        "wsgifast.route": "stream-small",
+        "wsgifast.sent_as": "stream-small",
         "wsgifast.chunks": 100,
     }
 
@@ -163,6 +163,6 @@ def test_attributes_of_the_span_around_an_asgi_app() -> None:
     assert dict(span.attributes or {}) == {
         "http.route": "/items/{number}",
         "http.response.body.size": 4,
-        "wsgifast.route": "as-is",
+        "wsgifast.sent_as": "as-is",
         "wsgifast.chunks": 1,
     }

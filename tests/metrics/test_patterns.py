@@ -127,7 +127,7 @@ def test_starlette(path: str, pattern: str) -> None:
     assert _asgi_pattern(app, path) == pattern
 
 
-def test_asgi_routes_of_bodies() -> None:
+def test_asgi_bodies_are_recorded_by_how_they_are_sent() -> None:
     async def lines(request: Request) -> StreamingResponse:
         async def generate() -> Any:
             for _ in range(3):
@@ -140,5 +140,5 @@ def test_asgi_routes_of_bodies() -> None:
     notes = Notes()
     for path in ("/", "/lines"):
         call(ASGIFast(app, metrics=notes), scope_of(path=path))
-    assert [request.route for request in notes.requests] == ["as-is", "stream"]
+    assert [request.sent_as for request in notes.requests] == ["as-is", "stream"]
     assert notes.requests[1].size == 300_000

@@ -218,7 +218,7 @@ def test_the_default_registry_has_what_middleware_records() -> None:
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment
     )
     samples = {
-        (sample.name, sample.labels.get("wsgifast_route")): sample.value
+        (sample.name, sample.labels.get("wsgifast_sent_as")): sample.value
         for family in text_string_to_metric_families(run.stdout)
         for sample in family.samples
     }

@@ -20,11 +20,11 @@ def _record(
     scheme: str = "http",
     status: int = 200,
     pattern: str | None = "/items/<id>",
-    route: str = "as-is",
+    sent_as: str = "as-is",
     seconds: float = 0.003,
     size: int = 2000,
 ) -> None:
-    metrics.record(Answered(method, scheme, status, pattern, route, seconds, size))
+    metrics.record(Answered(method, scheme, status, pattern, sent_as, seconds, size))
 
 
 def _points(metrics: RequestMetrics, name: str) -> dict[tuple[str, ...], Point]:
@@ -65,19 +65,19 @@ def test_a_bound_belongs_to_its_bucket() -> None:
     assert [n for n, count in enumerate(point.value.counts) if count] == [0, 1, 16, 17]
 
 
-def test_routes_of_one_pattern_share_its_duration() -> None:
+def test_responses_of_one_pattern_share_its_duration() -> None:
     metrics = RequestMetrics()
-    for route in ("as-is", "joined", "joined", "rescued"):
-        _record(metrics, route=route)
+    for sent_as in ("as-is", "joined", "joined", "rescued"):
+        _record(metrics, sent_as=sent_as)
     (point,) = _points(metrics, _DURATION).values()
     assert isinstance(point.value, Distribution)
     assert sum(point.value.counts) == 4
     assert _value(metrics, "wsgifast_responses_repaired_total", "/items/<id>") == 3
 
 
-def test_without_a_route_only_the_request_is_told() -> None:
+def test_response_without_sent_as_records_its_request_only() -> None:
     metrics = RequestMetrics()
-    _record(metrics, route="", pattern=None)
+    _record(metrics, sent_as="", pattern=None)
     assert list(_points(metrics, _DURATION)) == [("GET", "http", "200", "unknown")]
     assert not _points(metrics, "wsgifast_responses_total")
 

@@ -34,7 +34,7 @@ def test_a_file_gets_the_servers_own_wrapper(tmp_path: Path) -> None:
         body = make(file)
         server = serve(body, **extra)
         assert isinstance(server.result, ServersWrapper)
-        assert server.environ["wsgifast.route"] == "file"
+        assert server.environ["wsgifast.sent_as"] == "file"
         if make is ServersWrapper:  # only its server knows what is in it
             assert server.result is body
         else:
@@ -88,7 +88,7 @@ def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Pat
         return (tmp_path / "file").open("rb")
 
     for inner in (WSGIFast(app), StaticFiles(directory=tmp_path)):
-        for wrapper, route in ((wsgiref.util.FileWrapper, "file"), (None, "blocks")):
+        for wrapper, sent_as in ((wsgiref.util.FileWrapper, "file"), (None, "blocks")):
             extra: dict[str, Any] = {"wsgi.file_wrapper": wrapper} if wrapper else {}
             for name, value, size in (
                 ("HTTP_ACCEPT", "*", 200_000),
@@ -98,13 +98,13 @@ def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Pat
                 server = Server(WSGIFast(inner), environ)
                 slice_ = server.result.filelike if wrapper else server.result  # type: ignore[attr-defined]
                 assert isinstance(slice_, FileSlice)
-                assert environ["wsgifast.route"] == route
+                assert environ["wsgifast.sent_as"] == sent_as
                 assert server.header("Content-Length") == str(size)
                 assert server.finish() == b"x" * size
         environ = new_environ(path="/file", HTTP_RANGE="bytes=0-1,100000-100001")
         server = Server(WSGIFast(inner), environ)
         assert isinstance(server.result, SegmentedBody)
-        assert environ["wsgifast.route"] == "segments"
+        assert environ["wsgifast.sent_as"] == "segments"
         assert server.header("Content-Length") == str(len(server.finish()))
 
 

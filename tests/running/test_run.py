@@ -61,7 +61,7 @@ def test_a_wsgi_app(tmp_path: Path) -> None:
         # By two threads, in either order.
         page, file = sorted(logged(server), key=lambda line: line["url.path"])
         assert (page["url.path"], file["url.path"]) == ("/bare-text", "/files/a.txt")
-        assert page["wsgifast.route"] == "rescued"
+        assert page["wsgifast.sent_as"] == "rescued"
         assert file["http.response.body.size"] == 6
         assert file["wsgifast.app_us"] >= 0
 

@@ -64,7 +64,7 @@ def fields(log: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_the_fields_of_a_request(settings: Config) -> None:
-    ours = {"wsgifast.route": "joined", "wsgifast.chunks": 20, "wsgifast.pattern": "/<name>"}
+    ours = {"wsgifast.sent_as": "joined", "wsgifast.chunks": 20, "wsgifast.pattern": "/<name>"}
     found = fields(JSONLogger(settings), **ours)
     assert found.pop("time").endswith("Z")
     assert found.pop("process.pid") > 0
@@ -79,7 +79,7 @@ def test_the_fields_of_a_request(settings: Config) -> None:
         "http.response.status_code": 200,
         "http.response.body.size": 5,
         "wsgifast.duration_us": 2_000_345,
-        "wsgifast.route": "joined",
+        "wsgifast.sent_as": "joined",
         "wsgifast.chunks": 20,
     }
 
@@ -154,7 +154,7 @@ def test_the_time_of_every_kind_of_worker(settings: Config) -> None:
 
 def test_bytes_that_nobody_has_counted_are_left_out(settings: Config) -> None:
     log = JSONLogger(settings)
-    sendfile = {"wsgifast.route": "file"}
+    sendfile = {"wsgifast.sent_as": "file"}
     assert "http.response.body.size" not in fields(log, sent=0, **sendfile)
     counted = {**sendfile, "wsgifast.sendfile_bytes": 0}
     assert fields(log, sent=0, **counted)["http.response.body.size"] == 0

@@ -129,7 +129,7 @@ def test_what_wsgifast_knows_of_it(begin: Begin) -> None:
     bench, told = begin(WSGIFast(app))
     bench.begin(GET.replace(b"/ ", b"/lines "))
     bench.begin(GET.replace(b"/ ", b"/5 "))
-    assert [(r.route, r.pattern, r.size > 3) for r in told.requests] == [
+    assert [(r.sent_as, r.pattern, r.size > 3) for r in told.requests] == [
         ("joined", "/lines", True), ("as-is", "/<int:number>", True),
     ]  # fmt: skip
 
@@ -204,7 +204,7 @@ def test_streams_of_http2(begin: Begin) -> None:
     peer = Peer(bench)
     assert peer.get().status == 200
     assert peer.get().body == b"x" * 100
-    assert [(r.status, r.route, r.size) for r in told.requests] == [(200, "joined", 100)] * 2
+    assert [(r.status, r.sent_as, r.size) for r in told.requests] == [(200, "joined", 100)] * 2
     assert told.active_requests == 0
     assert [labels for _, labels, value in gauges(bench.server) if labels and value] == [("http2",)]
     bench.pass_time(1000)

@@ -9,10 +9,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BodyTooShort
-from ..routes import CHUNKS, LENGTH_ERROR, ROUTE, SAMPLED_CHUNKS, stream_route
 from .chunks import coalesced
 from .files import close_body
 from .held_head import HeldHead
+from .sent_as import CHUNKS, LENGTH_ERROR, SAMPLED_CHUNKS, SENT_AS, stream_kind
 from .wrappers import iterated
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Stream:
 
     :param head: may change while the body is iterated: a lazy app calls start_response from inside
         its iterator, and may call write() between two chunks.
-    :param environ: gets the route, and at the end the number of chunks.
+    :param environ: gets how the body is sent, and at the end the number of chunks.
     :param coalesce: join small chunks, unless the head says that it is an event stream.
     """
 
@@ -43,7 +43,7 @@ class Stream:
         self._environ = environ
         self._coalesce = coalesce
         self._closed = False
-        environ[ROUTE] = "no-body" if head.no_body else "stream"
+        environ[SENT_AS] = "no-body" if head.no_body else "stream"
 
     def __iter__(self) -> Iterator[bytes]:
         chunks = self._coalesced() if self._coalesce else self._chunks()
@@ -56,7 +56,7 @@ class Stream:
             yield chunk
             break  # a lazy app has called start_response by now
         if not self._head.no_body and not is_event_stream(self._head.headers):
-            self._environ[ROUTE] = "coalesced"
+            self._environ[SENT_AS] = "coalesced"
             chunks = coalesced(chunks, time.monotonic)
         yield from chunks
 
@@ -115,9 +115,9 @@ class Stream:
         finally:
             environ = self._environ
             environ[CHUNKS] = count
-            if count > 1 and environ[ROUTE] == "stream" and not is_event_stream(head.headers):
+            if count > 1 and environ[SENT_AS] == "stream" and not is_event_stream(head.headers):
                 measured = count if counter else min(count, SAMPLED_CHUNKS)
-                environ[ROUTE] = stream_route(measured, len(first), total)
+                environ[SENT_AS] = stream_kind(measured, len(first), total)
 
     def _not_started(self) -> Exception:
         # When an iterable fails, cheroot sends the head that it has, and nothing if it has none.

@@ -166,7 +166,7 @@ def _data(report: Report) -> dict[str, Any]:
                 "returned": seen.raw.returned,
                 "body_bytes": seen.raw.chunks.total,
                 "chunks": seen.raw.chunks.count,
-                "route": seen.wrapped.route,
+                "sent_as": seen.wrapped.sent_as,
                 "sent_bytes": {"raw": seen.raw.sent_bytes, "wrapped": seen.wrapped.sent_bytes},
                 "by_sendfile_bytes": seen.raw.by_sendfile,
                 "app_s": seen.raw.app_s,

@@ -122,7 +122,7 @@ def _finding(
         "chunks": raw.chunks.count,
         "median_chunk_bytes": raw.chunks.median,
         "body_bytes": raw.chunks.total,
-        "route": seen.wrapped.route,
+        "sent_as": seen.wrapped.sent_as,
         "costs_cpu_ms": {name: round(c.cpu_s * 1e3, 3) for name, c in seen.costs.items()},
         "costs_wall_ms": {name: round(c.wall_s * 1e3, 3) for name, c in seen.costs.items()},
         "sends": {name: c.sends for name, c in seen.costs.items()},
@@ -222,14 +222,14 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
 
 def _body(seen: Observation) -> BodySeen:
     """The facts that the rule needs."""
-    raw, route = seen.raw, seen.wrapped.route
+    raw, sent_as = seen.raw, seen.wrapped.sent_as
     is_events = is_event_stream(raw.headers)
     if raw.by_sendfile:
         return BodySeen(raw.chunks, "iterator", is_events)
-    kind: BodyKind = "list" if route == "joined" else "iterator"
+    kind: BodyKind = "list" if sent_as == "joined" else "iterator"
     if raw.returned == "messages":
         kind = "messages"
-    elif route in ("file", "blocks", "segments"):
+    elif sent_as in ("file", "blocks", "segments"):
         kind = "wrapped-file" if _kind(raw) == "FileWrapper" else "file"
     return BodySeen(raw.chunks, kind, is_events, raw.file_bytes)
 

@@ -84,7 +84,7 @@ class Recording:
     :ivar digest: of all that was sent of the body.
     :ivar sent_bytes: of the body.
     :ivar from_threads: ASGI: how often the app's coroutine waited for another thread, or nearly so.
-    :ivar route: environ["wsgifast.route"]; None where the app was not wrapped.
+    :ivar sent_as: environ["wsgifast.sent_as"]; None where the app was not wrapped.
     :ivar app_s: seconds spent in the app, including its iterator.
     :ivar file_bytes: the size of the file that the app opened meanwhile and that is the body.
     :ivar by_sendfile: body bytes sent by sendfile.
@@ -105,7 +105,7 @@ class Recording:
     digest: Any = field(default_factory=hashlib.blake2b)
     sent_bytes: int = 0
     from_threads: int = 0
-    route: str | None = None
+    sent_as: str | None = None
     app_s: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0

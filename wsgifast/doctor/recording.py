@@ -96,7 +96,7 @@ class _Request(RecordedRequest):
                 close()
             recording.wall_s = time.perf_counter() - wall
             recording.cpu_s = time.thread_time() - cpu
-            recording.route = environ.get("wsgifast.route")
+            recording.sent_as = environ.get("wsgifast.sent_as")
         if recording.problem is None:
             self._check_length(is_file=isinstance(result, FileWrapper))
 

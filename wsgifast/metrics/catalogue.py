@@ -55,7 +55,7 @@ ATTRIBUTES: Final = {
     "http_response_status_code": "http.response.status_code",
     "http_route": "http.route",
     "url_scheme": "url.scheme",
-    "wsgifast_route": "wsgifast.route",
+    "wsgifast_sent_as": "wsgifast.sent_as",
     "kind": "wsgifast.kind",
     "reason": "wsgifast.reason",
     "state": "wsgifast.state",
@@ -68,7 +68,7 @@ REQUEST_LABELS: Final = {
     "url_scheme": "scheme",
     "http_response_status_code": "status",
     "http_route": "pattern",
-    "wsgifast_route": "route",
+    "wsgifast_sent_as": "sent_as",
 }
 
 # Replaces a label's value that is outside a known list, or beyond a limit.
@@ -118,12 +118,12 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
             "Requests that have reached the app and whose response has not ended.",
         ),
         Metric(
-            "wsgifast_responses_total", "counter", "{response}", ("wsgifast_route", "http_route"),
-            "Responses by the route of their body: as-is, rescued, joined, file, stream, ...",
+            "wsgifast_responses_total", "counter", "{response}", ("wsgifast_sent_as", "http_route"),
+            "Responses by how their body was sent: as-is, rescued, joined, file, stream, ...",
         ),
         Metric(
-            "wsgifast_response_body_bytes_total", "counter", "By", ("wsgifast_route",),
-            "Bytes of bodies by their route.",
+            "wsgifast_response_body_bytes_total", "counter", "By", ("wsgifast_sent_as",),
+            "Bytes of bodies by how they were sent.",
         ),
         Metric(
             "wsgifast_responses_repaired_total", "counter", "{response}", ("http_route",),

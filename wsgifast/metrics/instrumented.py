@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..bodies.files import ClosedThen, FileReader, FileSlice, close_body
 from ..bodies.held_head import HeldHead
 from ..bodies.segments import SegmentedBody
+from ..bodies.sent_as import CHUNKS, LENGTH_ERROR, SENT_AS
 from ..bodies.streams import ClosedWith
 from ..bodies.wrappers import known_file
-from ..routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .patterns import PATTERN
 from .requests import RECORDER, Asked, Recorder, Recording, asked_of_environ
 
@@ -86,7 +86,7 @@ class Instrumented:
             active,
             head.code,
             environ[PATTERN] if PATTERN in environ else None,  # noqa: SIM401 - get() is a call
-            environ[ROUTE],
+            environ[SENT_AS],
             began,
             perf_counter(),
             head.length or 0,  # always known of these
@@ -115,7 +115,7 @@ def _end(
         active,
         status,
         environ.get(PATTERN),
-        environ.get(ROUTE, ""),
+        environ.get(SENT_AS, ""),
         began,
         perf_counter(),
         size,

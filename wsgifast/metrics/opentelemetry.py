@@ -113,7 +113,7 @@ def _histogram(meter: metrics.Meter, metric: Metric) -> metrics.Histogram:
     )
 
 
-_ROUTE = ATTRIBUTES["wsgifast_route"]
+_SENT_AS = ATTRIBUTES["wsgifast_sent_as"]
 
 
 class CurrentSpans:
@@ -144,7 +144,7 @@ class CurrentSpans:
         known: Mapping[str, str | int | bool | None] = {
             "http.route": request.pattern,
             "http.response.body.size": request.size,
-            _ROUTE: request.route or None,
+            _SENT_AS: request.sent_as or None,
             "wsgifast.chunks": chunks,
             "wsgifast.length_error": length_error,
             "wsgifast.client_left": left or None,

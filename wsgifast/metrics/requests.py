@@ -32,9 +32,9 @@ _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 )
 _SCHEMES = frozenset({"http", "https"})
-# Routes on which a slow or wrong body was repaired.
+# How a slow or wrong body is sent once it is repaired.
 _REPAIRING = frozenset({"rescued", "joined", "coalesced"})
-# Distinct URL patterns, and series (patterns by method, status and route): an app that makes its
+# Distinct URL patterns, and series (patterns by method, status and sent_as): an app that makes its
 # patterns from requests must fill neither this memory nor the scraper's.
 _MAX_PATTERNS = 500
 _MAX_SERIES = 5000
@@ -83,7 +83,7 @@ class Answered(NamedTuple):
     :ivar scheme: "http" or "https".
     :ivar status: 500 if the app raised before it started its response.
     :ivar pattern: the framework's URL pattern; None if there is none.
-    :ivar route: the route of the body; "" if unknown.
+    :ivar sent_as: how the body was sent; "" if unknown.
     :ivar seconds: from its head to the end of its response.
     :ivar size: bytes of the body.
     """
@@ -92,7 +92,7 @@ class Answered(NamedTuple):
     scheme: str
     status: int
     pattern: str | None
-    route: str
+    sent_as: str
     seconds: float
     size: int
 
@@ -163,7 +163,7 @@ class Recording:
         active: list[None] | None,
         status: int,
         pattern: str | None,
-        route: str,
+        sent_as: str,
         began: float,
         now: float,
         size: int,
@@ -182,7 +182,7 @@ class Recording:
         """
         metrics = self._metrics
         try:
-            record = asked + (status, pattern, route, now - began, size)  # noqa: RUF005 - it costs less
+            record = asked + (status, pattern, sent_as, now - began, size)  # noqa: RUF005 - it costs less
             if metrics is not None:  # as its record(), without a call
                 metrics.records.extend(record)
                 if active:
@@ -284,11 +284,11 @@ class RequestMetrics:
         sent = [
             (shown, sum(duration.counts), int(size.total))
             for shown, duration, size in series
-            if shown[_ROUTE]
+            if shown[_SENT_AS]
         ]
         yield from _added_up(_RESPONSES, ((shown, count) for shown, count, _ in sent))
         yield from _added_up(_BODY_BYTES, ((shown, total) for shown, _, total in sent))
-        repaired = ((shown, count) for shown, count, _ in sent if shown[_ROUTE] in _REPAIRING)
+        repaired = ((shown, count) for shown, count, _ in sent if shown[_SENT_AS] in _REPAIRING)
         yield from _added_up(_REPAIRED, repaired)
         yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
@@ -415,7 +415,7 @@ class _Active(dict[Any, list[None]]):
 _Shown = tuple[str, ...]
 _FIELDS = len(Answered._fields)
 _PLACES = {label: Answered._fields.index(field) for label, field in REQUEST_LABELS.items()}
-_ROUTE = _PLACES["wsgifast_route"]
+_SENT_AS = _PLACES["wsgifast_sent_as"]
 
 
 def _shown(record: Answered) -> _Shown:

@@ -10,9 +10,9 @@ from types import GeneratorType
 from typing import Any
 
 from ..bodies.response_writer import NOT_STARTED
+from ..bodies.sent_as import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from ..errors import ClientGone, RequestError
 from ..http.framing import BodyCounter
-from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from .app_socket import AppSocket
 from .backlog import Backlog
 from .channel import Channel

@@ -8,9 +8,9 @@ import threading
 import time
 from typing import Final
 
+from ..bodies.sent_as import stream_kind
 from ..errors import ConfigurationError
 from ..option_checks import is_number
-from ..routes import stream_route
 from ..sizes import size_text
 from .rule import BodySeen, Chunks, slow_shape
 
@@ -103,7 +103,7 @@ class Reports:
 
 def _looks_like_a_file(chunks: Chunks) -> bool:
     sizes = chunks.sizes
-    return len(sizes) > 1 and stream_route(len(sizes), sizes[0], chunks.total) == "stream-blocks"
+    return len(sizes) > 1 and stream_kind(len(sizes), sizes[0], chunks.total) == "stream-blocks"
 
 
 def _described(id_: str, seen: BodySeen, count: int) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 from gunicorn.glogging import Logger
 
+from ..bodies.sent_as import APP_US, CHUNKS, SEND_US, SENDFILE_BYTES, SENT_AS, WAIT_US
 from ..json_lines import json_line, sent_text
 from ..metrics.patterns import PATTERN
-from ..routes import APP_US, CHUNKS, ROUTE, SEND_US, SENDFILE_BYTES, WAIT_US
 from .gunicorn_support import trusts_address
 
 # Environ keys that are copied as they are, if present.
-_OURS = (ROUTE, CHUNKS, SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
+_OURS = (SENT_AS, CHUNKS, SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
@@ -64,7 +64,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
         if isinstance(status, (str, bytes)):
             status = int(status.split(None, 1)[0])
         sent = getattr(resp, "sent", None)
-        if not sent and environ.get(ROUTE) == "file" and SENDFILE_BYTES not in environ:
+        if not sent and environ.get(SENT_AS) == "file" and SENDFILE_BYTES not in environ:
             sent = None  # gunicorn's own workers do not count bytes sent by sendfile
         path, _, query = sent_text(environ.get("RAW_URI", "")).partition("?")
         referer = environ.get("HTTP_REFERER")

@@ -18,6 +18,7 @@ from functools import partial
 from sys import modules
 from typing import Any
 
+from ..bodies.sent_as import LENGTH_ERROR, SENT_AS
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.catalogue import CATALOGUE
 from ..metrics.health import State
@@ -35,7 +36,6 @@ from ..metrics.requests import (
 from ..metrics.setup import Wanted, announced, check, hand_over, prepare, wanted_metrics
 from ..metrics.supervisor import start_exporting
 from ..middleware import WSGIFast
-from ..routes import LENGTH_ERROR, ROUTE
 from ..server.application import Application
 from ..server.channel import Channel
 from ..server.exchange import Exchange
@@ -205,7 +205,7 @@ class ResponseRecorder:
             None,
             status,
             environ.get(PATTERN),
-            environ.get(ROUTE, ""),
+            environ.get(SENT_AS, ""),
             exchange.started,
             now,
             size,

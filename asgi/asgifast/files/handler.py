@@ -64,9 +64,9 @@ class FileMessages(Delivery):
                 self._start = start
             raise
 
-    def _note_route(self, route: str) -> None:
+    def _note_sent_as(self, sent_as: str) -> None:
         if INSTRUMENTED in self._scope:
-            self._scope[INSTRUMENTED].route = route
+            self._scope[INSTRUMENTED].sent_as = sent_as
 
     async def _send_path(self, message: Message) -> None:
         start = self._start
@@ -121,7 +121,7 @@ class FileMessages(Delivery):
             await self._forward_start()
             await self._server_send(response_body())
             return
-        self._note_route("blocks")
+        self._note_sent_as("blocks")
         fd, size = open_for_pathsend(asked.path)
         try:
             await self._forward_start()
@@ -154,7 +154,7 @@ class FileMessages(Delivery):
             if not more:
                 await self._server_send(response_body())
             return
-        self._note_route("blocks")
+        self._note_sent_as("blocks")
         file = parse_zerocopysend(message)
         await self._forward_start()
         if file.segment is None:

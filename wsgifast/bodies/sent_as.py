@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# environ[ROUTE] is the route of the body, environ[CHUNKS] the number of chunks in the app's body,
+# environ[SENT_AS] is how the body was sent, environ[CHUNKS] the number of chunks in the app's body,
 # absent for a file. For a stream both are final at its end.
-ROUTE = "wsgifast.route"
+SENT_AS = "wsgifast.sent_as"
 CHUNKS = "wsgifast.chunks"
 # What was wrong with a Content-Length: "short", "long", or "corrected" before anything was sent.
 LENGTH_ERROR = "wsgifast.length_error"
@@ -22,7 +22,7 @@ CODED_BYTES = "wsgifast.coded_bytes"
 # Bytes of the response that were sent by sendfile.
 SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 
-# How many chunks of a stream are measured to find its route.
+# How many chunks of a stream are measured to name it.
 SAMPLED_CHUNKS = 32
 # Chunks below this size, on average, cost more per chunk than per byte.
 _SMALL_CHUNK_BYTES = 1024
@@ -30,8 +30,8 @@ _SMALL_CHUNK_BYTES = 1024
 _BLOCK_UNIT_BYTES = 1024
 
 
-def stream_route(chunks: int, first_bytes: int, total_bytes: int) -> str:
-    """Return the route of a stream of two chunks or more.
+def stream_kind(chunks: int, first_bytes: int, total_bytes: int) -> str:
+    """Return how a stream of two chunks or more is sent.
 
     :param chunks: how many were measured.
     :param first_bytes: the size of the first.

@@ -1,4 +1,4 @@
-"""WSGIFast's routes, with wsgiref.validate on both sides."""
+"""How WSGIFast sends bodies, with wsgiref.validate on both sides."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_the_middleware_is_a_valid_server_to_the_app(name: str) -> None:
     assert server.finish() == shape.expected
 
 
-# Routes
+# How bodies are sent
 
 
 @pytest.mark.parametrize(
-    ("body", "route"),
+    ("body", "sent_as"),
     [
         ([b"one"], "as-is"),
         ([], "as-is"),
@@ -68,9 +68,9 @@ def test_the_middleware_is_a_valid_server_to_the_app(name: str) -> None:
         (iter([b"a"]), "stream"),
     ],
 )
-def test_the_route_is_in_the_environ(body: object, route: str) -> None:
+def test_environ_says_how_the_body_is_sent(body: object, sent_as: str) -> None:
     extra: dict[str, Any] = {"wsgi.file_wrapper": wsgiref.util.FileWrapper}
-    assert serve(body, **extra).environ["wsgifast.route"] == route
+    assert serve(body, **extra).environ["wsgifast.sent_as"] == sent_as
 
 
 @pytest.mark.parametrize("charset", ["utf-16", "utf-32", "utf-8-sig", "utf-16-le", "utf-8"])
@@ -104,13 +104,13 @@ def test_text_has_one_byte_order_mark_however_many_chunks_it_has(
         assert Server(WSGIFast(each)).finish() == "one, two, three".encode(charset)
 
 
-def test_routes_that_depend_on_more_than_the_body() -> None:
-    assert serve(io.BytesIO(b"x")).environ["wsgifast.route"] == "blocks"
-    assert serve([b"x"], method="HEAD").environ["wsgifast.route"] == "no-body"
-    assert serve([b"x"], status="204 No Content").environ["wsgifast.route"] == "no-body"
+def test_sent_as_depends_on_more_than_the_body() -> None:
+    assert serve(io.BytesIO(b"x")).environ["wsgifast.sent_as"] == "blocks"
+    assert serve([b"x"], method="HEAD").environ["wsgifast.sent_as"] == "no-body"
+    assert serve([b"x"], status="204 No Content").environ["wsgifast.sent_as"] == "no-body"
     coalescing = Server(WSGIFast(returning(iter([b"x"])), coalesce=True))
     coalescing.finish()
-    assert coalescing.environ["wsgifast.route"] == "coalesced"
+    assert coalescing.environ["wsgifast.sent_as"] == "coalesced"
 
 
 def _blocks(size: int, block: int) -> tuple[bytes, ...]:
@@ -118,7 +118,7 @@ def _blocks(size: int, block: int) -> tuple[bytes, ...]:
 
 
 @pytest.mark.parametrize(
-    ("body", "route", "chunks"),
+    ("body", "sent_as", "chunks"),
     [
         ([b"one"], "as-is", 1),
         ([], "as-is", 0),
@@ -138,7 +138,7 @@ def _blocks(size: int, block: int) -> tuple[bytes, ...]:
 )
 @pytest.mark.parametrize("declared", [False, True])
 def test_the_log_tells_what_a_stream_was(
-    body: Any, route: str, chunks: int, declared: bool
+    body: Any, sent_as: str, chunks: int, declared: bool
 ) -> None:
     if not isinstance(body, (list, str)):
         whole = list(body)
@@ -147,7 +147,10 @@ def test_the_log_tells_what_a_stream_was(
     else:
         server = serve(body)
     server.finish()
-    assert (server.environ["wsgifast.route"], server.environ["wsgifast.chunks"]) == (route, chunks)
+    assert (server.environ["wsgifast.sent_as"], server.environ["wsgifast.chunks"]) == (
+        sent_as,
+        chunks,
+    )
 
 
 def test_the_log_tells_of_a_stream_that_broke_off() -> None:
@@ -165,7 +168,7 @@ def test_the_log_tells_of_a_stream_that_broke_off() -> None:
         else:
             with pytest.raises(LookupError):
                 next(chunks)
-        assert server.environ["wsgifast.route"] == "stream-small"
+        assert server.environ["wsgifast.sent_as"] == "stream-small"
         assert server.environ["wsgifast.chunks"] == 10
 
 
@@ -184,7 +187,7 @@ def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
 
     server = Server(WSGIFast(app, coalesce=True))
     assert len(list(server.result)) == 100
-    assert server.environ["wsgifast.route"] == "stream"
+    assert server.environ["wsgifast.sent_as"] == "stream"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
 def test_other_streams_are_coalesced_when_asked(header: tuple[str, str]) -> None:
     server = Server(WSGIFast(returning(iter([b"x"] * 100), header), coalesce=True))
     server.finish()
-    assert server.environ["wsgifast.route"] == "coalesced"
+    assert server.environ["wsgifast.sent_as"] == "coalesced"
 
 
 def test_the_event_stream_of_a_lazy_app_is_not_coalesced_either() -> None:
@@ -203,7 +206,7 @@ def test_the_event_stream_of_a_lazy_app_is_not_coalesced_either() -> None:
 
     server = Server(WSGIFast(app, coalesce=True))
     assert len(list(server.result)) == 100
-    assert server.environ["wsgifast.route"] == "stream"
+    assert server.environ["wsgifast.sent_as"] == "stream"
 
 
 def test_only_lists_and_tuples_have_a_length_in_chunks() -> None:
