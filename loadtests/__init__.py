@@ -2,6 +2,6 @@
 
 They stand on :mod:`wsgifast.benchmark`, which `wsgifast bench` runs on anybody's app. `wsgi`,
 `asgi`, `slow`, `metrics` and `field_reports` are the tables whose figures the documentation gives,
-by `docs.benchmarks`; `leaks` and `replaced` find faults. `*_app` and `calls` are measured,
-`servers` are those that are not ours, `clients` and `uploads` ask.
+by `docs.benchmarks`; `leaks`, `replaced` and `applications` find faults. `*_app` and `calls` are
+measured, `servers` are those that are not ours, `clients` and `uploads` ask.
 """

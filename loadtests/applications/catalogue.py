@@ -451,6 +451,11 @@ app = create_app()
          _json("/api/work_pools/filter", "{}"), "/api/collections/views/aggregate-worker-metadata",
          "/api/nowhere", "/favicon.ico"],
         asgi=True,
+        prepare=["""
+import asyncio
+from prefect.server.database import provide_database_interface
+asyncio.run(provide_database_interface().create_db())
+"""],
         env={"PREFECT_HOME": "{data}/prefect", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
              "DO_NOT_TRACK": "1", "PREFECT_API_DATABASE_CONNECTION_URL":
              "sqlite+aiosqlite:///{data}/prefect.db"},

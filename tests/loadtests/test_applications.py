@@ -1,0 +1,118 @@
+"""What is compared between an application as it is and wrapped."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+
+import pytest
+
+from loadtests.applications.catalogue import APPLICATIONS, Ask
+from loadtests.applications.exchanges import Exchange, ask_all, compare, links
+from tests.support.servers import free_port, live_server
+from wsgifast.client import HTTPClient
+
+BODY = b"".join(b"line %d\n" % number for number in range(100))
+HEADERS = (
+    ("Content-Type", "text/html"), ("Content-Length", str(len(BODY))), ("ETag", '"1"'),
+    ("Vary", "Accept-Encoding"), ("Set-Cookie", "session=one; Path=/; HttpOnly"),
+)  # fmt: skip
+PAGE = Exchange(200, HEADERS, BODY, len(BODY))
+PACKED = Exchange(200, (*HEADERS, ("Content-Encoding", "gzip")), BODY, len(gzip.compress(BODY)))
+RAW = {
+    ("/", "identity"): PAGE,
+    ("/", "browser"): PACKED,
+    ("/", "HEAD"): replace(PAGE, body=b"", wire_bytes=0),
+    ("/", "Range"): PAGE,
+    ("/", "If-None-Match"): PAGE,
+}
+
+
+def without(exchange: Exchange, name: str, value: str | None = None) -> Exchange:
+    headers = [(k, v) for k, v in exchange.headers if k != name]
+    return replace(exchange, headers=[*headers, *([(name, value)] if value is not None else [])])
+
+
+@pytest.mark.parametrize(
+    ("variant", "ours", "worse", "better"),
+    [
+        ("identity", PAGE, "", ""),
+        ("identity", replace(PAGE, status=500), "status 500 in place of 200", ""),
+        ("identity", Exchange(error="no answer"), "no answer", ""),
+        ("identity", replace(PAGE, body=BODY[:-1]), "other bytes", ""),
+        ("identity", replace(PAGE, wire_bytes=2 * len(BODY)), "bytes sent in place of", ""),
+        ("identity", without(PAGE, "ETag"), "etag: none", ""),
+        ("identity", without(PAGE, "ETag", '"2"'), 'etag: "2" in place of "1"', ""),
+        ("identity", without(PAGE, "Content-Length"), "no Content-Length", ""),
+        ("identity", without(PAGE, "Set-Cookie"), "set-cookie", ""),
+        ("identity", without(PAGE, "Set-Cookie", "session=two; Path=/; HttpOnly"), "", ""),
+        ("identity", without(PAGE, "Set-Cookie", "session=two; Path=/"), "set-cookie", ""),
+        ("identity", without(PAGE, "Vary", "Accept-Encoding, Cookie"), "", "vary"),
+        ("identity", without(PAGE, "Vary", "Cookie"), "vary: Cookie", ""),
+        ("identity", without(PAGE, "Accept-Ranges", "bytes"), "", "accept-ranges: bytes"),
+        ("identity", without(PAGE, "Cache-Control", "public"), "cache-control: public", ""),
+        ("browser", without(PACKED, "Content-Encoding"), "content-encoding: none", ""),
+        ("browser", replace(PACKED, wire_bytes=len(BODY)), "bytes sent in place of", ""),
+        ("browser", replace(PACKED, wire_bytes=99), "", "99 bytes sent"),
+        ("HEAD", replace(without(PAGE, "Content-Length", "0"), body=b"", wire_bytes=0),
+         "Content-Length 0 in place of", ""),
+        ("Range", replace(PAGE, status=206, body=BODY[100:300]), "", "206 in place of 200"),
+        ("Range", replace(PAGE, status=206, body=BODY[101:301]), "status 206", ""),
+        ("If-None-Match", Exchange(304, HEADERS), "", "304 in place of 200"),
+        ("identity", Exchange(304, HEADERS), "status 304", ""),
+    ],
+)  # fmt: skip
+def test_what_is_worse_and_what_is_better(
+    variant: str, ours: Exchange, worse: str, better: str
+) -> None:
+    found = compare(RAW, RAW, {**RAW, ("/", variant): ours})
+    assert [worse in line for line in found.worse] == [True] * bool(worse), found
+    assert [better in line for line in found.better] == [True] * bool(better), found
+    assert found.same == len(RAW) - bool(worse or better)
+
+
+def test_what_the_application_itself_changes_says_nothing() -> None:
+    key = "/", "identity"
+    again = {**RAW, key: replace(without(PAGE, "ETag", '"7"'), body=BODY.replace(b"9", b"8"))}
+    ours = {**RAW, key: replace(without(PAGE, "ETag", '"8"'), body=BODY.replace(b"9", b"7"))}
+    found = compare(RAW, again, ours)
+    assert (found.worse, found.better, found.varies) == ([], [], 1)
+    tokens = [replace(PAGE, body=BODY + f'<input value="{n * 32}">'.encode()) for n in "ab"]
+    found = compare({**RAW, key: tokens[0]}, {**RAW, key: tokens[0]}, {**RAW, key: tokens[1]})
+    assert (found.worse, found.varies) == ([], 0)
+
+
+def test_pages_lead_to_their_scripts_styles_and_images() -> None:
+    html = b"""
+        <link rel=x href="/a.css?v=1"><script defer src='b.js'></script><img src="/c.png">
+        <a href="/logout"></a><script src="https://elsewhere.test/d.js"></script><img src="data:,">
+        <script src="/a.css"></script>
+    """
+    page = replace(PAGE, body=html)
+    found = {("/pages/", "identity"): page, ("/pages/", "gzip"): page}
+    assert [ask.path for ask in links(found)] == ["/a.css?v=1", "/pages/b.js", "/c.png"]
+
+
+def test_every_variant_of_a_request_is_answered() -> None:
+    app = "tests.benchmark.apps:app"
+    found = []
+    for served in (app, f"wsgifast.running:wrapped({app!r})"):
+        port = free_port()
+        command = ["python", "-m", "gunicorn", served, "--threads=2", f"--bind=127.0.0.1:{port}"]
+        with live_server(command, ("127.0.0.1", port)):
+            client = HTTPClient("127.0.0.1", port, limit_s=60)
+            asks = [Ask("/"), Ask("/{name}"), Ask("/away", "POST", b"a body"), Ask("/", once=True)]
+            found.append(ask_all(client, asks, {"name": "crumbs"}))
+    raw, ours = found
+    assert {variant for _, variant in raw} == {
+        "identity", "gzip", "browser", "HEAD", "HEAD browser", "Range", "Range browser",
+    }  # fmt: skip
+    assert {path for path, _ in raw} == {"/", "/crumbs", "POST /away"}
+    assert ("POST /away", "HEAD") not in raw
+    assert not any(one.error for one in ours.values()), ours
+    assert compare(raw, raw, ours).worse == []
+
+
+def test_applications_have_distinct_names_and_ask_for_something() -> None:
+    assert len({application.name for application in APPLICATIONS}) == len(APPLICATIONS) == 18
+    assert all(application.paths and application.packages for application in APPLICATIONS)
