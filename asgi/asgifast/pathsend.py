@@ -112,6 +112,9 @@ def decide_pathsend(app: Any, asked: bool | None = None) -> PathsendDecision:
         request, or at the lifespan's start: before that its classes are looked at.
     :param asked: the option `pathsend`, which decides if it is not None.
     """
+    if _name_of(app) == _ASGIFAST:
+        decided: PathsendDecision = app.offer.decision
+        return decided
     return Offer(app, asked).decision
 
 
@@ -135,6 +138,7 @@ class Offer:
         self._asked = asked
         self._always = always
         self._decision: PathsendDecision | None = None
+        self._is_logged = False
         # What shows that the app has changed: lists and their lengths, apps and their stacks.
         self._lists: Sequence[tuple[list[Any], int]] = ()
         self._stacks: Sequence[tuple[Any, Any]] = ()
@@ -153,7 +157,7 @@ class Offer:
             decision = self._decide(may_read=False)
         except MustRead:
             decision = await in_thread(self._decide)
-        if self._asked is None and (before is None or before.offered != decision.offered):
+        if self._is_logged and (before is None or before.offered != decision.offered):
             _log(decision)
 
     def is_outdated(self) -> bool:
@@ -177,6 +181,8 @@ class Offer:
             layers = _Layers(may_read)
             decision = layers.decide(self.app)
             self._lists, self._stacks = layers.lists, layers.stacks
+            # An ASGIFast inside logs its own.
+            self._is_logged = not (decision.offered and layers.has_asgifast)
         self._decision = decision
         self.extensions = {**decision.extensions, **self._always}
         return decision
@@ -199,15 +205,13 @@ class _Layers:
 
     def __init__(self, may_read: bool) -> None:
         self._may_read = may_read
+        self.has_asgifast = False
         self.lists: list[tuple[list[Any], int]] = []
         self.stacks: list[tuple[Any, Any]] = []
         self._zerocopy = True
         self._seen: dict[int, Any] = {}  # kept, so that no number is another's
 
     def decide(self, app: Any) -> PathsendDecision:
-        if _name_of(app) == _ASGIFAST:
-            decided: PathsendDecision = app.offer.decision
-            return decided
         try:
             self._look_at(app)
             self._look_at_responses()
@@ -255,6 +259,7 @@ class _Layers:
                 return ()
             raise _unknown(f"{layer.__module__}.{layer.__qualname__}")
         if name == _ASGIFAST:
+            self.has_asgifast = True
             return ()
         if not _is_original(type(layer), "__call__"):
             raise _unknown(name)
@@ -313,6 +318,7 @@ class _Layers:
             made: Any = each.cls
             made_name = f"{getattr(made, '__module__', '?')}.{getattr(made, '__qualname__', '?')}"
             if made_name == _ASGIFAST:
+                self.has_asgifast = True
                 return ()
             if made_name in _WRAPPERS and _is_original(made, "__call__"):
                 continue

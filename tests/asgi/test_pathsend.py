@@ -311,6 +311,18 @@ def test_what_is_decided_is_logged_once(folder: Path, caplog: pytest.LogCaptureF
     assert "ASGIFast(app, pathsend=False)" in second
 
 
+def test_what_an_asgifast_decides_is_logged_by_it_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    app = ASGIFast(starlette(folder, "GZip"))
+    asyncio.run(_served(HttpToolsProtocol, app, "/json", {}))
+    asyncio.run(_served(HttpToolsProtocol, starlette(folder, "Counting"), "/json", {}))
+    said = [r.getMessage() for r in caplog.records if "bytes" in r.getMessage()]
+    assert ["GZipMiddleware" in each for each in said] == [True, False]
+    assert "Counting" in said[1]
+
+
 # Nothing fails, grows or changes
 
 STACKS = st.lists(st.sampled_from(sorted(MIDDLEWARE)), max_size=3).map(tuple)
