@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 from asgifast.messages import Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -71,6 +73,60 @@ def test_a_client_is_given_up_that_sends_more_than_an_upload(
             assert 50_000 <= await asyncio.wait_for(send_until_closed(client), 60) < 1_000_000
 
     asyncio.run(run())
+
+
+UPLOADED = 20_000_000
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_an_early_answer_over_tls_arrives_behind_the_upload(run: Any, protocol: Any) -> None:
+    """Its client reads when it has sent all."""
+    failed: list[Any] = []
+
+    def upload(address: Any) -> bytes:
+        with (
+            socket.create_connection(address, 60) as plain,
+            client_context().wrap_socket(plain, server_hostname="localhost") as sock,
+        ):
+            sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % UPLOADED)
+            for _ in range(UPLOADED // 100_000):
+                sock.sendall(bytes(100_000))
+            answer = b""
+            while not answer.endswith(b"too large"):
+                part = sock.recv(10_000)
+                assert part, answer
+                answer += part
+            return answer
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"9"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await body(send, b"too large")
+
+    async def talk() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: failed.append(context))
+        config = uvicorn.Config(app, log_config=None, lifespan="off")
+        config.load()
+        state = ServerState()
+        server = await loop.create_server(
+            lambda: protocol(config=config, server_state=state, app_state={}),
+            "127.0.0.1",
+            ssl=server_context(),
+        )
+        async with server:
+            address = server.sockets[0].getsockname()
+            answer = await loop.run_in_executor(None, upload, address)
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            while state.connections:
+                await asyncio.sleep(0.01)
+        await loop.shutdown_default_executor()
+
+    async def bounded() -> None:
+        await asyncio.wait_for(talk(), 60)
+
+    run(bounded())
+    assert not failed
 
 
 def test_a_connection_over_tls_is_closed_without_an_error(protocol: Any) -> None:

@@ -156,3 +156,32 @@ def test_head_and_statuses_without_a_body(large: Path) -> None:
                 assert (answer.status, answer.body) == (status, b"")
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("wrap", [ASGIFast, lambda app: app], ids=["wrapped", "bare"])
+def test_a_file_that_has_gone_is_a_500_and_no_head(large: Path, wrap: Any) -> None:
+    gone = {"type": PATHSEND, "path": str(large.parent / "gone")}
+
+    async def run() -> None:
+        client = Client()
+        async with connected(wrap(sending([start(LARGE_BYTES), gone])), client) as wire:
+            stream = client.ask()
+            await settled(lambda: client.answers[stream].ended, wire)
+            answer = client.answers[stream]
+            assert (answer.status, answer.body) == (500, b"Internal Server Error")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("value", [b"a\r\nevil: 1", b"a\nb", b"a\rb", b"a\0b"])
+def test_header_values_with_line_ends_do_not_pass(value: bytes) -> None:
+    async def run() -> None:
+        client = Client()
+        head = {**start(2), "headers": [(b"content-length", b"2"), (b"x", value)]}
+        async with connected(sending([head, part(b"ok", more=False)]), client) as wire:
+            stream = client.ask()
+            answer = client.answers[stream]
+            await settled(lambda: answer.reset is not None, wire)
+            assert not answer.headers
+
+    asyncio.run(run())

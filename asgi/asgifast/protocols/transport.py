@@ -275,7 +275,8 @@ class CoalescingTransport(asyncio.Transport):
         A second call is the server's, which is about to end.
         """
         if self.is_closing is _lingers:
-            linger(self.real, self._loop)
+            if not self.real.is_closing():
+                linger(self.real, self._loop)
             return
         if self.is_closing():
             return  # asyncio's TLS transport breaks at a second close()

@@ -40,3 +40,6 @@ class H11Protocol(FileSending, h11_impl.H11Protocol):
     """uvicorn's H11Protocol with sendfile."""
 
     _response_class = H11Response
+
+    def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:
+        super().handle_websocket_upgrade(*args, rest=rest or self.conn.trailing_data[0])

@@ -14,7 +14,17 @@ from wsgifast.imports import needs
 from ..coalescing import COALESCED_BYTES
 from ..exporting import figures, instrumented
 from ..extensions import COALESCING
-from ..messages import ASGIApp, Message, Receive, Scope, Send, copied_head, whole_body
+from ..messages import (
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    copied_head,
+    response_body,
+    response_start,
+    whole_body,
+)
 from ..pathsend import Offer
 from ..protocols.file_body import UNKNOWN_PATHSEND, logger
 from ..protocols.idle_timer import IdleTimerLoop
@@ -23,6 +33,7 @@ from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
 from ..whole_senders import SendWhole, add_sender, whole_sender_for
 from .memory import Pipeline, forget_request, make_small, shared
+from .upgrades import FramesBehindRequest
 from .uploads import Upload
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
@@ -241,6 +252,16 @@ def _served_by(app: Any, pathsend: bool | None) -> _Served:
     return served
 
 
+async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
+    text = b"Invalid HTTP request received."
+    headers = [
+        (b"content-type", b"text/plain; charset=utf-8"),
+        (b"content-length", b"%d" % len(text)),
+    ]
+    await send(response_start(400, headers))
+    await send(response_body(text))
+
+
 class FileSending(_Base):
     """Mixed into one of uvicorn's protocols.
 
@@ -372,14 +393,25 @@ class FileSending(_Base):
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """What is no request comes behind one that is being answered: close behind the response.
+        """What comes is no request, or the body of one is malformed.
 
-        httptools and zttp parse ahead, and uvicorn sends the 400 at once, into the middle of a
-        body.
+        uvicorn sends the 400 at once, into the middle of a response, where there is one; and an app
+        that goes on to send may get an error of the closed transport.
         """
         cycle = self.cycle
-        if cycle is None or cycle.response_complete or cycle.more_body:
+        if cycle is None or cycle.response_complete:
             super().send_400_response(msg)  # type: ignore[misc]
+        elif cycle.more_body and getattr(self, "pipeline", None):
+            self.flow.pause_reading()
+            cycle.keep_alive = False
+            self.pipeline[0] = cycle, _bad_request  # it waits until others are answered
+        elif cycle.more_body:
+            if cycle.response_started:
+                self.transport.close()  # too late for a 400: the response breaks off
+            else:
+                super().send_400_response(msg)  # type: ignore[misc]
+            cycle.disconnected = True
+            cycle.message_event.set()
         else:
             self.flow.pause_reading()
             self.shutdown()  # uvicorn's: close behind this response
@@ -393,10 +425,15 @@ class FileSending(_Base):
         super().resume_writing()
         self.transport.drained()
 
-    def handle_websocket_upgrade(self, *args: Any) -> None:
-        # uvicorn gives the connection to its WebSocket protocol, which needs none of this.
+    def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:
+        """uvicorn gives the connection to its WebSocket protocol, which needs none of this.
+
+        :param rest: what was received behind the request: frames, which uvicorn drops.
+        """
         self.transport.flush()
         self._leave()
         self.transport = self.transport.real
         read_plainly(self.transport)
+        if rest:
+            self.transport = FramesBehindRequest(self.transport, rest)
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]

@@ -132,6 +132,14 @@ class ZttpH2Response(Response):
         if message.get("more_body"):
             await self._drain(_QUEUED_BYTES)
 
+    async def _send_next(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and self.start is None:
+            start, _, is_declared = copied_head(message)
+            if is_declared and not self._cycle.response_started:
+                self.start = start  # until its body, or file, is there
+                return
+        await super()._send_next(message)
+
     def _is_bodyless(self) -> bool:
         return bool(self._cycle.bodyless)
 

@@ -1,0 +1,163 @@
+"""Requests to upgrade: a body that comes with one to h2c, and frames with one to a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from asgifast.messages import Receive, Scope, Send
+from asgifast.uvicorn import HttpToolsProtocol
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .protocols import Upgraded, _no_descriptor_is_left, protocol, serving, turns
+
+__all__ = ["_no_descriptor_is_left", "protocol"]
+
+H2C = (
+    b"Host: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+)
+POST = b"POST /upload HTTP/1.1\r\n" + H2C
+NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
+WEBSOCKET = (
+    b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+FRAME = b"\x81\x83\0\0\0\0abc"
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    data = scope["path"].encode() + b"="
+    more = True
+    while more:
+        message = await receive()
+        data += message.get("body", b"?")
+        more = message.get("more_body", False)
+    headers = [(b"content-length", b"%d" % len(data))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def asked(protocol: Any, pieces: list[bytes], ends: list[bytes]) -> list[bytes]:
+    async with serving(protocol, echo, pathsend=None, ws="none") as client:
+        for piece in pieces:
+            await client.send(piece)
+            await turns()
+        return [await asyncio.wait_for(client.until(end), 60) for end in ends]
+
+
+@pytest.mark.parametrize(
+    ("head", "data"),
+    [
+        (POST + b"Content-Length: 5\r\n\r\n", b"hello"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n"),
+    ],
+    ids=["length", "chunked"],
+)
+@pytest.mark.parametrize("cut", [0, 2, 5, None])
+def test_a_request_for_h2c_keeps_its_body(
+    protocol: Any, head: bytes, data: bytes, cut: int | None
+) -> None:
+    whole = head + data + NEXT
+    at = len(head) + (cut or 0)
+    pieces = [whole] if cut is None else [whole[:at], whole[at:]]
+    asyncio.run(asked(protocol, pieces, [b"/upload=hello", b"/next="]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 320), max_size=5), st.binary(max_size=30))
+def test_a_body_behind_h2c_is_never_a_request(cuts: list[int], data: bytes) -> None:
+    """However it comes, and whatever it is."""
+    data += b"\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+    whole = POST + b"Content-Length: %d\r\n\r\n" % len(data) + data + NEXT
+    places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    pieces = [whole[a:b] for a, b in itertools.pairwise(places)]
+    answers = asyncio.run(asked(HttpToolsProtocol, pieces, [b"/next="]))
+    assert answers[0].count(b"HTTP/1.1 200 OK") == 2
+    assert b"/upload=" + data in answers[0]
+
+
+def test_a_request_for_h2c_without_a_body(protocol: Any) -> None:
+    get = b"GET /first HTTP/1.1\r\n" + H2C + b"\r\n"
+    asyncio.run(asked(protocol, [get + NEXT, get], [b"/first=", b"/next=", b"/first="]))
+
+
+def test_a_malformed_body_behind_h2c_is_refused(protocol: Any) -> None:
+    async def run() -> None:
+        async with serving(protocol, echo, pathsend=None, ws="none") as client:
+            await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")
+            assert b" 400 " in await client.to_end()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+class Accepting(Upgraded):
+    """Accepts, and says what it was sent behind that."""
+
+    got: bytes
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.got = b""
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"GET "):
+            asyncio.get_running_loop().call_soon(
+                self.transports[-1].write, b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
+            )
+            return
+        self.got += data
+        self.transports[-1].write(data.upper())
+
+
+@pytest.mark.parametrize("cut", [0, 1, len(FRAME)])
+def test_frames_that_come_with_the_request_follow_it(protocol: Any, cut: int) -> None:
+    async def run() -> None:
+        Accepting.transports = []
+        async with serving(protocol, echo, pathsend=None, ws=Accepting) as client:
+            await client.send(WEBSOCKET + FRAME[:cut])
+            await client.send(FRAME[cut:])
+            await client.until(b"\r\n\r\n")
+            assert await client.exactly(len(FRAME)) == FRAME.upper()
+            await client.send(b"more")
+            assert await client.exactly(4) == b"MORE"
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_frames_behind_a_request_that_is_refused_are_dropped(protocol: Any) -> None:
+    class Refusing(Upgraded):
+        def data_received(self, data: bytes) -> None:
+            assert data.startswith(b"GET ")
+            self.transports[-1].write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+            self.transports[-1].close()
+
+    async def run() -> None:
+        Refusing.transports = []
+        async with serving(protocol, echo, pathsend=None, ws=Refusing) as client:
+            await client.send(WEBSOCKET + FRAME)
+            assert (await client.to_end()).startswith(b"HTTP/1.1 403 ")
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_frames_reach_an_app_behind_uvicorns_own_protocol(protocol: Any) -> None:
+    pytest.importorskip("wsproto")
+    messages: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "websocket.connect"
+        await send({"type": "websocket.accept"})
+        messages.append(await receive())
+        await send({"type": "websocket.close"})
+
+    async def run() -> None:
+        async with serving(protocol, app, pathsend=None, ws="wsproto") as client:
+            await client.send(WEBSOCKET + FRAME)
+            await client.until(b"\x88\x02\x03\xe8")
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert messages[0]["text"] == "abc"

@@ -1,0 +1,461 @@
+"""What an app sends wrongly: it gets the error that uvicorn raises, and its client an end."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import asgifast
+import pytest
+import uvloop
+from asgifast import ASGIFast
+from asgifast.files import parsing
+from asgifast.messages import ASGIApp, Receive, Scope, Send
+from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+from uvicorn.protocols.http import h11_impl, httptools_impl
+
+from .layers import adds_a_header
+from .protocols import GET, _no_descriptor_is_left, serving
+from .support import call, scope_of
+
+__all__ = ["_no_descriptor_is_left"]
+
+# uvicorn's own protocol, and ours.
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "h11": (h11_impl.H11Protocol, H11Protocol),
+    "httptools": (httptools_impl.HttpToolsProtocol, HttpToolsProtocol),
+}
+try:
+    from asgifast.uvicorn import ZttpProtocol
+    from uvicorn.protocols.http.zttp_impl import ZttpProtocol as PlainZttpProtocol
+
+    PAIRS["zttp"] = PlainZttpProtocol, ZttpProtocol
+except ImportError:
+    pass
+pairs = pytest.mark.parametrize("name", PAIRS)
+OURS = [ours for _, ours in PAIRS.values()]
+ours = pytest.mark.parametrize("protocol", OURS, ids=list(PAIRS))
+PATHSEND = "http.response.pathsend"
+
+
+def start(**other: Any) -> dict[str, Any]:
+    headers = [(b"content-length", b"3")]
+    return {"type": "http.response.start", "status": 200, "headers": headers, **other}
+
+
+def chunked(*headers: Any) -> dict[str, Any]:
+    return start(headers=list(headers))
+
+
+def body(data: Any = b"abc", more: Any = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+LENGTH = (b"content-length", b"3")
+WRONG: dict[str, list[Any]] = {
+    "a str": [start(), body("abc")],
+    "a str in two": [start(), body("a", True), body(b"bc")],
+    "a str behind bytes": [start(), body(b"a", True), body("bc")],
+    "a str in chunks": [chunked(), body("abc")],
+    "a str behind a chunk": [chunked(), body(b"a", True), body("abc")],
+    "None": [start(), body(None)],
+    "None behind a chunk": [chunked(), body(b"a", True), body(None)],
+    "an int": [start(), body(7)],
+    "a list": [start(), body([b"abc"])],
+    "an empty dict": [chunked(), body({})],
+    "no type": [{"status": 200}],
+    "no status": [{"type": "http.response.start", "headers": [LENGTH]}, body()],
+    "no status or length": [{"type": "http.response.start", "headers": []}, body()],
+    "a status in text": [start(status="200"), body()],
+    "no such status": [start(status=999), body()],
+    "headers in text": [start(headers=[("content-length", "3")]), body()],
+    "a value in text": [start(headers=[LENGTH, (b"x", "3")]), body()],
+    "a length that is none": [start(headers=[(b"content-length", b"x")]), body()],
+    "body first": [body(), start()],
+    "only a body": [body()],
+    "two starts": [start(), start(), body()],
+    "two starts in chunks": [chunked(), chunked(), body()],
+    "a start behind the body": [start(), body(), start()],
+    "a body behind the end": [start(), body(), body()],
+    "a chunk behind the end": [chunked(), body(), body()],
+    "only a start": [start()],
+    "only a start in chunks": [chunked()],
+    "an unknown type": [start(), {"type": "http.nonsense"}, body()],
+    "None as a message": [None],
+    "too long": [start(), body(b"abcd")],
+    "too short": [start(), body(b"ab")],
+    "CR LF in a value": [start(headers=[LENGTH, (b"x", b"a\r\nevil: 1")]), body()],
+    "LF in a value": [start(headers=[LENGTH, (b"x", b"a\nevil: 1")]), body()],
+    "CR in a value": [start(headers=[LENGTH, (b"x", b"a\revil: 1")]), body()],
+    "NUL in a value": [start(headers=[LENGTH, (b"x", b"a\0evil: 1")]), body()],
+    "CR LF in a name": [start(headers=[LENGTH, (b"x\r\nevil", b"1")]), body()],
+    "a blank in a name": [start(headers=[LENGTH, (b"evil x", b"1")]), body()],
+    "LF in chunks": [chunked((b"x", b"a\nevil: 1")), body(b"a", True), body()],
+}
+# What uvicorn answers with nothing, or a head alone, and we with a 500.
+BROKEN_HEADS: dict[str, list[Any]] = {
+    "None as headers": [start(headers=None), body()],
+    "a header of three": [start(headers=[(b"a", b"b", b"c")]), body()],
+    "an int as headers": [start(headers=5), body()],
+    "a body without a type": [start(), {"body": b"abc"}],
+    "None behind the start": [start(), None],
+}
+
+
+async def outcome(protocol: Any, messages: list[Any], wrap: Any = None) -> Any:
+    """What the client has in the end, and what the app was raised."""
+    raised: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            for message in messages:
+                await send({**message} if isinstance(message, dict) else message)
+        except BaseException as error:
+            raised.append(type(error).__name__)
+            raise
+
+    served = wrap(app) if wrap is not None else app
+    async with serving(protocol, served, pathsend=None, timeout_keep_alive=1) as client:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await asyncio.wait_for(client.to_end(), 30)
+    head, _, data = answer.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    kept = [line for line in lines if not line.lower().startswith((b"date:", b"server:"))]
+    return sorted(kept), data, raised
+
+
+@pairs
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_messages_end_as_on_uvicorn(name: str, wrong: str) -> None:
+    plain, our = PAIRS[name]
+
+    async def both() -> Any:
+        return await asyncio.gather(outcome(plain, WRONG[wrong]), outcome(our, WRONG[wrong]))
+
+    theirs, found = asyncio.run(both())
+    assert found == theirs
+    assert not any(line.startswith(b"evil") for line in found[0])
+
+
+@ours
+@pytest.mark.parametrize("wrong", BROKEN_HEADS)
+def test_heads_that_cannot_be_sent_are_a_500(protocol: Any, wrong: str) -> None:
+    lines, data, raised = asyncio.run(outcome(protocol, BROKEN_HEADS[wrong]))
+    assert b"HTTP/1.1 500 Internal Server Error" in lines
+    assert b"Internal Server Error" in data
+    assert raised
+
+
+@ours
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_messages_under_asgifast_end_the_response(protocol: Any, wrong: str) -> None:
+    lines, data, raised = asyncio.run(outcome(protocol, WRONG[wrong], ASGIFast))
+    assert not any(line.startswith(b"evil") for line in lines)
+    assert raised or data or "start" in wrong
+
+
+@ours
+@pytest.mark.parametrize(
+    "data",
+    [bytearray(b"abc"), memoryview(b"abc"), array.array("B", b"abc")],
+    ids=["bytearray", "memoryview", "array"],
+)
+def test_what_has_bytes_is_sent(protocol: Any, data: Any) -> None:
+    for messages in ([start(), body(data)], [start(), body(data, True), body(b"")]):
+        lines, sent, raised = asyncio.run(outcome(protocol, messages))
+        if protocol is not H11Protocol or not isinstance(data, array.array):
+            assert (sent, raised) == (b"abc", []), lines
+
+
+VALUES: Any = st.one_of(
+    st.none(), st.integers(-1, 3), st.text(max_size=2), st.binary(max_size=3), st.lists(st.none()),
+    st.binary(max_size=3).map(bytearray), st.just({}), st.booleans(),
+)  # fmt: skip
+MESSAGES: Any = st.one_of(
+    st.just(start()), st.just(chunked()), st.just(body()), st.just(body(b"a", True)),
+    st.fixed_dictionaries({"type": st.just("http.response.start")},
+                          optional={"status": VALUES, "headers": VALUES}),
+    st.fixed_dictionaries({"type": st.just("http.response.body")},
+                          optional={"body": VALUES, "more_body": VALUES}),
+    st.fixed_dictionaries({}, optional={"type": VALUES, "body": VALUES}), VALUES,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(MESSAGES, max_size=4), st.sampled_from(sorted(PAIRS)))
+def test_any_messages_end_the_connection_and_raise_what_uvicorn_raises(
+    messages: list[Any], name: str
+) -> None:
+    plain, our = PAIRS[name]
+
+    async def both() -> Any:
+        return await asyncio.gather(outcome(plain, messages), outcome(our, messages))
+
+    (theirs, _, their_errors), (found, _, errors) = asyncio.run(both())
+    is_500 = any(b" 500 " in line for line in found)
+    assert bool(errors) == bool(their_errors)
+    assert found == theirs or is_500
+
+
+# Return values
+
+
+def test_what_an_app_returns_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> Any:
+        await send(start())
+        await send(body())
+        return "a value"
+
+    async def talk(protocol: Any, served: Any) -> None:
+        async with serving(protocol, served, pathsend=None) as client:
+            await client.send(GET)
+            await client.to_end()
+
+    metered = ASGIFast(app, traces=False, report_slow_shapes=1.0)
+    for protocol in OURS:
+        for served in (app, ASGIFast(app), metered):
+            caplog.clear()
+            asyncio.run(talk(protocol, served))
+            assert "should return None, but returned 'a value'" in caplog.text
+
+
+# Malformed requests
+
+
+@ours
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_malformed_chunk_ends_a_response_that_has_begun(
+    run: Any, protocol: Any, reads: bool
+) -> None:
+    """And raises nothing: neither to the app, nor to the event loop."""
+    failed: list[Any] = []
+    seen: list[str] = []
+    broken: list[asyncio.Event] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if reads:
+            await receive()
+        await send(chunked())
+        await send(body(b"first", True))
+        await broken[0].wait()
+        for _ in range(50):
+            await send(body(b"more", True))
+            await asyncio.sleep(0)
+        await send(body(bytes(100_000), True))
+        await send(body(b"last"))
+        seen.append((await receive())["type"])
+
+    async def talk() -> None:
+        broken.append(asyncio.Event())
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: failed.append(context))
+        async with serving(protocol, app, pathsend=None) as client:
+            await client.send(
+                b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+            )
+            await client.until(b"first")
+            connection: Any = next(iter(client.state.connections))
+            await client.send(b"ZZ\r\nnonsense")
+            while not connection.cycle.disconnected:
+                await asyncio.sleep(0)
+            broken[0].set()
+            rest = await client.to_end()
+            assert b"400" not in rest
+            assert b"last" not in rest
+
+    async def bounded() -> None:
+        await asyncio.wait_for(talk(), 60)
+
+    run(bounded())
+    assert not failed
+    assert seen == ["http.disconnect"]
+
+
+@ours
+def test_a_malformed_chunk_before_the_response_is_a_400(protocol: Any) -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] == "http.request":
+            assert message["more_body"]
+        seen.append(message["type"])
+        await send(start())
+        await send(body())
+
+    async def talk() -> None:
+        async with serving(protocol, app, pathsend=None) as client:
+            await client.send(
+                b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+            )
+            await asyncio.sleep(0)
+            await client.send(b"ZZ\r\nnonsense")
+            answer = await client.to_end()
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert answer.count(b"HTTP/1.1") == 1
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
+    assert seen == ["http.disconnect"]
+
+
+@ours
+def test_a_malformed_request_behind_another_is_refused_behind_its_response(protocol: Any) -> None:
+    """Its own body is malformed, while it waits for its turn."""
+    paths: list[str] = []
+    go: list[asyncio.Event] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        paths.append(scope["path"])
+        await send(chunked())
+        await send(body(b"first", True))
+        await go[0].wait()
+        await send(body(b"last"))
+
+    async def talk() -> None:
+        go.append(asyncio.Event())
+        async with serving(protocol, app, pathsend=None) as client:
+            await client.send(
+                b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\n"
+                b"POST /2 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
+            )
+            await client.until(b"first")
+            go[0].set()
+            assert b"last\r\n0\r\n\r\nHTTP/1.1 400 Bad Request\r\n" in await client.to_end()
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
+    if protocol is HttpToolsProtocol:  # which parses ahead
+        assert paths == ["/1"]
+
+
+# Files that have gone
+
+
+def gone_app(folder: Path, *, base: bool = False) -> Starlette:
+    (folder / "directory").mkdir(exist_ok=True)
+    large = folder / "large"
+    large.write_bytes(bytes(300_000))
+    facts = large.stat()
+
+    def missing(request: Request) -> Response:
+        return FileResponse(folder / "nothing")
+
+    def vanished(request: Request) -> Response:
+        return FileResponse(folder / "nothing", stat_result=facts)
+
+    def directory(request: Request) -> Response:
+        return FileResponse(folder / "directory", stat_result=facts)
+
+    def our_own(request: Request) -> Response:
+        return asgifast.FileResponse(folder / "nothing")
+
+    def forbidden(request: Request) -> Response:
+        return FileResponse(large)
+
+    endpoints = (missing, vanished, directory, our_own, forbidden)
+    middleware = [Middleware(BaseHTTPMiddleware, dispatch=adds_a_header)] if base else []
+    return Starlette(
+        routes=[Route(f"/{each.__name__}", each) for each in endpoints], middleware=middleware
+    )
+
+
+def refuse(path: str) -> Any:
+    raise PermissionError(13, "Permission denied", path)
+
+
+@ours
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("base", [True, False])
+def test_a_file_that_cannot_be_opened_is_a_500(
+    protocol: Any, wrapped: bool, base: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app: ASGIApp = gone_app(tmp_path, base=base)
+    served = ASGIFast(app) if wrapped else app
+    monkeypatch.setattr("asgifast.protocols.file_body.open_for_pathsend", _open_all_but_large)
+    monkeypatch.setattr("asgifast.files.handler.open_for_pathsend", _open_all_but_large)
+
+    async def talk(path: str) -> bytes:
+        async with serving(protocol, served, pathsend=None) as client:
+            await client.send(b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
+            return await client.to_end()
+
+    for path in ("missing", "vanished", "directory", "our_own", "forbidden"):
+        answer = asyncio.run(asyncio.wait_for(talk(path), 60))
+        assert answer.startswith(b"HTTP/1.1 500 "), (path, answer)
+        assert b"Internal Server Error" in answer.partition(b"\r\n\r\n")[2]
+
+
+_open = parsing.open_for_pathsend
+
+
+def _open_all_but_large(path: str) -> Any:
+    return refuse(path) if os.path.basename(path) == "large" else _open(path)
+
+
+def test_a_file_that_has_gone_is_no_head_on_another_server(tmp_path: Path) -> None:
+    """One with pathsend of its own would send the head before it looks."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(start())
+        await send({"type": PATHSEND, "path": str(tmp_path / "nothing")})
+
+    async def head_first(scope: Scope, receive: Receive, send: Send) -> None:
+        sent: list[Any] = []
+        fast = ASGIFast(app, pathsend=True, ranges=False, conditional=False)
+
+        async def noted(message: Any) -> None:
+            sent.append(message)
+
+        with pytest.raises(FileNotFoundError):
+            await fast(scope, receive, noted)
+        assert not sent
+        await send(start(headers=[]))
+        await send(body(b""))
+
+    call(head_first, {**scope_of(), "extensions": {PATHSEND: {}}})
+
+
+# The server's end
+
+
+@ours
+def test_a_download_that_the_server_cuts_off_is_one_line_in_the_log(
+    protocol: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(30_000_000)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(start(headers=[(b"content-length", b"30000000")]))
+        await send({"type": PATHSEND, "path": str(large)})
+
+    async def talk() -> None:
+        async with serving(protocol, app) as client:
+            await client.send(GET)
+            await client.until(b"\r\n\r\n")
+            [task] = client.state.tasks
+            for _ in range(50):
+                await asyncio.sleep(0)  # the app has returned
+            for connection in client.state.connections:
+                connection.shutdown()
+            task.cancel(msg="Task cancelled, timeout graceful shutdown exceeded")
+            assert len(await client.to_end()) < 30_000_000
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(asyncio.wait_for(talk(), 60))
+    [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert "'/'" in record.getMessage()
+    assert "shuts down" in record.getMessage()
+    assert record.exc_info is None
