@@ -7,6 +7,7 @@ in :mod:`wsgifast.workers`, and asgifast.uvicorn's in that module.
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TypeVar
 
 __all__ = [
     "BodyError",
@@ -18,6 +19,25 @@ __all__ = [
     "RequestError",
     "WSGIFastError",
 ]
+
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def without_frames(error: _Error) -> _Error:
+    """Drop the traceback of an error that is kept, and those of the errors that led to it.
+
+    A traceback refers to frames, these to their callers, and all of them to what they worked on.
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            left += each.__cause__, each.__context__
+    return error
 
 
 class WSGIFastError(Exception):

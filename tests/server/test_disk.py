@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.servers import wait_for
 from wsgifast.server import disk
 from wsgifast.server.disk import DiskThreads
 
@@ -42,6 +44,10 @@ class Disks:
     def wait_for(self, condition: Callable[[], bool]) -> None:
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE_S), self.done
+
+
+class Held:
+    """What a job refers to."""
 
 
 @pytest.fixture
@@ -129,3 +135,19 @@ def test_a_system_that_starts_no_thread(disks: Disks, monkeypatch: pytest.Monkey
         disks.submit(1, "later")
     disks.go.set()
     disks.wait_for(lambda: "later" in disks.done)
+
+
+def test_idle_thread_keeps_nothing_of_its_last_job(
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_IDLE_S", PATIENCE_S)
+    held = Held()
+    seen = weakref.ref(held)
+
+    def job(held: Held = held) -> None:
+        disks.note("done")
+
+    disks.threads.submit(1, job)
+    del held, job
+    disks.wait_for(lambda: disks.done == ["done"])
+    wait_for(lambda: seen() is None, "it is gone", PATIENCE_S / 2)

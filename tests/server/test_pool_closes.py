@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -230,3 +231,38 @@ def test_leader_with_a_close_to_come_leaves_the_lead_to_a_follower(monitored: Mo
     monitored.pool.work.append(lambda: None)
     monitored.serve(second)
     assert monitored.leader is second  # nobody is without
+
+
+class Turn:
+    """A job, an event or a close(), which notes that it was called."""
+
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    def __call__(self) -> None:
+        self._done.append(threading.current_thread().name)
+
+
+@pytest.mark.parametrize("what", ["job", "event", "close"])
+def test_idle_thread_keeps_nothing_of_its_last_turn(harness: Harness, what: str) -> None:
+    """Those at the end of the line may be idle for days."""
+    seen: list[weakref.ref[Any]] = []
+    done: list[str] = []
+
+    def take_turn() -> None:
+        turn = Turn(done)
+        seen.append(weakref.ref(turn))
+        if what == "job":
+            harness.deliver(turn)
+        elif what == "event":
+            harness.pool.push(turn)
+        else:
+            harness.deliver(lambda: harness.pool.make_due(harness.pool.postpone(turn, None)))
+
+    with harness.occupied(SIZE - 1):
+        take_turn()
+        wait_for(lambda: len(done) == 1, "its turn is over")
+    take_turn()
+    wait_for(lambda: len(done) == 2, "its turn is over")
+    harness._apps.clear()
+    wait_for(lambda: not any(ref() for ref in seen), "nothing is kept")

@@ -77,7 +77,7 @@ class DiskThreads:
                 job()
             except BaseException as error:  # noqa: BLE001 - the thread goes on
                 self._on_error(error)
-            del job
+            del job, taken  # it may wait for long now, and keeps nothing of a response
             with self._came:
                 device.running -= 1
 

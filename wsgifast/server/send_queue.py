@@ -30,7 +30,7 @@ import os
 import threading
 from typing import Protocol
 
-from ..errors import ClientGone
+from ..errors import ClientGone, without_frames
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
 from .coalescing import HeldBlocks
@@ -140,7 +140,7 @@ class SendQueue:
             raise ClientGone(str(self.error)) from self.error
 
     def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
+        self.error = self.error or without_frames(error)
         self._queue_held()
         if self.backlog is not None:
             self._dropped += self.backlog.size

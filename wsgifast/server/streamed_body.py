@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import BodyTooLarge, ClientGone, RequestError
+from ..errors import BodyTooLarge, ClientGone, RequestError, without_frames
 from ..http.chunked import BodyDecoder
 from .limits import BODY_BYTES_PER_S, time_left_s
 from .poller import WOULD_BLOCK
@@ -66,6 +66,11 @@ class StreamedBody(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def close(self) -> None:
+        if self.failure is not None:
+            without_frames(self.failure)
+        super().close()
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """:raises RequestError: if the client is too slow, or its chunks are malformed.

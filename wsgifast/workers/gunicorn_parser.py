@@ -103,10 +103,13 @@ class GunicornParser:
             for name, value in req.headers:
                 if name == "SCRIPT_NAME":
                     script_name = value
-        reader = req.body.reader
+        reader, req.body = req.body.reader, None  # nobody can read from it
+        is_chunked = isinstance(reader, ChunkedReader)
+        if is_chunked:
+            reader.req = None  # the reader refers to itself, and would keep the request
         return Exchange(
             req,
-            None if isinstance(reader, ChunkedReader) else reader.length,
+            None if is_chunked else reader.length,
             unreader.data,
             fields,
             script_name=script_name,

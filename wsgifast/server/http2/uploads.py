@@ -9,7 +9,7 @@ from collections import deque
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING
 
-from ...errors import RequestError
+from ...errors import RequestError, without_frames
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -65,6 +65,11 @@ class StreamedUpload(io.RawIOBase):
             self._came.notify_all()
 
     # Called by the app's thread
+
+    def close(self) -> None:
+        if self.failure is not None:
+            without_frames(self.failure)
+        super().close()
 
     def readable(self) -> bool:
         return True
