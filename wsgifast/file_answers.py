@@ -11,7 +11,10 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .compression.policy import with_vary
 from .files import Header, Plan, Representation, RequestFacts, stat_etag
+from .files.coded_copies import CodedCopy
+from .files.conditions import is_etag
 from .sockets.sendfile import FileSegment
 
 if TYPE_CHECKING:
@@ -86,12 +89,49 @@ def plan_file_body(
     return Representation(segment.size, [*headers, *added]).plan(facts)
 
 
+def plan_coded_file(
+    facts: RequestFacts,
+    headers: Sequence[Header],
+    file: object,
+    segment: FileSegment,
+    copy: CodedCopy,
+    coding: str,
+    *,
+    ranges: bool = True,
+    conditional: bool = True,
+) -> Plan | None:
+    """Plan the same answer with a coded copy of the file: its validators and ranges are its own.
+
+    :param facts: as the client sent them: its tags may be those of copies.
+    :param headers: the app's.
+    :param copy: one that has a body.
+    """
+    plain = plan_file_body(RequestFacts(), headers, file, segment, ranges=ranges, conditional=False)
+    if plain is None:
+        return None
+    given = {name.lower(): value for name, value in plain.headers}
+    etag = given.get("etag", "").strip(" \t")
+    if not is_etag(etag):
+        etag = _file_etag(file, segment) or ""
+    ranges = ranges and given["accept-ranges"].strip().lower() != "none"
+    # A date is that of the uncoded file, too.
+    if not ranges or (facts.if_range is not None and '"' not in facts.if_range):
+        facts = facts._replace(range=None)
+    if not conditional:
+        facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
+    coded = copy.representation(with_vary(plain.headers), coding, etag, ranges=ranges)
+    return coded.plan(facts)
+
+
+def is_made_for_one_answer(file: object, fd: int) -> bool:
+    """Whether the next answer may have another file, or none: another request makes its own."""
+    return isinstance(file, tempfile._TemporaryFileWrapper) or os.fstat(fd).st_nlink == 0
+
+
 def _file_etag(file: Any, segment: FileSegment) -> str | None:
-    if isinstance(file, tempfile._TemporaryFileWrapper):
+    if is_made_for_one_answer(file, segment.fd):
         return None
     facts = os.fstat(segment.fd)
-    if facts.st_nlink == 0:
-        return None  # unlinked: a temporary file
     etag = stat_etag(segment.size, facts.st_mtime_ns)
     if etag is None:
         return None

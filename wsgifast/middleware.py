@@ -29,9 +29,15 @@ from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
 from .bodies.sent_as import CHUNKS, LENGTH_ERROR, SENT_AS
 from .bodies.streams import ClosedWith, Stream
-from .compression.policy import Compression, compression_for
+from .compression.policy import Compression, compression_for, with_vary
 from .errors import BodyError
-from .file_answers import plan_file_body, request_facts
+from .file_answers import (
+    is_made_for_one_answer,
+    plan_coded_file,
+    plan_file_body,
+    request_facts,
+)
+from .files.coded_copies import COPIES, MAX_FILE_BYTES
 from .front_server import front_server_of
 from .metrics.backends import recorder_for, spans_for
 from .metrics.instrumented import Instrumented
@@ -63,6 +69,7 @@ class WSGIFast:
     any of these in a framework's wrapper   the same, and the wrapper is closed    the same
     a file, asked for in several ranges     its runs, as a :class:`SegmentedBody`  ``segments``
     a file for the front server to send     no body                                ``accel``
+    a file that `compress` applies to       its compressed copy, from memory       ``copy``
     any other iterable                      its chunks, each as it comes           ``stream``
     the same, of small chunks               the same                               ``stream-small``
     the same, of chunks of one round size   the same                               ``stream-blocks``
@@ -210,8 +217,12 @@ class WSGIFast:
             owner = content if is_range or not hasattr(body, "close") else body
             return self._send_file(environ, head, content, owner)
         if shape is PASS:
-            if head.coding is not None and type(content) is not SegmentedBody:
-                return self._send_stream(environ, head, content)
+            if head.coding is not None and (head.forwarded or type(content) is not SegmentedBody):
+                decision = head.coding.decide(head.code, head.headers)
+                if head.forwarded or (decision is not None and decision.coding is not None):
+                    return self._send_stream(environ, head, content)
+                if decision is not None:
+                    head.headers = decision.headers
             return _pass_on(environ, head, content)
         if shape is BARE:
             content = [head.convert(content)]  # alone it would be an iterable of its elements
@@ -249,22 +260,25 @@ class WSGIFast:
             # sendfile may not, so the rest is sent in blocks too.
             environ[SENT_AS] = "blocks"
             size = None if head.length is None else head.counter().missing
-            return FileReader(file, size, head.convert, owner)
+            rest = FileReader(file, size, head.convert, owner)
+            return rest if head.coding is None else ClosedWith(head.coding.flushed(rest), rest)
         segment = segment_of(file)
         if segment is None or (head.length is not None and head.length > segment.size):
+            is_in_memory = known_size(file) is not None
             if head.length is None:
                 head.set_length(known_size(file))
+            reader = FileReader(file, head.length, head.convert, owner)
+            if head.coding is not None:
+                size = head.length if is_in_memory else None
+                return _send_coded(environ, head, head.coding, reader, size)
             if head.no_body:
                 return _send_nothing(environ, head, owner)
-            return _wrap(environ, head, FileReader(file, head.length, head.convert, owner))
+            return _wrap(environ, head, reader)
         if head.length is not None:
             segment = segment._replace(size=head.length)
-        # A slice is an answer already: of an inner StaticFiles or WSGIFast, or of an app that has
-        # applied Range by itself.
-        if not isinstance(file, FileSlice):
-            answer = self._answer(environ, head, file, segment, owner)
-            if answer is not None:
-                return answer
+        answer = self._answer(environ, head, file, segment, owner)
+        if answer is not None:
+            return answer
         if head.length is None:
             head.set_length(segment.size)
         if head.no_body:
@@ -279,37 +293,61 @@ class WSGIFast:
         segment: FileSegment,
         owner: Any,
     ) -> Iterable[bytes] | None:
-        """Apply Range and preconditions to a 200 with a file; None to send it as it is."""
-        if head.code != 200 or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return None
-        if self.front_server is not None:
+        """Compress a file, and apply Range and preconditions to a 200; None to send it as it is."""
+        facts = request_facts(environ)
+        may_plan = head.code == 200 and facts.method in ("GET", "HEAD")
+        # A slice is an answer already: of an inner StaticFiles or WSGIFast, or of an app that has
+        # applied Range by itself.
+        is_answer = isinstance(file, FileSlice)
+        if may_plan and not is_answer and self.front_server is not None:
             headers = self.front_server.hand_over(head.headers, file, segment)
             if headers is not None:
                 head.headers = headers
                 return _send_nothing(environ, head, owner, "accel")
-        if not (self.ranges or self.conditional):
-            return None
-        plan = plan_file_body(
-            request_facts(environ),
-            head.headers,
-            file,
-            segment,
-            ranges=self.ranges,
-            conditional=self.conditional,
-        )
+        options = {"ranges": self.ranges, "conditional": self.conditional}
+        plan = None
+        coding = head.coding
+        name = None if coding is None else _file_coding(head, coding, segment)
+        if coding is not None and name is not None:
+            copy = None
+            if may_plan and not is_made_for_one_answer(file, segment.fd):
+                copy = COPIES.get(segment, name)
+            if copy is not None and copy.body is not None:
+                asked = facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
+                plan = plan_coded_file(asked, head.headers, file, segment, copy, name, **options)
+                if plan is not None and plan.segments:
+                    coding.note(name, segment.size, sum(map(len, plan.segments)))
+            elif copy is None:
+                if may_plan and not is_answer:
+                    plan = plan_file_body(facts, head.headers, file, segment, **options)
+                if plan is None or plan.status in (200, 206, 416):
+                    if head.length is None:
+                        head.set_length(segment.size)
+                    slice_ = FileSlice(segment, owner)
+                    return _send_coded(environ, head, coding, slice_, segment.size)
         if plan is None:
-            return None
+            if not may_plan or is_answer or not (self.ranges or self.conditional):
+                return None
+            plan = plan_file_body(facts, head.headers, file, segment, **options)
+            if plan is None:
+                return None
         if plan.status != 200:  # the app's own phrase stays
             head.status = plan.status_line
             head.code = plan.status
         head.headers = list(plan.headers)
+        if coding is not None and plan.status == 304:
+            head.headers = coding.begin(304, head.headers)
         parts = plan.segments_of(segment.fd, segment.offset)
         if not parts:
             return _send_nothing(environ, head, owner)
-        answer = file_body(parts, owner)
-        if isinstance(answer, SegmentedBody):
-            return _pass_on(environ, head, answer)
-        return _wrap(environ, head, answer)
+        if isinstance(parts[0], bytes) and len(parts) == 1:
+            head.forward()
+            environ[SENT_AS] = "copy"
+            return ClosedWith(parts, owner)  # type: ignore[arg-type]  # the copy is in memory
+        body = file_body(parts, owner)
+        if isinstance(body, SegmentedBody):
+            return _pass_on(environ, head, body)
+        return _wrap(environ, head, body)
 
     def _look_for_framework(self) -> bool:
         """Whether one of FRAMEWORKS is loaded; an app may load it at its first request."""
@@ -401,6 +439,45 @@ def _pass_on(environ: WSGIEnvironment, head: HeldHead, body: Any) -> Iterable[by
     environ[SENT_AS] = "segments" if type(body) is SegmentedBody else "file"
     passed: Iterable[bytes] = body
     return passed
+
+
+def _file_coding(head: HeldHead, coding: ContentCoding, segment: FileSegment) -> str | None:
+    """Return the coding to send a file in; None to send it as it is."""
+    decision = coding.decide(head.code, head.headers, segment.size)
+    if decision is None:
+        return None
+    if decision.coding is None:
+        head.headers = decision.headers
+    else:
+        head.headers = with_vary(head.headers)
+    return decision.coding if segment.size <= MAX_FILE_BYTES else None
+
+
+def _send_coded(
+    environ: WSGIEnvironment,
+    head: HeldHead,
+    coding: ContentCoding,
+    reader: FileSlice | FileReader,
+    size: int | None,
+) -> Iterable[bytes]:
+    """Send what has to be read compressed, if its head allows it.
+
+    :param size: None for what may have to be waited for.
+    """
+    blocks: Iterable[bytes] = reader
+    if size is not None:
+        head.headers, blocks = coding.whole(head.code, head.headers, reader, size)
+    else:
+        head.headers = coding.begin(head.code, head.headers)
+        if coding.compressor is not None:
+            blocks = coding.flushed(reader)
+    if head.no_body:
+        return _send_nothing(environ, head, reader)
+    if blocks is reader:
+        return _wrap(environ, head, reader)
+    head.forward()
+    environ[SENT_AS] = "blocks"
+    return ClosedWith(blocks, reader)
 
 
 def _wrap(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,3 +106,11 @@ def _front_served() -> WSGIFast:
 
 
 _wrapped: WSGIFast | None = None
+
+
+def write_settled(path: Path, content: bytes) -> Path:
+    """Write a file, and wait until a further change of it could be told by its times."""
+    path.write_bytes(content)
+    while time.time_ns() - path.stat().st_ctime_ns < 60_000_000:
+        time.sleep(0.01)
+    return path

@@ -45,9 +45,11 @@ class ContentCoding:
         self.coding = (
             preferred_coding(accept_encoding, compression.codings) if accept_encoding else None
         )
-        self.if_none_match = environ.get("HTTP_IF_NONE_MATCH")
+        # As the client sent them: those of the environ are for the app.
+        self.if_none_match: str | None = environ.get("HTTP_IF_NONE_MATCH")
+        self.if_match: str | None = environ.get("HTTP_IF_MATCH")
         self._sent_tags: Mapping[str, str] = {}
-        if self.if_none_match is not None or "HTTP_IF_MATCH" in environ:
+        if self.if_none_match is not None or self.if_match is not None:
             self._restore_tags()
 
     def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
@@ -77,16 +79,16 @@ class ContentCoding:
         self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int
     ) -> tuple[list[Header], Iterable[bytes]]:
         """Decide about a body whose blocks exist; return the headers and the blocks to send."""
-        decision = self.decide(code, headers, size)
+        is_head = self.environ["REQUEST_METHOD"] == "HEAD"
+        # Frameworks drop the body of an answer to HEAD.
+        decision = self.decide(code, headers, None if is_head and not size else size)
         if decision is None:
             return headers, blocks
-        if decision.coding is None:
-            return decision.headers, blocks
-        if self.environ["REQUEST_METHOD"] == "HEAD":
+        if decision.coding is None or is_head:
             return decision.headers, blocks
         if size > _WHOLE_BYTES:
             self._start(decision, None)
-            return decision.headers, self._compressed(blocks)
+            return decision.headers, self.unflushed(blocks)
         content = b"".join(blocks)
         coded = self._start(decision, size).whole(content)
         self.compressor = None
@@ -96,6 +98,12 @@ class ContentCoding:
         self.environ[CODED_BYTES] = len(coded)
         return [*decision.headers, ("Content-Length", str(len(coded)))], [coded]
 
+    def note(self, coding: str, uncoded_bytes: int, coded_bytes: int) -> None:
+        """Put the coding and both sizes into the environ, for logs."""
+        self.environ[CODING] = coding
+        self.environ[UNCODED_BYTES] = uncoded_bytes
+        self.environ[CODED_BYTES] = coded_bytes
+
     def flushed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Compress each block as it comes, and flush it, so that none is held back (PEP 3333)."""
         for block in blocks:
@@ -103,6 +111,15 @@ class ContentCoding:
         # Not after an error: the client must see that the body was cut.
         if self.compressor is not None:
             yield self._count(b"", self.compressor.finish())
+
+    def unflushed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Compress blocks that exist already: none has to be flushed."""
+        compressor = self.compressor
+        assert compressor is not None
+        for block in blocks:
+            if coded := self._count(block, compressor.add(block)):
+                yield coded
+        yield self._count(b"", compressor.finish())
 
     def flushed_block(self, block: bytes) -> bytes:
         """Compress and flush one block, if the body is compressed: a lazy app decides about its
@@ -112,20 +129,9 @@ class ContentCoding:
             return block
         return self._count(block, compressor.add(block) + compressor.flush())
 
-    def _compressed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Compress blocks that exist already: none has to be flushed."""
-        compressor = self.compressor
-        assert compressor is not None
-        for block in blocks:
-            if coded := self._count(block, compressor.add(block)):
-                yield coded
-        yield self._count(b"", compressor.finish())
-
     def _start(self, decision: Decision, size: int | None) -> Compressor:
         assert decision.coding is not None
-        self.environ[CODING] = decision.coding
-        self.environ[UNCODED_BYTES] = size or 0
-        self.environ[CODED_BYTES] = 0
+        self.note(decision.coding, size or 0, 0)
         self.compressor = self.compression.compressor(decision.coding, decision.content_type, size)
         return self.compressor
 
@@ -138,7 +144,7 @@ class ContentCoding:
     def _restore_tags(self) -> None:
         environ = self.environ
         if_none_match, if_match, self._sent_tags = app_preconditions(
-            self.if_none_match, environ.get("HTTP_IF_MATCH"), self.coding
+            self.if_none_match, self.if_match, self.coding
         )
         if if_none_match is not None:
             environ["HTTP_IF_NONE_MATCH"] = if_none_match

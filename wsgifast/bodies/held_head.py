@@ -80,6 +80,7 @@ class HeldHead:
     def write(self, data: bytes) -> None:
         """The write() that start_response returns: it passes each block to the server at once."""
         if not self.forwarded:
+            self.codes_stream = self.coding is not None
             self.forward()
         chunk = self.convert(data)
         counter = self.counter()

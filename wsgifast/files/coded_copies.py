@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import zlib
 from collections.abc import Sequence
 
 from ..compression.codings import compressor
 from ..compression.policy import Header, coded_copy_tag, coded_tag, uncoded_headers_dropped
-from ..sockets.sendfile import FileSegment
+from ..sockets.sendfile import FileSegment, has_its_size
 from .conditions import is_etag
+from .directory import Identity, identity_of
 from .memory import Kept, MemoryCache
 from .plan import Representation
 
-# The memory for copies, of all files.
+# The memory for the copies of a process.
 _CACHE_BYTES = 64 * 1024 * 1024
 # A larger file stays as it is, and is sent by sendfile: compressing it would take a second, and its
 # copy much of the cache.
@@ -27,8 +29,10 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
 # Copies that save less are not worth the client's decompression.
 _MIN_SAVING = 0.05
-# What the objects of a copy take beside its bytes.
-_COPY_COST_BYTES = 500
+# What the objects of a copy take beside its bytes, with a representation and its plans.
+_COPY_COST_BYTES = 10_000
+# A file that was changed less than this ago may change again with the same identity.
+_SETTLED_NS = 50_000_000
 
 
 class CodedCopy(Kept):
@@ -37,31 +41,47 @@ class CodedCopy(Kept):
     :ivar body: None if the file does not get smaller.
     """
 
-    __slots__ = ("body", "checksum")
+    __slots__ = ("_made", "body", "checksum")
 
     def __init__(self, body: bytes | None) -> None:
         super().__init__(_COPY_COST_BYTES + len(body or b""))
         self.body = body
         self.checksum = zlib.crc32(body or b"")
+        # One pair, so that threads see both or neither.
+        self._made: tuple[Sequence[Header], Representation] | None = None
 
-    def representation(self, headers: Sequence[Header], coding: str, etag: str) -> Representation:
+    def representation(
+        self, headers: Sequence[Header], coding: str, etag: str | None, *, ranges: bool = True
+    ) -> Representation:
         """Return the copy as what a request may ask ranges of, with a validator of its own.
 
+        That of the same `headers` is remembered.
+
         :param headers: of the uncoded file's answer, with Vary.
-        :param etag: the uncoded file's.
+        :param etag: the uncoded file's; without one the copy has none.
         """
+        made = self._made
+        if made is not None and made[0] is headers:
+            return made[1]
         assert self.body is not None
-        if is_etag(etag) and not etag.startswith("W/"):
-            etag = coded_copy_tag(etag, coding, self.checksum)
-        else:
-            etag = coded_tag(etag, coding)
-        kept = [each for each in uncoded_headers_dropped(headers) if each[0].lower() != "etag"]
-        own = [("Content-Encoding", coding), ("ETag", etag), ("Accept-Ranges", "bytes")]
-        return Representation(len(self.body), [*kept, *own], body=self.body)
+        dropped = uncoded_headers_dropped(headers)
+        own = [each for each in dropped if each[0].lower() != "etag"]
+        own.append(("Content-Encoding", coding))
+        if etag is not None and is_etag(etag):
+            if etag.startswith("W/"):
+                etag = coded_tag(etag, coding)
+            else:
+                etag = coded_copy_tag(etag, coding, self.checksum)
+            own.append(("ETag", etag))
+        if ranges:
+            own.append(("Accept-Ranges", "bytes"))
+        representation = Representation(len(self.body), own, body=self.body, ranges=ranges)
+        self._made = headers, representation
+        return representation
 
 
 class CodedCopies:
-    """The cached copies of all files.
+    """The cached copies of files.
 
     :param max_bytes: bound on their memory.
     """
@@ -72,45 +92,59 @@ class CodedCopies:
         # Of the copies that are being made: the lock that their makers hold.
         self._making: dict[str, threading.Lock] = {}
 
-    def kept(self, facts: os.stat_result, segment: FileSegment, coding: str) -> CodedCopy | None:
-        """Return the copy if it is cached."""
-        return self._cache.get(_key(facts, segment, coding))
+    def kept(self, identity: Identity, offset: int, size: int, coding: str) -> CodedCopy | None:
+        """Return the copy of a part of a file, if it is cached."""
+        return self._cache.get(_key(identity, offset, size, coding))
 
-    def get(self, facts: os.stat_result, segment: FileSegment, coding: str) -> CodedCopy | None:
+    def get(self, segment: FileSegment, coding: str) -> CodedCopy | None:
         """Return the copy of a file, or of a part of it; it is made if it is not cached.
 
-        :param facts: fstat() of the file.
-        :returns: None if the file has become shorter.
+        :returns: None if there can be none: the file is too large, changes, or does not have the
+            size that it reports.
         """
-        key = _key(facts, segment, coding)
+        fd, offset, size = segment
+        facts = os.fstat(fd)
+        if size > MAX_FILE_BYTES or time.time_ns() - facts.st_ctime_ns < _SETTLED_NS:
+            return None
+        identity = identity_of(facts)
+        key = _key(identity, offset, size, coding)
         copy = self._cache.get(key)
         if copy is not None:
             return copy
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
-        with making:
-            copy = self._cache.get(key)
-            if copy is None:
-                copy = _make(segment, coding)
-                if copy is not None:
-                    self._cache.put(key, copy)
-        with self._lock:
-            self._making.pop(key, None)
+        try:
+            with making:
+                copy = self._cache.get(key)
+                if copy is None and has_its_size(fd, facts):
+                    copy = _make(segment, coding, identity)
+                    if copy is not None:
+                        self._cache.put(key, copy)
+        finally:
+            with self._lock:
+                self._making.pop(key, None)
         return copy
 
 
-def _key(facts: os.stat_result, segment: FileSegment, coding: str) -> str:
-    identity = (facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size)
-    return f"{identity} {segment.offset} {segment.size} {coding}"
+def _key(identity: Identity, offset: int, size: int, coding: str) -> str:
+    return f"{identity} {offset} {size} {coding}"
 
 
-def _make(segment: FileSegment, coding: str) -> CodedCopy | None:
-    content = bytearray()
-    while len(content) < segment.size:
-        offset = segment.offset + len(content)
-        block = os.pread(segment.fd, segment.size - len(content), offset)
+def _make(segment: FileSegment, coding: str, identity: Identity) -> CodedCopy | None:
+    fd, offset, size = segment
+    blocks = []
+    missing = size
+    while missing:
+        block = os.pread(fd, missing, offset + size - missing)
         if not block:
             return None
-        content += block
-    coded = compressor(coding, level=_LEVELS[coding], size=segment.size).whole(bytes(content))
-    return CodedCopy(coded if len(coded) <= segment.size * (1 - _MIN_SAVING) else None)
+        blocks.append(block)
+        missing -= len(block)
+    if identity_of(os.fstat(fd)) != identity:
+        return None
+    coded = compressor(coding, level=_LEVELS[coding], size=size).whole(b"".join(blocks))
+    return CodedCopy(coded if len(coded) <= size * (1 - _MIN_SAVING) else None)
+
+
+# Of the whole process: the limit is one, whatever is wrapped how often.
+COPIES = CodedCopies()

@@ -1,0 +1,319 @@
+"""WSGIFast(app, compress=True) and files: their coded copies, with validators and ranges."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tempfile
+import threading
+import wsgiref.util
+import wsgiref.validate
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flask
+import pytest
+
+from tests.support.coded import decoded
+from tests.support.files import write_settled
+from tests.support.wsgi import Server, new_environ
+from wsgifast import StaticFiles, WSGIFast
+from wsgifast.compression.codings import compressor
+from wsgifast.files import coded_copies
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+TEXT = b"All work and no play makes Jack a dull boy.\n" * 2000
+CODINGS = ("zstd", "br", "gzip")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_settled(tmp_path / "text.txt", TEXT)
+
+
+def sending(
+    make: Callable[[], object],
+    *headers: tuple[str, str],
+    status: str = "200 OK",
+    kind: str = "text/plain",
+) -> WSGIApplication:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response(status, [("Content-Type", kind), *headers])
+        return make()
+
+    return app
+
+
+def ask(
+    app: WSGIApplication, coding: str = "gzip", method: str = "GET", **extra: Any
+) -> tuple[Server, bytes]:
+    environ = new_environ(method, HTTP_ACCEPT_ENCODING=coding, **extra)
+    environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
+    validated: Any = wsgiref.validate.validator(WSGIFast(app, compress=True))
+    server = Server(validated, environ)
+    return server, server.finish()
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_file_goes_out_from_a_coded_copy_with_its_own_validator(text: Path, coding: str) -> None:
+    app = sending(lambda: text.open("rb"))
+    plain, body = ask(app, "identity")
+    assert body == TEXT
+    assert plain.header("Vary") == "Accept-Encoding"
+    server, body = ask(app, coding)
+    assert decoded(coding, body) == TEXT
+    assert server.header("Content-Encoding") == coding
+    assert server.header("Vary") == "Accept-Encoding"
+    assert server.header("Content-Length") == str(len(body))
+    assert server.header("Accept-Ranges") == "bytes"
+    assert server.environ["wsgifast.sent_as"] == "copy"
+    assert server.environ["wsgifast.coding"] == coding
+    assert server.environ["wsgifast.uncoded_bytes"] == len(TEXT)
+    assert server.environ["wsgifast.coded_bytes"] == len(body)
+    tag = server.header("ETag")
+    assert tag is not None
+    assert not tag.startswith("W/")
+    assert tag != plain.header("ETag")
+    head, nothing = ask(app, coding, "HEAD")
+    assert nothing == b""
+    assert sorted(head.head[1]) == sorted(server.head[1])
+    assert ask(app, coding)[1] == body
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_preconditions_and_ranges_are_those_of_the_copy(text: Path, coding: str) -> None:
+    app = sending(lambda: text.open("rb"), ("ETag", '"own"'), ("X-Kept", "yes"))
+    server, body = ask(app, coding)
+    tag = server.header("ETag")
+    assert tag is not None
+    assert tag.startswith(f'"own+{coding}-')
+
+    def asked(**headers: str) -> tuple[str, bytes, Server]:
+        server, body = ask(app, coding, **{f"HTTP_{name}": each for name, each in headers.items()})
+        assert server.header("Vary") == "Accept-Encoding"
+        return server.head[0][:3], body, server
+
+    status, sent, server = asked(IF_NONE_MATCH=tag)
+    assert (status, sent, server.header("ETag")) == ("304", b"", tag)
+    assert server.header("X-Kept") == "yes"
+    assert asked(IF_NONE_MATCH=f'"other", W/{tag}')[0] == "304"
+    assert asked(IF_NONE_MATCH='"own"')[:2] == ("200", body)
+    assert asked(IF_MATCH=tag)[:2] == ("200", body)
+    assert asked(IF_MATCH='"own"')[0] == "412"
+    status, sent, server = asked(RANGE="bytes=5-9", IF_RANGE=tag)
+    assert (status, sent) == ("206", body[5:10])
+    assert server.header("Content-Encoding") == coding
+    assert server.header("Content-Range") == f"bytes 5-9/{len(body)}"
+    assert asked(RANGE="bytes=5-9")[:2] == ("206", body[5:10])
+    assert asked(RANGE="bytes=5-9", IF_RANGE='"own"')[:2] == ("200", body)
+    assert asked(RANGE=f"bytes={len(body)}-")[0] == "416"
+
+
+def test_if_range_by_a_date_does_not_hold_for_a_copy(text: Path) -> None:
+    date = "Tue, 15 Nov 1994 12:45:26 GMT"
+    app = sending(lambda: text.open("rb"), ("Last-Modified", date))
+    server, body = ask(app, HTTP_RANGE="bytes=0-4", HTTP_IF_RANGE=date)
+    assert (server.head[0][:3], decoded("gzip", body)) == ("200", TEXT)
+    server, body = ask(app, "identity", HTTP_RANGE="bytes=0-4", HTTP_IF_RANGE=date)
+    assert (server.head[0][:3], body) == ("206", TEXT[:5])
+
+
+def test_a_304_of_the_app_has_the_tag_of_the_copy(text: Path) -> None:
+    app = flask.Flask(__name__)
+
+    @app.get("/")
+    def view() -> flask.Response:
+        return flask.send_file(text)
+
+    server, body = ask(app.wsgi_app, "br")
+    tag = server.header("ETag")
+    assert decoded("br", body) == TEXT
+    again, nothing = ask(app.wsgi_app, "br", HTTP_IF_NONE_MATCH=tag)
+    assert (again.head[0][:3], nothing, again.header("ETag")) == ("304", b"", tag)
+    part, sent = ask(app.wsgi_app, "br", HTTP_IF_RANGE=tag, HTTP_RANGE="bytes=0-9")
+    assert (part.head[0][:3], sent) == ("206", body[:10])
+    head, _ = ask(app.wsgi_app, "br", "HEAD")  # Flask drops the file
+    assert head.header("Content-Encoding") == "br"
+    assert head.header("ETag") in (None, tag)
+    assert head.header("Content-Length") is None
+    assert head.header("Vary") == "Accept-Encoding"
+
+
+def test_changed_file_gets_a_new_copy(text: Path) -> None:
+    app = sending(lambda: text.open("rb"))
+    first, _ = ask(app)
+    write_settled(text, TEXT.replace(b"Jack", b"Jill"))
+    second, body = ask(app)
+    assert b"Jill" in decoded("gzip", body)
+    assert first.header("ETag") != second.header("ETag")
+
+
+def test_file_that_is_being_written_is_compressed_without_a_copy(tmp_path: Path) -> None:
+    path = tmp_path / "report.txt"
+
+    def made() -> object:
+        path.write_bytes(TEXT)
+        return path.open("rb")
+
+    server, body = ask(sending(made, ("ETag", '"own"')), HTTP_RANGE="bytes=0-9")
+    assert server.head[0] == "200 OK"
+    assert decoded("gzip", body) == TEXT
+    assert server.header("ETag") == 'W/"own+gzip"'
+    assert server.header("Accept-Ranges") is None
+    server, body = ask(sending(made, ("ETag", '"own"')), HTTP_IF_NONE_MATCH='W/"own+gzip"')
+    assert (server.head[0][:3], server.header("ETag")) == ("304", 'W/"own+gzip"')
+
+
+def temporary() -> Any:
+    file = tempfile.TemporaryFile()
+    file.write(TEXT)
+    file.seek(0)
+    return file
+
+
+def named() -> Any:
+    file = tempfile.NamedTemporaryFile()
+    file.write(TEXT)
+    file.seek(0)
+    return file
+
+
+def unzipped() -> Any:
+    return gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(TEXT)))
+
+
+@pytest.mark.parametrize("make", [temporary, named, unzipped, lambda: io.BytesIO(TEXT)])
+@pytest.mark.parametrize("wraps", [False, True])
+def test_files_without_a_copy_are_compressed_all_the_same(
+    make: Callable[[], Any], wraps: bool
+) -> None:
+    made: list[Any] = []
+
+    def body() -> object:
+        made.append(make())
+        return wsgiref.util.FileWrapper(made[-1]) if wraps else made[-1]
+
+    for headers in ((), (("Content-Length", str(len(TEXT))),)):
+        server, sent = ask(sending(body, *headers))
+        assert server.header("Content-Encoding") == "gzip"
+        assert decoded("gzip", sent) == TEXT
+        assert server.header("Content-Length") in (None, str(len(sent)))
+        assert made[-1].closed
+        head, nothing = ask(sending(body, *headers), method="HEAD")
+        assert nothing == b""
+        assert head.header("Content-Encoding") in (None, "gzip")
+        assert head.header("Content-Length") is None
+        assert made[-1].closed
+
+
+@pytest.mark.parametrize("kind", ["image/png", "application/zip"])
+def test_file_of_another_type_keeps_its_descriptor(text: Path, kind: str) -> None:
+    server, body = ask(sending(lambda: text.open("rb"), kind=kind))
+    assert body == TEXT
+    assert server.environ["wsgifast.sent_as"] == "file"
+    assert server.header("Vary") is None
+
+
+def test_large_files_and_those_that_do_not_shrink_keep_their_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = random.Random(1).randbytes(20_000)
+    file = write_settled(tmp_path / "noise", noise)
+    server, body = ask(sending(lambda: file.open("rb")))
+    assert body == noise
+    large = tmp_path / "large"
+    with large.open("wb") as opened:
+        opened.truncate(coded_copies.MAX_FILE_BYTES + 1)
+    write_settled(tmp_path / "later", b"")
+    other, body = ask(sending(lambda: large.open("rb")), HTTP_RANGE="bytes=0-9")
+    assert body == bytes(10)
+    for each in (server, other):
+        assert each.header("Vary") == "Accept-Encoding"
+        assert each.header("Content-Encoding") is None
+        assert each.header("Accept-Ranges") == "bytes"
+        assert each.environ["wsgifast.sent_as"] == "file"
+
+
+def test_other_statuses_and_parts_of_a_file(text: Path) -> None:
+    server, body = ask(sending(lambda: text.open("rb"), status="404 Not Found"))
+    assert (server.head[0], decoded("gzip", body)) == ("404 Not Found", TEXT)
+
+    def rest() -> object:
+        file = text.open("rb")
+        file.read(44)
+        return file
+
+    _, body = ask(sending(rest))
+    assert decoded("gzip", body) == TEXT[44:]
+    _, body = ask(sending(rest, ("Content-Length", "1100")))
+    assert decoded("gzip", body) == TEXT[44:1144]
+
+
+def test_file_behind_written_data_is_compressed_with_it(text: Path) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain")])(b"<file>")
+        return text.open("rb")
+
+    server = Server(WSGIFast(app, compress=True), new_environ(HTTP_ACCEPT_ENCODING="gzip"))
+    assert server.header("Content-Encoding") == "gzip"
+    assert decoded("gzip", server.finish()) == b"<file>" + TEXT
+
+
+def test_static_files_inside_are_compressed_once(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = StaticFiles(directory=text.parent, cache_bytes=0)
+    server, body = ask(app, path="/text.txt")
+    tag = server.header("ETag")
+    assert tag is not None
+    assert not tag.startswith("W/")
+    again, _ = ask(app, path="/text.txt", HTTP_IF_NONE_MATCH=tag)
+    assert (again.head[0][:3], again.header("ETag")) == ("304", tag)
+    part, sent = ask(app, path="/text.txt", HTTP_IF_RANGE=tag, HTTP_RANGE="bytes=3-8")
+    assert (part.head[0][:3], sent) == ("206", body[3:9])
+
+
+def test_hundred_requests_at_once_compress_once(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    all_wait = threading.Barrier(100)
+
+    def counted(coding: str, **options: Any) -> Any:
+        made.append(coding)
+        return compressor(coding, **options)
+
+    monkeypatch.setattr("wsgifast.files.coded_copies.compressor", counted)
+    app = WSGIFast(sending(lambda: text.open("rb")), compress=True)
+
+    def one(_: int) -> bytes:
+        all_wait.wait(30)
+        return Server(app, new_environ(HTTP_ACCEPT_ENCODING="br")).finish()
+
+    with ThreadPoolExecutor(100) as pool:
+        bodies = set(pool.map(one, range(100)))
+    assert len(bodies) == 1
+    assert decoded("br", bodies.pop()) == TEXT
+    assert made == ["br"]
+
+
+def test_unknown_wrapper_of_the_server_keeps_what_is_not_compressed(text: Path) -> None:
+    class ServersWrapper(wsgiref.util.FileWrapper):
+        pass
+
+    def asked(kind: str) -> tuple[Server, Iterable[bytes]]:
+        body = ServersWrapper(text.open("rb"))
+        environ = new_environ(HTTP_ACCEPT_ENCODING="gzip")
+        environ["wsgi.file_wrapper"] = ServersWrapper
+        return Server(WSGIFast(sending(lambda: body, kind=kind), compress=True), environ), body
+
+    server, body = asked("image/png")
+    assert server.result is body
+    server.finish()
+    server, body = asked("text/plain")
+    assert decoded("gzip", server.finish()) == TEXT
