@@ -52,6 +52,9 @@ class New:
 """
 
 
+_TEXT_AND_WSGI = _TEXT.format(name="needs", more="[]") + _WSGI
+
+
 def app_text(name: str, interface: str, more: str = "[]") -> str:
     return _TEXT.format(name=name, more=more) + (_ASGI if interface == "ASGI" else _WSGI)
 
@@ -72,6 +75,10 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text("chdir = 'src'\nraw_env = ['TEXT=from own.py']\n")
     (tmp_path / "src" / "settings.py").write_text("raw_env = ['TEXT=from settings.py']\n")
     (tmp_path / "does.py").write_text("import os\nos.environ['TEXT'] = 'from does.py'\n")
+    (tmp_path / "needs_text.py").write_text("import os; os.environ['TEXT']\n" + _TEXT_AND_WSGI)
+    for hook, parameters in (("on_starting", "server"), ("post_fork", "server, worker")):
+        text = f"import os\ndef {hook}({parameters}): os.environ['TEXT'] = 'from {hook}'\n"
+        (tmp_path / f"{hook}.py").write_text(text)
     (tmp_path / "names.py").write_text("wsgi_app = 'wsgi_app:app'\n")
     return tmp_path
 
@@ -119,6 +126,8 @@ def run(place: Path, target: str, *options: str) -> subprocess.CompletedProcess[
         ("gunicorn", "wsgi_app:app", "-c does.py", {}),
         ("gunicorn", "wsgi_below:app", "-c python:settings", {"PYTHONPATH": "src"}),
         ("gunicorn", "wsgi_app:app", "-c names.py", {}),
+        ("gunicorn", "needs_text:app", "-c on_starting.py", {}),
+        ("gunicorn", "needs_text:app", "-c post_fork.py", {}),
         ("gunicorn", "wsgi_app:app", "", {"GUNICORN_CMD_ARGS": "--chdir src -e TEXT=commanded"}),
         ("uvicorn", "asgi_app:app", "", {}),
         ("uvicorn", "asgi_app:create_app", "", {}),

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..apps import Interface
@@ -134,7 +134,10 @@ def load_for(
             _refuse_foreign(target, one, server, needed, refusal, rest)
             if needed not in found or not found[needed].error:
                 return needed, one
-    for one in sorted(found.values(), key=lambda one: not one.is_special):
+    for server, one in sorted(found.items(), key=lambda item: not item[1].is_special):
+        if one.error and "hooks" in one.settings:
+            # They may do what the app needs; gunicorn itself finds out, with its arbiter.
+            return server, replace(one, interface="WSGI", target=target, error="")
         if one.error:
             raise AppNotLoaded(one.error)
     plain = load_as(None, target)
@@ -222,6 +225,8 @@ def _as_server(server: ServerName | None, target: str, arguments: list[str], giv
 
 # What `wsgifast run` has defaults for, of gunicorn's settings.
 _GUNICORN = ("worker_class", "threads", "bind")
+# Functions of the configuration that run before a worker imports the app.
+_HOOKS = {"on_starting", "when_ready", "pre_fork", "post_fork"}
 
 
 def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
@@ -230,6 +235,7 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
     :raises ConfigurationError: if it refuses its arguments or its configuration, or ends at once,
         as with --version.
     """
+    from gunicorn import SERVER_SOFTWARE
     from gunicorn.app.wsgiapp import WSGIApplication
 
     class Application(WSGIApplication):  # type: ignore[misc]
@@ -250,6 +256,7 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
             return super().load_config_from_module_name_or_filename(location)
 
     sys.argv = ["gunicorn", *arguments, *([target] if target else [])]
+    os.environ["SERVER_SOFTWARE"] = SERVER_SOFTWARE
     try:
         application = Application()
     except SystemExit as end:
@@ -263,6 +270,8 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
     os.environ.update(cfg.env)
     values = {"worker_class": cfg.worker_class_str, "threads": cfg.threads, "bind": cfg.bind}
     settings = {name: values[name] for name in _GUNICORN if name in application.found}
+    if hooks := _HOOKS & application.found:
+        settings["hooks"] = sorted(hooks)
     if cfg.paste is not None:
         settings["paste"] = str(cfg.paste)
     if application.app_uri != target:
@@ -299,6 +308,7 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
         raise ConfigurationError(f"it ends with {end.exit_code}") from None
     except click.ClickException as error:
         raise ConfigurationError(" ".join(error.format_message().split())) from None
+    sys.argv = ["uvicorn", *arguments, target]
     values = context.params
     if values.get("app_dir") is not None:
         sys.path.insert(0, values["app_dir"])
