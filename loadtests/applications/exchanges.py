@@ -21,6 +21,7 @@ _RANGE = (100, 299)
 _OF_CONNECTIONS = {
     "connection", "content-length", "date", "keep-alive", "server", "transfer-encoding", "via",
 }  # fmt: skip
+_TIMES = {"server-timing", "x-process-time", "x-response-time", "x-runtime"}
 # More of these is better.
 _WELCOME = {"accept-ranges", "content-range", "etag", "last-modified", "vary"}
 # What differs from request to request, or from process to process.
@@ -30,9 +31,8 @@ _CHANGING = [
         (rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?", b"<time>"),
         (rb"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", b"<time>"),
         (rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", b"<uuid>"),
+        (rb"\d{9,}(\.\d+)?|\d+\.\d{3,}", b"<number>"),
         (rb"[A-Za-z0-9_+/=.-]{20,}", b"<token>"),
-        (rb"\d+\.\d{3,}", b"<number>"),
-        (rb"\d{9,}", b"<number>"),
     )
 ]
 
@@ -164,15 +164,15 @@ def compare(
     outcome = Outcome()
     for key, one in ours.items():
         path, variant = key
+        asked = ours[path, "browser" if variant.endswith("browser") else "identity"]
         if key not in raw:
             # A validator that only ours has.
-            full = ours[path, "browser" if variant.endswith("browser") else "identity"]
-            if one.status == 304 or (one.status == full.status and one.body == full.body):
+            if one.status == 304 or (one.status == asked.status and one.body == asked.body):
                 outcome.better.append(f"{path} [{variant}]: {one.status}")
             else:
                 outcome.worse.append(f"{path} [{variant}]: {one.error or one.status}")
             continue
-        worse, better, varies = _compared(raw, again.get(key, raw[key]), key, one)
+        worse, better, varies = _compared(raw, again.get(key, raw[key]), key, one, asked)
         outcome.worse += [f"{path} [{variant}]: {text}" for text in worse]
         outcome.better += [f"{path} [{variant}]: {text}" for text in better]
         outcome.same += not (worse or better or varies)
@@ -183,9 +183,12 @@ def compare(
 
 
 def _compared(
-    exchanges: Mapping[Key, Exchange], again: Exchange, key: Key, ours: Exchange
+    exchanges: Mapping[Key, Exchange], again: Exchange, key: Key, ours: Exchange, full: Exchange
 ) -> tuple[list[str], list[str], bool]:
-    """What is worse, what is better, and whether the app itself changes its answer."""
+    """What is worse, what is better, and whether the app itself changes its answer.
+
+    :param full: what the contender answers to a GET with the same codings.
+    """
     raw, variant = exchanges[key], key[1]
     if raw.error or ours.error:
         if raw.error and not ours.error:
@@ -194,15 +197,15 @@ def _compared(
     if raw.status != ours.status:
         if again.status != raw.status:
             return [], [], True
-        full = exchanges[key[0], "identity"]
+        whole = exchanges[key[0], "identity"]
         start, end = _RANGE
-        part = ours.status == 206 and ours.body == full.body[start : end + 1]
+        part = ours.status == 206 and ours.body == whole.body[start : end + 1]
         if variant.startswith("Range") and (part or ours.status == 416):
             return [], [f"{ours.status} in place of {raw.status}"], False
         if variant.startswith("If-") and ours.status == 304:
             return [], [f"304 in place of {raw.status}"], False
         return [f"status {ours.status} in place of {raw.status}"], [], False
-    worse, better = _compared_headers(raw, again, ours, variant)
+    worse, better = _compared_headers(raw, again, ours, full if "HEAD" in variant else None)
     varies = _normal(raw.body) != _normal(again.body)
     if not varies and raw.body != ours.body and _normal(raw.body) != _normal(ours.body):
         lengths = f"{len(ours.body):,} in place of {len(raw.body):,}"
@@ -224,8 +227,9 @@ def _difference(before: bytes, now: bytes) -> str:
 
 
 def _compared_headers(
-    raw: Exchange, again: Exchange, ours: Exchange, variant: str
+    raw: Exchange, again: Exchange, ours: Exchange, full: Exchange | None
 ) -> tuple[list[str], list[str]]:
+    """:param full: what the contender answers to a GET, if this is a HEAD."""
     worse, better = [], []
     names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
     for name in sorted(names - _OF_CONNECTIONS):
@@ -242,13 +246,8 @@ def _compared_headers(
     same_coding = ours.header("content-encoding") == raw.header("content-encoding")
     if length and not own and same_coding and ours.status != 304:
         worse.append("no Content-Length")
-    if (
-        "HEAD" in variant
-        and length
-        and own
-        and length != own
-        and again.header("content-length") == length
-    ):
+    # Lengths of pages with a token of another length differ as those of a GET do.
+    if full and own and own not in (length or own, str(full.wire_bytes)):
         worse.append(f"Content-Length {own} in place of {length}")
     return worse, better
 
@@ -261,7 +260,8 @@ def _value(exchange: Exchange, name: str) -> str:
     if name == "set-cookie":
         cookies = [v for k, v in exchange.headers if k.lower() == name]
         return ", ".join(sorted(re.sub(r"=[^;]*", "", cookie, count=1) for cookie in cookies))
-    return _normal(exchange.header(name).encode()).decode()
+    value = _normal(exchange.header(name).encode()).decode()
+    return re.sub(r"\d+(\.\d+)?", "<number>", value) if name in _TIMES else value
 
 
 def _normal(body: bytes) -> bytes:
