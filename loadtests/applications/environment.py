@@ -92,7 +92,9 @@ class Environment:
     def _variables(self) -> dict[str, str]:
         own = {name: value.replace("{data}", str(self.data))
                for name, value in self._application.env.items()}  # fmt: skip
-        return {"HOME": str(self.data), "PYTHONWARNINGS": "ignore", **own}
+        # Some put the members of a set into a page, in its order.
+        same = {"HOME": str(self.data), "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0"}
+        return {**same, **own}
 
     def contenders(self) -> Mapping[str, tuple[list[str], dict[str, str]]]:
         """The servers' commands and variables: as it is, twice, and wrapped in each way."""
