@@ -23,7 +23,7 @@ from tests.support.effort import effort
 from tests.support.programs import APACHE_MODULES, ProgramMissing, program
 from tests.support.servers import ROOT, LiveServer, free_port, live_server
 from wsgifast.benchmark import processes
-from wsgifast.imports import START
+from wsgifast.loading.servers import START
 
 # No test asserts a time: a busy machine must not fail one.
 settings.register_profile("wsgifast", deadline=None, max_examples=effort(50))

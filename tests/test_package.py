@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from wsgifast import MissingExtra
-from wsgifast.imports import needs
+from wsgifast.checks import needs
 
 EXPORTED = {
     "wsgifast": """

@@ -10,8 +10,8 @@
 
 from typing import TYPE_CHECKING
 
+from .checks import exports_on_demand
 from .errors import BodyError, ConfigurationError, MissingExtra, WSGIFastError
-from .imports import exports_on_demand
 
 if TYPE_CHECKING:
     from .bodies.wrappers import register_file_wrapper

@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from .arguments import add_parser, count, option
+from .checks import size_text
 from .compression.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import MIN_SAVING, CompressReport, compress
-from .sizes import size_text
 from .terminal import printable, progress_line, show
 
 _STATUS_FAILED = 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
-from .apps import check_app
+from .bodies.access_log import CHUNKS, LENGTH_ERROR, SENT_AS
 from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import (
     BARE,
@@ -27,8 +27,8 @@ from .bodies.content_coding import ContentCoding
 from .bodies.files import FileReader, FileSlice, close_body, in_file_wrapper, known_size, segment_of
 from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
-from .bodies.sent_as import CHUNKS, LENGTH_ERROR, SENT_AS
 from .bodies.streams import ClosedWith, Stream
+from .checks import check_app, check_switches
 from .compression.policy import Compression, compression_for, with_vary
 from .errors import BodyError
 from .file_answers import (
@@ -43,7 +43,6 @@ from .metrics.backends import recorder_for, spans_for
 from .metrics.instrumented import Instrumented
 from .metrics.patterns import FRAMEWORKS, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
-from .option_checks import check_switches
 from .shapes.examined import Examined
 from .shapes.reports import Reports, check_rate
 from .sockets.options import avoid_pacing, owned_socket, set_nodelay

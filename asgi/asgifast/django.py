@@ -20,12 +20,12 @@ from typing import Any
 from wsgifast.bodies.files import FileSlice, segment_of
 from wsgifast.bodies.segments import Segment, SegmentedBody
 from wsgifast.bodies.wrappers import held_in, iterated, known_file
+from wsgifast.checks import needs
 from wsgifast.django.responses import PlannedResponse
 from wsgifast.file_answers import plan_file_body
 from wsgifast.files import ByteRange
 from wsgifast.http.framing import has_body
 from wsgifast.http.head import parse_length
-from wsgifast.imports import needs
 from wsgifast.metrics.patterns import note_django_pattern
 from wsgifast.metrics.requests import Recorder
 from wsgifast.sockets import FileSegment

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from wsgifast.checks import configuration_names
 from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.metrics.health import State
 from wsgifast.metrics.periodic import every_second
@@ -24,7 +25,6 @@ from wsgifast.metrics.processes import resident_bytes
 from wsgifast.metrics.requests import Recorder
 from wsgifast.metrics.setup import announced, check, wanted_metrics
 from wsgifast.metrics.supervisor import start_exporting
-from wsgifast.option_checks import configuration_names
 
 from .instrumented import Instrumented
 from .messages import ASGIApp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from wsgifast.json_lines import json_line
+from wsgifast.bodies.access_log import json_line
 
 
 class JSONFormatter(logging.Formatter):

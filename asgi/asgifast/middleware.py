@@ -6,12 +6,11 @@ import copy
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from wsgifast.apps import check_app
 from wsgifast.bodies.chunks import charset_of, to_bytes
+from wsgifast.checks import check_app, check_switches
 from wsgifast.compression.policy import WISH, Compression, compression_for
 from wsgifast.metrics.backends import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
-from wsgifast.option_checks import check_switches
 from wsgifast.shapes.reports import Reports, check_rate
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending

@@ -6,8 +6,8 @@ import os
 import time
 from collections import OrderedDict
 
+from wsgifast.checks import needs
 from wsgifast.files import Plan, RequestFacts, describe, stat_etag
-from wsgifast.imports import needs
 
 from .files.delivery import Delivery
 from .files.reading import NotAFile, open_regular

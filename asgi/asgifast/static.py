@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from wsgifast.apps import check_app
+from wsgifast.checks import check_app
 from wsgifast.files.site import NOT_ALLOWED, Answer, StaticFilesBase
 
 from .files.delivery import Delivery

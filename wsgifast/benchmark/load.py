@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..checks import needs
 from ..client import HTTPClient, NoAnswer, decoded, unverified_tls
 from ..errors import ConfigurationError
-from ..imports import needs
 from .processes import HOST, Address
 
 with needs("wsgifast bench", "psutil", "bench"):

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from ..errors import WSGIFastError
-from ..imports import START
+from ..loading.servers import START
 from .load import Client, Load, Task
 from .processes import HOST, Address, free_port, started
 

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import IO, Any
 
 from ..errors import WSGIFastError
-from ..imports import START
+from ..loading.servers import START
 
 HOST = "127.0.0.1"
 Address = tuple[str, int]
@@ -93,7 +93,7 @@ def running(
     """Start a server, wait until it accepts connections, stop it at the end of the block.
 
     :param command: a first item of "python" means this interpreter; -m behind it leaves the working
-        directory out of the search path, see :data:`wsgifast.imports.START`.
+        directory out of the search path, see :data:`wsgifast.loading.servers.START`.
     :param address: where the command has been told to listen.
     :param name: what messages call it; by default its command.
     :param env: added to this process's environment.

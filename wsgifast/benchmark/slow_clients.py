@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..client import unverified_tls
-from ..imports import START
+from ..loading.servers import START
 from .processes import Address, started
 
 # So small that the kernel's buffers do not hide that a client is slow; with less than this, the

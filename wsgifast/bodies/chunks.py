@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..apps import app_name
+from ..checks import app_name
 from ..errors import BodyError
 
 # A chunk of this size or more is sent as it is: the system call costs little beside its bytes, and

@@ -16,7 +16,7 @@ from ..compression.policy import (
     decide,
     with_vary,
 )
-from .sent_as import CODED_BYTES, CODING, UNCODED_BYTES
+from .access_log import CODED_BYTES, CODING, UNCODED_BYTES
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..apps import app_name
+from ..checks import app_name
 from ..errors import BodyError
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.head import declared_length, status_code

@@ -9,10 +9,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BodyTooShort
+from .access_log import CHUNKS, LENGTH_ERROR, SAMPLED_CHUNKS, SENT_AS, stream_kind
 from .chunks import coalesced
 from .files import close_body
 from .held_head import HeldHead
-from .sent_as import CHUNKS, LENGTH_ERROR, SAMPLED_CHUNKS, SENT_AS, stream_kind
 from .wrappers import iterated
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from ..checks import list_of_text
 from ..errors import ConfigurationError
-from ..option_checks import list_of_text
 
 # The codings, and the suffix of a file's sibling in each. Of two siblings of the same size, and of
 # two codings that a client prefers equally, the first one here is sent.

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..checks import check_switches, is_count, shown
 from ..errors import ConfigurationError
 from ..http.framing import has_body
 from ..http.head import parse_length
 from ..http.syntax import TOKEN
-from ..option_checks import check_switches, is_count, shown
 from .codings import DEFAULT_LEVELS, LEVELS, Compressor, checked_codings, compressor
 
 Header = tuple[str, str]

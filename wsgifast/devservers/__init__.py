@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..imports import exports_on_demand
+from ..checks import exports_on_demand
 from .simple_server import ThreadingWSGIServer, WSGIRequestHandler, WSGIServer, make_server
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
-from ..imports import needs
+from ..checks import needs
 from .connection import KeepAliveHandler
 
 with needs("wsgifast.devservers.WerkzeugRequestHandler", "werkzeug", "devservers"):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..imports import exports_on_demand, needs
+from ..checks import exports_on_demand, needs
 
 with needs("wsgifast.django", "django", "django"):
     import django as django

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
+from ..checks import check_switches
 from ..errors import ConfigurationError
 from ..files.site import StaticFilesBase
 from ..front_server import FrontServer, front_server_of
-from ..option_checks import check_switches
 
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
 # The option for each setting, without its prefix.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..apps import Interface, check_app, interface_of
+from ..checks import Interface, check_app, interface_of
 from ..errors import ConfigurationError
 from ..loading import unwrapped
 from .catalogue import CATALOGUE, explain, known_ids

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from ..sizes import size_text
+from ..checks import size_text
 from .model import Change, Endpoint, Recording
 
 # In which order both are requested again where they differ: whether the app as it is goes first.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from ..apps import Interface
+from ..checks import Interface
 from ..errors import MissingExtra
 from ..middleware import WSGIFast
 from .changes import changes

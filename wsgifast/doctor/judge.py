@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ..bodies.streams import is_event_stream
+from ..checks import size_text
 from ..shapes.rule import BodyKind, BodySeen, is_many_and_small, slow_shape
-from ..sizes import size_text
 from .catalogue import CATALOGUE
 from .model import Change, Cost, Finding, Observation, Recording, Report, Unreached
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..apps import Interface
+from ..checks import Interface
 from ..http.head import parse_length
 from ..shapes.rule import Chunks
 

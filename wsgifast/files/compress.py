@@ -23,9 +23,9 @@ from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 
+from ..checks import list_of_text
 from ..compression.codings import SIBLING_SUFFIXES, checked_codings, compress_file
 from ..errors import ConfigurationError
-from ..option_checks import list_of_text
 from .directory import names_of
 from .siblings import has_same_time, is_outdated
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file

@@ -9,7 +9,7 @@ from html import escape
 from typing import NamedTuple
 from urllib.parse import quote
 
-from ..sizes import size_text
+from ..checks import size_text
 from .conditions import http_date
 from .directory import Directory, is_served, names_of
 from .plan import Header, Plan

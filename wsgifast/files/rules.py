@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from mimetypes import MimeTypes
 from wsgiref.headers import Headers
 
+from ..checks import is_count
 from ..errors import ConfigurationError
-from ..option_checks import is_count
 from .plan import Header
 
 # Called with the headers to change, the file's absolute path and its URL path.

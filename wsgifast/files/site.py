@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 from urllib.parse import quote
 
+from ..checks import check_switches, is_count, is_number, shown
 from ..errors import ConfigurationError
-from ..option_checks import check_switches, is_count, is_number, shown
 from .directory import Directory, names_of
 from .found import Found
 from .listing import listed, listing_plan

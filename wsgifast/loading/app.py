@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..apps import Interface, app_name, check_app, interface_of, is_asgi2
+from ..checks import Interface, app_name, check_app, interface_of, is_asgi2
 from ..errors import WSGIFastError
 from ..middleware import WSGIFast
 from .modules import AppNotLoaded, described, did_you_mean, named_module, other_file, search_here

@@ -23,12 +23,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ..apps import Interface
+from ..checks import Interface
 from ..errors import ConfigurationError
-from ..imports import START
 from .app import AwaitedApp, ServerName, load_app, unwrapped
 from .modules import AppNotLoaded, described
 
+# Runs a module like `python -m`, which would look for its imports in the working directory first:
+# a file there may have the name of a module of Python's own.
+START = (
+    "import sys; '' in sys.path[:1] and sys.path.pop(0); del sys.argv[0]; import runpy; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
 # Importing a large app takes seconds on a busy machine; one that takes longer hangs.
 _IMPORT_S = 60.0
 _LOG_BYTES = 4000

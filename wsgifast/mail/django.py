@@ -8,7 +8,7 @@ In the settings:
 
 from __future__ import annotations
 
-from ..imports import needs
+from ..checks import needs
 from .smtp import SMTP, SMTP_SSL
 
 with needs("wsgifast.mail.django", "django", "django"):

@@ -10,7 +10,7 @@ import imaplib
 import re
 from typing import Any
 
-from ..option_checks import checked_timeout
+from ..checks import checked_timeout
 from ..sockets import set_nodelay
 from .wire import CRLF, with_crlf
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from ..imports import needs
+from ..checks import needs
 
 with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
     from aiosmtpd import smtp as _smtp

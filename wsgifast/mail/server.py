@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ..checks import LONGEST_S, checked_timeout, needs
 from ..errors import ConfigurationError
-from ..imports import needs
-from ..option_checks import LONGEST_S, checked_timeout
 from .session import Envelope, SMTPServer, check_options
 
 with needs("wsgifast.mail.server", "aiosmtpd", "mail"):

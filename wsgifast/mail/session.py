@@ -20,9 +20,8 @@ import re
 import warnings
 from typing import IO, Any
 
+from ..checks import check_switches, checked_timeout, is_count, needs
 from ..errors import ConfigurationError
-from ..imports import needs
-from ..option_checks import check_switches, checked_timeout, is_count
 from .decoding import ChunkDecoder, DataDecoder, Decoder, Refusal, SmugglingCheck
 from .pipelining import PipelinedSMTP
 from .reception import Content, Reception

@@ -16,7 +16,7 @@ import smtplib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from ..option_checks import checked_timeout
+from ..checks import checked_timeout
 from ..sockets import FileTruncated, owned_socket, send_file_segment, set_nodelay
 from .message import Body, gathered
 from .wire import CRLF, Quoter, needs_quoting, quote_dots

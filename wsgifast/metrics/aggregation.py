@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..imports import needs
+from ..checks import needs
 from .processes import is_alive, pid_in
 
 with needs("wsgifast.metrics.aggregation", "prometheus_client", "prometheus"):

@@ -13,10 +13,10 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..bodies.access_log import CHUNKS, LENGTH_ERROR, SENT_AS
 from ..bodies.files import ClosedThen, FileReader, FileSlice, close_body
 from ..bodies.held_head import HeldHead
 from ..bodies.segments import SegmentedBody
-from ..bodies.sent_as import CHUNKS, LENGTH_ERROR, SENT_AS
 from ..bodies.streams import ClosedWith
 from ..bodies.wrappers import known_file
 from .patterns import PATTERN

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
-from ..imports import needs
+from ..checks import needs
 from .catalogue import ATTRIBUTES, CATALOGUE, REQUEST_LABELS, UNKNOWN, Metric
 from .points import Point, collect_process, observers
 from .requests import Answered, LengthError, RequestMetrics

@@ -17,7 +17,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from ..imports import needs
+from ..checks import needs
 from .catalogue import Metric
 from .periodic import every_second
 from .points import Collector, Distribution, Point, collect_process

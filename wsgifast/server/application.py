@@ -9,8 +9,8 @@ from datetime import timedelta
 from types import GeneratorType
 from typing import Any
 
+from ..bodies.access_log import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from ..bodies.response_writer import NOT_STARTED
-from ..bodies.sent_as import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from ..errors import ClientGone, RequestError
 from ..http.framing import BodyCounter
 from .app_socket import AppSocket

@@ -8,10 +8,9 @@ import threading
 import time
 from typing import Final
 
-from ..bodies.sent_as import stream_kind
+from ..bodies.access_log import stream_kind
+from ..checks import is_number, size_text
 from ..errors import ConfigurationError
-from ..option_checks import is_number
-from ..sizes import size_text
 from .rule import BodySeen, Chunks, slow_shape
 
 logger = logging.getLogger("wsgifast")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..imports import exports_on_demand
+from ..checks import exports_on_demand
 from .coalescing.blocking import CoalescingWriter
 from .coalescing.common import SendFailed, WriterClosed
 from .coalescing.shared import SharedCoalescingWriter

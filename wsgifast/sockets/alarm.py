@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..option_checks import LONGEST_S
+from ..checks import LONGEST_S
 
 # timerfd_create(2), Linux. Its flags TFD_NONBLOCK and TFD_CLOEXEC have the values of open(2)'s.
 _CLOCK_MONOTONIC = 1

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from ..checks import LONGEST_S, checked_timeout
 from ..errors import WSGIFastError
-from ..option_checks import LONGEST_S, checked_timeout
 from .coalescing.flusher import flusher
 from .options import SocketInUse, is_plain_socket, is_tls_socket
 

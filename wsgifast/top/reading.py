@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..checks import needs
 from ..client import HTTPClient, NoAnswer
 from ..errors import WSGIFastError
-from ..imports import needs
 from ..metrics.setup import VARIABLE
 from ..sockets.address import Address
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..sizes import size_text
+from ..checks import size_text
 from ..terminal import fitted, printable, table
 from .view import View
 

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from threading import TIMEOUT_MAX
 from typing import Any
 
+from ..checks import is_count, is_number, shown
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.setup import metrics_address
-from ..option_checks import is_count, is_number, shown
 from ..server.poller import POLLERS
 
 PARSERS = ("auto", "gunicorn", "httptools")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
-from ..option_checks import configuration_names
+from ..checks import configuration_names
 from .attributes import ATTRIBUTES, InvalidWorkerOption, check_attributes, check_names
 
 # gunicorn's setting of that name, where it is not a file.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from ..checks import needs
 from ..errors import WSGIFastError
-from ..imports import needs
 
 # The oldest has the C parser's forerunner, HTTP/2 in gthread and the header checks of today.
 OLDEST = (25, 0)

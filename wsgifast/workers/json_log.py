@@ -9,8 +9,16 @@ from typing import Any
 
 from gunicorn.glogging import Logger
 
-from ..bodies.sent_as import APP_US, CHUNKS, SEND_US, SENDFILE_BYTES, SENT_AS, WAIT_US
-from ..json_lines import json_line, sent_text
+from ..bodies.access_log import (
+    APP_US,
+    CHUNKS,
+    SEND_US,
+    SENDFILE_BYTES,
+    SENT_AS,
+    WAIT_US,
+    json_line,
+    sent_text,
+)
 from ..metrics.patterns import PATTERN
 from .gunicorn_support import trusts_address
 

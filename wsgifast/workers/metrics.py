@@ -18,7 +18,7 @@ from functools import partial
 from sys import modules
 from typing import Any
 
-from ..bodies.sent_as import LENGTH_ERROR, SENT_AS
+from ..bodies.access_log import LENGTH_ERROR, SENT_AS
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.catalogue import CATALOGUE
 from ..metrics.health import State

@@ -7,7 +7,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
-from ..imports import needs
+from ..checks import needs
 from ..server.options import HTTP2Options, Options
 from ..server.parser import Parser
 from .attributes import ATTRIBUTES

@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from wsgifast.imports import exports_on_demand
+from wsgifast.checks import exports_on_demand
 
 if TYPE_CHECKING:
     from .h11 import H11Protocol

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wsgifast.imports import needs
+from wsgifast.checks import needs
 
 from ..protocols.response import Response
 from .protocol import FileSending, check

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from wsgifast.imports import needs
+from wsgifast.checks import needs
 
 from .protocol import CountedResponse, FileSending, check
 

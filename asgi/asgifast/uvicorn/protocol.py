@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from wsgifast.checks import needs
 from wsgifast.errors import WSGIFastError
 from wsgifast.http.framing import chunk, chunk_size_line
-from wsgifast.imports import needs
 
 from ..coalescing import COALESCED_BYTES
 from ..exporting import figures, instrumented

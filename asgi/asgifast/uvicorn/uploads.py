@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from typing import Any
 
-from wsgifast.imports import needs
+from wsgifast.checks import needs
 
 from ..messages import Message
 from ..protocols.read_buffer import read_into_buffer

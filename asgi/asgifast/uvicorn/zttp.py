@@ -11,8 +11,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
+from wsgifast.checks import needs
 from wsgifast.http.framing import has_body
-from wsgifast.imports import needs
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 

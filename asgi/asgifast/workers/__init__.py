@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wsgifast.imports import exports_on_demand
+from wsgifast.checks import exports_on_demand
 
 if TYPE_CHECKING:
     from .uvicorn import FastUvicornH11Worker

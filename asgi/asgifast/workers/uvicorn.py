@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from wsgifast.imports import needs
+from wsgifast.checks import needs
 from wsgifast.sockets import avoid_pacing
 
 with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):

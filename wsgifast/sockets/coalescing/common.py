@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from ...checks import is_count, is_number
 from ...errors import ConfigurationError, WSGIFastError
-from ...option_checks import is_count, is_number
 from ..options import SocketInUse
 
 # About the time of five small sends: less saves little, more adds noticeable latency.

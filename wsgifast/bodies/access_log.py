@@ -1,6 +1,11 @@
-"""Keys of the environ that say how a response was sent, for access logs."""
+"""What access logs report of a response: keys of the environ, and lines of JSON."""
 
 from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
 
 # environ[SENT_AS] is how the body was sent, environ[CHUNKS] the number of chunks in the app's body,
 # absent for a file. For a stream both are final at its end.
@@ -45,3 +50,26 @@ def stream_kind(chunks: int, first_bytes: int, total_bytes: int) -> str:
     if is_round and (chunks - 1) * first_bytes < total_bytes <= chunks * first_bytes:
         return "stream-blocks"
     return "stream"
+
+
+def json_line(fields: Mapping[str, object]) -> str:
+    """Return a JSON object of the time (RFC 3339, UTC, in milliseconds) and fields with a value.
+
+    It is ASCII without line breaks, whatever a client has sent.
+
+    :param fields: by OpenTelemetry's attribute names where there are any.
+    """
+    now = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
+    present = {name: value for name, value in fields.items() if value is not None and value != ""}
+    line = {"time": now.replace("+00:00", "Z"), **present}
+    return json.dumps(line, separators=(",", ":"), default=str)
+
+
+def sent_text(value: str) -> str:
+    """Decode a client's text (latin-1 by PEP 3333) as UTF-8, if it is that."""
+    if value.isascii():
+        return value
+    try:
+        return value.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return value

@@ -21,7 +21,7 @@ from werkzeug.local import LocalProxy
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from wsgifast import ConfigurationError, StaticFiles, WSGIFast
-from wsgifast.apps import Interface, check_app
+from wsgifast.checks import Interface, check_app
 
 
 def wsgi(environ: Any, start_response: Any) -> Any: ...
@@ -128,7 +128,7 @@ def test_what_is_no_app_is_refused(app: Any, interface: Interface, way_out: str)
 
 
 def test_the_app_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"the app tests.test_apps.asgi is no WSGI app"):
+    with pytest.raises(ConfigurationError, match=r"the app tests.test_checks.asgi is no WSGI app"):
         WSGIFast(asgi)  # type: ignore[arg-type]
 
 
