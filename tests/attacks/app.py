@@ -10,15 +10,17 @@ from typing import Any
 __all__ = ["asgi_app", "wsgi_app"]
 
 # What a server says of itself, and not of the request.
-_OWN = ("HTTP_EXPECT",)
+_OWN = ("HTTP_EXPECT", "HTTP_TRANSFER_ENCODING")
 
 
 def wsgi_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     """Answer with the request as the server has handed it over."""
     body = environ["wsgi.input"].read()
     declared = environ.get("CONTENT_LENGTH")
-    if declared and "HTTP_TRANSFER_ENCODING" not in environ and len(body) != int(declared):
+    if declared and len(body) != int(declared):
         raise ValueError("the body was cut short")
+    if declared and "HTTP_TRANSFER_ENCODING" in environ:
+        raise ValueError("the body's length is said twice")
     fields = {
         key: value for key, value in environ.items() if key.startswith("HTTP_") and key not in _OWN
     }

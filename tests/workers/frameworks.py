@@ -14,6 +14,7 @@ import django.conf
 import django.core.handlers.wsgi
 import django.http
 import django.urls
+import django.views.decorators.csrf
 import falcon
 import flask
 
@@ -116,6 +117,10 @@ def django_stream(request: Any) -> Any:
     return django.http.StreamingHttpResponse(rows())
 
 
+def echo(request: Any) -> Any:
+    return django.http.HttpResponse(request.body)
+
+
 def django_file(request: Any) -> Any:
     return django.http.FileResponse(Path(__file__).open("rb"))
 
@@ -125,6 +130,7 @@ urlpatterns = [
     django.urls.path("stream", django_stream),
     django.urls.path("file", django_file),
     django.urls.path("burst", lambda request: django.http.StreamingHttpResponse(burst())),
+    django.urls.path("echo", django.views.decorators.csrf.csrf_exempt(echo)),
     django.urls.path("go", lambda request: django.http.HttpResponse(go())),
 ]
 django_app = django.core.handlers.wsgi.WSGIHandler()

@@ -71,6 +71,22 @@ def test_falcon() -> None:
         assert connection.request("/").body == SOURCE
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+def test_django_sees_upload_in_chunks_only_if_it_is_buffered(buffered: bool) -> None:
+    body = b"a" * 700_000
+    with (
+        fast_worker(
+            app="tests.workers.frameworks:django_app", attributes={"buffer_bodies": buffered}
+        ) as server,
+        Connection(server.address) as connection,
+    ):
+        headers = [("Transfer-Encoding", "chunked")]
+        chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        response = connection.request("/echo", method="POST", headers=headers, body=chunks)
+        assert response.status == 200
+        assert response.body == (body if buffered else b"")
+
+
 def test_django_keeps_a_database_connection_for_each_thread() -> None:
     with fast_worker(app="tests.workers.frameworks:django_app") as server:
 

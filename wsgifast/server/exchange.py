@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from .pool import Close
 
 
+# Transfer codings that leave nothing on a body once its framing has been decoded.
+_ONLY_FRAMING = {"chunked", "identity", ""}
+
+
 class Exchange:
     """A request and its response; made by the parser from a complete head.
 
@@ -64,3 +68,15 @@ class Exchange:
         self.close: Close | None = None
         self.started = time.monotonic()
         self.queued = self.begun = self.answered = 0.0
+
+    def declare_length(self, size: int) -> None:
+        """Tell the app the length of a body that has come without one, and was received whole.
+
+        Apps go by CONTENT_LENGTH (PEP 3333): Django takes a body without one for empty. Chunks are
+        gone by now (RFC 9112 section 7.1.3 has a decoder do the same); where another coding is left
+        on the body, its length in that coding would say nothing.
+        """
+        codings = self.fields.get("HTTP_TRANSFER_ENCODING", "").lower().split(",")
+        if {coding.strip(" \t") for coding in codings} <= _ONLY_FRAMING:
+            self.fields.pop("HTTP_TRANSFER_ENCODING", None)
+            self.fields.setdefault("CONTENT_LENGTH", str(size))

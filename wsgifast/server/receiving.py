@@ -174,6 +174,8 @@ class Receiver:
         assert exchange is not None
         self.take_trailers(body.decoder.trailers)
         self.rest = body.rest
+        if exchange.length is None:
+            exchange.declare_length(body.spool.size)
         exchange.body = body.spool.open()
         self.wanted = _HEAD_BYTES
         self._body = None

@@ -116,6 +116,7 @@ class Stream:
             upload.end()
         if self._spool is None or exchange is None or self.state is not RECEIVING:
             return False
+        exchange.declare_length(self._spool.size)
         exchange.body = self._spool.open()
         self._spool = None
         return True
