@@ -7,11 +7,13 @@ import gc
 import gzip
 import linecache
 import logging
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from asgifast import ASGIFast
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Receive, Scope, Send
 from asgifast.pathsend import decide_pathsend
@@ -35,6 +37,8 @@ from starlette.responses import (
 )
 from starlette.routing import Host, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
+
+from tests.support.servers import free_port, live_server
 
 from .layers import BEARING, MIDDLEWARE, NOT_BEARING, Counting, adds_a_header
 from .protocols import serving
@@ -274,6 +278,85 @@ def test_the_source_must_be_the_one_that_runs(folder: Path, tmp_path: Path) -> N
     assert offered_to(app(source, source))
 
 
+HARMLESS = [
+    "return await call_next(request)",
+    "response = await call_next(request); response.headers['a'] = 'b'; return response",
+    "response: object = await call_next(request); return response",
+    "a = b = await call_next(request); a.set_cookie('c', 'd'); return b",
+    "other = response = await call_next(request); third = other; return third",
+    "try:\n        return await call_next(request)\n    except ValueError:\n        return None",
+    "async with request.state.lock:\n        return await call_next(request)",
+    "return None if request.url.path == '/' else 5",
+    "await call_next(request)",
+    "response = await call_next(request)\n"
+    "    if response.status_code == 404 and 'a' in response.headers:\n"
+    "        response.status_code = 410\n"
+    "    return response",
+]
+TOUCHING = [
+    "response = await call_next(request); return response.body",
+    "response = await call_next(request); response.body_iterator = None; return response",
+    "response = await call_next(request); del response.body_iterator; return response",
+    "response = await call_next(request); log(response); return response",
+    "response = await call_next(request); log(a=response); return response",
+    "response = await call_next(request); log(*[response]); return response",
+    "response = await call_next(request); request.state.kept = response; return response",
+    "response = await call_next(request); kept = (response,); return response",
+    "response = await call_next(request); kept = lambda: response; return kept()",
+    "response = await call_next(request); log(f'{response}'); return response",
+    "response = await call_next(request)\n"
+    "    def inner(): return response\n"
+    "    return log(inner())",
+    "log(response := await call_next(request)); return response",
+    "response = await call_next(request); log(locals()); return response",
+    "response = await call_next(request); other = response; log(other); return response",
+    "log(other) if (other := None) else 0; other = await call_next(request); return other",
+    "return log(await call_next(request))",
+    "return (await call_next(request)) or 5",
+    "response = await asyncio.wait_for(call_next(request), 5); return response",
+    "going = call_next(request); return await going",
+    "again = call_next; return await again(request)",
+    "return await helper(request, call_next)",
+    "return [await call_next(request)][0]",
+    "response, other = await call_next(request), 1; return response",
+    "response = await call_next(request); yield response",
+    "response = await call_next(request)\n    for response.x in []: pass\n    return response",
+    "await request.app(request.scope, request.receive, print); return await call_next(request)",
+    "request._send = print; return await call_next(request)",
+    "await HANDLERS['a'](request); return await call_next(request)",
+    "global response; response = await call_next(request); return response",
+]
+
+
+def _dispatching(body: str, tmp_path: Path, parameters: str = "request, call_next") -> Starlette:
+    path = tmp_path / "dispatching.py"
+    source = f"async def dispatch({parameters}):\n    {body}\n"
+    path.write_text(source)
+    linecache.checkcache(str(path))
+    names: dict[str, Any] = {"__name__": "dispatching"}
+    exec(compile(source, str(path), "exec"), names)
+    return Starlette(middleware=[Middleware(BaseHTTPMiddleware, dispatch=names["dispatch"])])
+
+
+@pytest.mark.parametrize("body", HARMLESS)
+def test_dispatch_functions_that_leave_bodies_alone_are_known(body: str, tmp_path: Path) -> None:
+    assert offered_to(_dispatching(body, tmp_path))
+    assert offered_to(_dispatching(body.replace("call_next", "next_one"), tmp_path,
+                                   "request, next_one"))  # fmt: skip
+
+
+@pytest.mark.parametrize("body", TOUCHING)
+def test_dispatch_functions_that_may_touch_bodies_are_unknown(body: str, tmp_path: Path) -> None:
+    assert not offered_to(_dispatching(body, tmp_path))
+
+
+@pytest.mark.parametrize("parameters", ["*args", "request, call_next, other=1", "call_next"])
+def test_dispatch_functions_of_other_parameters_are_unknown(
+    parameters: str, tmp_path: Path
+) -> None:
+    assert not offered_to(_dispatching("pass", tmp_path, parameters))
+
+
 # At run time
 
 
@@ -490,3 +573,56 @@ def test_dispatch_that_runs_is_offered_it(folder: Path) -> None:
     assert offered_to(app)
     app = Starlette(middleware=[Middleware(BaseHTTPMiddleware, dispatch=odd)])
     assert not offered_to(app)
+
+
+# Real servers
+
+SERVED = """
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+async def file(request):
+    return FileResponse("static/app.js")
+
+routes = [Route("/file", file), Mount("/static", StaticFiles(directory="static"))]
+compressed = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware)])
+plain = Starlette(routes=routes)
+"""
+SCRIPT = b"function f(value) { return value + 1; }\n" * 40_000
+COMMANDS = {
+    "uvicorn": "-m uvicorn --port {port} served:{app}",
+    "our protocol": "-m uvicorn --port {port} --http asgifast.uvicorn:HttpToolsProtocol "
+    "served:{app}",
+    "run": "-m wsgifast run served:{app} --bind 127.0.0.1:{port}",
+}
+
+
+@pytest.mark.skipif(
+    tuple(map(int, uvicorn.__version__.split(".")[:2])) < (0, 36),
+    reason="this uvicorn's command line takes no class",
+)
+def test_no_server_of_ours_sends_more_bytes(tmp_path: Path) -> None:
+    (tmp_path / "static").mkdir()
+    (tmp_path / "static" / "app.js").write_bytes(SCRIPT)
+    (tmp_path / "served.py").write_text(SERVED)
+    sizes: dict[tuple[str, str], int] = {}
+    for name, command in COMMANDS.items():
+        for app in ("compressed", "plain"):
+            port = free_port()
+            argv = [sys.executable, *command.format(port=port, app=app).split()]
+            env = {"PYTHONPATH": str(tmp_path)}
+            with live_server(
+                argv, ("127.0.0.1", port), cwd=tmp_path, env=env, forked=False
+            ) as server:
+                for path in ("/file", "/static/app.js"):
+                    answer = server.get(path, headers=[("Accept-Encoding", "gzip")])
+                    coded = answer.header("Content-Encoding") == "gzip"
+                    body = gzip.decompress(answer.body) if coded else answer.body
+                    assert body == SCRIPT, (name, app, path)
+                    assert len(answer.body) <= sizes.setdefault((app, path), len(answer.body))
+                if name != "uvicorn" and app == "compressed":
+                    assert "GZipMiddleware compresses them" in server.log()

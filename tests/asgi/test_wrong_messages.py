@@ -104,6 +104,8 @@ WRONG: dict[str, list[Any]] = {
     "a blank in a name": [start(headers=[LENGTH, (b"evil x", b"1")]), body()],
     "LF in chunks": [chunked((b"x", b"a\nevil: 1")), body(b"a", True), body()],
 }
+if not httptools_impl.HEADER_RE.search(b"x\r\n"):  # the oldest uvicorns let such a name pass
+    del WRONG["CR LF in a name"], WRONG["a blank in a name"]
 # What uvicorn answers with nothing, or a head alone, and we with a 500.
 BROKEN_HEADS: dict[str, list[Any]] = {
     "None as headers": [start(headers=None), body()],
