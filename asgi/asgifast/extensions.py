@@ -20,14 +20,12 @@ PLANNED = "asgifast.planned"
 # Under this key a pathsend message for asgifast's protocols carries the instrumented.Request, which
 # is recorded when its file is sent: that may be long after the app has returned.
 RECORDING = "asgifast.recording"
-# What ASGIFast offers to its app.
+# What ASGIFast offers to an app that is known to bear it.
 FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
     PATHSEND: {"ranges": True},
     ZEROCOPYSEND: {},
     PLANNED: {},
 }
-# What asgifast's protocols offer to their app.
-PROTOCOL_EXTENSIONS: dict[str, dict[str, Any]] = {**FILE_EXTENSIONS, COALESCING: {}}
 
 
 class PlannedBody(NamedTuple):

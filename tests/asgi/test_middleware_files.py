@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
-from asgifast.extensions import COALESCING, PROTOCOL_EXTENSIONS
+from asgifast.extensions import COALESCING, FILE_EXTENSIONS
 from asgifast.messages import Message, Receive, Scope, Send
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse as StarletteFileResponse
@@ -159,7 +159,7 @@ def test_no_extension_for_files_reaches_an_app_that_is_not_to_use_them(
     scope = scope_of()
     scope["extensions"] = {"http.response.debug": {}}
     if server_has_it:
-        scope["extensions"].update(PROTOCOL_EXTENSIONS)
+        scope["extensions"].update({**FILE_EXTENSIONS, COALESCING: {}})
     assert call(ASGIFast(app, pathsend=False), scope).body == b"x"
     left = set(seen[0]["extensions"])
     assert left - {COALESCING} == {"http.response.debug"}
