@@ -96,9 +96,14 @@ def _br(body: bytes) -> bytes:
 
 
 def _zstd(body: bytes) -> bytes:
-    decoder = importlib.import_module("zstandard").ZstdDecompressor().decompressobj()
-    decompressed: bytes = decoder.decompress(body)
-    return decompressed
+    made, frames = importlib.import_module("zstandard").ZstdDecompressor(), []
+    while body:
+        frame = made.decompressobj()
+        frames.append(frame.decompress(body))
+        if not frame.eof:
+            raise EOFError
+        body = frame.unused_data
+    return b"".join(frames)
 
 
 _DECODERS: dict[str, Callable[[bytes], bytes]] = {

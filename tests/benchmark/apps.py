@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import os
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 ELSEWHERE = "http://192.0.2.1/"  # nobody has this address (RFC 5737)
 # More than the kernel holds for a client that does not read.
 LARGE = [bytes(20_000_000)]
+_GZIP = ("Content-Encoding", "gzip")
 _numbers = itertools.count()
 
 
@@ -20,6 +22,13 @@ def app(environ: Any, start_response: Any) -> Any:
     if path == "/none" or (path == "/secret" and "HTTP_COOKIE" not in environ):
         start_response("404 Not Found", [("Content-Length", "0")])
         return []
+    if path == "/coded":
+        body, headers = b"a body" * 100, []
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            # Each with another time in its head.
+            body, headers = gzip.compress(body, mtime=next(_numbers)), [_GZIP]
+        start_response("200 OK", headers)
+        return [body]
     start_response("200 OK", [("Content-Type", "text/plain")])
     if path == "/crumbs":
         return [b"x"] * 2000

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import subprocess
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 
+import brotli
 import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wsgifast import ConfigurationError
-from wsgifast.benchmark.load import Task, cpu_seconds, look
+from wsgifast.benchmark.load import Seen, Task, cpu_seconds, look
 from wsgifast.benchmark.locust_client import Locust, LocustFailed, Run
 from wsgifast.benchmark.processes import HOST, RunningServer, ServerFailed, free_port, running
 from wsgifast.benchmark.serving import served
+from wsgifast.client import decoded
 
 APP = "tests.benchmark.apps:app"
 
@@ -124,3 +131,42 @@ def test_a_locust_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wsgifast.benchmark.locust_client._PROCESS", "no_such_module")
     with pytest.raises(LocustFailed, match="no_such_module"), Locust() as locust:
         locust.start()
+
+
+_CODERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "identity": bytes,
+    "gzip": gzip.compress,
+    "X-GZIP": lambda body: gzip.compress(body[:3]) + gzip.compress(body[3:]),
+    "deflate": zlib.compress,
+    "Deflate": lambda body: zlib.compress(body)[2:-4],  # without zlib's frame
+    "br": brotli.compress,
+    "zstd": lambda body: zstandard.compress(body[:3]) + zstandard.compress(body[3:]),
+}
+
+
+@given(st.binary(), st.lists(st.sampled_from(sorted(_CODERS)), max_size=3))
+def test_a_body_is_decoded_as_it_was_coded(body: bytes, codings: list[str]) -> None:
+    coded = body
+    for coding in codings:
+        coded = _CODERS[coding](coded)
+    assert decoded(coded, ", ".join(codings)) == body
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_a_body_that_is_cut_off_or_of_an_unknown_coding_is_not_decoded(coding: str) -> None:
+    coded = _CODERS[coding](b"a body" * 100)
+    assert decoded(coded[:-1], coding) is None
+    assert decoded(b"no such thing", coding) is None
+    assert decoded(coded, f"{coding}, aes128gcm") is None
+
+
+def test_a_look_compares_what_is_decoded(server: RunningServer) -> None:
+    def at(coding: str) -> Seen:
+        task = Task("/coded", address=server.address, headers=(f"Accept-Encoding: {coding}",))
+        return look(task)
+
+    plain, packed, again = at("identity"), at("gzip"), at("gzip;q=0.5")
+    assert [one.coding for one in (plain, packed, again)] == ["", "gzip", "gzip"]
+    assert plain.body_bytes > packed.body_bytes
+    assert plain.digest == packed.digest == again.digest
