@@ -32,8 +32,8 @@ _CHANGING = [
         (rb"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", b"<time>"),
         (rb"\d+ (second|minute)s?\b", b"<time>"),
         (rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", b"<uuid>"),
-        (rb"\d{9,}(\.\d+)?|\d+\.\d{3,}", b"<number>"),
         (rb"[A-Za-z0-9_+/=.-]{20,}", b"<token>"),
+        (rb"\b(\d{9,}(\.\d+)?|\d+\.\d{3,})\b", b"<token>"),
     )
 ]
 
