@@ -164,9 +164,11 @@ def benchmarks_page() -> str:
         "`python -m docs.benchmarks.publish` rewrites the page from existing reports.",
         "The contenders take turns on one machine, which they share with the client, over "
         "loopback. A figure is the median of its rounds; a ratio is the median of the ratios of "
-        "consecutive runs, with the lowest and the highest. MB are 10^6 bytes. Below a row's title "
-        "is its key: `python -m loadtests KEY` measures it alone. **Trust the "
-        "ratios**, most of all those that you [measure with your own app](how-to/measure.md).",
+        "consecutive runs, with the lowest and the highest; newer ones have an interval that "
+        "includes the noise of the machine, and are unclear where 1 is within it. MB are 10^6 "
+        "bytes. Below a row's title is its key: `python -m loadtests KEY` measures it alone. "
+        "**Trust the ratios**, most of all those that you "
+        "[measure with your own app](how-to/measure.md).",
         *(part for name, table in published.items() for part in _section(name, table)),
         *(["## Versions", *dict.fromkeys(versions)] if versions else []),
     ]
