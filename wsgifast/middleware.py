@@ -263,12 +263,14 @@ class WSGIFast:
             return rest if head.coding is None else ClosedWith(head.coding.flushed(rest), rest)
         segment = segment_of(file)
         if segment is None or (head.length is not None and head.length > segment.size):
-            is_in_memory = known_size(file) is not None
+            in_memory = known_size(file)
             if head.length is None:
-                head.set_length(known_size(file))
+                head.set_length(in_memory)
             reader = FileReader(file, head.length, head.convert, owner)
             if head.coding is not None:
-                size = head.length if is_in_memory else None
+                # One that is too short fails behind its head, as it does uncompressed.
+                is_all_there = in_memory is not None and in_memory >= (head.length or 0)
+                size = head.length if is_all_there else None
                 return _send_coded(environ, head, head.coding, reader, size)
             if head.no_body:
                 return _send_nothing(environ, head, owner)

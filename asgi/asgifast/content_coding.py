@@ -15,6 +15,7 @@ from wsgifast.compression.policy import (
     decide,
     with_vary,
 )
+from wsgifast.files import RequestFacts
 
 from .loops import in_thread
 from .messages import Message, RawHeaders, Scope, Send, text_headers, whole_body
@@ -39,8 +40,8 @@ class ContentCoding:
     """
 
     __slots__ = (
-        "_coding", "_compression", "_is_file", "_scope", "_send", "_sent_tags", "app_headers",
-        "compressor", "wish",
+        "_coding", "_compression", "_is_file", "_restored", "_scope", "_send", "_sent_tags",
+        "app_headers", "compressor", "wish",
     )  # fmt: skip
 
     def __init__(self, compression: Compression, scope: Scope) -> None:
@@ -48,6 +49,7 @@ class ContentCoding:
         self._scope = scope
         self._sent_tags: Mapping[str, str] = {}
         self.app_headers: RawHeaders | None = None
+        self._restored: tuple[str | None, str | None] | None = None
         self.compressor: Compressor | None = None
         self._is_file = False
         self.wish = Wish()
@@ -73,7 +75,7 @@ class ContentCoding:
             or len(body) >= self._compression.min_bytes
             or message.get("more_body", False)
             or self._scope["method"] == "HEAD"
-            or start["status"] == 304
+            or start["status"] in (206, 304)
             or self.wish.compress is not None
         )
 
@@ -107,9 +109,23 @@ class ContentCoding:
         self._send = send
         return self._send_coded
 
-    def leave_file(self) -> None:
+    def leave_file(self, *, leaves: bool = True) -> None:
         """Have the body sent as it is, unless its head has been sent: it is a file."""
-        self._is_file = True
+        self._is_file = leaves
+
+    def file_coding(self, start: Message, size: int | None = None) -> str | None:
+        """Return the coding for the file that is the body; None to send it as it is."""
+        if size is None:
+            size = self._compression.min_bytes  # let it be large enough
+        decision = self._decide(start, text_headers(start["headers"]), size)
+        return None if decision is None else decision.coding
+
+    def restored_facts(self, facts: RequestFacts) -> RequestFacts:
+        """Return what the client asks, with the app's own tags."""
+        if self._restored is None:
+            return facts
+        if_none_match, if_match = self._restored
+        return facts._replace(if_none_match=if_none_match, if_match=if_match)
 
     async def _send_coded(self, message: Message) -> None:
         kind = message["type"]
@@ -174,6 +190,7 @@ class ContentCoding:
         if_none_match, if_match, self._sent_tags = app_preconditions(
             values.get("if-none-match"), values.get("if-match"), self._coding
         )
+        self._restored = if_none_match, if_match
         changed = {"if-none-match": if_none_match, "if-match": if_match}
         if any(changed[name] != value for name, value in values.items()):
             kept = [header for header in given if header[0] not in changed]

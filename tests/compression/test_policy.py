@@ -71,7 +71,6 @@ def test_other_type_is_left_alone(kind: str) -> None:
         ([*JSON, ("content-encoding", "identity")], {}),
         ([*JSON, ("Cache-Control", "public, no-transform")], {}),
         ([*JSON, ("Cache-Control", "No-Transform")], {}),
-        (JSON, {"code": 206}),
         (JSON, {"code": 204}),
         (JSON, {"code": 205}),
         (JSON, {"code": 101}),
@@ -84,6 +83,13 @@ def test_other_type_is_left_alone(kind: str) -> None:
 )
 def test_exception_is_left_alone(headers: Headers, facts: dict[str, Any]) -> None:
     assert decided(headers, **facts) is None
+
+
+def test_part_that_the_app_has_made_is_left_uncoded_with_vary() -> None:
+    decision = decided(JSON, code=206)
+    assert decision is not None
+    assert decision.coding is None
+    assert decision.headers == [*JSON, ("Vary", "Accept-Encoding")]
 
 
 def test_cache_control_extension_that_only_contains_the_word_does_not_count() -> None:

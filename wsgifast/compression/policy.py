@@ -247,7 +247,7 @@ def decide(
     """
     if code == 304:
         return _not_modified(method, headers, sent_tags or {})
-    if code == 206 or not (has_body(method, code) or (method == "HEAD" and has_body("GET", code))):
+    if not (has_body(method, code) or (method == "HEAD" and has_body("GET", code))):
         return None
     content_type = etag = accept_ranges = None
     length = size
@@ -269,7 +269,9 @@ def decide(
                 accept_ranges = value
     if content_type is None or not compression.is_worth_it(content_type, asked):
         return None
-    if length is not None and length < compression.min_bytes and not asked:
+    if code == 206:
+        coding = None  # the app has answered Range for the uncoded body
+    elif length is not None and length < compression.min_bytes and not asked:
         return None
     if coding is None:
         return Decision(with_vary(headers), None, content_type)

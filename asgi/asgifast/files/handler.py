@@ -6,11 +6,16 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wsgifast.file_answers import plan_file_body
+from wsgifast.file_answers import is_made_for_one_answer, plan_coded_file, plan_file_body
+from wsgifast.files import ByteRange
+from wsgifast.files.coded_copies import COPIES, MAX_FILE_BYTES
+from wsgifast.files.directory import identity_of
 from wsgifast.sockets import FileSegment
 
+from ..content_coding import ContentCoding
 from ..extensions import PLANNED
 from ..instrumented import INSTRUMENTED
+from ..loops import in_thread
 from ..messages import PATHSEND, Message, declared_length, response_body, text_headers
 from ..servers import has_head
 from .delivery import Delivery
@@ -69,8 +74,23 @@ class FileMessages(Delivery):
             self._scope[INSTRUMENTED].sent_as = sent_as
 
     async def _send_path(self, message: Message) -> None:
-        start = self._start
         asked = parse_pathsend(message)
+        start, coding = self._start, self._coding
+        if (
+            coding is not None
+            and start is not None
+            and asked.is_whole
+            and coding.file_coding(start) is not None
+        ):
+            fd, size = open_for_pathsend(asked.path)
+            try:
+                declared = declared_length(self._headers)
+                segment = FileSegment(fd, 0, size if declared is None else declared)
+                is_all_there = declared is None or declared <= size
+                if is_all_there and await self._send_coded_file(coding, asked.path, segment):
+                    return
+            finally:
+                os.close(fd)
         if start is None or start.get("status") != 200 or not asked.is_whole or not self._plans():
             await self._send_as_asked(asked)
             return
@@ -104,6 +124,56 @@ class FileMessages(Delivery):
         finally:
             os.close(fd)
 
+    async def _send_coded_file(
+        self, coding: ContentCoding, path: str | None, segment: FileSegment
+    ) -> bool:
+        """Send a whole file compressed: from a copy, or while it is read; False to leave it."""
+        start = self._start
+        assert start is not None
+        name = coding.file_coding(start, segment.size)
+        if name is None or segment.size > MAX_FILE_BYTES:
+            return False
+        facts = request_facts(self._scope)
+        file, headers = _NamedFile(path or ""), text_headers(start["headers"])
+        may_plan = start.get("status") == 200 and facts.method in ("GET", "HEAD")
+        options = {"ranges": self._options.ranges, "conditional": self._options.conditional}
+        if may_plan and not is_made_for_one_answer(file, segment.fd):
+            identity = identity_of(os.fstat(segment.fd))
+            copy = COPIES.kept(identity, segment.offset, segment.size, name)
+            if copy is None:
+                self._start = None  # it does not leave while a thread compresses
+                copy = await in_thread(COPIES.get, segment, name)
+                self._start = start
+            if copy is not None and copy.body is None:
+                return False
+            if copy is not None:
+                plan = plan_coded_file(facts, headers, file, segment, copy, name, **options)
+                if plan is None:
+                    return False
+                self._note_sent_as("copy")
+                await self._forward_start(
+                    {**start, "status": plan.status, "headers": list(plan.raw_headers)}
+                )
+                await self.send_segments(plan.segments, None)
+                return True
+        if may_plan:
+            asked = coding.restored_facts(facts)._replace(range=None)
+            plan = plan_file_body(asked, headers, file, segment, **options)
+            if plan is not None and plan.status != 200:
+                await self._forward_start(
+                    {**start, "status": plan.status, "headers": list(plan.raw_headers)}
+                )
+                await self.send_segments(plan.segments, None)
+                return True
+        coding.leave_file(leaves=False)
+        self._note_sent_as("blocks")
+        await self._forward_start()
+        if facts.method == "HEAD":
+            await self._server_send(response_body())
+        else:
+            await self.send_file(*segment)
+        return True
+
     def _plans(self) -> bool:
         wanted = self._options.ranges or self._options.conditional
         return wanted and self._scope["method"] in ("GET", "HEAD")
@@ -133,6 +203,12 @@ class FileMessages(Delivery):
     async def _send_planned(self, message: Message) -> None:
         file, segments, path = message[PLANNED]
         try:
+            if self._coding is not None and self._start is not None and len(segments) == 1:
+                run = segments[0]
+                if isinstance(run, ByteRange) and await self._send_coded_file(
+                    self._coding, path, FileSegment(file.fileno(), run.offset, run.size)
+                ):
+                    return
             await self._forward_start()
             if self.offers(PLANNED):
                 await self._server_send(message)
