@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from gunicorn.config import Config
 from hypothesis import strategies as st
 
 from tests.support.descriptors import open_descriptors
+from tests.support.servers import wait_for
 from tests.support.socket_options import send_buffer_is_limited
 from wsgifast.server import sending
 from wsgifast.server.coalescing import Coalescing
@@ -66,7 +68,12 @@ def rules(
     responses_on_disk_bytes: int = 1 << 40,
     share_work: Callable[[], object] = lambda: None,
     coalescing: Coalescing | None = None,
+    waits_for_disk: bool = True,
 ) -> OutputRules:
+    """The rules of a worker.
+
+    :param waits_for_disk: temporary files are written at once, by who would have a thread do it.
+    """
     told: list[str] = [] if warnings is None else warnings
     options = dataclasses.replace(
         OPTIONS,
@@ -84,6 +91,9 @@ def rules(
     )
     made = OutputRules(options, Counters(), coalescing or Coalescing(lambda: True), share_work, log)
     made.disk = disk or made.disk
+    if waits_for_disk:
+        threads: Any = made.disk
+        threads.submit_temporary = lambda job: job()
     return made
 
 
@@ -250,6 +260,8 @@ def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> Non
         assert received == expected
         assert near.receive_all_there_is() == b""
         assert queue.bytes_queued == 0
+        backlog = queue.backlog
+        wait_for(lambda: backlog is None or backlog.spilling is None, "the disk is done")
         queue.reset()
         assert open_descriptors() <= descriptors
     finally:

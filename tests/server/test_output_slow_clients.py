@@ -48,7 +48,8 @@ def test_blocks_to_a_slow_client_cost_no_more_calls_than_to_a_quick_one(
     blocks = [bytes(size) for _ in range(3000)]
     counts = {}
     for client in ("quick", "slow"):
-        near = Near(rules(ahead_bytes=256 * 1024, memory_bytes=memory_bytes))
+        shared = rules(ahead_bytes=256 * 1024, memory_bytes=memory_bytes, waits_for_disk=False)
+        near = Near(shared)
         try:
             write_next = near.queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
             if client == "slow":
@@ -69,7 +70,7 @@ def test_blocks_to_a_slow_client_cost_no_more_calls_than_to_a_quick_one(
     if memory_bytes:
         assert counts["slow"] <= 1.25 * counts["quick"], counts
     else:  # 16 KiB wait, and not 256
-        assert counts["slow"] <= 3 * counts["quick"], counts
+        assert counts["slow"] <= 4 * counts["quick"], counts
 
 
 def test_blocks_that_wait_for_a_slow_client_leave_when_it_has_taken_the_rest(near: Near) -> None:

@@ -167,6 +167,8 @@ class Bench:
             self.worker.server.poller.close()
         self.worker.sockets = list(listeners)
         self.server = self.worker.server = self.worker.make_server()
+        disk: Any = self.server.output_rules.disk
+        disk.submit_temporary = lambda job: job()
         self._pool = self.server.pool  # a test may put another one into its place
         self.thread = self._pool._members[0]  # the only one
         self._pool._by_ident[threading.get_ident()] = self.thread

@@ -2,6 +2,9 @@
 
 A plain data structure without a socket. Every call needs the queue's lock, except for
 :meth:`Backlog.spill`.
+
+What goes to a temporary file is written by a disk thread, and has its place in the queue meanwhile.
+If its turn comes before it is written, it is sent from memory, and what is written is not used.
 """
 
 from __future__ import annotations
@@ -22,6 +25,19 @@ _JOINED_BYTES = 4 * 1024
 _BUFFERS = 64
 
 
+class Spilling:
+    """Buffers that a disk thread writes to a temporary file.
+
+    :ivar size: their bytes.
+    """
+
+    __slots__ = ("buffers", "size")
+
+    def __init__(self, buffers: list[memoryview]) -> None:
+        self.buffers = buffers
+        self.size = sum(map(len, buffers))
+
+
 class Backlog:
     """A queue of buffers and runs of files.
 
@@ -30,12 +46,13 @@ class Backlog:
     :ivar in_memory: bytes of memory that buffers use; a buffer is freed when its last byte is sent.
     :ivar file_sent: bytes sent of the first item, if it is a file.
     :ivar by_sendfile: bytes sent by sendfile.
-    :ivar waited_s: seconds that the writer has waited for its client.
+    :ivar waited_s: seconds that the writer has waited for its client, or for a disk.
+    :ivar spilling: what a disk thread is writing; it may have left the queue.
     """
 
     __slots__ = (
-        "_items", "_memory", "_reserved", "_spill_file", "_uses", "by_sendfile", "file_sent",
-        "in_memory", "size", "waited_s",
+        "_is_closed", "_items", "_memory", "_reserved", "_spill_file", "_uses", "by_sendfile",
+        "file_sent", "in_memory", "size", "spilling", "waited_s",
     )  # fmt: skip
 
     def __init__(self, memory: OutputMemory) -> None:
@@ -43,11 +60,13 @@ class Backlog:
         self.file_sent = 0
         self.by_sendfile = 0
         self.waited_s = 0.0
-        self._items: deque[memoryview | FileSegment] = deque()
+        self._items: deque[memoryview | FileSegment | Spilling] = deque()
         self._memory = memory
         self.in_memory = 0
         self._reserved = 0  # how many of them `memory` has counted
         self._spill_file: SpillFile | None = None
+        self.spilling: Spilling | None = None
+        self._is_closed = False
         self._uses: dict[int, int] = {}  # reference counts of descriptors; the last use closes one
 
     # Adding
@@ -58,7 +77,7 @@ class Backlog:
         if len(items) > 1 and len(buffer) < _JOINED_BYTES:
             # Not the first one: TLS may need the same buffer again.
             last = items[-1]
-            if not isinstance(last, FileSegment) and len(last) < _JOINED_BYTES:
+            if isinstance(last, memoryview) and len(last) < _JOINED_BYTES:
                 items.pop()
                 self._on_gone(last)
                 buffer = b"".join((last, buffer))
@@ -72,23 +91,20 @@ class Backlog:
 
     def append_file(self, segment: FileSegment) -> None:
         """Add a run of a file; its descriptor is closed once it is sent."""
-        items = self._items
-        last = items[-1] if items else None
         self.size += segment.size
-        if isinstance(last, FileSegment) and last.fd == segment.fd:
-            # A temporary file that grew.
-            items[-1] = last._replace(size=last.size + segment.size)
-        else:
-            items.append(segment)
-            self.use(segment.fd)
+        self._items.append(segment)
+        self.use(segment.fd)
 
     def take_excess(self, ahead_bytes: int | None) -> list[memoryview]:
         """Count what is in memory; remove from the end, and return, what is too much for it.
 
-        Buffers before a file stay in any case.
+        Buffers before a file stay in any case, and all of them while a disk thread is writing.
 
         :param ahead_bytes: what is kept if there is more than twice as much; None for any.
         """
+        if self.spilling is not None:
+            self.count_memory()
+            return []
         more = self.in_memory - self._reserved
         if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
             self._memory.count(max(0, more))
@@ -112,7 +128,7 @@ class Backlog:
         taken: list[memoryview] = []
         while items and self.in_memory > keep:
             buffer = items[-1]
-            if isinstance(buffer, FileSegment):
+            if not isinstance(buffer, memoryview):
                 break
             items.pop()
             taken.append(buffer)
@@ -129,7 +145,7 @@ class Backlog:
             takes its place; it cannot be overwritten, because its pages may still be in the socket.
         """
         spill = self._spill_file
-        if spill is None:
+        if spill is None or self.spilling is not None:
             return limit > 0
         if spill.written < limit:
             return True
@@ -138,8 +154,51 @@ class Backlog:
         self._close_spill_file()
         return True
 
+    def begin_spill(self, buffers: list[memoryview]) -> Spilling:
+        """Add what :meth:`take_excess` has returned; see :meth:`spill` and :meth:`end_spill`."""
+        self.spilling = spilling = Spilling(buffers)
+        self._items.append(spilling)
+        self.size += spilling.size
+        self.in_memory += sum(map(_bytes_in_memory, buffers))
+        self.count_memory()
+        return spilling
+
+    def end_spill(self, spilling: Spilling, segment: FileSegment | None) -> None:
+        """Buffers have been written, or cannot be.
+
+        :param segment: where they are; None if they stay in memory.
+        """
+        self.spilling = None
+        if self._is_closed:
+            self._close_spill_file()
+            return
+        items = self._items
+        try:
+            at = items.index(spilling)
+        except ValueError:
+            return  # sent from memory by now, or dropped
+        items.rotate(-at)
+        items.popleft()
+        if segment is None:
+            items.extendleft(reversed(spilling.buffers))
+        else:
+            self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
+            before = items[-1] if at else None
+            if isinstance(before, FileSegment) and before.fd == segment.fd:
+                if before.offset + before.size == segment.offset:
+                    segment = before._replace(size=before.size + segment.size)
+                    items.pop()
+                    at -= 1
+                else:
+                    self.use(segment.fd)
+            else:
+                self.use(segment.fd)
+            items.appendleft(segment)
+        items.rotate(at)
+        self.release_memory()
+
     def spill(self, buffers: list[memoryview]) -> FileSegment | None:
-        """Write buffers to a temporary file; called by the writer, without the lock.
+        """Write buffers to a temporary file; called by a disk thread, without the lock.
 
         :returns: None if that is not possible.
         """
@@ -156,14 +215,22 @@ class Backlog:
 
     @property
     def first(self) -> memoryview | FileSegment | None:
-        return self._items[0] if self._items else None
+        items = self._items
+        if not items:
+            return None
+        first = items[0]
+        if isinstance(first, Spilling):  # not written in time
+            items.popleft()
+            items.extendleft(reversed(first.buffers))
+            return first.buffers[0]
+        return first
 
     def buffers(self) -> tuple[list[memoryview], bool]:
         """Return the first buffers, as many as one send takes, and whether a file follows them."""
         buffers: list[memoryview] = []
         for item in islice(self._items, _BUFFERS):
-            if isinstance(item, FileSegment):
-                return buffers, True
+            if not isinstance(item, memoryview):
+                return buffers, isinstance(item, FileSegment)
             buffers.append(item)
         return buffers, False
 
@@ -222,7 +289,7 @@ class Backlog:
             self._reserved = self.in_memory
 
     def clear(self) -> None:
-        """Drop everything, except a temporary file to which the writer may be writing."""
+        """Drop everything, except a temporary file to which a disk thread may be writing."""
         for item in self._items:
             if isinstance(item, FileSegment):
                 self.release(item.fd)
@@ -233,7 +300,9 @@ class Backlog:
     def close(self) -> None:
         """Drop everything; the writer is done."""
         self.clear()
-        self._close_spill_file()
+        self._is_closed = True
+        if self.spilling is None:  # else the thread that writes closes it
+            self._close_spill_file()
 
     def _close_spill_file(self) -> None:
         spill, self._spill_file = self._spill_file, None

@@ -23,6 +23,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..errors import ClientGone, RequestError
@@ -151,6 +152,14 @@ class Connection(Endpoint):
         if self._tls.selected_alpn_protocol() == "h2":
             return self._speak_http2(None)
         return self._receive(READ)
+
+    def _receive_rest(self, events: int) -> Channel | None:
+        """Receive more of a request; what goes to a disk, by a thread that may wait for it."""
+        if self._receiver.may_need_disk() and self._core.wait_for_disk(
+            self, partial(self._receive, events)
+        ):
+            return None
+        return self._receive(events)
 
     def _receive(self, events: int) -> Channel | None:
         output = self.output
@@ -388,7 +397,7 @@ class Connection(Endpoint):
 _ON_EVENT: dict[str, Callable[[Any, int], Channel | None]] = {
     HANDSHAKE: Connection._shake_hands,
     IDLE: Connection._receive,
-    RECEIVING: Connection._receive,
+    RECEIVING: Connection._receive_rest,
     RUNNING: Connection._send,
     SENDING: Connection._send,
     SKIPPING: Connection._skip,

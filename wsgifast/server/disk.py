@@ -2,7 +2,8 @@
 
 Theory of operation
 -------------------
-A job is one read, or one sendfile, of a file that may not be in the page cache. Each device has a
+A job is one read, or one sendfile, of a file that may not be in the page cache; or one write to a
+temporary file, of a response that waits for its client or of a request's body. Each device has a
 queue of its own, and only a few threads work on it at a time. So a slow disk, or a network file
 system that hangs, delays only its own files. The threads serve the devices in turn; they are
 started when needed and end when idle.
@@ -11,6 +12,8 @@ started when needed and end when idle.
 from __future__ import annotations
 
 import errno
+import os
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +41,7 @@ class DiskThreads:
         self._devices: dict[int, _Device] = {}  # the next one first
         self._threads = 0
         self._idle = 0
+        self._temporary: int | None = None  # the device of temporary files, once it was asked for
 
     def submit(self, device: int, job: Job) -> None:
         """Queue a job.
@@ -59,6 +63,13 @@ class DiskThreads:
                     known.jobs.pop()
                     text = f"no thread for the disk: {error}"
                     raise OSError(errno.ENOMEM, text) from error
+
+    def submit_temporary(self, job: Job) -> None:
+        """As :meth:`submit`, for temporary files."""
+        device = self._temporary
+        if device is None:
+            device = self._temporary = os.stat(tempfile.gettempdir()).st_dev
+        self.submit(device, job)
 
     def _ready(self) -> int:
         """How many jobs could start now, given enough threads."""

@@ -76,6 +76,12 @@ class Core(Protocol):
     def run_soon(self, task: Callable[[], Channel | None]) -> object:
         """Have a thread of the pool call something, and run the app of what it returns."""
 
+    def wait_for_disk(self, connection: Any, step: Callable[[], Channel | None]) -> bool:
+        """Have a disk thread take a step that may write to a temporary file; False if it cannot.
+
+        It owns the connection until then; if the step returns something, its app is run as usual.
+        """
+
     def on_handshake_end(self, connection: Any) -> None:
         """A TLS handshake has succeeded or failed, or its connection is about to be closed."""
 

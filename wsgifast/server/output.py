@@ -17,7 +17,8 @@ that takes the lock next adds them to the backlog.
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as
 with nginx's proxy_buffering). A temporary file is also used when all queues together hold too much
-memory. It is written without the lock.
+memory. A disk thread writes it without the lock; the writer waits for it only if there is too much
+in memory meanwhile.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
+from .backlog import Backlog, Spilling
 from .coalescing import HeldBlocks
 from .send_queue import SendQueue
 
@@ -109,19 +111,14 @@ class OutputQueue(SendQueue):
             self._send_or_raise()
             if not buffers or not backlog.size:
                 return
-            rest = backlog.take_excess(self._rules.ahead_bytes if self.may_run_ahead else None)
-            if not rest:
+            if self.keeps_all:
+                backlog.count_memory()
                 return
-        # Without the lock: a slow disk must not hold up the thread that sends.
-        spilled = backlog.spill(rest)
-        with self.lock:
-            self._check(*rest)
-            if spilled is not None:
-                backlog.append_file(spilled)
-            else:
-                self.may_run_ahead = False
-                backlog.extend(rest)
-            self._send_or_raise()
+            spilling = self._begin_spilling(backlog)
+        if spilling is not None:
+            self._spill_soon(backlog, spilling)
+        if backlog.spilling is not None:
+            self._wait_for_disk(backlog)
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
         """Send a head, which may be empty, and a run of a file, through a duplicate of `fd`.
@@ -186,16 +183,66 @@ class OutputQueue(SendQueue):
             self.lock.release()
         return True
 
+    # Without the lock: a slow disk must not hold up the thread that sends, nor the writer.
+
+    def _spill_soon(self, backlog: Backlog, spilling: Spilling) -> None:
+        try:
+            self._rules.disk.submit_temporary(lambda: self._spill(backlog, spilling))
+        except OSError:
+            self._end_spilling(backlog, spilling, None)
+
+    def _spill(self, backlog: Backlog, spilling: Spilling) -> None:
+        """Write to a temporary file; runs in a disk thread."""
+        segment = backlog.spill(spilling.buffers)
+        more = self._end_spilling(backlog, spilling, segment)
+        if more is not None:
+            self._spill_soon(backlog, more)
+
+    def _end_spilling(
+        self, backlog: Backlog, spilling: Spilling, segment: FileSegment | None
+    ) -> Spilling | None:
+        with self.lock:
+            backlog.end_spill(spilling, segment)
+            if self._room is not None:
+                self._room.notify_all()
+            if self.backlog is not backlog or self.error is not None:
+                return None  # the response is over
+            if segment is None:
+                self.may_run_ahead = False
+                return None
+            return self._begin_spilling(backlog)
+
+    def _wait_for_disk(self, backlog: Backlog) -> None:
+        """Wait for a disk thread, if a response takes too much memory meanwhile, or all of them."""
+        memory = self._rules.memory
+        most = max(memory.most_of_one, 3 * self._rules.ahead_bytes)
+        with self.lock:
+            began = time.monotonic()
+            while (
+                backlog.spilling is not None
+                and self.error is None
+                and (memory.is_full or backlog.in_memory > most)
+            ):
+                self._wait()
+            backlog.waited_s += time.monotonic() - began
+
     # With the lock
+
+    def _begin_spilling(self, backlog: Backlog) -> Spilling | None:
+        rest = backlog.take_excess(self._rules.ahead_bytes if self.may_run_ahead else None)
+        return backlog.begin_spill(rest) if rest else None
+
+    def _wait(self) -> None:
+        if self._room is None:
+            self._room = threading.Condition(self.lock)
+        self._room.wait()
 
     def _wait_for_room(self, most: int) -> None:
         """Wait until at most `most` bytes are queued, or the queue has failed."""
-        if self._room is None:
-            self._room = threading.Condition(self.lock)
         began = time.monotonic()
         # The sweep ends this if the client takes nothing.
         while self.draining and self.bytes_queued > most:
-            self._room.wait()
+            self._wait()
         if self.backlog is not None:
             self.backlog.waited_s += time.monotonic() - began
 

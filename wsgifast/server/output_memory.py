@@ -32,6 +32,11 @@ class OutputMemory(Budget):
         self._warned_at = -_WARN_AGAIN_S  # of a failed spill; monotonic
 
     @property
+    def most_of_one(self) -> int:
+        """What one response may have in memory while a disk is slow."""
+        return self._limit_bytes // 8
+
+    @property
     def is_full(self) -> bool:
         return self.used_bytes >= self._limit_bytes
 

@@ -69,6 +69,11 @@ class Receiver:
         """Whether :meth:`take` can go on without receiving anything."""
         return bool(self.rest) if self._body is None else self._body.has_more_to_do
 
+    def may_need_disk(self) -> bool:
+        """Whether the next receive may write to a temporary file."""
+        body = self._body
+        return body is not None and body.spool.may_need_disk(self.wanted)
+
     def take(self, data: bytes) -> str:
         """Parse what was received; b"" to go on with what is left.
 

@@ -92,6 +92,10 @@ class Spool:
         self._memory = bytearray()
         self._file: _TemporaryFile | None = None
 
+    def may_need_disk(self, size: int) -> bool:
+        """Whether the next `size` bytes, or fewer, may have to be written to a file."""
+        return self.size + size > self._in_memory
+
     def write(self, data: bytes) -> None:
         """Append bytes.
 

@@ -63,13 +63,14 @@ class SendQueue:
     :ivar backlog: what is left to send; None while every response was sent at once.
     :ivar draining: an event's thread, or a disk thread, will go on sending.
     :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
+    :ivar keeps_all: nothing goes to a temporary file: it holds little, and is written under a lock.
     :ivar closing: the response is complete: the thread that sends its last byte finishes it.
     :ivar error: why nothing can be sent any more.
     """
 
     __slots__ = (
         "_dropped", "_held", "_room", "_rules", "backlog", "closing", "draining",
-        "error", "lock", "may_run_ahead", "owner", "sender",
+        "error", "keeps_all", "lock", "may_run_ahead", "owner", "sender",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +85,7 @@ class SendQueue:
         self.error: BaseException | None = None
         self.backlog: Backlog | None = None
         self.draining = False
+        self.keeps_all = False
         self.owner = owner
         self._rules = rules
         self._room: threading.Condition | None = None

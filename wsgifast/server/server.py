@@ -293,6 +293,23 @@ class Server:
         self.registry.replace(connection, http2)
         return http2.begin_streams(received, exchange)
 
+    def wait_for_disk(self, connection: Endpoint, step: Task[Channel]) -> bool:
+        def job() -> None:
+            try:
+                ready = step()
+            except Exception:
+                self.log.exception("Error in a connection")
+                connection.close()
+                return
+            if ready is not None:
+                self.pool.defer(lambda: ready)
+
+        try:
+            self.output_rules.disk.submit_temporary(job)
+        except OSError:
+            return False
+        return True
+
     def on_handshake_end(self, connection: Endpoint) -> None:
         self._acceptor.on_handshake_end(connection)
 

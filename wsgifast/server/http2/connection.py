@@ -104,7 +104,13 @@ class HTTP2Connection(Endpoint):
         if events & WRITE:
             self.outgoing.on_writable()
         if events & ~WRITE or not events:
+            if self.incoming.may_need_disk() and self._core.wait_for_disk(self, self._receive):
+                return None
             self.incoming.receive()
+        return self._end_turn()
+
+    def _receive(self) -> Channel | None:
+        self.incoming.receive()
         return self._end_turn()
 
     def on_overdue(self) -> None:

@@ -21,12 +21,11 @@ from ..request_body import Spool
 from .floods import Flood
 from .frames import ALL_STREAMS, StreamRefused
 from .outgoing import LEAVING, OPEN, Outgoing
-from .stream import READY, RECEIVING, Stream
+from .stream import MOST_RECEIVED_BYTES, READY, RECEIVING, Stream
 from .uploads import StreamedUpload
 
-# Bytes of one receive: a TLS record (RFC 8446 section 5.1), and more while bodies are received.
+# Bytes of one receive: a TLS record (RFC 8446 section 5.1).
 _RECEIVE_BYTES = 16 * 1024
-_RECEIVE_BODIES_BYTES = 64 * 1024
 
 
 class Incoming:
@@ -50,9 +49,13 @@ class Incoming:
         self.ready: list[Stream] = []
         self.last_stream = ALL_STREAMS
 
+    def may_need_disk(self) -> bool:
+        """Whether the next receive may write to a temporary file."""
+        return any(stream.may_need_disk() for stream in list(self._streams.values()))
+
     def receive(self) -> None:
         bodies = any(not stream.has_ended for stream in list(self._streams.values()))
-        size = _RECEIVE_BODIES_BYTES if bodies else _RECEIVE_BYTES
+        size = MOST_RECEIVED_BYTES if bodies else _RECEIVE_BYTES
         try:
             with self._lock:  # both directions share one TLS object
                 data = self._out.connection.sock.recv(size)

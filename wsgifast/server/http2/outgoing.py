@@ -69,6 +69,7 @@ class Outgoing:
         self.lock = threading.RLock()
         sender = Sender(connection.sock, rules)
         self.output = OutputQueue(sender, self, rules, self.lock)
+        self.output.keeps_all = True
         self._encrypts = sender.encrypts
         self.floods = Floods(time.monotonic())
         self.frames = Frames(core.http2, self.floods.admit)

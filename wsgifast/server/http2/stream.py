@@ -38,6 +38,9 @@ RUNNING: Final = "running"
 SENDING: Final = "sending"
 OVER: Final = "over"
 
+# Bytes of one receive while bodies are received.
+MOST_RECEIVED_BYTES = 64 * 1024
+
 _CONTINUE = [(b":status", b"100")]
 
 
@@ -90,6 +93,10 @@ class Stream:
             except ClientGone:
                 pass  # the connection's next event reports it
         return self._spool is None
+
+    def may_need_disk(self) -> bool:
+        """Whether the next part of the body may be written to a temporary file."""
+        return self._spool is not None and self._spool.may_need_disk(MOST_RECEIVED_BYTES)
 
     def take(self, data: bytes, size: int) -> None:
         """Receive a part of the body.

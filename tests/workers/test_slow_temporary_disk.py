@@ -1,0 +1,211 @@
+"""A temporary directory on a disk that hangs: only those wait whose bytes go there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.http import Connection
+from tests.support.http2 import Connected
+from tests.support.servers import PATIENCE_S, LiveServer, wait_for
+
+from .serving import fast_worker, has_setting
+
+needs_cleartext = pytest.mark.skipif(
+    not has_setting("http2_cleartext"), reason="cleartext HTTP/2 came later"
+)
+
+THREADS = 4
+CLIENTS = 12
+# Beyond what sockets and windows take, and together below output_memory_bytes.
+BLOCK, BLOCKS = bytes(range(256)) * 64, 256
+RESPONSE = BLOCK * BLOCKS
+BODY = bytes(range(255)) * 8_000
+REQUESTS = 100
+
+
+def _hang() -> None:
+    """Wait as long as the disk hangs, and note that somebody does."""
+    folder = Path(os.environ["DISK"])
+    if not (folder / "goes").exists():
+        (folder / f"waits-{threading.get_native_id()}").touch()
+    while not (folder / "goes").exists():
+        time.sleep(0.005)
+
+
+class _HangingFile:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        _hang()
+        return int(self._file.write(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _HangingFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+if "DISK" in os.environ:  # in the worker, at the calls that write
+    _pwrite, _temporary_file = os.pwrite, tempfile.TemporaryFile
+
+    def _slow_pwrite(fd: int, data: bytes, offset: int) -> int:
+        _hang()
+        return _pwrite(fd, data, offset)
+
+    def _slow_file(*arguments: Any, **more: Any) -> Any:
+        return _HangingFile(_temporary_file(*arguments, **more))
+
+    slow: Any = _slow_pwrite
+    os.pwrite, tempfile.TemporaryFile = slow, _slow_file
+
+
+def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    path = environ["PATH_INFO"]
+    if path == "/generator":
+        start_response("200 OK", [])
+        return (BLOCK for _ in range(BLOCKS))
+    body = b"ok"
+    if path == "/upload":
+        body = hashlib.sha256(environ["wsgi.input"].read()).hexdigest().encode()
+    start_response("200 OK", [("Content-Length", str(len(body)))])
+    return [body]
+
+
+@pytest.fixture
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[LiveServer, Path]]:
+    http2 = ("--http-protocols=h2,h1", "--http2-cleartext=both") if _cleartext else ()
+    with fast_worker(
+        f"--threads={THREADS}",
+        *http2,
+        app="tests.workers.test_slow_temporary_disk:app",
+        env={"DISK": str(tmp_path)},
+    ) as served:
+        yield served, tmp_path
+
+
+_cleartext = has_setting("http2_cleartext")
+
+
+def others_are_answered(server: LiveServer, disk: Path) -> None:
+    """While the disk hangs."""
+    wait_for(lambda: any(disk.glob("waits-*")), "somebody waits for the disk")
+    with Connection(server.address) as client:
+        for _ in range(REQUESTS):
+            client.send_request("/")
+            assert client.read_response().body == b"ok"
+    assert not (disk / "goes").exists()
+
+
+@contextlib.contextmanager
+def connected(server: LiveServer) -> Iterator[socket.socket]:
+    assert isinstance(server.address, tuple)
+    with socket.create_connection(server.address, PATIENCE_S) as sock:
+        yield sock
+
+
+def test_slow_readers_of_generators(server: tuple[LiveServer, Path]) -> None:
+    served, disk = server
+    with contextlib.ExitStack() as stack:
+        readers = []
+        for _ in range(CLIENTS):
+            reader = stack.enter_context(Connection(served.address, receive_buffer=4096))
+            reader.send_request("/generator")
+            readers.append(reader)
+        others_are_answered(served, disk)
+        (disk / "goes").touch()
+        for reader in readers:
+            assert reader.read_response().body == RESPONSE
+
+
+@needs_cleartext
+def test_slow_readers_of_generators_over_http2(server: tuple[LiveServer, Path]) -> None:
+    served, disk = server
+    with contextlib.ExitStack() as stack:
+        readers = []
+        for _ in range(3):
+            reader = Connected(stack.enter_context(connected(served)))
+            reader.begin()
+            readers.append((reader, [reader.send("/generator") for _ in range(CLIENTS // 3)]))
+        others_are_answered(served, disk)
+        # Nor is anybody who shares a connection with them.
+        reader, _ = readers[0]
+        reader.open(1 << 20)
+        assert reader.answer(reader.send("/")).body == b"ok"
+        (disk / "goes").touch()
+        for reader, streams in readers:
+            for stream in streams:
+                assert reader.answer(stream).body == RESPONSE
+
+
+def test_uploads(server: tuple[LiveServer, Path]) -> None:
+    served, disk = server
+    head = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    framed = [b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)]
+    framed += [b"Transfer-Encoding: chunked\r\n\r\n%b" % chunks]
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for number in range(CLIENTS):
+            client = stack.enter_context(Connection(served.address))
+            sender = threading.Thread(target=client.sock.sendall, args=(head + framed[number % 2],))
+            sender.start()
+            clients.append((client, sender))
+        others_are_answered(served, disk)
+        (disk / "goes").touch()
+        for client, sender in clients:
+            assert client.read_response().body == hashlib.sha256(BODY).hexdigest().encode()
+            sender.join()
+
+
+@needs_cleartext
+def test_uploads_over_http2(server: tuple[LiveServer, Path]) -> None:
+    served, disk = server
+    answers: list[bytes] = []
+
+    def upload() -> None:
+        with connected(served) as sock:
+            client = Connected(sock)
+            client.begin()
+            answers.append(client.answer(client.send("/upload", "POST", BODY)).body)
+
+    threads = [threading.Thread(target=upload) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    others_are_answered(served, disk)
+    (disk / "goes").touch()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert answers == [hashlib.sha256(BODY).hexdigest().encode()] * CLIENTS
+
+
+def test_a_client_that_leaves_while_its_disk_hangs(server: tuple[LiveServer, Path]) -> None:
+    served, disk = server
+    for target in (b"GET /generator", b"POST /upload"):
+        for waits in disk.glob("waits-*"):
+            waits.unlink()
+        with Connection(served.address, receive_buffer=4096) as client:
+            size = len(BODY) if target.startswith(b"POST") else 0
+            head = b"%b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (target, size)
+            client.sock.sendall(head + BODY[: size // 2])
+            others_are_answered(served, disk)
+    (disk / "goes").touch()
+    with Connection(served.address) as client:
+        client.send_request("/")
+        assert client.read_response().body == b"ok"
+    assert "Traceback" not in served.log()
