@@ -16,7 +16,7 @@ from tests.support.nginx import nginx_before
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server
 from wsgifast.front_server import FrontServer, accel_redirect, x_sendfile
-from wsgifast.sockets.sendfile import FileSegment, file_segment
+from wsgifast.sockets.sending import FileSegment, file_segment
 
 HEADERS = [("Content-Type", "a/b"), ("content-length", "5")]
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from .errors import BodyError, ConfigurationError, WSGIFastError
 from .http.head import check_field
-from .sockets.address import Address
+from .sockets.options import Address
 from .terminal import lines_of
 
 # Exit status if the app cannot be loaded or does not start.

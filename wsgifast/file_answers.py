@@ -15,7 +15,7 @@ from .compression.policy import with_vary
 from .files import Header, Plan, Representation, RequestFacts, stat_etag
 from .files.coded_copies import CodedCopy
 from .files.conditions import is_etag
-from .sockets.sendfile import FileSegment
+from .sockets.sending import FileSegment
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from .errors import ConfigurationError
 from .files import Header
-from .sockets.sendfile import FileSegment
+from .sockets.sending import FileSegment
 
 # Headers that would not fit the file as the front server sends it; nginx drops Content-Encoding.
 _UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"})

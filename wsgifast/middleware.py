@@ -46,7 +46,7 @@ from .metrics.requests import RECORDER, Recorder
 from .shapes.examined import Examined
 from .shapes.reports import Reports, check_rate
 from .sockets.options import avoid_pacing, owned_socket, set_nodelay
-from .sockets.sendfile import FileSegment
+from .sockets.sending import FileSegment
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment

@@ -70,7 +70,7 @@ ALLOWED = (
         "the file was served before: its inode is in memory (its pages need not be)",
     ),
     AllowedCalls(
-        "wsgifast.sockets.sendfile.has_its_size",
+        "wsgifast.sockets.sending.has_its_size",
         ("os.pread",),
         "made for a file without blocks only: there is nothing on the disk to wait for",
     ),

@@ -13,7 +13,7 @@ from asgifast.messages import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from tests.support.tls import client_context, server_context
-from wsgifast.sockets import lingering
+from wsgifast.sockets import closing
 
 from .protocols import Client, _no_descriptor_is_left, body, protocol, serving, start, turns
 
@@ -45,7 +45,7 @@ def test_a_server_that_ends_does_not_wait_for_all_that_a_client_would_send(
     protocol: Any, headers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the connection is open until then, or lingers already."""
-    monkeypatch.setattr(lingering, "_LINGERS_MOST_S", 600.0)
+    monkeypatch.setattr(closing, "_LINGERS_MOST_S", 600.0)
 
     async def run() -> None:
         async with serving(protocol, refusing) as client:
@@ -53,7 +53,7 @@ def test_a_server_that_ends_does_not_wait_for_all_that_a_client_would_send(
             await client.until(b"no")
             await turns()
             assert client.state.connections
-            monkeypatch.setattr(lingering, "LINGER_S", 0.3)
+            monkeypatch.setattr(closing, "LINGER_S", 0.3)
             for connection in client.state.connections:
                 connection.shutdown()
             await asyncio.wait_for(send_until_closed(client), 60)
@@ -64,7 +64,7 @@ def test_a_server_that_ends_does_not_wait_for_all_that_a_client_would_send(
 def test_a_client_is_given_up_that_sends_more_than_an_upload(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lingering, "_LINGER_BYTES", 50_000)
+    monkeypatch.setattr(closing, "_LINGER_BYTES", 50_000)
 
     async def run() -> None:
         async with serving(protocol, refusing) as client:

@@ -13,7 +13,7 @@ import pytest
 from asgifast import ASGIFast
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets.sending import FileTruncated
 
 from .backends import Run, run
 from .messages import PATHSEND, START, body

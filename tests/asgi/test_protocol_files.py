@@ -15,7 +15,7 @@ from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import Message, Receive, Scope, Send
 
 from tests.support.descriptors import open_descriptors
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets.sending import FileTruncated
 
 from .protocols import (
     GET,

@@ -11,7 +11,7 @@ import pytest
 from asgifast.messages import Receive, Scope, Send
 from asgifast.protocols.transport import CoalescingTransport
 
-from wsgifast.sockets.sendfile import BLOCK_BYTES
+from wsgifast.sockets.sending import BLOCK_BYTES
 
 from .protocols import (
     GET,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from asgifast.files.reading import read_block
 
-from wsgifast.sockets import page_cache
+from wsgifast.sockets import sending
 
 DATA = bytes(range(256)) * 40
 
@@ -28,7 +28,7 @@ def test_a_block_ends_with_the_file(
     fd: int, can_be_asked: bool, monkeypatch: pytest.MonkeyPatch, blocking_calls: list[str]
 ) -> None:
     if not can_be_asked:
-        monkeypatch.setattr(page_cache, "_NOWAIT", 0)
+        monkeypatch.setattr(sending, "_NOWAIT", 0)
     for offset, size in ((0, 10), (len(DATA) - 3, 10), (len(DATA), 10)):
         assert asyncio.run(read_block(fd, offset, size)) == DATA[offset : offset + size]
     assert not blocking_calls

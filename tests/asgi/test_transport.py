@@ -18,7 +18,7 @@ from tests.asgi.transports import (
     turns,
     writes,
 )
-from wsgifast.sockets import FileSegment, lingering
+from wsgifast.sockets import FileSegment, closing
 
 
 def test_writes_of_one_turn_are_one() -> None:
@@ -147,8 +147,8 @@ def test_a_second_close_waits_for_no_client_that_goes_on_sending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server ends."""
-    monkeypatch.setattr(lingering, "LINGER_S", 0.5)
-    monkeypatch.setattr(lingering, "_LINGERS_MOST_S", 3600.0)
+    monkeypatch.setattr(closing, "LINGER_S", 0.5)
+    monkeypatch.setattr(closing, "_LINGERS_MOST_S", 3600.0)
 
     async def run() -> None:
         async with connected() as (transport, client):

@@ -27,7 +27,7 @@ from tests.asgi.transports import (
     writes,
 )
 from wsgifast.sockets import FileSegment
-from wsgifast.sockets.sendfile import FileTruncated, SendfileUnavailable
+from wsgifast.sockets.sending import FileTruncated, SendfileUnavailable
 
 __all__ = ["fd"]
 

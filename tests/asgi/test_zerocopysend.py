@@ -13,7 +13,7 @@ from asgifast.extensions import PLANNED
 from asgifast.messages import Message
 
 from wsgifast import BodyError
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets.sending import FileTruncated
 
 from .messages import (
     DATA,

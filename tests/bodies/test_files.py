@@ -15,7 +15,7 @@ from wsgifast.bodies.files import FileReader, FileSlice, known_size
 from wsgifast.bodies.segments import Segment, SegmentedBody
 from wsgifast.errors import BodyTooShort
 from wsgifast.sockets import FileSegment
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets.sending import FileTruncated
 
 DATA = bytes(range(256)) * 40
 

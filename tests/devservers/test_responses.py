@@ -16,7 +16,7 @@ from tests.support.http import Connection
 from wsgifast import WSGIFast
 from wsgifast.bodies.files import FileSlice
 from wsgifast.bodies.segments import Segment, SegmentedBody
-from wsgifast.sockets.sendfile import FileSegment
+from wsgifast.sockets.sending import FileSegment
 
 from .apps import answering, assert_alive, each_kind, path_of, router
 from .serving import KINDS, serve

@@ -21,7 +21,7 @@ from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.exporter import _MOST_CLIENTS, _app, _Exporter, _Handler, _Server
 from wsgifast.metrics.processes import is_alive, name_of_process
 from wsgifast.metrics.supervisor import ADDRESS_FILE, Export
-from wsgifast.sockets.address import Address
+from wsgifast.sockets.options import Address
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from wsgifast.server.states import (
     RUNNING,
     SENDING,
 )
-from wsgifast.sockets.lingering import LINGER_S
+from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["bench", "make_bench"]

@@ -23,7 +23,7 @@ from wsgifast.server.states import (
     LINGERING,
     SENDING,
 )
-from wsgifast.sockets.lingering import LINGER_S
+from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["bench", "make_bench"]
@@ -65,7 +65,7 @@ def test_a_server_that_ends_waits_for_no_one_who_sends_on(bench: Bench) -> None:
 
 
 def test_nobody_lingers_for_long(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wsgifast.sockets.lingering._LINGER_BYTES", 1_000_000)
+    monkeypatch.setattr("wsgifast.sockets.closing._LINGER_BYTES", 1_000_000)
     silent, talking = bench.begin(NONSENSE), bench.begin(NONSENSE)
     sent = 0
     while talking.is_in(LINGERING) and sent < 10_000_000:

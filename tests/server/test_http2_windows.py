@@ -24,7 +24,7 @@ from tests.workers.bench import LARGE, make_bench
 from wsgifast.server.backlog import Backlog
 from wsgifast.server.figures import gauges, slowest_clients
 from wsgifast.server.http2 import outgoing
-from wsgifast.sockets.sendfile import FileSegment
+from wsgifast.sockets.sending import FileSegment
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["begin", "make_bench"]

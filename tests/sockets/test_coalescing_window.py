@@ -27,7 +27,7 @@ from wsgifast.sockets import (
     SharedCoalescingWriter,
     recv_exactly,
 )
-from wsgifast.sockets.coalescing.flusher import Flusher, flusher
+from wsgifast.sockets.coalescing import Flusher, flusher
 
 __all__ = ["fake"]
 

@@ -1,4 +1,4 @@
-"""set_nodelay on everything that owns a socket, before and after TLS."""
+"""Socket options for every kind of socket and owner, and the addresses of listeners."""
 
 from __future__ import annotations
 
@@ -37,7 +37,13 @@ from wsgifast.sockets import (
     release_send_buffer,
     set_nodelay,
 )
-from wsgifast.sockets.options import SocketLike, SocketNotFound, is_plain_socket, round_trip_us
+from wsgifast.sockets.options import (
+    Address,
+    SocketLike,
+    SocketNotFound,
+    is_plain_socket,
+    round_trip_us,
+)
 
 
 def nodelay(sock: SocketLike | None) -> bool:
@@ -447,3 +453,32 @@ def test_a_busy_peer_is_still_near(peer: Measured, round_trip: int, near: bool) 
     assert round_trip_us(peer) == round_trip
     assert limit_send_buffer(peer) is near
     assert (peer.send_buffer is not None) is near
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:8000", ("127.0.0.1", 8000)),
+        ("8000", ("127.0.0.1", 8000)),
+        (":8000", ("127.0.0.1", 8000)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("[::1]:8000", ("::1", 8000)),
+        ("localhost:0", ("localhost", 0)),
+        ("::1:80", None),
+        ("::1", None),
+        ("localhost", None),
+        ("127.0.0.1:", None),
+        ("1:99999", None),
+        ("1:00000099999", None),
+        ("1:1_0", None),
+        (":+1", None),
+        (80, None),
+    ],
+)
+def test_addresses(text: object, address: tuple[str, int] | None) -> None:
+    assert Address.read(text) == address
+
+
+def test_what_is_read_is_shown() -> None:
+    for text in ("127.0.0.1:8000", "[::1]:8000"):
+        assert str(Address.read(text)) == text

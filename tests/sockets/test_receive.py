@@ -33,7 +33,7 @@ from wsgifast.sockets import (
     recv_exactly_into,
 )
 from wsgifast.sockets import receive as receive_module
-from wsgifast.sockets.coalescing.flusher import flusher
+from wsgifast.sockets.coalescing import flusher
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: larger than a socket's buffer at the start
 

@@ -19,7 +19,7 @@ from tests.support.descriptors import open_descriptors
 from wsgifast import StaticFiles
 from wsgifast.files import RequestFacts
 from wsgifast.files import directory as directory_module
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets.sending import FileTruncated
 
 pytestmark = pytest.mark.long
 

@@ -22,7 +22,7 @@ from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import Bench, Log, make_bench
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.connection import Connection
-from wsgifast.sockets.lingering import LINGER_S
+from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers import worker as module
 from wsgifast.workers.worker import FastWorker

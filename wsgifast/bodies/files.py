@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..errors import BodyTooShort
 from ..http.framing import BodyCounter, Framing
-from ..sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated, file_segment
+from ..sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, file_segment
 
 # Packages whose file wrappers send a file from its position and stop at the Content-Length, as PEP
 # 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send all of the file

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ..errors import BodyError, ClientGone
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
 from ..http.head import ResponseHead, known_head
-from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment, FileTruncated
+from ..sockets.sending import SMALL_FILE_BYTES, FileSegment, FileTruncated
 from .files import is_in_memory, segment_of
 from .held_head import check_second_start
 from .segments import SegmentedBody, read_whole

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from ..sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
+from ..sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated
 from .files import Closeable, FileSlice
 
 Segment = bytes | FileSegment

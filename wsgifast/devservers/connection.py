@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 from ..errors import ClientGone, RequestError
 from ..http.framing import wants_to_persist
 from ..sockets.options import set_nodelay
-from ..sockets.sendfile import FileTruncated
+from ..sockets.sending import FileTruncated
 from .inlet import Inlet, Waiting
 from .outlet import Outlet
 from .requestbody import RequestBody

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from ..errors import BodyTooShort, ClientGone
-from ..sockets.hang_up import has_hung_up
+from ..sockets.closing import has_hung_up
 from ..sockets.options import SocketLike, avoid_pacing
-from ..sockets.send_buffers import send_some
-from ..sockets.sendfile import MSG_MORE, FileSegment, FileTruncated, send_file_segment
+from ..sockets.sending import MSG_MORE, FileSegment, FileTruncated, send_file_segment, send_some
 
 # A file of this size is worth the calls that set the socket's options.
 _LARGE_BYTES = 1 << 19

@@ -14,7 +14,7 @@ from ..bodies.segments import Segment
 from ..errors import BodyError
 from ..http.framing import BodyCounter, Framing, frame_response
 from ..http.head import ResponseHead
-from ..sockets.sendfile import BLOCK_BYTES, FileSegment
+from ..sockets.sending import BLOCK_BYTES, FileSegment
 from .outlet import Outlet
 
 

@@ -15,7 +15,7 @@ from ..file_answers import request_facts
 from ..files import Plan, RequestFacts
 from ..files.site import DEFAULT_CACHE_BYTES
 from ..front_server import FrontServer
-from ..sockets.sendfile import file_segment
+from ..sockets.sending import file_segment
 from .responses import response_to
 from .settings import media_front_server
 from .sites import Site

@@ -13,7 +13,7 @@ from ..bodies.files import suited_to
 from ..bodies.segments import file_body
 from ..files import Plan
 from ..files.site import Answer
-from ..sockets.sendfile import BLOCK_BYTES
+from ..sockets.sending import BLOCK_BYTES
 
 
 class _Planned(HttpResponseBase):

@@ -20,7 +20,7 @@ from ..bodies.held_head import check_second_start
 from ..errors import BodyError
 from ..http.framing import chunk_size_line
 from ..loading import described
-from ..sockets.sendfile import FileSegment, file_segment, send_file_segment
+from ..sockets.sending import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
 from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
 

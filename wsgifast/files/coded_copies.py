@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ..compression.codings import compressor
 from ..compression.policy import Header, coded_copy_tag, coded_tag, uncoded_headers_dropped
-from ..sockets.sendfile import FileSegment, has_its_size
+from ..sockets.sending import FileSegment, has_its_size
 from .conditions import is_etag
 from .directory import Identity, identity_of
 from .memory import Kept, MemoryCache

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..compression.codings import SIBLING_SUFFIXES
-from ..sockets.sendfile import has_its_size
+from ..sockets.sending import has_its_size
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
 from .found import Found, Source

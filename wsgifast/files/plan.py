@@ -11,7 +11,7 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import NamedTuple
 
-from ..sockets.sendfile import FileSegment
+from ..sockets.sending import FileSegment
 from .conditions import (
     FIRST_KNOWN_SECOND,
     evaluate,

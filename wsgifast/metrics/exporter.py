@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from ..sockets.address import Address
+from ..sockets.options import Address
 from .aggregation import UNREADABLE, Directory
 from .processes import ProcessEnd, is_alive
 from .setup import check_space, metrics_address

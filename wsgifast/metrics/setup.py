@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from ..errors import ConfigurationError, MissingExtra
-from ..sockets.address import Address
+from ..sockets.options import Address
 from .processes import is_alive, name_of_process
 from .supervisor import Export, has_exporter
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from ..sockets.sendfile import FileSegment
+from ..sockets.sending import FileSegment
 from .output_memory import OutputMemory, SpillFile
 
 # This much of each connection's output stays in memory in any case: a response of usual size.

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ClientGone, RequestError
-from ..sockets.sendfile import FileTruncated
+from ..sockets.sending import FileTruncated
 from .channel import Channel
 from .endpoint import Core, Endpoint
 from .exchange import Exchange

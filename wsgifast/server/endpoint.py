@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ClientGone
-from ..sockets.lingering import Lingering
+from ..sockets.closing import Lingering
 from .app_socket import AppSocket
 from .channel import Channel
 from .counters import Counters
@@ -242,7 +242,7 @@ class Endpoint:
         """End the connection so that the client can read the whole response.
 
         Only the sending side is shut down, and what the client still sends is discarded until it
-        closes: see :mod:`~wsgifast.sockets.lingering`.
+        closes: see :mod:`~wsgifast.sockets.closing`.
         """
         if self.output.error is not None:
             self.close()

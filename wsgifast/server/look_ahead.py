@@ -11,7 +11,7 @@ import os
 import time
 from typing import NamedTuple
 
-from ..sockets.page_cache import cached_bytes
+from ..sockets.sending import cached_bytes
 
 # How far ahead to ask: at first, and at most. The distance doubles each time that a client has
 # taken all of it while it was trusted.

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..errors import ClientGone
-from ..sockets.sendfile import FileSegment
+from ..sockets.sending import FileSegment
 from .backlog import Backlog, Spilling
 from .coalescing import HeldBlocks
 from .send_queue import SendQueue

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 
-from ..sockets.sendfile import FileSegment
+from ..sockets.sending import FileSegment
 from .limits import Budget
 
 # Free space that is left on the file system of the temporary files.

@@ -31,7 +31,7 @@ import threading
 from typing import Protocol
 
 from ..errors import ClientGone, without_frames
-from ..sockets.sendfile import FileSegment
+from ..sockets.sending import FileSegment
 from .backlog import Backlog
 from .coalescing import HeldBlocks
 from .output_rules import OutputRules

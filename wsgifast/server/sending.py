@@ -22,21 +22,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
-from ..sockets.hang_up import has_hung_up
+from ..sockets.closing import has_hung_up
 from ..sockets.options import (
     QUICK_S,
     SocketLike,
     prepare_large_send,
     release_send_buffer,
 )
-from ..sockets.page_cache import view_cached
-from ..sockets.send_buffers import send_some
-from ..sockets.sendfile import (
+from ..sockets.sending import (
     MSG_MORE,
     FileSegment,
     FileTruncated,
     SendfileUnavailable,
     send_file_once,
+    send_some,
+    view_cached,
 )
 from .backlog import Backlog
 from .limits import ClientWait

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from ..sockets.lingering import LINGER_S
+from ..sockets.closing import LINGER_S
 from ..sockets.options import avoid_pacing
 from .acceptor import Acceptor
 from .application import Application

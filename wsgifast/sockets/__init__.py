@@ -3,9 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ..checks import exports_on_demand
-from .coalescing.blocking import CoalescingWriter
-from .coalescing.common import SendFailed, WriterClosed
-from .coalescing.shared import SharedCoalescingWriter
+from .coalescing import CoalescingWriter, SendFailed, WriterClosed
 from .options import (
     SocketInUse,
     SocketNotFound,
@@ -25,14 +23,21 @@ from .receive import (
     recv_exactly,
     recv_exactly_into,
 )
-from .send_buffers import send_all, send_some
-from .sendfile import FileSegment, FileTruncated, file_segment, send_file_segment
+from .sending import (
+    FileSegment,
+    FileTruncated,
+    file_segment,
+    send_all,
+    send_file_segment,
+    send_some,
+)
+from .shared_coalescing import SharedCoalescingWriter
 
 if TYPE_CHECKING:
-    from .coalescing.asynchronous import AsyncCoalescingWriter
+    from .async_coalescing import AsyncCoalescingWriter
 else:
     # Which needs asyncio: a thing to load for those who use it.
-    __getattr__ = exports_on_demand(__name__, {"AsyncCoalescingWriter": ".coalescing.asynchronous"})
+    __getattr__ = exports_on_demand(__name__, {"AsyncCoalescingWriter": ".async_coalescing"})
 
 __all__ = [
     "AsyncCoalescingWriter",

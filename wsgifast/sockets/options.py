@@ -1,14 +1,15 @@
-"""Socket options: TCP_NODELAY, the send buffer, and no pacing within a host."""
+"""Socket options (TCP_NODELAY, the send buffer, no pacing within a host); listeners' addresses."""
 
 from __future__ import annotations
 
 import _socket
 import errno
+import re
 import socket
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from ..errors import WSGIFastError
 
@@ -46,6 +47,7 @@ _SO_BUF_LOCK = 72
 _TUNED_SEND_BUFFER_BYTES = 4 * 1024 * 1024
 # Room for the name of a congestion control (TCP_CA_NAME_MAX of linux/tcp.h).
 _CONGESTION_NAME_BYTES = 16
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 class SocketLike(Protocol):
@@ -165,7 +167,7 @@ def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> 
 def prepare_large_send(sock: SocketLike) -> bool:
     """Set the options of a connection that is about to send more than its buffer takes.
 
-    :returns: whether its send buffer is limited. If the peer has gone, the next send tells.
+    :returns: whether its send buffer is limited. If the peer has gone, the next send fails.
     """
     try:
         avoid_pacing(sock)
@@ -234,7 +236,7 @@ def _is_within_host(sock: SocketLike) -> bool:
 def round_trip_us(sock: SocketLike) -> int:
     """Return the minimum round-trip time of a TCP connection, in microseconds.
 
-    The minimum tells how far away the peer is. The smoothed time, which is all that older kernels
+    The minimum shows how far away the peer is. The smoothed time, which is all that older kernels
     report, includes delays of a busy peer.
 
     :raises OSError: if the socket is closed or not TCP.
@@ -249,3 +251,35 @@ def round_trip_us(sock: SocketLike) -> int:
 
 def _is_socket(candidate: object) -> TypeGuard[SocketLike]:
     return hasattr(candidate, "setsockopt") and hasattr(candidate, "family")
+
+
+class Address(NamedTuple):
+    """The address of a listener; port 0 is any free one."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def read(cls, text: object) -> Address | None:
+        """Parse HOST:PORT, [IPV6]:PORT or PORT (on 127.0.0.1); None for anything else."""
+        if not isinstance(text, str):
+            return None
+        host, _, port = text.rpartition(":")
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        if not _PORT.fullmatch(port) or int(port) > 65535 or (":" in host and not is_bracketed):
+            return None
+        return cls(host[1:-1] if is_bracketed else host or "127.0.0.1", int(port))
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+    def check_free(self) -> None:
+        """:raises OSError: if nothing can listen there."""
+        with socket.socket(self.family) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(self)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..checks import LONGEST_S, checked_timeout
 from ..errors import WSGIFastError
-from .coalescing.flusher import flusher
+from .coalescing import flusher
 from .options import SocketInUse, is_plain_socket, is_tls_socket
 
 if TYPE_CHECKING:

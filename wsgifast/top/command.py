@@ -14,7 +14,7 @@ from .. import terminal
 from ..arguments import add_parser, count, option, seconds
 from ..errors import WSGIFastError
 from ..metrics.setup import VARIABLE, metrics_address
-from ..sockets.address import Address
+from ..sockets.options import Address
 from .reading import clients, scrape
 from .text import lines
 from .view import View, view

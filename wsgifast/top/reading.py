@@ -11,7 +11,7 @@ from ..checks import needs
 from ..client import HTTPClient, NoAnswer
 from ..errors import WSGIFastError
 from ..metrics.setup import VARIABLE
-from ..sockets.address import Address
+from ..sockets.options import Address
 
 # A server that is asked on its own address answers in milliseconds.
 _TIMEOUT_S = 5.0

@@ -42,7 +42,7 @@ from ..server.exchange import Exchange
 from ..server.figures import gauges, requests_under_way, slowest_clients
 from ..server.response import Response
 from ..server.server import Server
-from ..sockets.sendfile import FileTruncated
+from ..sockets.sending import FileTruncated
 from .attributes import InvalidWorkerOption
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from wsgifast.files import ByteRange
 from wsgifast.sockets import FileSegment
-from wsgifast.sockets.sendfile import BLOCK_BYTES
+from wsgifast.sockets.sending import BLOCK_BYTES
 
 from ..content_coding import ContentCoding
 from ..extensions import PLANNED, PlannedBody

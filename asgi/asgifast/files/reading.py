@@ -8,8 +8,7 @@ import stat
 from collections.abc import Callable
 
 from wsgifast.sockets import FileSegment, FileTruncated
-from wsgifast.sockets.page_cache import read_cached
-from wsgifast.sockets.sendfile import BLOCK_BYTES
+from wsgifast.sockets.sending import BLOCK_BYTES, read_cached
 
 from ..loops import in_thread, next_turn
 from ..messages import Send, response_body

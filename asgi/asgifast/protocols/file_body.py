@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wsgifast.files import ByteRange
 from wsgifast.sockets import FileSegment, FileTruncated
-from wsgifast.sockets.page_cache import read_cached
-from wsgifast.sockets.sendfile import BLOCK_BYTES, SendfileUnavailable
+from wsgifast.sockets.sending import BLOCK_BYTES, SendfileUnavailable, read_cached
 
 from ..extensions import PlannedBody
 from ..files.parsing import (

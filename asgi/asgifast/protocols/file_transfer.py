@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsgifast.sockets import FileSegment, FileTruncated, release_send_buffer
 from wsgifast.sockets.options import QUICK_S, prepare_large_send
-from wsgifast.sockets.page_cache import cached_bytes
-from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_once
+from wsgifast.sockets.sending import MSG_MORE, SendfileUnavailable, cached_bytes, send_file_once
 
 from ..exporting import figures
 from ..loops import in_thread

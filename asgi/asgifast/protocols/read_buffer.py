@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import cast
 
-from wsgifast.sockets.lingering import Lingering
+from wsgifast.sockets.closing import Lingering
 
 # One read of the socket. A copy of it stays below the 128 KiB from which on glibc's malloc() maps
 # fresh pages and unmaps them again (mallopt(3), M_MMAP_THRESHOLD).

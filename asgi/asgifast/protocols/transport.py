@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from wsgifast.sockets import FileSegment
-from wsgifast.sockets.sendfile import SendfileUnavailable
+from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
 from .file_transfer import FileTransfer, Progress

@@ -14,7 +14,7 @@ from typing import Any
 from wsgifast.checks import needs
 from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment, FileTruncated
-from wsgifast.sockets.sendfile import BLOCK_BYTES
+from wsgifast.sockets.sending import BLOCK_BYTES
 
 from ..files.reading import read_block
 from ..loops import next_turn

@@ -8,7 +8,7 @@ from typing import Any, cast
 from ...errors import BodyError
 from ...http.framing import Framing, frame_response
 from ...http.head import ResponseHead, trailer_fields
-from ...sockets.sendfile import FileSegment
+from ...sockets.sending import FileSegment
 from ..output import OutputQueue
 from ..response import Response, ResponseSettings, header_lines
 from .stream_output import Fields, StreamOutput

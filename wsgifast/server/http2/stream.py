@@ -21,7 +21,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ClientGone, RequestError
-from ...sockets.sendfile import FileTruncated
+from ...sockets.sending import FileTruncated
 from ..app_socket import Owner
 from ..exchange import Exchange
 from ..request_body import Spool

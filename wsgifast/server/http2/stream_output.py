@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
-from ...sockets.page_cache import view_cached
-from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
+from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
 from ..backlog import Backlog
 from ..limits import ClientWait
 from ..output import OutputQueue

@@ -11,10 +11,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from ..alarm import WakeEvent
-from ..options import set_nodelay
-from ..send_buffers import send_all
-from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
+from .alarm import WakeEvent
+from .coalescing import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
+from .options import set_nodelay
+from .sending import send_all
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

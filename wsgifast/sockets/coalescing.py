@@ -1,22 +1,62 @@
-"""The coalescing writer for one thread; the flusher sends what its calls leave behind."""
+"""Coalescing writers: small messages are sent together, and none waits for long.
+
+A system call for each small message costs more than the message. Nagle's algorithm (RFC 896) saves
+packets but not calls, and makes a message wait for the peer's acknowledgement. These writers set
+TCP_NODELAY and gather messages themselves. What they have in common:
+
+- Messages are sent in the order of the calls of write(), and all of them before close() returns.
+- Memory is bounded: beyond `max_bytes` a write sends, or waits until there is room.
+- An error is raised in the thread that sends. Because it is unknown how much the peer has received,
+  the writer is then broken: every later call raises SendFailed, with the first error as its cause.
+- They do not own the socket: close() ends the writer and leaves the connection open.
+
+Theory of operation
+-------------------
+`CoalescingWriter` sends at most once per window. A message after a quiet window is sent at once.
+Those that follow within the window are gathered, and sent with the first write after it, at
+`max_bytes`, or by flush(), which must be called before waiting for an answer. What is left at the
+end of a burst is sent by the flusher, one thread of the process. Only the thread that owns the
+writer appends; both threads send, under one lock.
+
+A writer that gathers something has itself *watched*. The flusher looks at all watched writers,
+sends what is overdue, and stops watching a writer that has been idle for some looks; it is watched
+again when it gathers the next message. So a burst of messages costs one wake-up at its beginning,
+and the looks while it lasts, but none for each message or batch.
+
+    unwatched --something gathered--> watched --nothing gathered for some looks--> unwatched
+
+The flusher never waits for a peer, so one that does not read delays no other. It is started for the
+first writer, sleeps while it watches none, and keeps no reference to a writer that it does not
+watch. A forked child has no such thread: it drops what it inherited, which the parent sends, and
+starts its own thread when it needs one.
+
+`SharedCoalescingWriter` (shared_coalescing.py) is for several threads, `AsyncCoalescingWriter`
+(async_coalescing.py) for asyncio.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ...errors import ConfigurationError
-from ..options import SocketInUse, is_plain_socket, set_nodelay
-from ..send_buffers import send_all, send_some
-from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
-from .flusher import flusher
+from ..checks import is_count, is_number
+from ..errors import ConfigurationError, WSGIFastError
+from .alarm import WakeEvent
+from .options import SocketInUse, is_plain_socket, set_nodelay
+from .sending import send_all, send_some
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+# About the time of five small sends: less saves little, more adds noticeable latency.
+WINDOW_US = 10.0
+# The size of a send with the best rate over loopback; it fits into a socket's buffer.
+MAX_BYTES = 64 * 1024
 # A watched writer that has gathered nothing for this many looks in a row is no longer watched.
 _IDLE_LOOKS = 3
 # The pause between two looks: at first, and after a look that found something to send. It doubles
@@ -25,6 +65,33 @@ _IDLE_LOOKS = 3
 _SHORT_S = 50e-6
 _BUSY_S = 1e-3
 _FULL_S = 10e-3
+# Linux adds a timer slack of 50 us to each wait, so that a shorter one would hardly end earlier.
+_SHORTEST_WAIT_S = 50e-6
+
+Writer = TypeVar("Writer", bound="ClosingWriter")
+
+
+class SendFailed(WSGIFastError, OSError):
+    """An earlier send failed (see __cause__): the peer misses bytes, so close the socket."""
+
+
+class WriterClosed(WSGIFastError, ValueError):
+    """A write after close()."""
+
+
+class ClosingWriter:
+    """A writer that a with statement closes."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: Writer) -> Writer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
 _IN_USE = SocketInUse(
     "another thread sends with this writer: use SharedCoalescingWriter for several threads"
 )
@@ -186,7 +253,7 @@ class CoalescingWriter(ClosingWriter):
         return True
 
     def forget(self) -> None:
-        """In a forked child: drop what was gathered, and the lock, which may be held."""
+        """In a forked child: drop what was gathered, and the lock, which may be locked."""
         self._sending = threading.Lock()
         self._buffers = []
         self._limit = 0
@@ -211,3 +278,87 @@ class CoalescingWriter(ClosingWriter):
         else:
             self._pause_s = _SHORT_S
             self._due = self._seen_due = time.monotonic_ns() + self._window_ns
+
+
+class Flusher:
+    """The thread that sends what coalescing writers have gathered, started for the first one.
+
+    :ivar runs: whether it has been started.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[CoalescingWriter, None] = {}
+        self._wake = WakeEvent()
+        self._starting = threading.Lock()
+        self.runs = False
+
+    def watch(self, writer: CoalescingWriter) -> None:
+        """Look at a writer until it is idle.
+
+        :raises RuntimeError: if no thread can be started.
+        """
+        if not self.runs:
+            with self._starting:
+                if not self.runs:
+                    thread = threading.Thread(target=self._run, name="wsgifast-flusher")
+                    thread.daemon = True
+                    thread.start()
+                    self.runs = True
+        self._watched[writer] = None
+        self._wake.set()
+
+    def _run(self) -> None:
+        pause: float | None = None
+        while True:
+            self._wake.wait(pause)
+            pause = self._look_at_all()
+
+    def _look_at_all(self) -> float | None:
+        """Look at each writer once; returns seconds until the next look, None without writers."""
+        pauses = []
+        for writer in list(self._watched):
+            pause = writer.look()
+            if pause is None:
+                del self._watched[writer]
+                if not writer.leave():
+                    continue
+                self._watched[writer] = None
+                pause = 0.0
+            pauses.append(max(pause, _SHORTEST_WAIT_S))
+        return min(pauses, default=None)
+
+    def at_exit(self) -> None:
+        for writer in list(self._watched):
+            writer.look(at_exit=True)
+
+    def begin_again(self) -> None:
+        inherited = list(self._watched)
+        self._watched = {}
+        self._wake = WakeEvent()
+        self._starting = threading.Lock()
+        self.runs = False
+        for writer in inherited:
+            writer.forget()
+
+
+flusher = Flusher()
+atexit.register(flusher.at_exit)
+os.register_at_fork(after_in_child=flusher.begin_again)
+
+
+def check(*, max_bytes: int, window_us: float = 0.0) -> None:
+    if not is_count(max_bytes, least=1):
+        raise ConfigurationError(f"max_bytes={max_bytes!r}: a whole number from 1 on")
+    if not is_number(window_us, least=0, most=1e6):
+        raise ConfigurationError(
+            f"window_us={window_us!r}: allowed are 0 to 1,000,000 microseconds"
+        )
+
+
+def again(refusal: Exception) -> Exception:
+    """Return what to raise for a writer that is closed or broken."""
+    if isinstance(refusal, (WriterClosed, SocketInUse)):
+        return type(refusal)(*refusal.args)
+    error = SendFailed(f"an earlier send failed: {refusal}")
+    error.__cause__ = refusal
+    return error

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wsgifast.sockets import lingering
-from wsgifast.sockets.lingering import LINGER_S, Lingering
+from wsgifast.sockets import closing
+from wsgifast.sockets.closing import LINGER_S, Lingering
 
 
 def test_the_client_closes() -> None:
@@ -23,7 +23,7 @@ def test_a_client_that_goes_on_is_given_up_in_the_end() -> None:
 
 
 def test_bytes_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lingering, "_LINGER_BYTES", 1000)
+    monkeypatch.setattr(closing, "_LINGER_BYTES", 1000)
     limits = Lingering(0.0)
     assert limits.goes_on(999, 0.0)
     assert not limits.goes_on(1, 0.0)

@@ -1,8 +1,9 @@
-"""Which files sendfile may send, and sending them whatever the peer and the file do."""
+"""What sockets send: files by sendfile, and what of them is in the page cache."""
 
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import os
@@ -15,17 +16,23 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
 from tests.sockets.support import Pair, tcp_pair, tls_pair, unix_pair
-from wsgifast.sockets import FileSegment, file_segment, recv_exactly, send_file_segment
-from wsgifast.sockets.sendfile import FileTruncated
+from tests.support.eviction import wait_until_missed
+from wsgifast.sockets import FileSegment, file_segment, recv_exactly, send_file_segment, sending
+from wsgifast.sockets.sending import FileTruncated, cached_bytes, read_cached
 
 DATA = bytes(range(256)) * 40
+STEP_BYTES = 256 * 1024
+PAGES = os.urandom(3 * STEP_BYTES + 10)
+
+needs_nowait = pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="only Linux can be asked")
 
 
 @pytest.fixture
@@ -375,3 +382,93 @@ def test_a_subclass_of_socket_sends_by_its_own_method(path: Path) -> None:
         assert max(sent) == 1000
         assert sum(sent) == len(DATA)
         assert recv_exactly(pair.far, len(DATA)) == DATA
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "file").write_bytes(PAGES)
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+@needs_nowait
+def test_a_file_that_has_just_been_written_is_in_memory(fd: int) -> None:
+    for offset, size in ((0, 1), (0, len(PAGES)), (7, STEP_BYTES), (len(PAGES) - 1, 1)):
+        assert cached_bytes(fd, offset, size) == size
+    # Nothing is waited for behind the end.
+    assert cached_bytes(fd, len(PAGES) - 5, 100) == 100
+
+
+def test_a_file_that_was_evicted_is_not(fd: int) -> None:
+    wait_until_missed(fd, lambda: cached_bytes(fd, 0, len(PAGES)) == 0)
+    wait_until_missed(fd, lambda: read_cached(fd, 0, 10) is None)
+    assert os.pread(fd, len(PAGES), 0) == PAGES
+    assert cached_bytes(fd, 0, len(PAGES)) == len(PAGES)
+    assert read_cached(fd, 0, 10) == PAGES[:10]
+
+
+@pytest.mark.parametrize("missing", [0, 1, STEP_BYTES, STEP_BYTES + 1, 2 * STEP_BYTES, len(PAGES)])
+def test_what_is_counted_ends_before_the_first_gap(
+    fd: int, missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has everything before `missing`; nothing from there on is ever counted."""
+
+    def preadv(fd: int, buffers: Any, offset: int, flags: int) -> int:
+        if offset >= missing:
+            raise BlockingIOError
+        return 1
+
+    monkeypatch.setattr(sending, "_NOWAIT", 8)
+    monkeypatch.setattr(os, "preadv", preadv)
+    for size in (1, STEP_BYTES, STEP_BYTES + 1, len(PAGES)):
+        counted = cached_bytes(fd, 0, size)
+        assert missing - STEP_BYTES <= counted <= missing or counted == size <= missing
+        assert counted or missing <= STEP_BYTES
+
+
+@pytest.mark.parametrize(
+    "error", [BlockingIOError(), OSError(errno.EOPNOTSUPP, ""), OSError(errno.EIO, "")]
+)
+def test_what_the_kernel_does_not_vouch_for_is_not_in_memory(
+    fd: int, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(sending, "_NOWAIT", 8)
+    monkeypatch.setattr(os, "preadv", refuse)
+    assert cached_bytes(fd, 0, 10) == 0
+    if error.errno == errno.EIO:
+        with pytest.raises(OSError, match=r"\[Errno 5\]"):
+            read_cached(fd, 0, 10)
+    else:
+        assert read_cached(fd, 0, 10) is None
+
+
+def test_a_system_that_cannot_be_asked(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "_NOWAIT", 0)
+    assert cached_bytes(fd, 0, 10) == 0
+    assert read_cached(fd, 0, 10) is None
+
+
+@needs_nowait
+def test_a_block_ends_with_the_file(fd: int) -> None:
+    for offset, size in ((0, 10), (len(PAGES) - 3, 10), (len(PAGES), 10)):
+        assert read_cached(fd, offset, size) == PAGES[offset : offset + size]
+
+
+@needs_nowait
+def test_threads_share_no_buffer(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_have_read = threading.Barrier(2, timeout=60)
+    preadv = os.preadv
+
+    def preadv_then_wait(*args: Any) -> int:
+        count = preadv(*args)
+        both_have_read.wait()
+        return count
+
+    monkeypatch.setattr(os, "preadv", preadv_then_wait)
+    with ThreadPoolExecutor(2) as threads:
+        blocks = list(threads.map(lambda offset: read_cached(fd, offset, 100), (0, 50)))
+    assert blocks == [PAGES[:100], PAGES[50:150]]

@@ -1,7 +1,10 @@
-"""sendfile: which files it can send, and sending them.
+"""What sockets send: several buffers in one call, and files, by sendfile or from the page cache.
 
 os.sendfile takes a descriptor, so it is correct only if the descriptor's bytes are the file
 object's bytes: for a regular file, opened in binary mode, from the file object's position on.
+
+preadv2(2) with RWF_NOWAIT reads from the page cache and never waits. Some systems and file systems
+do not support it (all but Linux; FUSE, overlayfs, tmpfs): all of a file then counts as not cached.
 """
 
 from __future__ import annotations
@@ -13,12 +16,19 @@ import select
 import socket
 import stat
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..errors import WSGIFastError
-from .options import is_plain_socket
+from .options import is_plain_socket, is_tls_socket
 
+# Below this average size, copying into one block is cheaper than a sendmsg with many buffers.
+_JOIN_BELOW_BYTES = 4096
+# TLS takes one buffer at a time: below this total, copying costs less than separate records.
+_JOIN_FOR_TLS_BYTES = 256 * 1024
+# More buffers than this in one sendmsg are an error (EMSGSIZE). 1024 on Linux and macOS.
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
 # The most bytes of one call: Linux sends at most 0x7ffff000, and some systems fail beyond 2 GiB
 # instead of sending less.
 _MAX_SENDFILE_BYTES = 1 << 30
@@ -35,6 +45,57 @@ NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENO
 MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 # A subclass that overrides one of these may return other bytes than its descriptor has.
 _READING = ("read", "readinto", "readline", "__iter__", "__next__", "tell", "seek", "fileno")
+_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+# preadv's errors if the kernel or the file system does not support the flag.
+_NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+# The distance of probes: twice the kernel's default read-ahead (read_ahead_kb). Closer probes would
+# find smaller gaps, but cost a good part of what sending costs.
+_PROBE_STEP_BYTES = 256 * 1024
+
+_probe = [bytearray(1)]
+
+
+def send_some(
+    sock: socket.socket, buffers: Sequence[bytes | memoryview], flags: int = 0
+) -> Sequence[bytes | memoryview]:
+    """Send the beginning of some buffers, in one system call; return what is left.
+
+    :param sock: blocking or not; TLS too.
+    :param buffers: in order; views must be of bytes ("B").
+    :param flags: as for socket.send(), e.g. MSG_MORE; ignored for TLS.
+    :raises BlockingIOError: if a non-blocking socket takes nothing now.
+    :raises OSError: as socket.send().
+    """
+    if not buffers:
+        return ()
+    # ssl's sockets do not support sendmsg.
+    is_tls = type(sock) is not socket.socket and is_tls_socket(sock)
+    if len(buffers) > 1:
+        total = sum(map(len, buffers))
+        if total < len(buffers) * _JOIN_BELOW_BYTES or (is_tls and total <= _JOIN_FOR_TLS_BYTES):
+            buffers = (b"".join(buffers),)
+        elif not is_tls:
+            sent = sock.sendmsg(buffers[:_IOV_MAX], (), flags)
+            return () if sent == total else _left(buffers, sent)
+    sent = sock.send(buffers[0]) if is_tls else sock.send(buffers[0], flags)
+    return () if len(buffers) == 1 and sent == len(buffers[0]) else _left(buffers, sent)
+
+
+def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+    """Send buffers in order on a blocking socket, or one with a timeout (for each call).
+
+    :raises OSError: as socket.send(); how much was sent is not known then.
+    """
+    while buffers:
+        buffers = send_some(sock, buffers)
+
+
+def _left(buffers: Sequence[bytes | memoryview], sent: int) -> Sequence[bytes | memoryview]:
+    for number, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return (memoryview(buffer)[sent:], *buffers[number + 1 :])
+        sent -= len(buffer)
+    return ()
 
 
 class FileSegment(NamedTuple):
@@ -192,3 +253,63 @@ def _unwrapped(file: object) -> object:
     if isinstance(file, tempfile._TemporaryFileWrapper):
         return file.file
     return file
+
+
+class _Scratch(threading.local):
+    """A buffer for all reads of a thread, so that it stays in the CPU's cache."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(BLOCK_BYTES))
+
+
+_scratch = _Scratch()
+
+
+def cached_bytes(fd: int, offset: int, size: int) -> int:
+    """Return how many bytes from an offset on are in the page cache.
+
+    One byte in each 256 KiB is probed, and the last one; smaller gaps between them go unnoticed.
+    What is beyond the end of the file counts as cached, since reading it does not wait.
+
+    :param size: bytes to look at, 1 or more.
+    :returns: 0 to `size`; 0 if the kernel cannot say, or if reading fails: the next read reports
+        the error.
+    """
+    if not _NOWAIT:
+        return 0
+    known = 0
+    last = offset + size - 1
+    for place in (*range(offset, last, _PROBE_STEP_BYTES), last):
+        try:
+            os.preadv(fd, _probe, place, _NOWAIT)
+        except OSError:
+            return known
+        known = place - offset
+    return size
+
+
+def read_cached(fd: int, offset: int, size: int) -> bytes | None:
+    """Read from the page cache, without waiting for the disk.
+
+    :param size: at most BLOCK_BYTES.
+    :returns: up to `size` bytes, b"" at the end of the file, None if the disk is needed.
+    :raises OSError: if the file cannot be read.
+    """
+    view = view_cached(fd, offset, size)
+    return None if view is None else bytes(view)
+
+
+def view_cached(fd: int, offset: int, size: int) -> memoryview | None:
+    """As :func:`read_cached`, without a copy: valid until this thread's next call of either."""
+    if not _NOWAIT:
+        return None
+    buffer = _scratch.buffer[:size]
+    try:
+        count = os.preadv(fd, [buffer], offset, _NOWAIT)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno in _NOT_SUPPORTED:
+            return None
+        raise
+    return buffer[:count]

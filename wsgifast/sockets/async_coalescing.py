@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from .common import MAX_BYTES, WINDOW_US, SendFailed, WriterClosed, check
+from .coalescing import MAX_BYTES, WINDOW_US, SendFailed, WriterClosed, check
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
