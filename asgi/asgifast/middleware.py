@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
 from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.checks import check_app, check_switches
@@ -135,7 +136,9 @@ class ASGIFast:
         offer = self.offer
         if offer.is_outdated():
             await offer.decide()
-        extensions = offer.extensions
+        extensions: Mapping[str, Any] = offer.extensions
+        if offer.withheld:
+            extensions = offer.offered_at(scope["path"])
         if not offered:
             if extensions:
                 inner = {**scope, "extensions": {**extensions}}

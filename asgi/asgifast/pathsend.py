@@ -79,6 +79,9 @@ _SEND_FILES = frozenset({"starlette.responses.FileResponse", "starlette.staticfi
 # A class of another package may have been replaced, or its methods.
 _PACKAGES = frozenset({"asgifast", "django", "fastapi", "starlette", "uvicorn"})
 
+# Routes and mounts of an app that may be unknown without the app being so.
+_MAX_WITHHELD = 16
+
 _WAY_OUT = "if its files are sent right that way, ASGIFast(app, pathsend=True) has it do so"
 
 
@@ -93,6 +96,8 @@ class PathsendDecision(NamedTuple):
     offered: bool
     zerocopy: bool
     reason: str
+    # Except where the request's path has one of these: routes and mounts with an unknown layer.
+    withheld: tuple[str, ...] = ()
 
     @property
     def extensions(self) -> dict[str, dict[str, Any]]:
@@ -126,6 +131,7 @@ class Offer:
     :param asked: see :func:`decide_pathsend`.
     :param always: extensions that the app is offered anyway.
     :ivar extensions: what was decided to offer; not to be changed.
+    :ivar withheld: parts of paths below which only `always` is offered.
     """
 
     def __init__(
@@ -136,7 +142,8 @@ class Offer:
     ) -> None:
         self.app = app
         self._asked = asked
-        self._always = always
+        self.always = always
+        self.withheld: tuple[str, ...] = ()
         self._decision: PathsendDecision | None = None
         self._is_logged = False
         # What shows that the app has changed: lists and their lengths, apps and their stacks.
@@ -157,8 +164,13 @@ class Offer:
             decision = self._decide(may_read=False)
         except MustRead:
             decision = await in_thread(self._decide)
-        if self._is_logged and (before is None or before.offered != decision.offered):
+        is_new = before is None or before[:2] != decision[:2] or before[3] != decision[3]
+        if self._is_logged and is_new:
             _log(decision)
+
+    def offered_at(self, path: str) -> Mapping[str, dict[str, Any]]:
+        """What is offered to a request of this path, where something is withheld."""
+        return self.always if any(part in path for part in self.withheld) else self.extensions
 
     def is_outdated(self) -> bool:
         """Whether it is to be decided, for the first time or again."""
@@ -184,7 +196,8 @@ class Offer:
             # An ASGIFast inside logs its own.
             self._is_logged = not (decision.offered and layers.has_asgifast)
         self._decision = decision
-        self.extensions = {**decision.extensions, **self._always}
+        self.extensions = {**decision.extensions, **self.always}
+        self.withheld = decision.withheld
         return decision
 
 
@@ -210,6 +223,8 @@ class _Layers:
         self.stacks: list[tuple[Any, Any]] = []
         self._zerocopy = True
         self._seen: dict[int, Any] = {}  # kept, so that no number is another's
+        # By parts of paths, why.
+        self._withheld: dict[str, str] = {}
 
     def decide(self, app: Any) -> PathsendDecision:
         try:
@@ -226,12 +241,11 @@ class _Layers:
                 f"Files are sent as bytes, since the app could not be looked at "
                 f"({type(error).__name__}: {error}); {_WAY_OUT}",
             )
-        return PathsendDecision(
-            True,
-            self._zerocopy,
-            "Files of the app are sent by the server (http.response.pathsend); "
-            "ASGIFast(app, pathsend=False) has the app send them as bytes",
-        )
+        reason = "Files of the app are sent by the server (http.response.pathsend); "
+        for path, why in sorted(self._withheld.items()):
+            reason += f"but those below {path} as bytes, since {why}; "
+        reason += "ASGIFast(app, pathsend=False) has the app send all as bytes"
+        return PathsendDecision(True, self._zerocopy, reason, tuple(sorted(self._withheld)))
 
     def _look_at(self, app: Any) -> None:
         waiting = [app]
@@ -272,7 +286,12 @@ class _Layers:
         if name in _ROUTES:
             if not _is_original(type(layer), "handle"):
                 raise _unknown(name)
-            return [getattr(layer, _ROUTES[name])]
+            inside = getattr(layer, _ROUTES[name])
+            path = str(getattr(layer, "path", "")).partition("{")[0]
+            if len(path) > 1 and len(self._withheld) < _MAX_WITHHELD:
+                self._look_behind(inside, path)
+                return ()
+            return [inside]
         if name == _ROUTE_GROUP:
             return self._watched(layer.routes)
         if name in _LEAVES:
@@ -281,6 +300,15 @@ class _Layers:
             self._look_at_dispatch(layer.dispatch_func, name)
             return [layer.app]
         raise _unknown(name)
+
+    def _look_behind(self, app: Any, path: str) -> None:
+        """Look at an app that gets no request whose path has not this part."""
+        seen = dict(self._seen)
+        try:
+            self._look_at(app)
+        except _Unknown as unknown:
+            self._withheld[path] = str(unknown)
+            self._seen = seen  # it may be found elsewhere, too
 
     def _watched(self, known: list[Any]) -> list[Any]:
         self.lists.append((known, len(known)))

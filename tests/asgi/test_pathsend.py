@@ -88,7 +88,8 @@ def starlette(folder: Path, *middleware: str, inner: tuple[str, ...] = ()) -> St
 
 
 def offered_to(app: ASGIApp) -> bool:
-    return decide_pathsend(app).offered
+    decision = decide_pathsend(app)
+    return decision.offered and not decision.withheld
 
 
 # What is decided
@@ -142,7 +143,7 @@ async def bare(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def test_unknown_parts_are_not_offered_it(folder: Path) -> None:
-    for app in (
+    apps: tuple[Any, ...] = (
         bare,
         Counting(starlette(folder)),
         OwnStarlette(),
@@ -155,7 +156,10 @@ def test_unknown_parts_are_not_offered_it(folder: Path) -> None:
         Router(middleware=[Middleware(Counting)]),
         Starlette(routes=[Mount("/", routes=[Route("/", bare_endpoint)], middleware=[COUNTED])]),
         Starlette(routes=[Route("/", bare_endpoint, middleware=[COUNTED])]),
-    ):
+        Starlette(routes=[Mount("/{name}", Counting(bare))]),
+        Starlette(routes=[Mount(f"/{n}", Counting(bare)) for n in range(100)]),
+    )
+    for app in apps:
         decision = decide_pathsend(app)
         assert not decision.offered, app
         assert "pathsend=True" in decision.reason, decision
@@ -166,6 +170,36 @@ async def bare_endpoint(request: Request) -> Response:
 
 
 COUNTED = Middleware(Counting)
+
+
+def test_it_is_withheld_below_an_unknown_mount_alone(folder: Path) -> None:
+    seen: list[bool] = []
+
+    async def look(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(PATHSEND in scope["extensions"])
+        await PlainTextResponse("")(scope, receive, send)
+
+    async def known(request: Request) -> Response:
+        seen.append(PATHSEND in request.scope["extensions"])
+        return PlainTextResponse("")
+
+    shared = Counting(look)
+    inner = Starlette(routes=[Mount("/deep", shared), Route("/known", known)])
+    routes = [
+        Mount("/unknown", shared),
+        Mount("/inner", inner),
+        Route("/known", known),
+        Route("/raw/{name}", shared),
+    ]
+    app = Starlette(routes=routes, middleware=[BEARING["CORS"]])
+    decision = decide_pathsend(app)
+    assert decision.withheld == ("/deep", "/raw/", "/unknown")
+    assert "below /deep as bytes, since tests.asgi.layers.Counting is not known" in decision.reason
+    asked = ("/unknown/x", "/inner/deep/x", "/raw/x", "/known", "/inner/known")
+    for path in asked:
+        call(ASGIFast(app), {**scope_of(path), "extensions": {}}, whole=False)
+        asyncio.run(_served(HttpToolsProtocol, app, path, {}))
+    assert seen == [path.endswith("known") for path in asked for _ in range(2)]
 
 
 def test_frameworks_as_they_come_are_offered_it(folder: Path) -> None:
@@ -373,7 +407,7 @@ def test_what_is_added_later_is_looked_at(folder: Path) -> None:
     scope: Scope = {**scope_of("/look"), "extensions": {}}
     call(fast, scope)
     call(fast, scope)
-    app.mount("/new", Counting(bare))
+    app.router.routes.append(Mount("", Counting(bare)))
     call(fast, scope)
     app.router.routes.pop()
     call(fast, scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.checks import needs
@@ -311,11 +311,14 @@ class FileSending(_Base):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
         served = self._app
-        if served.offer.is_outdated():
-            await served.offer.decide()
-        extensions = served.offer.extensions
+        offer = served.offer
+        if offer.is_outdated():
+            await offer.decide()
+        extensions: Mapping[str, Any] = offer.extensions
+        if offer.withheld:
+            extensions = offer.offered_at(scope["path"])
         offered = scope.get("extensions")
-        scope["extensions"] = {**offered, **extensions} if offered else extensions.copy()
+        scope["extensions"] = {**offered, **extensions} if offered else {**extensions}
         # Attribute by attribute: a constructor would be one more call for every request.
         simple = SimpleResponse()
         simple.cycle = cycle
