@@ -454,3 +454,24 @@ def test_a_response_may_end_while_its_queue_is_looked_at(near: Near) -> None:
     seen.append(SimpleNamespace(size=5))
     assert queue.bytes_queued == 5
     assert queue.bytes_queued == 0
+
+
+def test_tick_ends_although_writers_go_on() -> None:
+    """It comes between the worker's signs of life."""
+    coalescing = Coalescing(lambda: True)
+    flushed: list[int] = []
+
+    class Busy:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def flush(self, *, wait: bool) -> bool:
+            flushed.append(self.number)
+            coalescing.add(self)  # its writer holds the next block back already
+            return True
+
+    for number in range(3):
+        coalescing.add(Busy(number))
+    assert coalescing.tick()
+    assert sorted(flushed) == [0, 1, 2]
+    assert len(coalescing.queues) == 3

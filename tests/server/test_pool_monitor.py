@@ -254,6 +254,29 @@ def test_spares_are_not_made_without_end(monitored: Monitored) -> None:
     assert monitored.leader is monitored.started[-1]  # blocked, and the last one
 
 
+def test_spare_that_cannot_be_started_ends_nothing(monitored: Monitored) -> None:
+    """The system has no thread left: the leader stays, and the next look tries again."""
+    started: list[Any] = []
+
+    def start(member: Any) -> None:
+        started.append(member)
+        if len(started) < 3:
+            raise RuntimeError("can't start new thread")
+        member.thread = threading.current_thread()
+
+    monitored.pool._start = start  # type: ignore[method-assign]
+    monitored.enter(monitored.leader)
+    monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
+    assert monitored.leader is monitored.spare  # which has a thread already
+    monitored.enter(monitored.spare)
+    for _ in range(2):
+        monitored.replace(monitored.spare)
+        assert monitored.leader is monitored.spare
+    monitored.replace(monitored.spare)
+    assert monitored.leader is started[-1]
+    assert len(started) == 3
+
+
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_thread_that_comes_back_ends_the_saturation(monitored: Monitored, leads: bool) -> None:
     monitored.enter(monitored.first)

@@ -1,4 +1,4 @@
-"""Apps that replace threads by something else: refused at the start, with a sentence."""
+"""Threads that FastWorker cannot use, patched or without a GIL: refused at the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.workers.serving import gunicorn_command
-from wsgifast.workers.gunicorn_support import patched_threads
+from wsgifast.workers.gunicorn_support import unfit_threads
 
 APP = """
 from gevent import monkey
@@ -37,7 +37,44 @@ def test_an_app_that_gevent_has_patched_is_refused(tmp_path: Path, preload: list
 
 
 def test_eventlet_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert patched_threads() is None
+    assert unfit_threads() is None
     patcher = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
-    assert "by eventlet's" in str(patched_threads())
+    assert "by eventlet's" in str(unfit_threads())
+
+
+NO_GIL = """
+import sys
+sys._is_gil_enabled = lambda: False
+
+def app(environ, start_response):
+    start_response("200 OK", [])
+    return []
+"""
+
+
+@pytest.mark.parametrize("where", ["configuration", "app"])
+def test_python_without_gil_is_refused_with_the_way_out(tmp_path: Path, where: str) -> None:
+    """No such Python is here: what one says of itself is put in its place."""
+    (tmp_path / "free.py").write_text(NO_GIL)
+    (tmp_path / "other.py").write_text(NO_GIL.replace("sys._is_gil_enabled =", "unused ="))
+    options = ["--config", str(tmp_path / "free.py")] if where == "configuration" else []
+    name = "free" if where == "app" else "other"
+    argv = gunicorn_command(
+        "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:0", *options, f"{name}:app"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=environ)
+    assert done.returncode != 0
+    assert "without the GIL" in done.stderr
+    assert "PYTHON_GIL=1" in done.stderr
+    assert "`-k gthread`" in done.stderr
+    assert "Traceback" not in done.stderr.partition("without the GIL")[0] or where == "app"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_gil_that_an_extension_has_enabled_is_enough(
+    monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
+    assert (unfit_threads() is None) is enabled

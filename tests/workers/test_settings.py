@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,16 @@ def test_more_and_fewer_workers() -> None:
         wait_for(lambda: "workers 2 to 1" in server.log(), "the hook is called again")
         wait_for(lambda: server.log().count("Worker exiting") == 1, "one of them ends")
         assert server.get("/small/5").body == block(5)
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no files in memory here")
+@pytest.mark.parametrize("chosen", [False, True])
+def test_signs_of_life_wait_for_no_disk(tmp_path: Path, chosen: bool) -> None:
+    """The file of gunicorn's heartbeat is in memory, unless its place is configured."""
+    options = [f"--worker-tmp-dir={tmp_path}"] if chosen else []
+    with fast_worker(*options) as server:
+        pid = stats(server)["pid"]
+        files = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        beats = {path for path in files if "wgunicorn-" in path}
+        assert beats
+        assert all(path.startswith(str(tmp_path) if chosen else "/dev/shm/") for path in beats)

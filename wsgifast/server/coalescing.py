@@ -129,11 +129,8 @@ class Coalescing:
         if not queues:
             return False
         later = []
-        while queues:
-            try:
-                queue = queues.pop()
-            except KeyError:
-                break  # its writer was quicker
+        for queue in list(queues):  # not those that writers add meanwhile: this has an end
+            queues.discard(queue)
             if not queue.flush(wait=False):
                 later.append(queue)
         queues.update(later)

@@ -461,10 +461,17 @@ class Pool(Generic[Job]):
             self.saturated = True
             self.exhaustion.begin()
         self._user.on_saturation()  # before it polls
-        if spare.thread is None:
-            self._start(spare)
-        else:
+        if spare.thread is not None:
             spare.gate.release()
+            return
+        try:
+            self._start(spare)
+        except RuntimeError:  # the system has no thread left: the monitor tries again
+            with self._lock:
+                spare.thread = None
+                self._spares.remove(spare)
+                if self._leader is spare:
+                    self._set_leader(leader)
 
     def _make_spare(self) -> Member | None:
         if len(self._spares) == MAX_SPARES or self._spares[-1].thread is None:

@@ -111,8 +111,13 @@ def _logs_debug(log: Any) -> bool:
     return bool(log.error_log.isEnabledFor(logging.DEBUG))
 
 
-def patched_threads() -> str | None:
-    """Return an error message if a library has replaced the threads of this process, else None."""
+def unfit_threads() -> str | None:
+    """Return an error message if FastWorker cannot use the threads of this process, else None."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return (
+            "This Python runs without the GIL (free threading), which FastWorker does not support: "
+            "set PYTHON_GIL=1 in gunicorn's environment, or use `-k gthread`"
+        )
     library = None
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading"):

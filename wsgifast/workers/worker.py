@@ -31,9 +31,9 @@ from .gunicorn_support import (
     Settings,
     arbiters_signals,
     environ_part,
-    patched_threads,
     post_request,
     pre_request,
+    unfit_threads,
 )
 from .gunicorn_version import check_gunicorn
 from .metrics import (
@@ -47,6 +47,10 @@ from .metrics import (
 from .recycling import Recycling
 from .tls import TLSContexts
 from .wiring import http2, options, parsers
+
+# Where the file is by which a worker gives signs of life: on a disk, that may have to wait for what
+# is written there, such as responses that wait for slow clients.
+_MEMORY_FILES = "/dev/shm"
 
 
 class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
@@ -152,8 +156,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
         :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
-            name, for `threads` below 1, for TLS files that cannot be used, and for metrics that
-            cannot be served.
+            name, for `threads` below 1, for threads that are patched or have no GIL, for TLS files
+            that cannot be used, and for metrics that cannot be served.
         """
         check_gunicorn()
         super().check_config(cfg, log)
@@ -169,7 +173,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
         check_settings(cfg)
-        if problem := patched_threads():  # by an app that is loaded in the arbiter
+        if problem := unfit_threads():  # an app that is loaded in the arbiter may replace them
             raise InvalidWorkerOption(problem)
         if cfg.is_ssl:
             try:
@@ -179,6 +183,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                     f"certfile={cfg.certfile!r}, keyfile={cfg.keyfile!r}: {error}"
                 ) from error
         check_metrics(cls, cfg)
+        if cfg.worker_tmp_dir is None and os.access(_MEMORY_FILES, os.W_OK):
+            cfg.set("worker_tmp_dir", _MEMORY_FILES)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)  # in the arbiter still
@@ -206,11 +212,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def load_wsgi(self) -> None:
         """Load the app.
 
-        :raises AppImportError: also if it has replaced threads, which would stop all of ours, and
+        :raises AppImportError: also if its threads are unfit (see :func:`unfit_threads`), and
             if the worker has more memory than max_rss_bytes by now.
         """
         super().load_wsgi()
-        if problem := patched_threads():
+        if problem := unfit_threads():
             raise AppImportError(problem)
         if self._recycling.is_too_large_to_begin():
             raise AppImportError(
