@@ -114,13 +114,11 @@ def plan_coded_file(
     if not is_etag(etag):
         etag = _file_etag(file, segment) or ""
     ranges = ranges and given["accept-ranges"].strip().lower() != "none"
-    # A date is that of the uncoded file, too.
-    if not ranges or (facts.if_range is not None and '"' not in facts.if_range):
+    if not ranges:
         facts = facts._replace(range=None)
     if not conditional:
         facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
-    coded = copy.representation(with_vary(plain.headers), coding, etag, ranges=ranges)
-    return coded.plan(facts)
+    return copy.plan(facts, with_vary(plain.headers), coding, etag, ranges=ranges)
 
 
 def is_made_for_one_answer(file: object, fd: int) -> bool:

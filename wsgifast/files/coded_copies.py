@@ -18,7 +18,7 @@ from ..sockets.sending import FileSegment, has_its_size
 from .conditions import is_etag
 from .directory import Identity, identity_of
 from .memory import Kept, MemoryCache
-from .plan import Representation
+from .plan import Plan, Representation, RequestFacts
 
 # The memory for the copies of a process.
 _CACHE_BYTES = 64 * 1024 * 1024
@@ -49,6 +49,21 @@ class CodedCopy(Kept):
         self.checksum = zlib.crc32(body or b"")
         # One pair, so that threads see both or neither.
         self._made: tuple[Sequence[Header], Representation] | None = None
+
+    def plan(
+        self,
+        facts: RequestFacts,
+        headers: Sequence[Header],
+        coding: str,
+        etag: str | None,
+        *,
+        ranges: bool = True,
+    ) -> Plan:
+        """Plan the answer to a GET or HEAD with the copy; see :meth:`representation`."""
+        # A date is that of the uncoded file, too.
+        if facts.if_range is not None and '"' not in facts.if_range:
+            facts = facts._replace(range=None)
+        return self.representation(headers, coding, etag, ranges=ranges).plan(facts)
 
     def representation(
         self, headers: Sequence[Header], coding: str, etag: str | None, *, ranges: bool = True

@@ -68,6 +68,7 @@ class Found(Kept):
         "_encoded",
         "_good_until",
         "_identity",
+        "_made_codings",
         "_recheck_s",
     )
 
@@ -76,6 +77,7 @@ class Found(Kept):
         identity: Source,
         encoded: Mapping[str, Source],
         *,
+        made_codings: tuple[str, ...] = (),
         beside: Sequence[tuple[str, Identity]],
         absent: Sequence[str],
         url: str,
@@ -85,6 +87,7 @@ class Found(Kept):
         """
         :param identity: the file itself, without a content coding.
         :param encoded: the siblings by coding in lower case, the preferred one first.
+        :param made_codings: those that the file may be compressed in.
         :param beside: paths whose change may bring other siblings: the directory, and siblings that
             are not sent, such as outdated ones.
         :param absent: paths that take precedence should a file appear there.
@@ -96,6 +99,7 @@ class Found(Kept):
         self._identity = identity
         self._encoded = encoded
         self._codings = tuple(encoded)
+        self._made_codings = made_codings
         self._beside = beside
         self._absent = absent
         self._recheck_s = recheck_s
@@ -114,6 +118,12 @@ class Found(Kept):
             return self._identity
         coding = preferred_coding(accept_encoding, self._codings)
         return self._identity if coding is None else self._encoded[coding]
+
+    def made_coding(self, source: Source, accept_encoding: str | None) -> str | None:
+        """Return the coding to compress what was selected in; None to send it as it is."""
+        if source is not self._identity or accept_encoding is None or not self._made_codings:
+            return None
+        return preferred_coding(accept_encoding, self._made_codings)
 
     def sources(self) -> list[Source]:
         return [self._identity, *self._encoded.values()]

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..compression.codings import SIBLING_SUFFIXES
+from ..compression.policy import Compression, decide
 from ..sockets.sending import has_its_size
+from .coded_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
 from .found import Found, Source
@@ -108,6 +110,8 @@ class Lookup:
     recheck_s: float
     # Whether the prefix without its slash is the site's, too, and not the app's behind it.
     has_bare_prefix: bool
+    # What of the files without a sibling is compressed when they are requested.
+    compression: Compression | None = None
 
     def locate(self, path: str) -> FoundFile | FoundDirectory | Refused | None:
         """Open the file that a URL path stands for.
@@ -193,18 +197,30 @@ class Lookup:
                 codings[coding] = sibling.facts
             else:
                 beside[file.path + suffix] = seen
+        made_codings = self._made_codings(headers, file.facts.st_size)
+        negotiated = bool(codings or made_codings)
         return Found(
-            self._describe_one(file, None, headers, negotiated=bool(codings)),
+            self._describe_one(file, None, headers, negotiated=negotiated),
             {
                 coding: self._describe_one(file, coding, headers, negotiated=True)
                 for coding in sorted(codings, key=lambda coding: codings[coding].st_size)
             },
+            made_codings=made_codings,
             beside=[(path, identity_of(seen)) for path, seen in beside.items() if seen],
             absent=file.absent,
             url=url,
             settled=_all_settled([file.facts, *codings.values(), *beside.values()]),
             recheck_s=self.recheck_s,
         )
+
+    def _made_codings(self, headers: Sequence[Header], size: int) -> tuple[str, ...]:
+        compression = self.compression
+        if compression is None or size > MAX_FILE_BYTES:
+            return ()
+        decision = decide(
+            compression, method="GET", coding=None, code=200, headers=headers, size=size
+        )
+        return () if decision is None else compression.codings
 
     def _describe_unsized(self, file: FoundFile, url: str) -> Found:
         """Describe a file of /proc, /sys and the like, by what it has now.

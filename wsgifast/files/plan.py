@@ -102,6 +102,11 @@ class Plan:
             for name, value in self.headers
         ]
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether no range of the file is to be sent."""
+        return ByteRange not in map(type, self.segments)
+
     def segments_of(self, fd: int, start: int = 0) -> list[bytes | FileSegment]:
         """Return the body, its ranges as segments of an open file.
 

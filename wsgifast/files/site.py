@@ -17,13 +17,16 @@ from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from ..checks import check_switches, is_count, is_number, shown
+from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
+from ..sockets.sending import FileSegment
+from .coded_copies import COPIES, CodedCopy
 from .directory import Directory, names_of
 from .found import Found
 from .listing import listed, listing_plan
 from .lookup import FoundDirectory, FoundFile, Lookup, Unreadable
 from .memory import MemoryCache
-from .plan import NO_TEXT, Header, Plan, RequestFacts
+from .plan import NO_TEXT, Header, Plan, Representation, RequestFacts
 from .rules import AddHeaders, HeaderRules, ImmutableTest
 
 log = logging.getLogger("wsgifast.files")
@@ -68,6 +71,7 @@ class StaticFilesBase(Generic[AppT]):
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         etag: str | None = "stat",
         recheck_s: float = 0,
+        compress: bool | Compression = False,
     ) -> None:
         """Check the options. Files are looked up when they are requested.
 
@@ -101,6 +105,9 @@ class StaticFilesBase(Generic[AppT]):
             none.
         :param recheck_s: seconds for which a cached file is taken to be unchanged, for file systems
             on which stat() is slow; 0 checks at each request.
+        :param compress: compress the files of up to 16 MiB that have no sibling when they are first
+            requested: True, or a :class:`wsgifast.Compression`, of which its codings, its least
+            size and its types apply. The copies take up to 64 MiB of memory.
         :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
             has an invalid value.
         """
@@ -163,6 +170,7 @@ class StaticFilesBase(Generic[AppT]):
             listing=listing,
             recheck_s=recheck_s,
             has_bare_prefix=app is None,
+            compression=compression_for(compress),
         )
         self._prefix = prefix
         self._missing_page = prefix + _MISSING_PAGE
@@ -201,9 +209,14 @@ class StaticFilesBase(Generic[AppT]):
             return None
         source = kept.unchanged(facts.accept_encoding)
         if source is not None:
-            wanted = source.representation
-            plan = wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
-            if wanted.body is not None or not plan.segments:
+            copy = None
+            coding = kept.made_coding(source, facts.accept_encoding)
+            if coding is not None:
+                copy = COPIES.kept(source.identity, 0, source.representation.size, coding)
+                if copy is None:
+                    return None
+            plan = _plan(facts, source.representation, copy, coding, is_missing_page)
+            if plan.is_in_memory:
                 return plan, None
             fd = source.reopen()
             if fd is not None:
@@ -260,9 +273,13 @@ class StaticFilesBase(Generic[AppT]):
             if found.cost:
                 self._cache.put(path, found)
             source = found.select(facts.accept_encoding)
-            wanted = source.representation
-            plan = wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
-            if wanted.body is not None or not plan.segments:
+            copy = None
+            coding = found.made_coding(source, facts.accept_encoding)
+            if coding is not None:
+                opened = file.opened(source.path)
+                copy = COPIES.get(FileSegment(opened.fd, 0, opened.facts.st_size), coding)
+            plan = _plan(facts, source.representation, copy, coding, is_missing_page)
+            if plan.is_in_memory:
                 return plan, None
             return plan, file.take(source.path)
         except Unreadable as error:
@@ -309,6 +326,20 @@ def _directories(
             "directory='': name one, as in StaticFiles(directory='site'); '.' is the working one"
         )
     return paths
+
+
+def _plan(
+    facts: RequestFacts,
+    wanted: Representation,
+    copy: CodedCopy | None,
+    coding: str | None,
+    is_missing_page: bool,
+) -> Plan:
+    if copy is None or coding is None or copy.body is None:
+        return wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
+    if is_missing_page:
+        return copy.representation(wanted.headers, coding, wanted.etag).plan_missing(facts.method)
+    return copy.plan(facts, wanted.headers, coding, wanted.etag)
 
 
 def _forbidden(facts: RequestFacts) -> Plan:

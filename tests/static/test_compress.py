@@ -1,0 +1,158 @@
+"""StaticFiles(compress=True): files that have no sibling, compressed when they are requested."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import asgifast
+import pytest
+
+from tests.asgi.support import call as call_asgi
+from tests.asgi.support import scope_of
+from tests.static.calls import Answered, call, settle, write_sibling
+from tests.support.coded import decoded
+from wsgifast import Compression, StaticFiles
+from wsgifast.compression.codings import compressor
+from wsgifast.errors import ConfigurationError
+from wsgifast.files import RequestFacts, coded_copies
+
+TEXT = b"let answer = 42; // and what was the question?\n" * 5000
+CODINGS = ("zstd", "br", "gzip")
+
+
+@pytest.fixture
+def script(site: Path) -> Path:
+    """A file that is too large for the cache, and settled."""
+    script = site / "large.js"
+    script.write_bytes(TEXT)
+    settle(*site.iterdir())
+    return script
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("size", [len(TEXT), 5000])
+def test_file_without_sibling_is_sent_compressed(script: Path, coding: str, size: int) -> None:
+    script.write_bytes(TEXT[:size])
+    settle(script)
+    app = StaticFiles(directory=script.parent, compress=True)
+    first = call(app, "/large.js", Accept_Encoding=coding)
+    for _ in range(2):
+        answer = call(app, "/large.js", Accept_Encoding=coding)
+        assert decoded(coding, answer.body) == TEXT[:size]
+        assert (answer.headers, answer.body) == (first.headers, first.body)
+    headers = answer.headers
+    assert headers["content-encoding"] == coding
+    assert headers["vary"] == "Accept-Encoding"
+    assert headers["content-length"] == str(len(answer.body))
+    assert len(answer.names) == len(headers)
+    plain = call(app, "/large.js")
+    assert (plain.body, plain.headers["vary"]) == (TEXT[:size], "Accept-Encoding")
+    assert plain.headers["etag"] != headers["etag"]
+    assert plain.headers["last-modified"] == headers["last-modified"]
+    tag = headers["etag"]
+
+    def ask(method: str = "GET", **extra: str) -> Answered:
+        return call(app, "/large.js", method, Accept_Encoding=coding, **extra)
+
+    head = ask("HEAD")
+    assert (head.headers, head.body) == (headers, b"")
+    assert ask(If_None_Match=tag).status == 304
+    assert ask(If_None_Match=plain.headers["etag"]).status == 200
+    assert ask(If_Match=plain.headers["etag"]).status == 412
+    part = ask(Range="bytes=2-8", If_Range=tag)
+    assert (part.status, part.body) == (206, answer.body[2:9])
+    assert ask(Range="bytes=2-8", If_Range=headers["last-modified"]).status == 200
+
+
+def test_sibling_wins(script: Path) -> None:
+    packed = gzip.compress(TEXT)
+    write_sibling(script, ".gz", packed)
+    settle(script)
+    app = StaticFiles(directory=script.parent, compress=True)
+    for _ in range(2):
+        assert call(app, "/large.js", Accept_Encoding="zstd, gzip").body == packed
+        answer = call(app, "/large.js", Accept_Encoding="zstd")
+        assert decoded("zstd", answer.body) == TEXT
+
+
+def test_changed_file_is_compressed_anew(script: Path) -> None:
+    app = StaticFiles(directory=script.parent, compress=True)
+    assert decoded("br", call(app, "/large.js", Accept_Encoding="br").body) == TEXT
+    script.write_bytes(TEXT[::-1])
+    for _ in range(2):
+        answer = call(app, "/large.js", Accept_Encoding="br")
+        assert decoded(answer.headers.get("content-encoding"), answer.body) == TEXT[::-1]
+        settle(script)
+
+
+def test_other_types_and_sizes_are_left_alone(script: Path) -> None:
+    (script.parent / "image.png").write_bytes(TEXT)
+    (script.parent / "huge.js").touch()
+    with (script.parent / "huge.js").open("wb") as huge:
+        huge.truncate(coded_copies.MAX_FILE_BYTES + 1)
+    settle(script.parent / "huge.js", script.parent / "image.png")
+    app = StaticFiles(directory=script.parent, compress=True)
+    for path in ("/image.png", "/huge.js", "/app.js"):
+        for _ in range(2):
+            answer = call(app, path, Accept_Encoding="gzip", Range="bytes=0-0")
+            assert "content-encoding" not in answer.headers, path
+            assert "vary" not in answer.headers, path
+            assert answer.headers["accept-ranges"] == "bytes"
+    small = StaticFiles(directory=script.parent, compress=Compression(min_bytes=100))
+    assert call(small, "/app.js", Accept_Encoding="br").headers["content-encoding"] == "br"
+    assert "content-encoding" not in call(app, "/large.js", Accept_Encoding="gzip;q=0").headers
+
+    def transforms(headers: Any, path: str, url: str) -> None:
+        headers["Cache-Control"] = "no-transform"
+
+    kept = StaticFiles(directory=script.parent, compress=True, add_headers=transforms)
+    assert "content-encoding" not in call(kept, "/large.js", Accept_Encoding="br").headers
+
+
+def test_page_of_a_missing_file_is_compressed(script: Path) -> None:
+    (script.parent / "404.html").write_bytes(TEXT)
+    settle(script.parent / "404.html")
+    app = StaticFiles(directory=script.parent, compress=True)
+    for _ in range(2):
+        answer = call(app, "/nothing", Accept_Encoding="gzip")
+        assert (answer.status, decoded("gzip", answer.body)) == (404, TEXT)
+        assert "etag" not in answer.headers
+
+
+def test_nothing_is_compressed_where_the_cache_is_asked(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = StaticFiles(directory=script.parent, compress=True)
+    made = []
+
+    def counted(coding: str, **options: Any) -> Any:
+        made.append(coding)
+        return compressor(coding, **options)
+
+    monkeypatch.setattr("wsgifast.files.coded_copies.compressor", counted)
+    call(app, "/large.js")
+    facts = RequestFacts(accept_encoding="br")
+    assert app.answer_kept(facts, "/large.js") is None
+    assert made == []
+    call(app, "/large.js", Accept_Encoding="br")
+    answer = app.answer_kept(facts, "/large.js")
+    assert answer is not None
+    assert answer[1] is None
+    assert made == ["br"]
+
+
+def test_asgi_has_the_same_answers(script: Path) -> None:
+    ours = StaticFiles(directory=script.parent, compress=True)
+    theirs = asgifast.StaticFiles(directory=script.parent, compress=True)
+    for coding in (*CODINGS, "identity"):
+        for _ in range(2):
+            wsgi = call(ours, "/large.js", Accept_Encoding=coding)
+            asgi = call_asgi(theirs, scope_of("/large.js", accept_encoding=coding))
+            assert (dict(asgi.headers), asgi.body) == (wsgi.headers, wsgi.body)
+
+
+def test_invalid_option_is_refused(site: Path) -> None:
+    with pytest.raises(ConfigurationError, match="compress"):
+        StaticFiles(directory=site, compress="gzip")  # type: ignore[arg-type]
