@@ -114,6 +114,29 @@ def test_a_stream_that_is_reset_has_sent_what_its_window_let_through(
     assert [size for _, _, size in peer.bench.log.requests] in ([], [0])
 
 
+@pytest.mark.parametrize("streams", [1, 3])
+def test_frames_that_the_kernel_has_not_taken_are_not_logged_as_sent(
+    make_bench: MakeBench, streams: int
+) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return [bytes(2 * LARGE)]
+
+    peer = Peer(make_bench(app, **HTTP2), window=4 * LARGE, reads=False)
+    peer.open(4 * LARGE)
+    for _ in range(streams):
+        peer.ask()
+    peer.send_only()
+    peer.bench.run()
+    taken = len(peer.socket.receive_all_there_is())
+    assert taken < LARGE
+    assert peer.near.outgoing.output.bytes_left() > 10_000
+    peer.socket.close()
+    peer.bench.run()
+    assert len(peer.bench.log.requests) == streams
+    assert sum(size for _, _, size in peer.bench.log.requests) <= taken
+
+
 # Requests that fail
 
 

@@ -238,6 +238,9 @@ class Outgoing:
         with self.lock:
             self.state = LOST
             streams = list(self.streams.values())
+            lost = self.output.bytes_left()  # of frames that the kernel has not taken
+            for stream in reversed(streams):
+                lost -= stream.output.lose(lost)
         for stream in streams:
             stream.fail(error)
 

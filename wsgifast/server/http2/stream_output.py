@@ -40,12 +40,13 @@ class StreamSender:
     :ivar trailers: to be sent after the body.
     :ivar ends_after: the size of the whole body; None until it is known. An empty queue does not
         mean the end: its writer may be putting the rest into a temporary file.
+    :ivar sent: body bytes that have been framed.
     :ivar has_ended: whether END_STREAM has been sent.
     """
 
     __slots__ = (
-        "_number", "_sent", "_session", "_window_wait", "ends_after", "has_ended", "has_head",
-        "head", "trailers",
+        "_number", "_session", "_window_wait", "ends_after", "has_ended", "has_head", "head",
+        "sent", "trailers",
     )  # fmt: skip
 
     def __init__(self, session: Outgoing, number: int) -> None:
@@ -56,7 +57,7 @@ class StreamSender:
         self.has_head = False
         self.trailers: Fields = []
         self.ends_after: int | None = None
-        self._sent = 0  # body bytes
+        self.sent = 0
         self.has_ended = False
 
     def send(self, data: bytes) -> int:
@@ -162,8 +163,8 @@ class StreamSender:
         :param of: bytes that were to be sent; the windows may have allowed fewer.
         """
         size = len(data)
-        self._sent += size
-        ends = self._sent == self.ends_after and not self.has_ended
+        self.sent += size
+        ends = self.sent == self.ends_after and not self.has_ended
         ends_here = ends and not self.trailers
         if size or ends_here:
             try:
@@ -203,6 +204,12 @@ class StreamOutput(OutputQueue):
         with self.lock:
             self._check()
             self._or_fail(lambda: self.stream_sender.send_interim(head))
+
+    def lose(self, most: int) -> int:
+        """Count framed bytes that the connection has not sent as dropped; returns how many."""
+        size = min(most, self.stream_sender.sent)
+        self._dropped += size
+        return size
 
     def end(self, size: int, trailers: Fields | None = None) -> None:
         """Everything has been written: END_STREAM goes out with the last byte.
