@@ -16,6 +16,8 @@ from tests.support.tls import write_certificate
 from wsgifast import ConfigurationError, cli
 from wsgifast.benchmark.serving import found_app
 from wsgifast.client import unverified_tls
+from wsgifast.loading import AppNotLoaded
+from wsgifast.loading.servers import load_for
 
 pytestmark = pytest.mark.long
 
@@ -279,6 +281,17 @@ def test_an_option_that_cannot_count_is_named(
     assert said in ended.stderr, ended.stderr
     assert "Traceback" not in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+
+
+def test_a_file_of_variables_needs_python_dotenv(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "missing").mkdir()
+    (place / "missing" / "dotenv.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(place / "missing"))
+    monkeypatch.chdir(place)
+    with pytest.raises(AppNotLoaded, match=r"--env-file \.env: .* pip install python-dotenv"):
+        load_for("asgi_app:app", rest=["--env-file", ".env"])
 
 
 def test_an_option_of_the_server_is_refused_before_the_separator(

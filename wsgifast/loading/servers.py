@@ -109,19 +109,16 @@ def _asked(what: Mapping[str, Any], arguments: Sequence[str]) -> Loaded:
 
 
 def load_for(
-    target: str,
-    gunicorn: Sequence[str] = (),
-    uvicorn: Sequence[str] = (),
-    rest: Sequence[str] = (),
+    target: str, gunicorn: Sequence[str] = (), rest: Sequence[str] = ()
 ) -> tuple[ServerName, Loaded]:
     """Which of the two servers an app is for, and what came of loading it as that one would.
 
-    :param gunicorn: arguments for it alone; so for uvicorn.
+    :param gunicorn: arguments for it alone.
     :param rest: the user's own arguments, for the server that the app turns out to need.
     :raises AppNotLoaded: if neither loads it.
     :raises ConfigurationError: if the other server alone takes the arguments.
     """
-    arguments: dict[ServerName, Sequence[str]] = {"gunicorn": gunicorn, "uvicorn": uvicorn}
+    arguments: dict[ServerName, Sequence[str]] = {"gunicorn": gunicorn, "uvicorn": ()}
     uvicorn_is_special = bool(rest) or any(name.startswith("UVICORN_") for name in os.environ)
     found: dict[ServerName, Loaded] = {}
     for server, own in arguments.items():
@@ -214,6 +211,8 @@ def _as_server(server: ServerName | None, target: str, arguments: list[str], giv
             before = prepare(arguments, target)
         except ConfigurationError as error:
             return Loaded(refusal=str(error))
+        except AppNotLoaded as error:
+            return Loaded(error=str(error), is_special=True)
         before["is_special"] |= given
         if not target:
             return Loaded(**before)
@@ -302,6 +301,7 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
     """Do as uvicorn does before it imports the app.
 
     :raises ConfigurationError: if it refuses its arguments, or ends at once, as with --help.
+    :raises AppNotLoaded: if it cannot read --env-file.
     """
     import click
     from click.core import ParameterSource
@@ -321,7 +321,7 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
         try:
             from dotenv import load_dotenv
         except ImportError:
-            raise ConfigurationError(
+            raise AppNotLoaded(
                 f"--env-file {values['env_file']}: uvicorn reads it by python-dotenv: "
                 "pip install python-dotenv"
             ) from None

@@ -131,7 +131,7 @@ def planned(options: argparse.Namespace) -> Plan:
     if options.app is None:
         options.app = _configured_app(options)
     options.app = absolute(options.app)
-    server, loaded = load_for(options.app, _gunicorn_options(options), (), options.rest)
+    server, loaded = load_for(options.app, _gunicorn_options(options), options.rest)
     return (plan_uvicorn if server == "uvicorn" else plan_gunicorn)(options, loaded)
 
 
