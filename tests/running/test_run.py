@@ -18,6 +18,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from tests.support import forkserver
+from tests.support.coded import decoded
+from tests.support.files import write_settled
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.support.tls import write_certificate
 from wsgifast import loading
@@ -280,6 +282,60 @@ def test_a_wrapped_app_is_not_wrapped_again() -> None:
     own = flask.Flask("own")
     own.wsgi_app = WSGIFast(own.wsgi_app)  # type: ignore[method-assign]
     assert loading.wrapped(own, "WSGI") is own
+
+
+WSGI_PAGES = """\
+import gzip
+
+TEXT = b"All work and no play. " * 500
+
+
+def app(environ, start_response):
+    headers = [("Content-Type", "text/html")]
+    if environ["PATH_INFO"] == "/own":
+        start_response("200 OK", [*headers, ("Content-Encoding", "gzip")])
+        return [gzip.compress(TEXT, 9, mtime=0)]
+    start_response("200 OK", headers)
+    return [TEXT]
+"""
+ASGI_PAGES = """\
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import HTMLResponse
+from starlette.routing import Mount, Route
+
+
+async def page(request):
+    return HTMLResponse("All work and no play. " * 500)
+
+
+own = Starlette(routes=[Route("/own", page)], middleware=[Middleware(GZipMiddleware)])
+app = Starlette(routes=[Route("/page", page), Mount("/", own)])
+"""
+
+
+@pytest.mark.parametrize("code", [WSGI_PAGES, ASGI_PAGES])
+@pytest.mark.parametrize("option", [(), ("--no-compress",)])
+def test_responses_and_files_are_compressed_by_default(
+    code: str, option: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "pages.py").write_text(code)
+    (tmp_path / "static").mkdir()
+    write_settled(tmp_path / "static" / "app.js", b"let answer = 42;" * 500)
+    static = f"--static=/static/={tmp_path / 'static'}"
+    with running(*option, static, str(tmp_path / "pages.py")) as server:
+        accepted = [("Accept-Encoding", "gzip, br, zstd")]
+        for target in ("/page", "/static/app.js"):
+            answer = server.get(target, headers=accepted)
+            coding = answer.header("Content-Encoding")
+            assert coding == (None if option else "zstd"), server.log()
+            plain = server.get(target)
+            assert decoded(coding, answer.body) == plain.body
+            assert plain.header("Content-Encoding") is None
+        own = server.get("/own", headers=accepted)
+        assert own.header("Content-Encoding") == "gzip", server.log()
+        assert decoded("gzip", own.body) == b"All work and no play. " * 500
 
 
 def test_arguments_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,13 @@ def wrapped(
     *,
     server: loading.ServerName = "gunicorn",
     asgi2: bool = False,
+    compress: bool = True,
 ) -> Any:
     """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
 
     :param target: see :func:`wsgifast.loading.load_app`, as `server` and `asgi2`.
     :param static: directories by the URL prefixes under which their files are served.
+    :param compress: compress what the app makes, and the files.
     :raises AppNotLoaded: if the app cannot be imported or made.
     :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
         its file to change.
@@ -44,12 +46,12 @@ def wrapped(
         if isinstance(error.__cause__, SyntaxError):
             raise error.__cause__ from None
         raise
-    app = loading.wrapped(loaded.app, loaded.interface)
+    app = loading.wrapped(loaded.app, loaded.interface, compress=compress)
     files: Any = StaticFiles
     if loaded.interface == "ASGI":
         from asgifast import StaticFiles as files
     for prefix, directory in (static or {}).items():
-        app = files(app, directory=directory, prefix=prefix)
+        app = files(app, directory=directory, prefix=prefix, compress=compress)
     return app
 
 

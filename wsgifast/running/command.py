@@ -90,6 +90,7 @@ def add_command(commands: Any) -> None:
     option(parser, "--threads", "N", threads, type=count)
     static = "also serve a directory, as in /static/=build"
     option(parser, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
+    option(parser, "--no-compress", help="send responses and files as the app makes them")
     option(parser, "--access-log", "", "log each request to stdout", choices=("text", "json"))
     option(parser, "--reload", help="restart when code changes")
     option(parser, "--certfile", "FILE", "serve TLS")
@@ -178,6 +179,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     arguments = [json.dumps(options.app)]
     if options.static:
         arguments.append(f"static={json.dumps(dict(options.static))}")
+    if options.no_compress:
+        arguments.append("compress=False")
     given += [*options.rest, f"wsgifast.running:wrapped({', '.join(arguments)})"]
     bind = options.bind
     if "bind" not in found:
@@ -237,6 +240,8 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         arguments["asgi2"] = True
     if options.static:
         arguments["static"] = dict(options.static)
+    if options.no_compress:
+        arguments["compress"] = False
     if options.access_log == "json":  # in text it is uvicorn's default
         arguments["json_log"] = True
     of = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
