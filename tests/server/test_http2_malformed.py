@@ -20,8 +20,7 @@ from tests.server.http2_streams import (
 from tests.support.effort import effort
 from tests.workers.bench import make_bench
 from wsgifast.errors import BodyError
-from wsgifast.http.head import interim_fields, trailer_fields
-from wsgifast.http.syntax import HOP_BY_HOP, NO_TRAILERS
+from wsgifast.http.head import HOP_BY_HOP, NO_TRAILERS, interim_fields, trailer_fields
 
 __all__ = ["begin", "make_bench"]
 

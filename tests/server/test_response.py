@@ -11,7 +11,7 @@ from tests.server.responses import Ask, Headers, MakeBench, ask, exc_info, says,
 from tests.workers.bench import make_bench
 from wsgifast import BodyError
 from wsgifast.errors import ClientGone
-from wsgifast.http.syntax import HOP_BY_HOP
+from wsgifast.http.head import HOP_BY_HOP
 from wsgifast.server.output import OutputQueue
 
 __all__ = ["ask", "make_bench"]

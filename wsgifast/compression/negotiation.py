@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from ..http.syntax import TOKEN
+from ..http.head import TOKEN
 
 # Parsed headers that are remembered. Browsers send a handful of them; longer ones are parsed each
 # time, so that a client cannot fill the memory.

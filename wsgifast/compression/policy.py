@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from ..checks import check_switches, is_count, shown
 from ..errors import ConfigurationError
 from ..http.framing import has_body
-from ..http.head import parse_length
-from ..http.syntax import TOKEN
+from ..http.head import TOKEN, parse_length
 from .codings import DEFAULT_LEVELS, LEVELS, Compressor, checked_codings, compressor
 
 Header = tuple[str, str]

@@ -15,8 +15,8 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from ..errors import MalformedRequest, RequestError
-from ..http.head import parse_length
-from ..http.syntax import TOKEN, check_host
+from ..http.head import TOKEN, parse_length
+from ..http.request_head import check_host
 
 # RFC 9112, 3: single spaces. http.server splits at any white space.
 _REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")

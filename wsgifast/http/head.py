@@ -1,5 +1,7 @@
 """A response's head: the app's status and headers, checked once, and their encoding.
 
+Beside it stands the grammar of header fields, for requests too.
+
 The app decides about the content. The server decides about framing and the connection (RFC 9110
 7.6.1, RFC 9112 6): so Content-Length is kept apart, hop-by-hop headers are dropped, and of
 Connection only "close" and "upgrade" have an effect.
@@ -13,7 +15,25 @@ from typing import Any
 
 from ..errors import BodyError
 from .framing import Framing, frame_response
-from .syntax import HOP_BY_HOP, NO_TRAILERS, TOKEN
+
+# token of RFC 9110 5.6.2, as a regular expression: methods, field names, codings, ...
+TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+# Header fields about one connection, in lower case: RFC 9110 7.6.1, RFC 9113 8.2.2, and others that
+# older servers and proxies treat alike. The server sends its own, or none.
+HOP_BY_HOP = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
+        "proxy-connection", "te", "trailer", "trailers", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+# Fields for framing, routing, authentication or the content's format must not be trailers (RFC 9110
+# section 6.5.1).
+NO_TRAILERS = frozenset(
+    {
+        "authorization", "content-encoding", "content-length", "content-range", "content-type",
+        "host", "te", "trailer", "transfer-encoding",
+    }
+)  # fmt: skip
 
 # RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 has classes 1 to 5; a
 # code above is unknown, but framed like any final response.

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
-from ..http.scan import HeadScanner
+from ..http.request_head import HeadScanner
 from .exchange import Exchange
 from .limits import BODY_BYTES_PER_S, Budget, time_left_s
 from .options import Options

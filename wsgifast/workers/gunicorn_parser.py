@@ -23,7 +23,7 @@ except ImportError:  # cleartext HTTP/2 came later than HTTP/2
 
 from ..errors import MalformedRequest
 from ..http.framing import wants_to_persist
-from ..http.syntax import check_host
+from ..http.request_head import check_host
 from ..server.environ import header_fields
 from ..server.exchange import Exchange
 from ..server.parser import NeedMoreData

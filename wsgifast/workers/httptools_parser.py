@@ -19,7 +19,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from ..http.framing import wants_to_persist
 from ..http.head import parse_length
-from ..http.syntax import check_host
+from ..http.request_head import check_host
 from ..server.environ import header_key
 from ..server.exchange import Exchange
 from .gunicorn_parser import GunicornParser

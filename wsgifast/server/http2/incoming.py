@@ -13,7 +13,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
-from ...http.http2 import request_head, trailer_lines
+from ...http.request_head import request_head, trailer_lines
 from ..exchange import Exchange
 from ..parser import Parser
 from ..poller import WOULD_BLOCK
