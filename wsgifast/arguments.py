@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import re
+import signal
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,14 @@ from .http.head import check_field
 from .sockets.options import Address
 from .terminal import lines_of
 
-# Exit status if the app cannot be loaded or does not start.
+# Exit statuses of all commands. 1: something was found, or a part failed; 2: a wrong option, or
+# nothing could be done; 3: the app cannot be loaded or does not start. Others as shells report the
+# end by a signal.
+STATUS_PART_FAILED = 1
+STATUS_USAGE = 2
 STATUS_NOT_STARTED = 3
+STATUS_INTERRUPTED = 128 + signal.SIGINT
+STATUS_CUT_OFF = 128 + signal.SIGPIPE
 DEFAULT_BIND = "127.0.0.1:8000"
 _WIDTH = 79  # columns
 # Visible ASCII but "#": clients keep a fragment to themselves.

@@ -6,14 +6,13 @@ import argparse
 import difflib
 import errno
 import os
-import signal
 import sys
 import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__, compress_command, files_command
-from .arguments import STATUS_NOT_STARTED, Parser
+from .arguments import STATUS_CUT_OFF, STATUS_INTERRUPTED, STATUS_NOT_STARTED, STATUS_USAGE, Parser
 from .benchmark import command as benchmark
 from .doctor import command as doctor
 from .errors import WSGIFastError
@@ -21,11 +20,6 @@ from .loading import AppNotLoaded
 from .running import command as running
 from .terminal import show
 from .top import command as top
-
-_STATUS_USAGE = 2
-# As shells report the end by a signal.
-_STATUS_INTERRUPTED = 128 + signal.SIGINT
-_STATUS_CUT_OFF = 128 + signal.SIGPIPE
 
 _BEGIN = """\
 start with your app, as module:app:
@@ -78,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         parser.print_help(sys.stderr)
-        return _STATUS_USAGE
+        return STATUS_USAGE
     # argparse would consume "--"; what follows it is for the server.
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options, unknown = parser.parse_known_args(arguments[:at])
@@ -96,18 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except WSGIFastError as error:
         show(f"wsgifast: {error}", error=True)
-        return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else _STATUS_USAGE
+        return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else STATUS_USAGE
     except KeyboardInterrupt:
-        return _STATUS_INTERRUPTED
+        return STATUS_INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         # What cannot be written is dropped: Python would try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader of our output, such as `head`, has ended
-            return _STATUS_CUT_OFF
+            return STATUS_CUT_OFF
         show(f"wsgifast: {error.strerror}", error=True)
-        return _STATUS_USAGE
+        return STATUS_USAGE
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .errors import WSGIFastError
+from .http.head import header_value
 
 # As browsers ask for a page.
 BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
@@ -61,7 +62,7 @@ class Answer:
     version: int
 
     def header(self, name: str) -> str | None:
-        return next((v for k, v in self.headers if k.lower() == name.lower()), None)
+        return header_value(self.headers, name.lower())
 
 
 def decoded(body: bytes, codings: str) -> bytes | None:
@@ -232,7 +233,7 @@ class HTTPClient:
         body: bytes = b"",
     ) -> None:
         given = (*self._headers, *headers)
-        has_host = any(name.lower() == "host" for name, _ in given)
+        has_host = header_value(given, "host") is not None
         connection.putrequest(method, url, skip_host=has_host, skip_accept_encoding=True)
         for name, value in given:
             connection.putheader(name, value)

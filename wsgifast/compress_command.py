@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .arguments import add_parser, count, option
+from .arguments import STATUS_PART_FAILED, add_parser, count, option
 from .checks import size_text
 from .compression.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import MIN_SAVING, CompressReport, compress
 from .terminal import printable, progress_line, show
-
-_STATUS_FAILED = 1
 
 
 def add_command(commands: Any) -> None:
@@ -64,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
                     f"No {SIBLING_SUFFIXES[coding]} files were written: to have them, "
                     f"pip install {CODING_PACKAGES[coding]}"
                 )
-    return _STATUS_FAILED if report.failed else 0
+    return STATUS_PART_FAILED if report.failed else 0
 
 
 def _summary(report: CompressReport) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..arguments import check_path, check_writable, given_headers
+from ..arguments import STATUS_PART_FAILED, check_path, check_writable, given_headers
 from ..client import BROWSER_ACCEPT_ENCODING
 from ..errors import ConfigurationError
 from ..loading import absolute
@@ -25,7 +25,6 @@ from .serving import FAST_WORKER, found_app, sides
 from .slow_clients import downloads, raise_open_files, slow_clients
 from .tables import Contender, Profile, Row, Table
 
-_STATUS_FAILED = 1
 # Beside slow clients a server may be stuck, so requests time out sooner.
 _GIVE_UP_BESIDE_SLOW_S = 5.0
 # By then the kernel's buffers are full, so that the result does not depend on how the crowd starts.
@@ -73,7 +72,7 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
             results, status = measure([table], profile, host=host, folder=report.parent)
     except LocustFailed as error:
         show(f"wsgifast bench: {error}", error=True)
-        return _STATUS_FAILED
+        return STATUS_PART_FAILED
     if status:
         return status
     if not bars and not options.worker_class and options.server in (None, "gunicorn", "uvicorn"):

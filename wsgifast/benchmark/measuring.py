@@ -9,15 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..arguments import STATUS_NOT_STARTED, write_file
+from ..arguments import STATUS_INTERRUPTED, STATUS_NOT_STARTED, write_file
 from ..terminal import output_width, progress_line, show
 from .processes import HOST, ServerFailed
 from .report import as_html, as_json, machine, now, results_text, rows_figures
 from .results import Result
 from .runner import run_rows
 from .tables import Profile, Table
-
-_STATUS_STOPPED = 130  # as a shell reports Ctrl-C
 
 
 def measure(
@@ -56,7 +54,7 @@ def measure(
             write_file(path, as_json(table.title, rows))
             show(f"\n{path}")
             parts.append((table, results))
-        if failed == _STATUS_STOPPED:
+        if failed == STATUS_INTERRUPTED:
             break
     if parts:
         path = folder / f"{page_name or tables[0].name}.html"
@@ -88,7 +86,7 @@ def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], 
                     del rows[0]
         except KeyboardInterrupt:
             show("Stopped; the servers have ended.", error=True)
-            return results, _STATUS_STOPPED
+            return results, STATUS_INTERRUPTED
         except (ServerFailed, RuntimeError, OSError, subprocess.SubprocessError) as error:
             show(f"error: {table.title}, {rows[0].title}: {error}", error=True)
             status = STATUS_NOT_STARTED

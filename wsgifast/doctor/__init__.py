@@ -17,6 +17,7 @@ from typing import Any
 
 from ..checks import Interface, check_app, interface_of
 from ..errors import ConfigurationError
+from ..http.head import header_value
 from ..loading import unwrapped
 from .catalogue import CATALOGUE, explain, known_ids
 from .endpoints import NAMED, from_paths
@@ -114,7 +115,7 @@ def examine(
             listed = ([Endpoint("/", "/", "the root")], [])
         search = Search(
             listed,
-            next((value for key, value in headers if key.lower() == "host"), "localhost"),
+            header_value(headers, "host") or "localhost",
             unsafe=unsafe,
             allow=all_endpoints if callable(all_endpoints) else lambda *_: bool(all_endpoints),
             follows=found is not None,

@@ -13,6 +13,8 @@ from typing import Any
 
 from ..arguments import (
     APP_HELP,
+    STATUS_PART_FAILED,
+    STATUS_USAGE,
     add_header_options,
     add_parser,
     check_writable,
@@ -33,7 +35,6 @@ from .model import SEVERITIES, Endpoint, Found, Report
 from .openapi import Fetch, from_openapi
 from .search import Allow
 
-_STATUS_CLEAN, _STATUS_FINDINGS, _STATUS_NOTHING_REACHED = 0, 1, 2
 # Paths in the suggested command: each takes about 15 seconds.
 _MOST_TO_MEASURE = 3
 # Options that do not go with --live.
@@ -100,7 +101,7 @@ def add_command(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.explain is not None:
         show(explain(options.explain))
-        return _STATUS_CLEAN
+        return 0
     known = _baseline(options)
     if options.html is not None:
         check_writable("--html", options.html)
@@ -229,9 +230,9 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
         write_file(options.html, as_html(report))
     if not report.observations and not report.findings:
         show(f"wsgifast: nothing was reached: {_way_in(report)}", error=True)
-        return _STATUS_NOTHING_REACHED
+        return STATUS_USAGE
     worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
-    return _STATUS_FINDINGS if report.of(*worse) else _STATUS_CLEAN
+    return STATUS_PART_FAILED if report.of(*worse) else 0
 
 
 def _way_in(report: Report) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..checks import Interface
-from ..http.head import parse_length
+from ..http.head import header_value, parse_length
 from ..shapes.rule import Chunks
 
 Severity = Literal["wrong", "slow", "info"]
@@ -120,7 +120,7 @@ class Recording:
 
     def header(self, name: str) -> str | None:
         """The first value of a header; None if it was not sent."""
-        return next((v for k, v in self.headers if k.lower() == name.lower()), None)
+        return header_value(self.headers, name.lower())
 
     def sent(self, data: bytes) -> None:
         """Note what has been sent of the body."""

@@ -20,6 +20,7 @@ from ..bodies.held_head import check_second_start
 from ..errors import BodyError
 from ..http.framing import chunk_size_line
 from ..loading import described
+from ..server.environ import header_key
 from ..sockets.sending import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
 from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
@@ -187,11 +188,10 @@ def _environ(endpoint: Endpoint) -> dict[str, Any]:
         environ["CONTENT_LENGTH"] = str(len(endpoint.body))
     given: dict[str, list[str]] = {}
     for name, value in endpoint.headers:
-        given.setdefault(name.upper().replace("-", "_"), []).append(value)
+        given.setdefault(header_key(name.upper()), []).append(value)
     for key, values in given.items():
         # As servers do; RFC 6265 has another separator for cookies.
-        text = ("; " if key == "COOKIE" else ",").join(values)
-        environ[key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"] = text
+        environ[key] = ("; " if key == "HTTP_COOKIE" else ",").join(values)
     return environ
 
 

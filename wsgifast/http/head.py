@@ -300,6 +300,14 @@ def declared_length(headers: Iterable[Any]) -> int | None:
     return length
 
 
+def header_value(headers: Iterable[tuple[str, str]], name: str) -> str | None:
+    """Return the first value of a header; None without one.
+
+    :param name: in lower case; those of the headers may be in any.
+    """
+    return next((value for key, value in headers if key.lower() == name), None)
+
+
 def parse_length(value: str) -> int | None:
     """Return the value of a Content-Length, in bytes; None if it is malformed.
 
