@@ -11,9 +11,8 @@ import pytest
 from wsgifast import WSGIFastError
 from wsgifast.metrics import CATALOGUE
 from wsgifast.top import view as module
-from wsgifast.top.reading import Client, parsed
-from wsgifast.top.text import lines
-from wsgifast.top.view import quantile, view
+from wsgifast.top.command import lines
+from wsgifast.top.view import Client, parsed, quantile, view
 
 BOUNDS = ("0.01", "0.1", "1.0", "+Inf")
 
