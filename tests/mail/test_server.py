@@ -122,7 +122,7 @@ def test_replies_to_pipelined_commands_leave_together() -> None:
         assert data.count(b"250 OK\r\n") == 51
 
 
-def test_many_held_replies_are_let_go_before_the_last() -> None:
+def test_many_waiting_replies_are_sent_before_the_last() -> None:
     with serving() as (port, _), Line(port) as line:
         line.say(b"EHLO x")
         line.send(b"MAIL FROM:<a@b.c>\r\n" + b"RCPT TO:<d@e.f>\r\n" * 5000 + b"QUIT\r\n")

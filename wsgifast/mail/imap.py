@@ -34,9 +34,9 @@ class IMAP4(imaplib.IMAP4):
     _message: bytes | None = None
     # Sent together with the next line that imaplib sends.
     _appendix: bytes | None = None
-    # The literal that imaplib is about to send; then held until imaplib sends the line end.
+    # The literal that imaplib is about to send; then it waits until imaplib sends the line end.
     _literal: bytes | None = None
-    _held: bytes | None = None
+    _waiting: bytes | None = None
 
     def open(self, *args: Any, **kwargs: Any) -> None:
         """Connect, as imaplib's open() does; a timeout of math.inf is none."""
@@ -50,10 +50,10 @@ class IMAP4(imaplib.IMAP4):
     def send(self, data: Any) -> None:
         """Send bytes, joined with the literal that they belong to."""
         if self._literal is not None and data is self._literal:
-            self._held, self._literal = self._literal, None
+            self._waiting, self._literal = self._literal, None
             return
-        if self._held is not None:
-            literal, self._held = self._held, None
+        if self._waiting is not None:
+            literal, self._waiting = self._waiting, None
             self._send_around(b"", literal, data)
         elif self._appendix is not None:
             literal, self._appendix = self._appendix, None
@@ -90,7 +90,7 @@ class IMAP4(imaplib.IMAP4):
             return super().append(mailbox, flags, date_time, b"")
         finally:
             self.literal = None
-            self._message = self._appendix = self._literal = self._held = None
+            self._message = self._appendix = self._literal = self._waiting = None
 
     def _command(self, name: str, *args: str | bytes | None) -> bytes:
         """Send a command; every method of imaplib's calls this.

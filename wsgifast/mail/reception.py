@@ -1,21 +1,38 @@
-"""Move a message's data from the transport, through its decoder, into memory or a file."""
+r"""Receive the data of DATA and BDAT: decode it, and keep it in memory or in a file.
+
+Theory of operation. Blocks are decoded as they come from the socket, not line by line. A CR LF is
+imagined before the first block, so that each line starts after one and the end of the data is
+always ``CR LF . CR LF``. The end of a block that may be the beginning of that sequence is carried
+over to the next block. So no CR LF and no dot at the start of a line is ever split, and both are
+found and replaced in whole blocks. The decoders do no I/O.
+
+Only CR LF ends a line (RFC 5321, 2.3.8). A bare LF or CR beside a dot, which some servers take for
+the end of the data (SMTP smuggling), is content here, or a reason to refuse the message.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import io
 import logging
 import os
+import re
 import tempfile
 from typing import IO, Any
 
-from .decoding import Decoder, Refusal
+from .wire import CRLF, END_OF_DATA, find_end_of_data, find_line_dot, replace_in_block
 
 logger = logging.getLogger("mail.log")  # aiosmtpd's own
 
 # Content is written to a file in blocks of this size: few calls in a thread, little in memory.
 _SPOOL_BLOCK_BYTES = 1 << 20
+# What another server may take for the end of the data, and the parts that a quick search looks for
+# first; CR LF . CR LF, which contains one of them, occurs in chunks only.
+_BARE_AROUND_DOT = re.compile(rb"[^\r]\n\.[\r\n]|\r\.[\r\n]|\r\n\.(?:\n|\r[^\n])")
+_PARTS_OF_IT = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
+_BEFORE_LAST_OCTET = 4  # octets of the longest match that may stand in an earlier block
 
 
 class Content:
@@ -23,7 +40,7 @@ class Content:
 
     It is closed after the message's delivery.
 
-    :param limit: octets; longer content goes to a file. None: any number is held in memory.
+    :param limit: octets; longer content goes to a file. None: any number stays in memory.
     :param folder: of the file; None: the system's temporary folder.
     """
 
@@ -144,3 +161,159 @@ class Reception:
 
     def _has_enough(self) -> bool:
         return self._decoder.rest is not None or self._content.is_to_spool()
+
+
+class Refusal(enum.Enum):
+    """The reply to a message that is refused; some with an enhanced code (RFC 3463)."""
+
+    LINE_TOO_LONG = "500 Line too long (see RFC5321 4.5.3.1.6)"
+    TOO_MUCH = "552 Error: Too much mail data"
+    NO_STORAGE = "452 4.3.1 Error: insufficient system storage"
+    SMUGGLING = "554 5.6.0 Error: bare CR or LF around a dot (see RFC5321 2.3.8)"
+
+
+class SmugglingCheck:
+    """Finds a dot on a line of its own with a line end before or after it that is not CR LF."""
+
+    def __init__(self) -> None:
+        self._before = CRLF  # the last octets so far; the start of a message starts a line
+
+    def finds(self, block: bytes) -> bool:
+        """Whether there is one in this block, or across its border with those before."""
+        seam = self._before + block[:_BEFORE_LAST_OCTET]
+        self._before = (self._before + block[-_BEFORE_LAST_OCTET:])[-_BEFORE_LAST_OCTET:]
+        return self._is_in(seam) or self._is_in(block)
+
+    @staticmethod
+    def _is_in(data: bytes) -> bool:
+        return (
+            b"." in data
+            and any(part in data for part in _PARTS_OF_IT)
+            and _BARE_AROUND_DOT.search(data) is not None
+        )
+
+
+class Decoder:
+    """Decodes a message's data, block by block.
+
+    :ivar refusal: why the message is refused: there is no more content, and the rest is only read.
+    :ivar rest: what followed the data; None until its end was found.
+    """
+
+    def __init__(self, smuggling_check: SmugglingCheck | None = None) -> None:
+        self.refusal: Refusal | None = None
+        self.rest: bytes | None = None
+        self._smuggling_check = smuggling_check
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the content in a block; not to be called once `rest` is set."""
+        raise NotImplementedError
+
+    def _is_smuggling(self, block: bytes) -> bool:
+        return self._smuggling_check is not None and self._smuggling_check.finds(block)
+
+
+class ChunkDecoder(Decoder):
+    """Decodes one chunk of BDAT, a number of octets (RFC 3030, 2).
+
+    :param smuggling_check: shared by all chunks of the message.
+    """
+
+    def __init__(self, size: int, smuggling_check: SmugglingCheck | None = None) -> None:
+        super().__init__(smuggling_check)
+        self._missing = size
+
+    def feed(self, data: bytes) -> bytes:
+        block = data[: self._missing]
+        self._missing -= len(block)
+        if not self._missing:
+            self.rest = data[len(block) :]
+        if self.refusal is None and self._is_smuggling(block):
+            self.refusal = Refusal.SMUGGLING
+        return block if self.refusal is None else b""
+
+
+class DataDecoder(Decoder):
+    """Decodes the data of DATA.
+
+    :param size_limit: the most octets of data, including added dots; None or 0: any number.
+    :param line_limit: the most octets in a line, including its CR LF (RFC 5321, 4.5.3.1.6).
+    :param smuggling_check: for this message alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        size_limit: int | None,
+        line_limit: int,
+        smuggling_check: SmugglingCheck | None = None,
+    ) -> None:
+        super().__init__(smuggling_check)
+        self._size_limit = size_limit
+        self._line_limit = line_limit
+        self._carried = CRLF
+        # The octets in the blocks before this one; the imagined CR LF is at offset -2.
+        self._offset = -len(CRLF)
+        # The octets from the last CR LF to this block.
+        self._since_line_end = 0
+
+    def feed(self, data: bytes) -> bytes:
+        if self._carried:
+            data = self._carried + data
+        dot = find_line_dot(data)
+        end = find_end_of_data(data, dot) if dot >= 0 else -1
+        if end >= 0:
+            self.rest = data[end + len(END_OF_DATA) :]
+            block = data[: end + len(CRLF)]
+            self._carried = b""
+        else:
+            undecided = _could_become_end(data)
+            block = data[: len(data) - undecided]
+            self._carried = data[len(data) - undecided :]
+        if self.refusal is None:
+            self.refusal = self._checked(block)
+        first = self._offset < 0
+        self._offset += len(block)
+        if self.refusal is not None:
+            return b""
+        if 0 <= dot < len(block):
+            block = replace_in_block(block, b"\r\n.", CRLF)
+        return block[len(CRLF) :] if first else block
+
+    def _checked(self, block: bytes) -> Refusal | None:
+        line_end, whole = self._last_line_end(block)
+        # Where the line after that line end starts in the data.
+        line_start = self._offset + line_end + len(CRLF)
+        if self._size_limit and line_start > self._size_limit:
+            return Refusal.TOO_MUCH
+        if not whole:
+            return Refusal.LINE_TOO_LONG
+        return Refusal.SMUGGLING if self._is_smuggling(block) else None
+
+    def _last_line_end(self, block: bytes) -> tuple[int, bool]:
+        """Return where the last CR LF begins (negative: in an earlier block), and True; or the one
+        before a line that is too long, and False.
+
+        From each line end it goes on to the last one within the limit: one short search for about
+        every thousand octets.
+        """
+        reach = self._line_limit + len(CRLF)
+        line_end = -self._since_line_end
+        while line_end + reach <= len(block):
+            found = block.rfind(CRLF, max(0, line_end + 1), line_end + reach)
+            if found < 0:
+                return line_end, False
+            line_end = found
+        found = block.rfind(CRLF, max(0, line_end + 1))
+        if found >= 0:
+            line_end = found
+        self._since_line_end = len(block) - line_end
+        return line_end, True
+
+
+def _could_become_end(data: bytes) -> int:
+    """Return how many octets at the end may be the beginning of END_OF_DATA."""
+    for size in range(len(END_OF_DATA) - 1, 0, -1):
+        if data.endswith(END_OF_DATA[:size]):
+            return size
+    return 0

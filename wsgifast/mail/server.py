@@ -1,16 +1,43 @@
-"""A fast SMTP server: aiosmtpd's controllers with :class:`SMTPServer`."""
+"""A fast SMTP server: aiosmtpd's, with a faster DATA, with BDAT, and with replies sent together.
+
+aiosmtpd reads the data line by line through a StreamReader whose limit is one line, so that the
+transport is paused and resumed for every 2 KiB. Here data_received() passes whole blocks, as large
+as the socket returns them, to a decoder. Commands, replies, limits, handlers, hooks and controllers
+are aiosmtpd's own.
+
+Theory of operation. aiosmtpd reads commands through its StreamReader. When data begins, the reader
+is emptied and ``_reception`` set; from then on data_received() feeds that. After the end of the
+data, the rest (pipelined commands) and all further input go to the reader again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import inspect
+import math
 import os
-from typing import Any
+import re
+import warnings
+from collections.abc import Iterator
+from typing import IO, Any
 
-from ..checks import LONGEST_S, checked_timeout, needs
+from ..checks import LONGEST_S, check_switches, checked_timeout, is_count, needs
 from ..errors import ConfigurationError
-from .session import Envelope, SMTPServer, check_options
+from .reception import (
+    ChunkDecoder,
+    Content,
+    DataDecoder,
+    Decoder,
+    Reception,
+    Refusal,
+    SmugglingCheck,
+)
 
 with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
     from aiosmtpd import controller as _controller
+    from aiosmtpd import smtp as _smtp
 
 __all__ = [
     "Controller",
@@ -20,6 +47,27 @@ __all__ = [
     "UnixSocketUnthreadedController",
     "UnthreadedController",
 ]
+
+# More octets than a reader ever holds, to empty it in one call.
+_WHOLE_BUFFER = 1 << 40
+
+# RFC 3030, 2. 64-bit sizes have at most twenty digits.
+_BDAT_ARGUMENT = re.compile(r"(?P<size>[0-9]{1,20})(?P<last> +LAST)?", re.ASCII | re.IGNORECASE)
+
+# Most addresses: in ASCII, dot-atom "@" domain in angle brackets (RFC 5321, 4.1.2), and parameters.
+# The email package's parser takes far longer.
+_PLAIN_ADDRESS = re.compile(
+    r"<(?P<address>[\w!#$%&'*+/=?^`{|}~-]+(?:\.[\w!#$%&'*+/=?^`{|}~-]+)*"
+    r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>(?: +(?P<rest>[A-Za-z0-9][!-~ ]*))?",
+    re.ASCII,
+)
+
+
+# aiosmtpd's options that are times, of its SMTP and its controllers.
+_TIMEOUTS = {"timeout", "proxy_protocol_timeout", "ready_timeout"}
+
+# Beyond this, waiting replies are sent at once: a client may pipeline any number of commands.
+_WAITING_REPLIES_BYTES = 16 * 1024
 
 
 class _FastFactory:
@@ -62,3 +110,316 @@ class UnixSocketController(_FastFactory, _controller.UnixSocketController):
 
 class UnixSocketUnthreadedController(_FastFactory, _controller.UnixSocketUnthreadedController):
     """The same in the caller's event loop, on a Unix socket."""
+
+
+class Envelope(_smtp.Envelope):
+    """aiosmtpd's Envelope, with the file that a long message was spooled to."""
+
+    content_file: IO[bytes] | None = None
+    """The content of a spooled message, at its start, open until handle_DATA returns; ``content``
+    and ``original_content`` are None then."""
+
+
+class SMTPServer(_smtp.SMTP):
+    """aiosmtpd.smtp.SMTP with fast data, and with the replies to MAIL and RCPT sent together.
+
+    All options of aiosmtpd's apply.
+
+    ``timeout`` is how long a client may be silent, also within a message; in aiosmtpd it is the
+    limit for a whole message. math.inf and None are no limit.
+
+    :param handler: as for aiosmtpd.
+    :param spool_bytes: content longer than this goes to a temporary file, and the handler finds it
+        in ``envelope.content_file``. None: all content stays in memory.
+    :param spool_dir: the folder of that file; None: the system's temporary folder.
+    :param refuse_smuggling: refuse (554) a message that has a dot on a line of its own with a bare
+        LF or CR before or after it. Otherwise such a dot is content, as in aiosmtpd; it never ends
+        the data.
+    :param pipelining: announce PIPELINING (RFC 2920), which aiosmtpd supports without saying so.
+    :param chunking: support CHUNKING, that is BDAT (RFC 3030).
+    :raises ConfigurationError: if an option has an invalid value.
+    """
+
+    # None only while no command runs.
+    session: _smtp.Session
+    envelope: Envelope
+    transport: asyncio.Transport
+    _handler_coroutine: asyncio.Task[None]
+
+    def __init__(
+        self,
+        handler: object,
+        *,
+        spool_bytes: int | None = None,
+        spool_dir: str | os.PathLike[str] | None = None,
+        refuse_smuggling: bool = False,
+        pipelining: bool = True,
+        chunking: bool = True,
+        **options: Any,
+    ) -> None:
+        check_options(
+            spool_bytes=spool_bytes,
+            refuse_smuggling=refuse_smuggling,
+            pipelining=pipelining,
+            chunking=chunking,
+            **options,
+        )
+        if "timeout" in options and checked_timeout(options["timeout"]) is None:
+            options["timeout"] = math.inf  # which asyncio's timers take
+        super().__init__(handler, **options)
+        self._spool_bytes = spool_bytes
+        self._spool_dir = spool_dir
+        self._refuse_smuggling = refuse_smuggling
+        self._pipelining = pipelining
+        self._chunking = chunking
+        if not chunking:
+            del self._smtp_methods["BDAT"]
+        # Whether a reply waits for the next one, and those that wait.
+        self._is_reply_to_wait = False
+        self._waiting_replies = bytearray()
+        self._reception: Reception | None = None
+        # The content of this transaction's BDAT commands so far.
+        self._chunks: Content | None = None
+        self._chunks_check: SmugglingCheck | None = None
+        if self._ehlo_hook_ver is None:
+            self._ehlo_hook_ver = "new"  # _call_handler_hook adds extensions
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the transport."""
+        if self._reception is None:
+            super().data_received(data)
+            return
+        # aiosmtpd's timeout is for the whole message, which is too short on a slow link. That of
+        # Postfix and Exim is for the next octets too.
+        self._reset_timeout()
+        self._reception.feed(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._drop_chunks()
+        super().connection_lost(error)
+
+    @functools.wraps(_smtp.SMTP.smtp_MAIL)
+    async def smtp_MAIL(self, arg: str | None) -> None:
+        with self._replies_joined():
+            await super().smtp_MAIL(arg)
+
+    @functools.wraps(_smtp.SMTP.smtp_RCPT)
+    async def smtp_RCPT(self, arg: str | None) -> None:
+        with self._replies_joined():
+            await super().smtp_RCPT(arg)
+
+    async def push(self, status: str | bytes) -> None:
+        """Send a reply; one to MAIL or RCPT with the next reply, or in the loop's next iteration.
+
+        Pipelined commands are buffered in the reader and handled in one iteration of the loop: so
+        their replies are sent together (RFC 2920, 3.2), and the reply to a single command is not
+        delayed.
+        """
+        if not self._is_reply_to_wait:
+            self._release_replies()
+            await super().push(status)  # type: ignore[type-var]
+            return
+        if isinstance(status, str):
+            status = status.encode("utf-8" if self.enable_SMTPUTF8 else "ascii")
+        _smtp.log.debug("%r << %r", self.session.peer, status)
+        if not self._waiting_replies:
+            self.loop.call_soon(self._release_replies)
+        self._waiting_replies += status + b"\r\n"
+        if len(self._waiting_replies) > _WAITING_REPLIES_BYTES:
+            self._release_replies()
+        await self._writer.drain()
+
+    @_smtp.syntax("DATA")
+    async def smtp_DATA(self, arg: str | None) -> None:
+        if await self.check_helo_needed() or await self.check_auth_needed("DATA"):
+            return
+        if not self.envelope.rcpt_tos:
+            await self.push("503 Error: need RCPT command")
+            return
+        if arg:
+            await self.push("501 Syntax: DATA")
+            return
+        if self._chunks is not None:  # RFC 3030, 2: they cannot be mixed
+            await self.push("503 Error: DATA after BDAT")
+            return
+        await self.push("354 End data with <CR><LF>.<CR><LF>")
+        decoder = DataDecoder(
+            size_limit=self.data_size_limit,
+            line_limit=self.line_length_limit,
+            smuggling_check=self._new_smuggling_check(),
+        )
+        with self._new_content() as content:
+            await self._receive(decoder, content)
+            if decoder.refusal is not None:
+                await self.push(decoder.refusal.value)
+                self._set_post_data_state()
+            else:
+                await self._deliver(content)
+
+    @_smtp.syntax("BDAT <size> [LAST]")
+    async def smtp_BDAT(self, arg: str | None) -> None:
+        syntax = _BDAT_ARGUMENT.fullmatch(arg or "")
+        if syntax is None:
+            # The size of the data is not known, and it must not be read as commands.
+            await self.push("501 Syntax: BDAT <size> [LAST]")
+            self.transport.close()
+            self._handler_coroutine.cancel()
+            await asyncio.sleep(0)  # raises CancelledError: no further line is read
+            return
+        size, last = int(syntax["size"]), syntax["last"] is not None
+        if self._chunks is None:
+            self._chunks = self._new_content()
+            self._chunks_check = self._new_smuggling_check()
+        content = self._chunks
+        decoder = ChunkDecoder(size, self._chunks_check)
+        # Recipients are there after HELO, authentication and MAIL only.
+        if not self.envelope.rcpt_tos or (
+            self.data_size_limit and content.size + size > self.data_size_limit
+        ):
+            decoder.refusal = Refusal.TOO_MUCH  # its octets are read and dropped
+        try:
+            if size:
+                await self._receive(decoder, content)
+            if await self.check_helo_needed() or await self.check_auth_needed("BDAT"):
+                last = True
+            elif not self.envelope.rcpt_tos:
+                last = True
+                await self.push("503 Error: need RCPT command")
+            elif decoder.refusal is not None:
+                await self.push(decoder.refusal.value)
+                self._set_post_data_state()
+            elif last:
+                await self._deliver(content)
+            else:
+                await self.push(f"250 {size} octets received")
+        finally:
+            if last:
+                self._drop_chunks()
+
+    def _release_replies(self) -> None:
+        if self._waiting_replies:
+            self._writer.write(bytes(self._waiting_replies))
+            self._waiting_replies.clear()
+
+    @contextlib.contextmanager
+    def _replies_joined(self) -> Iterator[None]:
+        self._is_reply_to_wait = True
+        try:
+            yield
+        finally:
+            self._is_reply_to_wait = False
+
+    def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
+        plain = _PLAIN_ADDRESS.fullmatch(arg)
+        if plain is None or self.local_part_limit:
+            return super()._getaddr(arg)
+        return plain["address"], plain["rest"] or ""
+
+    async def _receive(self, decoder: Decoder, content: Content) -> None:
+        """Read data up to the end that the decoder finds, and add it to the content."""
+        try:
+            # Returns as soon as there is input, and empties the reader.
+            received = await self._reader.read(_WHOLE_BUFFER)
+            self._reception = Reception(decoder, content, self.transport, self.session.peer)
+            self._reception.feed(received)
+            await self._reception.to_the_end()
+        except asyncio.CancelledError:
+            _smtp.log.info("Connection lost during DATA")
+            self._writer.close()
+            raise
+        finally:
+            self._reception = None
+        if decoder.rest:
+            super().data_received(decoder.rest)
+
+    async def _deliver(self, content: Content) -> None:
+        """Call the handler with the message, and send its reply."""
+        if content.file is not None:
+            content.file.seek(0)
+            self.envelope.content_file = content.file
+        else:
+            original = content.joined()
+            self.envelope.original_content = self.envelope.content = original
+            if self._decode_data:
+                try:
+                    self.envelope.content = (
+                        original.decode("utf-8", "surrogateescape")
+                        if self.enable_SMTPUTF8
+                        else original.decode("ascii")
+                    )
+                except UnicodeDecodeError:
+                    await self.push("500 Error: strict ASCII mode")
+                    return
+        status = await self._call_handler_hook("DATA")
+        if "DATA" not in self._handle_hooks and hasattr(self.event_handler, "process_message"):
+            status = await self._process_message()
+        self._set_post_data_state()
+        await self.push("250 OK" if status is _smtp.MISSING else status)
+
+    async def _process_message(self) -> Any:
+        """As aiosmtpd for a handler without handle_DATA."""
+        warnings.warn(
+            "Use handler.handle_DATA() instead of .process_message()",
+            DeprecationWarning,
+            stacklevel=1,
+        )
+        envelope = self.envelope
+        status = self.event_handler.process_message(
+            self.session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content
+        )
+        if inspect.isawaitable(status):
+            status = await status
+        return _smtp.MISSING if status is None else status
+
+    async def _call_handler_hook(self, command: str, *args: Any) -> Any:
+        if command != "EHLO" or self._ehlo_hook_ver != "new":
+            return await super()._call_handler_hook(command, *args)
+        hostname, responses = args
+        responses[-1:-1] = self._offered()  # before the last line, which has no hyphen
+        if "EHLO" in self._handle_hooks:
+            return await super()._call_handler_hook(command, hostname, responses)
+        self.session.host_name = hostname
+        return responses
+
+    def _offered(self) -> list[str]:
+        offered = ["250-PIPELINING"] if self._pipelining else []
+        # With require_starttls, aiosmtpd refuses BDAT without reading its data.
+        if self._chunking and not (self.require_starttls and not self._tls_protocol):
+            offered.append("250-CHUNKING")
+        return offered
+
+    def _create_envelope(self) -> Envelope:
+        return Envelope()
+
+    def _set_post_data_state(self) -> None:
+        self._drop_chunks()
+        super()._set_post_data_state()  # type: ignore[no-untyped-call]
+
+    def _drop_chunks(self) -> None:
+        if self._chunks is not None:
+            self._chunks.close()
+            self._chunks = None
+
+    def _new_content(self) -> Content:
+        return Content(self._spool_bytes, self._spool_dir)
+
+    def _new_smuggling_check(self) -> SmugglingCheck | None:
+        return SmugglingCheck() if self._refuse_smuggling else None
+
+
+def check_options(
+    *,
+    spool_bytes: object = None,
+    refuse_smuggling: object = False,
+    pipelining: object = True,
+    chunking: object = True,
+    **options: object,
+) -> None:
+    """:raises ConfigurationError: if an option of SMTPServer has an invalid value."""
+    check_switches(refuse_smuggling=refuse_smuggling, pipelining=pipelining, chunking=chunking)
+    for name in _TIMEOUTS & options.keys():
+        checked_timeout(options[name], name)
+    if spool_bytes is not None and not is_count(spool_bytes):
+        raise ConfigurationError(f"spool_bytes is {spool_bytes!r}; it must be None, 0 or more")
+    if spool_bytes is not None and options.get("decode_data"):
+        raise ConfigurationError("spool_bytes needs binary content: leave out decode_data")

@@ -11,15 +11,23 @@ They use what the server offers:
 
 from __future__ import annotations
 
+import email.message
 import inspect
+import os
 import smtplib
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, TypeAlias
 
 from ..checks import checked_timeout
-from ..sockets import FileTruncated, owned_socket, send_file_segment, set_nodelay
-from .message import Body, gathered
-from .wire import CRLF, Quoter, needs_quoting, quote_dots
+from ..sockets import (
+    FileSegment,
+    FileTruncated,
+    file_segment,
+    owned_socket,
+    send_file_segment,
+    set_nodelay,
+)
+from .wire import CRLF, Quoter, needs_quoting, quote_dots, with_crlf
 
 # What smtplib has for the timeout of socket.setdefaulttimeout().
 _DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
@@ -35,6 +43,11 @@ _PIPELINED_CHUNKS = 8
 # if it accepts none, that costs less than the round trip would have. It is also joined with what is
 # before and after it.
 _SMALL_MESSAGE_BYTES = 64 * 1024
+Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes | str]"
+"""What :meth:`SMTP.sendmail` takes: see there."""
+
+# The size of reads from a file, and of the blocks that are joined from an iterable.
+_BLOCK_BYTES = 256 * 1024
 
 
 class SMTP(smtplib.SMTP):
@@ -98,7 +111,7 @@ class SMTP(smtplib.SMTP):
         An error from reading the file or iterable is raised, and the message is not delivered.
         """
         self.ehlo_or_helo_if_needed()
-        body = Body(msg, wire_ready=wire_ready)
+        body = _Body(msg, wire_ready=wire_ready)
         recipients = [to_addrs] if isinstance(to_addrs, str) else list(to_addrs)
         commands = [self._mail_command(from_addr, body, mail_options)]
         commands += [self._rcpt_command(recipient, rcpt_options) for recipient in recipients]
@@ -153,13 +166,13 @@ class SMTP(smtplib.SMTP):
         :param msg: as for :meth:`sendmail`.
         :raises smtplib.SMTPDataError: if the server does not answer DATA with 354.
         """
-        body = Body(msg)
+        body = _Body(msg)
         code, response = self.docmd("data")
         if code != 354:
             raise smtplib.SMTPDataError(code, response)
         return self._send_data(body)
 
-    def _mail_command(self, sender: str, body: Body, mail_options: Sequence[str]) -> bytes:
+    def _mail_command(self, sender: str, body: _Body, mail_options: Sequence[str]) -> bytes:
         options: list[str] = []
         if self.does_esmtp:
             if self.has_extn("size") and body.size is not None:
@@ -191,7 +204,7 @@ class SMTP(smtplib.SMTP):
         except smtplib.SMTPServerDisconnected:
             pass  # the next command raises it; now the refusal is to be raised
 
-    def _send_data(self, body: Body) -> Reply:
+    def _send_data(self, body: _Body) -> Reply:
         """Send a message after a 354, and its end; return the reply."""
         try:
             if body.size is not None and body.wire_ready:
@@ -204,7 +217,7 @@ class SMTP(smtplib.SMTP):
                 end = body.missing_line_end()
             else:
                 quoter = Quoter(quoting=not body.wire_ready)
-                for block in gathered(map(quoter.feed, body.blocks())):
+                for block in _gathered(map(quoter.feed, body.blocks())):
                     self.send(block)
                 end = quoter.finish()
         except BaseException:
@@ -214,7 +227,7 @@ class SMTP(smtplib.SMTP):
         self.send(end + b"." + CRLF)
         return self.getreply()
 
-    def _send_chunks(self, body: Body, window: int) -> Reply:
+    def _send_chunks(self, body: _Body, window: int) -> Reply:
         """Send a message by BDAT; return the reply to the last chunk, or the first negative one."""
         if body.size is None:
             return self._send_unmeasured_chunks(body, window)
@@ -229,9 +242,9 @@ class SMTP(smtplib.SMTP):
             raise
         return self.getreply()
 
-    def _send_unmeasured_chunks(self, body: Body, window: int) -> Reply:
+    def _send_unmeasured_chunks(self, body: _Body, window: int) -> Reply:
         quoter = Quoter(quoting=False)
-        blocks = gathered(map(quoter.feed, body.blocks()))
+        blocks = _gathered(map(quoter.feed, body.blocks()))
         awaited = 0
         last = False
         while not last:
@@ -268,7 +281,7 @@ class SMTP(smtplib.SMTP):
         except smtplib.SMTPServerDisconnected:
             pass  # nothing is delivered without the last chunk
 
-    def _send_whole(self, body: Body) -> None:
+    def _send_whole(self, body: _Body) -> None:
         """Send a message of known size as it is; after an error the caller has to close()."""
         if body.data is not None:
             self.send(body.data)
@@ -338,3 +351,74 @@ class _Dialogue:
             self._client.getreply()
         else:
             self._client.close()
+
+
+class _Body:
+    """A message to send: in memory, in a file for sendfile, or in blocks."""
+
+    def __init__(self, message: Message, *, wire_ready: bool = False) -> None:
+        self.wire_ready = wire_ready
+        self.data: bytes | None = None
+        self.segment: FileSegment | None = None
+        self._source: Any = None
+        if isinstance(message, str):
+            self.data = with_crlf(message.encode("ascii"))
+        elif isinstance(message, (bytes, bytearray, memoryview)):
+            self.data = bytes(message)
+        elif isinstance(message, email.message.Message):  # an iterable of its headers' names
+            raise TypeError("sendmail takes a message's bytes: use send_message for the object")
+        elif hasattr(message, "read") or isinstance(message, Iterable):
+            self.segment = file_segment(message)
+            self._source = message
+        else:
+            raise TypeError(
+                f"a message is a str, bytes, a binary file or an iterable of bytes or str, not "
+                f"{type(message).__name__}"
+            )
+
+    @property
+    def size(self) -> int | None:
+        """The octets in the message, as for SIZE (RFC 1870, 3); None if not known."""
+        if self.data is not None:
+            return len(self.data)
+        return None if self.segment is None else self.segment.size
+
+    def as_last_chunk(self) -> bytes:
+        """Return the command and data of the message as a single chunk."""
+        data = (self.data or b"") + self.missing_line_end()
+        return b"BDAT %d LAST\r\n" % len(data) + data
+
+    def missing_line_end(self) -> bytes:
+        """Return the line end that a message of known size lacks, if any."""
+        if self.segment is not None:
+            fd, offset, size = self.segment
+            last = os.pread(fd, min(size, len(CRLF)), offset + max(0, size - len(CRLF)))
+        else:
+            last = self.data or b""
+        return b"" if last.endswith(CRLF) else CRLF
+
+    def blocks(self) -> Iterator[bytes | str]:
+        """Yield the message in blocks: one is quoted while the server handles the one before."""
+        if self.data is not None:
+            for start in range(0, len(self.data), _BLOCK_BYTES):
+                yield self.data[start : start + _BLOCK_BYTES]
+            return
+        if not hasattr(self._source, "read"):
+            yield from self._source
+            return
+        while block := self._source.read(_BLOCK_BYTES):
+            yield block
+
+
+def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small blocks: each costs a send, and as a chunk of BDAT a reply."""
+    small: list[bytes] = []
+    size = 0
+    for block in blocks:
+        small.append(block)
+        size += len(block)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(small)
+            small, size = [], 0
+    if size:
+        yield b"".join(small)

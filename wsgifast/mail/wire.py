@@ -84,7 +84,7 @@ class Quoter:
 
     def __init__(self, *, quoting: bool = True) -> None:
         self._quoting = quoting
-        self._held_cr = False
+        self._waiting_cr = False
         self._last = b"\n"  # the start of the data is the start of a line
 
     def feed(self, block: bytes | str) -> bytes:
@@ -107,12 +107,12 @@ class Quoter:
 
     def finish(self) -> bytes:
         """Return the line end that the data lacks, if any."""
-        return b"" if self._last == CRLF and not self._held_cr else CRLF
+        return b"" if self._last == CRLF and not self._waiting_cr else CRLF
 
     def _text(self, text: str) -> bytes:
         block = text.encode("ascii")
-        if self._held_cr:
+        if self._waiting_cr:
             block = b"\r" + block
         # Whether a CR at the end is bare depends on the next block.
-        self._held_cr = block.endswith(b"\r")
-        return with_crlf(block[:-1] if self._held_cr else block)
+        self._waiting_cr = block.endswith(b"\r")
+        return with_crlf(block[:-1] if self._waiting_cr else block)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wsgifast.mail.decoding import ChunkDecoder, DataDecoder, Decoder, Refusal, SmugglingCheck
+from wsgifast.mail.reception import ChunkDecoder, DataDecoder, Decoder, Refusal, SmugglingCheck
 
 END = b".\r\n"
 LINE_LIMIT = 20  # octets, the CR LF included; the real one is 1001
