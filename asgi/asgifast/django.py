@@ -21,6 +21,8 @@ from wsgifast.bodies.files import FileSlice, segment_of
 from wsgifast.bodies.segments import Segment, SegmentedBody
 from wsgifast.bodies.wrappers import held_in, iterated, known_file
 from wsgifast.checks import needs
+from wsgifast.compression.policy import Compression
+from wsgifast.django.compressing import compression
 from wsgifast.django.responses import PlannedResponse
 from wsgifast.file_answers import plan_file_body
 from wsgifast.files import ByteRange
@@ -53,6 +55,7 @@ def get_asgi_application(
     conditional: bool = True,
     metrics: str | Recorder | None = None,
     traces: bool = False,
+    compress: bool | Compression | None = None,
 ) -> ASGIFast:
     """Take the place of django.core.asgi's.
 
@@ -61,10 +64,13 @@ def get_asgi_application(
     :param conditional: answer the preconditions for it.
     :param metrics: see :class:`asgifast.ASGIFast`.
     :param traces: the same.
+    :param compress: the same; by default the setting WSGIFAST_COMPRESS.
     """
     django.setup(set_prefix=False)
     handler = _Handler(ranges, conditional)
-    return ASGIFast(handler, coalesce=coalesce, metrics=metrics, traces=traces)
+    if compress is None:
+        compress = compression() or False
+    return ASGIFast(handler, coalesce=coalesce, metrics=metrics, traces=traces, compress=compress)
 
 
 class _Channel(Delivery):

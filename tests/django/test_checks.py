@@ -18,6 +18,7 @@ from wsgifast.django import StaticFilesMiddleware
 OURS = "wsgifast.django.StaticFilesMiddleware"
 WHITENOISE = "whitenoise.middleware.WhiteNoiseMiddleware"
 SECURITY = "django.middleware.security.SecurityMiddleware"
+GZIP = "django.middleware.gzip.GZipMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 
 
@@ -69,6 +70,13 @@ def test_nothing_is_said_of_the_project() -> None:
         ({"WSGIFAST_STATIC": {"prefix": 3}}, ["wsgifast.E001"]),
         ({"WSGIFAST_STATIC": {"codings": ["lzma"]}}, ["wsgifast.E001"]),
         ({"WSGIFAST_STATIC": {"keep_only_hashed": "no"}}, ["wsgifast.E001"]),
+        ({"WSGIFAST_COMPRESS": True}, []),
+        ({"WSGIFAST_COMPRESS": {"codings": ["gzip"], "min_bytes": 500}}, []),
+        ({"WSGIFAST_COMPRESS": "gzip"}, ["wsgifast.E001"]),
+        ({"WSGIFAST_COMPRESS": {"nonsense": 1}}, ["wsgifast.E001"]),
+        ({"WSGIFAST_COMPRESS": {"levels": {"gzip": 12}}}, ["wsgifast.E001"]),
+        ({"MIDDLEWARE": [SECURITY, OURS, GZIP]}, []),
+        ({"MIDDLEWARE": [SECURITY, OURS, GZIP], "WSGIFAST_COMPRESS": True}, ["wsgifast.W009"]),
     ],
 )
 def test_what_is_said(changed: dict[str, Any], expected: list[str]) -> None:
@@ -78,6 +86,7 @@ def test_what_is_said(changed: dict[str, Any], expected: list[str]) -> None:
 # Values that no option has; several have one of these types, such as 5 for max_age.
 WRONG: dict[str, list[Any]] = {
     "add_headers": ["no", 5, []],
+    "compress": ["gzip", 5, None],
     "allow_all_origins": ["yes", 1, None],
     "cache_bytes": ["1M", -1, 1.5, None, True],
     "charset": [5, "utf 8", b"utf-8", True],

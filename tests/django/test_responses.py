@@ -23,7 +23,10 @@ from django.test import override_settings
 from django.urls import path as url
 
 from tests.asgi.support import call, scope_of
+from tests.support.coded import decoded
+from tests.support.files import write_settled
 from tests.support.wsgi import Server, new_environ
+from wsgifast import compress_response
 from wsgifast.django import get_asgi_application, get_wsgi_application
 
 CONTENT = os.urandom(700_000)
@@ -374,3 +377,37 @@ def test_a_database_connection_is_used_where_it_was_opened(ask: Ask) -> None:
         return StreamingHttpResponse(rows())
 
     assert ask(view)[2].split() == [b"%d" % number for number in range(50)]
+
+
+@pytest.mark.parametrize("ask", [ask_wsgi, ask_asgi])
+def test_setting_compresses_pages_streams_and_files(ask: Ask, tmp_path: Path) -> None:
+    text = b"All work and no play makes Jack a dull boy.\n" * 500
+    path = write_settled(tmp_path / "text.txt", text)
+
+    def page(request: Any) -> HttpResponse:
+        return HttpResponse(text)
+
+    def secret(request: Any) -> HttpResponse:
+        compress_response(request, False)
+        return HttpResponse(text)
+
+    def stream(request: Any) -> StreamingHttpResponse:
+        return StreamingHttpResponse(iter([text, text]))
+
+    def file(request: Any) -> FileResponse:
+        return FileResponse(path.open("rb"), content_type="text/plain")
+
+    for view, expected in ((page, text), (stream, text * 2), (file, text)):
+        plain = ask(view, accept_encoding="gzip", middleware=[])
+        assert "content-encoding" not in plain[1]
+        with override_settings(WSGIFAST_COMPRESS={"codings": ["br", "gzip"]}):
+            status, headers, body = ask(view, accept_encoding="zstd, gzip, br", middleware=[])
+            assert status == 200
+            assert headers["content-encoding"] == "br", view
+            assert headers["vary"] == "Accept-Encoding"
+            assert decoded("br", body) == expected
+    with override_settings(WSGIFAST_COMPRESS=True):
+        assert "content-encoding" not in ask(secret, accept_encoding="gzip", middleware=[])[1]
+        tag = ask(file, accept_encoding="gzip", middleware=[])[1]["etag"]
+        assert not tag.startswith("W/")
+        assert ask(file, accept_encoding="gzip", if_none_match=tag, middleware=[])[0] == 304

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..checks import check_switches, is_count, shown
 from ..errors import ConfigurationError
@@ -154,17 +154,21 @@ class Wish:
         self.compress: bool | None = None
 
 
-def compress_response(request: Mapping[str, Any], compress: bool) -> None:
+def compress_response(request: object, compress: bool) -> None:
     """Decide whether the response to a request is compressed; for views and middleware.
 
     Without compression around the app it has no effect. A client that accepts no coding gets the
     response as it is.
 
-    :param request: the WSGI environ (``request.environ`` in Flask, ``request.META`` in Django), or
-        the ASGI scope (``request.scope``).
+    :param request: Flask's, Django's, Starlette's or FastAPI's, a WSGI environ, or an ASGI scope.
     :param compress: False to leave the response as it is, such as a page with a secret beside what
         a client has sent; True to compress it whatever its Content-Type and size.
     """
+    if not isinstance(request, Mapping):
+        # Django's has META on both sides, and under ASGI the scope, too.
+        names = ("scope", "environ", "META")
+        found = (getattr(request, name, None) for name in names)
+        request = next((each for each in found if isinstance(each, Mapping)), {})
     wish = request.get(WISH)
     if isinstance(wish, Wish):
         wish.compress = compress

@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 from ..compression.codings import checked_codings
 from ..errors import ConfigurationError
 from ..files.compress import skipped_extensions
+from .compressing import compression
 from .middleware import StaticFilesMiddleware
 from .settings import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options
 from .sites import static_sites
@@ -23,6 +24,10 @@ from .sites import static_sites
 _THEIRS = (
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
+)
+_COMPRESSING = (
+    "django.middleware.gzip.GZipMiddleware",
+    "django_http_compression.middleware.HttpCompressionMiddleware",
 )
 _SECURITY = "django.middleware.security.SecurityMiddleware"
 
@@ -61,6 +66,15 @@ def _messages() -> Iterator[CheckMessage]:
         yield Error(str(error), hint=_read_settings(), id="wsgifast.E001")
         return
     yield from _of_middleware(list(settings.MIDDLEWARE))
+    if compression() is not None:
+        for name in _COMPRESSING:
+            if name in settings.MIDDLEWARE:
+                yield Warning(
+                    f"{name} is in MIDDLEWARE together with WSGIFAST_COMPRESS, which leaves alone "
+                    "what it has compressed.",
+                    hint="Remove it, or WSGIFAST_COMPRESS.",
+                    id="wsgifast.W009",
+                )
     if options["finders"] and options["index"] is not None:
         yield Warning(
             f"index={options['index']!r} has no effect on files that Django's finders find, but on "
@@ -157,6 +171,8 @@ def _read_settings() -> str:
     """Return the hint with the settings that options are read from."""
     names = [f"{start}{rest}" for start in PREFIXES for rest in OPTIONS]
     found = [
-        name for name in ("WSGIFAST_STATIC", *names, "WSGIFAST_MEDIA") if hasattr(settings, name)
+        name
+        for name in ("WSGIFAST_STATIC", *names, "WSGIFAST_MEDIA", "WSGIFAST_COMPRESS")
+        if hasattr(settings, name)
     ]
     return f"Options are read from {', '.join(found)}." if found else "It is one of Django's own."

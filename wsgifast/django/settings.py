@@ -5,6 +5,8 @@ lacks are read from ``WHITENOISE_...``, then from ``SERVESTATIC_...``.
 
 ``WSGIFAST_MEDIA`` has ``accel_redirect`` or ``x_sendfile``, as for :class:`wsgifast.WSGIFast`, for
 the files of serve_media.
+
+For ``WSGIFAST_COMPRESS`` see :func:`wsgifast.django.compressing.compression`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from ..checks import check_switches
 from ..errors import ConfigurationError
 from ..files.site import StaticFilesBase
 from ..front_server import FrontServer, front_server_of
+from .compressing import compression
 
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
 # The option for each setting, without its prefix.
@@ -81,6 +84,7 @@ def static_options() -> dict[str, Any]:
                 options[option] = getattr(settings, start + rest)
     options.update(_own("WSGIFAST_STATIC", SITE_OPTIONS | DJANGO_OPTIONS))
     check_switches(finders=options["finders"], keep_only_hashed=options["keep_only_hashed"])
+    options.setdefault("compress", compression() or False)
     if options["manifest_strict"] is not None:
         check_switches(manifest_strict=options["manifest_strict"])
     _check_folder("STATIC_ROOT", settings.STATIC_ROOT)

@@ -7,6 +7,7 @@ from typing import Any
 from django.core import wsgi
 
 from ..middleware import WSGIFast
+from .compressing import compression
 
 
 def get_wsgi_application(**options: Any) -> WSGIFast:
@@ -15,6 +16,10 @@ def get_wsgi_application(**options: Any) -> WSGIFast:
     A FileResponse is sent by the server's sendfile and supports Range and preconditions, whatever
     headers middleware adds; a body in memory is sent as a whole.
 
-    :param options: those of :class:`wsgifast.WSGIFast`.
+    :param options: those of :class:`wsgifast.WSGIFast`; `compress` is by default the setting
+        WSGIFAST_COMPRESS.
+    :raises ConfigurationError: if an option or that setting is invalid.
     """
-    return WSGIFast(wsgi.get_wsgi_application(), **options)
+    application = wsgi.get_wsgi_application()
+    options.setdefault("compress", compression() or False)
+    return WSGIFast(application, **options)
