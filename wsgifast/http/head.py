@@ -41,6 +41,8 @@ _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
 _NAME = re.compile(TOKEN)
 # RFC 9110 5.5: visible characters, SP, HTAB, and the part of Latin-1 beyond ASCII.
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
+# What ends a header's line for some client or proxy, or its text for a server in C.
+_LINE_END = re.compile(r"[\r\n\0]")
 # Digits of a Content-Length: more than any disk needs.
 _MAX_LENGTH_DIGITS = 18
 
@@ -48,12 +50,13 @@ _MAX_LENGTH_DIGITS = 18
 _NOT_INTERIM = HOP_BY_HOP | {"content-length"}
 _NOT_IN_TRAILERS = HOP_BY_HOP | NO_TRAILERS
 
-# Caches of checked statuses, with their codes, of an app's values of Content-Length, and of checked
-# header names, as sent and in lower case; hop-by-hop names are not among them. Apps use a few of
-# each.
+# Caches of checked statuses, with their codes, of an app's values of Content-Length, of checked
+# header names, as sent and in lower case, hop-by-hop names not among them, and of names that were
+# checked for line ends alone. Apps use a few of each.
 _codes: dict[str, int] = {}
 _lengths: dict[str, int] = {}
 _names: dict[str, tuple[str, str]] = {}
+_one_line_names: set[str] = set()
 _MAX_CACHED = 500
 # Of a str subclass, such as an enum's member, the characters are checked and sent; its format() may
 # return anything.
@@ -238,7 +241,7 @@ def check_field(name: Any, value: Any) -> tuple[str, str]:
     :raises BodyError: if it cannot be sent.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise BodyError(f"a header's name is {name!r}; give a str of letters, digits and hyphens")
+        raise _bad_name(name)
     if not isinstance(value, str):
         raise _bad_value_type(name, value)
     if not _VALUE.fullmatch(value):
@@ -277,14 +280,25 @@ def _text(value: Any) -> Any:
 
 
 def declared_length(headers: Iterable[Any]) -> int | None:
-    """Return the Content-Length of unchecked headers; None without one.
+    """Return the Content-Length of headers that a server will check; None without one.
 
-    :raises BodyError: if it is not a number, if there are two that differ, or if the headers are
-        not pairs of str.
+    Servers differ in what they refuse: wsgiref, Werkzeug and cheroot send a value as it is. So
+    what would end a line, or a C string, is refused here (RFC 9110 5.5), and nothing else is.
+
+    :raises BodyError: if it is not a number, if there are two that differ, if a header has a CR, LF
+        or NUL in it, or if the headers are not pairs of str.
     """
     length: int | None = None
     try:
         for name, value in headers:
+            if (
+                type(value) is not str
+                or "\n" in value
+                or "\r" in value
+                or "\0" in value
+                or name not in _one_line_names
+            ):
+                _check_one_line(name, value)
             # The cheaper comparison first: it usually decides.
             if len(name) == 14 and name.lower() == "content-length":
                 known = _lengths.get(value) if type(value) is str else None
@@ -319,9 +333,24 @@ def parse_length(value: str) -> int | None:
     return None
 
 
+def _check_one_line(name: Any, value: Any) -> None:
+    if _ends_line(name):
+        raise _bad_name(name)
+    if _ends_line(value):
+        raise _bad_value(name)
+    if type(name) is str and len(_one_line_names) < _MAX_CACHED:
+        _one_line_names.add(name)
+
+
+def _ends_line(part: Any) -> bool:
+    # Some servers take bytes, too. What is neither is left to the server.
+    text = part.decode("latin-1") if isinstance(part, bytes) else part
+    return isinstance(text, str) and _LINE_END.search(text) is not None
+
+
 def _agreed(length: int | None, value: object) -> int:
     """Return the value of a Content-Length, which must not differ from an earlier one."""
-    size = parse_length(value) if isinstance(value, str) else None
+    size = parse_length(_strip(value, " \t")) if isinstance(value, str) else None
     if size is None or length not in (None, size):
         before = "" if length is None else f"{length} and to "
         raise BodyError(
@@ -339,6 +368,10 @@ def _no_pairs(headers: object) -> BodyError:
 
 def _bad_value_type(name: object, value: object) -> BodyError:
     return BodyError(f"the header {name} has a value of type {type(value).__name__}; give a str")
+
+
+def _bad_name(name: object) -> BodyError:
+    return BodyError(f"a header's name is {name!r}; give a str of letters, digits and hyphens")
 
 
 def _bad_value(name: str) -> BodyError:
