@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import tempfile
+import types
 import wsgiref.util
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,9 +20,11 @@ import whitenoise.responders
 from gunicorn.http.wsgi import FileWrapper as GunicornWrapper
 
 from wsgifast import ConfigurationError, register_file_wrapper
+from wsgifast.bodies import wrappers
 from wsgifast.bodies.classify import Shape, classify
 from wsgifast.bodies.files import FileSlice
 from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.bodies.wrappers import iterated, known_file
 from wsgifast.devservers.response import FileWrapper as DevServerWrapper
 
 
@@ -34,6 +39,48 @@ class Lines:
 
 class ListOfOnesOwn(list[bytes]):
     """May iterate as it likes."""
+
+
+class BytesOfOnesOwn(bytes):
+    def __iter__(self) -> Any:
+        return iter([b"chunk"])
+
+
+class MarkedUp(str):
+    """As the text of a template engine."""
+
+
+class Report:
+    """Has a read() without an argument."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"a"
+
+    def read(self) -> bytes:
+        return b"a"
+
+
+class OnlyRead:
+    def read(self, size: int) -> bytes:
+        return b""
+
+
+class Shouting(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size).upper()
+
+
+class Closing(io.BytesIO):
+    def close(self) -> None:
+        super().close()
+
+
+class Overridden(io.BytesIO):
+    """Has a read() on the instance."""
+
+    def __init__(self) -> None:
+        super().__init__(b"x")
+        self.read = lambda size=-1: b"y"  # type: ignore[method-assign]
 
 
 def generator() -> Iterator[bytes]:
@@ -58,6 +105,19 @@ def generator() -> Iterator[bytes]:
         (iter([b"x"]), Shape.STREAM),
         (Lines(), Shape.STREAM),
         (ListOfOnesOwn(), Shape.STREAM),
+        (BytesOfOnesOwn(b"x"), Shape.STREAM),
+        (MarkedUp("x"), Shape.BARE),
+        ({b"a": 1}, Shape.STREAM),
+        ({b"a"}, Shape.STREAM),
+        ({}, Shape.STREAM),
+        (Report(), Shape.STREAM),
+        (OnlyRead(), Shape.FILE),
+        (Shouting(b"x"), Shape.STREAM),
+        (Closing(b"x"), Shape.FILE),
+        (Overridden(), Shape.STREAM),
+        (tempfile.SpooledTemporaryFile(), Shape.FILE),
+        (wsgiref.util.FileWrapper(Shouting(b"x")), Shape.STREAM),
+        (wsgiref.util.FileWrapper(OnlyRead()), Shape.STREAM),  # type: ignore[arg-type]
     ],
 )
 def test_shape_of_a_body(body: Any, shape: Shape) -> None:
@@ -69,8 +129,8 @@ def test_shape_of_a_body(body: Any, shape: Shape) -> None:
     [
         (None, "[] for an empty body"),
         ({"a": 1}, "json.dumps"),
-        ({b"a"}, "no order"),
-        (frozenset(), "no order"),
+        ({"a"}, "no order"),
+        (frozenset([5]), "no order"),
         (42, "return a list of bytes"),
         (object(), "return a list of bytes"),
     ],
@@ -115,6 +175,46 @@ def test_users_can_register_wrappers() -> None:
 def test_registering_nonsense_is_refused(arguments: tuple[type, Callable[..., object]]) -> None:
     with pytest.raises(ConfigurationError):
         register_file_wrapper(*arguments)
+
+
+def test_a_compressed_file_is_read_in_large_blocks() -> None:
+    with gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(b"x"))) as file:
+        assert classify(file) == (Shape.FILE, file)
+
+
+@pytest.mark.parametrize(
+    "name", [*wrappers._FILE_WRAPPERS, *wrappers._FILE_RANGES, *wrappers._HOLDERS]
+)
+@pytest.mark.parametrize("has_read", [False, True])
+def test_a_wrapper_with_other_attributes_than_today_is_iterated(name: str, has_read: bool) -> None:
+    """As a later release of its package might have it."""
+    module, _, kind = name.rpartition(".")
+
+    def iterate(self: object) -> Iterator[bytes]:
+        yield b"chunk"
+
+    methods: dict[str, Any] = {"__iter__": iterate, "__module__": module, "__qualname__": kind}
+    if has_read:
+        methods["read"] = lambda self, size=-1: b""
+    body: Any = type(kind, (), methods)()
+    assert list(iterated(body)) == [b"chunk"]
+    if name.endswith("SegmentedBlocks"):  # our own
+        return
+    assert classify(body) == (Shape.STREAM, body)
+    assert known_file(body) is None
+    # One that has been given another method.
+    own = types.SimpleNamespace(args=(), func=None)
+    body._next = own
+    assert list(iterated(body)) == [b"chunk"]
+    assert classify(body) == (Shape.STREAM, body)
+
+
+def test_a_wrapper_whose_own_read_was_replaced_is_iterated() -> None:
+    bottle = pytest.importorskip("bottle")
+    body = bottle.WSGIFileWrapper(io.BytesIO(b"x"))
+    assert classify(body) == (Shape.FILE, body.fp)
+    body.read = Shouting(b"x").read
+    assert classify(body) == (Shape.STREAM, body)
 
 
 WRAPPERS: dict[str, Callable[[IO[bytes]], Any]] = {

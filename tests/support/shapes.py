@@ -310,7 +310,7 @@ BROKEN: dict[str, Any] = {
     "none": lambda: None,
     "number": lambda: 42,
     "dict": lambda: {"a": 1},
-    "set": lambda: {b"a"},
+    "set": lambda: {"a"},
     "numbers": lambda: [1, 2, 3],
     "unencodable": lambda: "世界",
     "coroutine": lambda: _coroutine(),

@@ -7,18 +7,33 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Protocol
 
 from ..errors import BodyTooShort
 from ..http.framing import BodyCounter, Framing
-from ..sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, file_segment
+from ..sockets.sending import (
+    BLOCK_BYTES,
+    TEMPORARY,
+    FileSegment,
+    FileTruncated,
+    file_segment,
+    has_reading_of_its_own,
+    reads_as,
+    unwrapped,
+)
 
 # Packages whose file wrappers send a file from its position and stop at the Content-Length, as PEP
 # 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send all of the file
 # that the descriptor is of, meinheld's all that follows the position.
 _EXACT_WRAPPERS = frozenset({"gunicorn", "mod_wsgi", "waitress", "werkzeug", "wsgifast", "wsgiref"})
+# Further classes of files whose bytes are the same by read() as by iteration, compared by name, so
+# that none is imported.
+_OTHER_STANDARD = frozenset(
+    {"_io.StringIO", "_io.TextIOWrapper"}
+    | {"bz2.BZ2File", "gzip.GzipFile", "lzma.LZMAFile", "zipfile.ZipExtFile"}
+)
 
 
 class Closeable(Protocol):
@@ -124,7 +139,41 @@ def segment_of(file: object) -> FileSegment | None:
 
     :param file: any object; of a :class:`FileSlice` the part that has not been read.
     """
-    return file.rest() if isinstance(file, FileSlice) else file_segment(file)
+    if type(file) is FileSlice:
+        return file.rest()
+    return file_segment(file) if is_standard(file) else None
+
+
+def is_standard(file: object) -> bool:
+    """Whether read() of a file gives what its iteration gives, whatever sizes are asked for.
+
+    It does for Python's own classes. One that inherits from them, or an instance, may read in
+    another way, and iterate in a third; see :func:`~..sockets.sending.reads_as`.
+    """
+    kind: Any = type(file)
+    if not _may_be_standard(kind):
+        return False
+    if kind is FileSlice or kind is FileReader:
+        return True
+    inner: Any = unwrapped(file)
+    if inner is file and kind in TEMPORARY:
+        return False  # with a read() of its own
+    if reads_as(inner, io.BufferedReader, io.BufferedRandom):
+        return reads_as(inner.raw, io.FileIO)
+    if reads_as(inner, io.BytesIO, io.FileIO):
+        return True
+    return _is_of_other_standard_class(type(inner)) and not has_reading_of_its_own(inner)
+
+
+@lru_cache(500)  # an app may make classes for as long as it runs
+def _may_be_standard(kind: Any) -> bool:
+    if kind in (FileSlice, FileReader, *TEMPORARY) or _is_of_other_standard_class(kind):
+        return True
+    return issubclass(kind, (io.BytesIO, io.FileIO, io.BufferedReader, io.BufferedRandom))
+
+
+def _is_of_other_standard_class(kind: type) -> bool:
+    return f"{kind.__module__}.{kind.__qualname__}" in _OTHER_STANDARD
 
 
 class FileReader:
@@ -202,7 +251,7 @@ def suited_to(file_wrapper: object, file: Any) -> Any:
     It is the file itself, except for a part of a file on a server that is not known to stop at the
     part's end: that server gets a :class:`FileReader`, whose descriptor it cannot reach.
     """
-    if not isinstance(file, FileSlice) or file_wrapper is None:
+    if type(file) is not FileSlice or file_wrapper is None:
         return file
     module = getattr(file_wrapper, "__module__", None) or ""
     if module.partition(".")[0] in _EXACT_WRAPPERS or file.is_whole_file():
@@ -239,13 +288,12 @@ def _has_read1(file: object) -> bool:
 
 def is_in_memory(file: object) -> bool:
     """Whether the rest of a file is in memory, so that it can be read at once."""
-    return known_size(file._file if isinstance(file, FileReader) else file) is not None
+    return known_size(file._file if type(file) is FileReader else file) is not None
 
 
 def known_size(file: object) -> int | None:
     """Return how many bytes are left to read from a file in memory; None for any other."""
-    if isinstance(file, tempfile.SpooledTemporaryFile):
-        file = file._file
-    if isinstance(file, io.BytesIO):
-        return max(0, file.getbuffer().nbytes - file.tell())
+    memory = unwrapped(file)
+    if isinstance(memory, io.BytesIO) and reads_as(memory, io.BytesIO):
+        return max(0, memory.getbuffer().nbytes - memory.tell())
     return None

@@ -195,11 +195,11 @@ class ResponseWriter:
             self.write_all(body)
             return
         try:
-            if isinstance(body, file_wrapper):
+            if kind is file_wrapper:
                 self.write_file(body, getattr(body, "filelike", None))
             elif holds_all(held := held_in(body)):
                 self.write_all(list(body))
-            elif isinstance(held, SegmentedBody):
+            elif type(held) is SegmentedBody:
                 self.write_segments(held.segments)
             elif (file := known_file(held)) is not None:
                 self.write_file(body, file)

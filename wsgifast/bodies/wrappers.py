@@ -10,13 +10,14 @@ import inspect
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any
 
 from ..errors import ConfigurationError
-from .files import FileSlice, segment_of
+from ..sockets.sending import READING, has_reading_of_its_own
+from .files import FileSlice, is_standard, segment_of
 
 # Wrappers around a file: the attribute that holds the file.
 _FILE_WRAPPERS = {
@@ -51,7 +52,7 @@ _HOLDERS: dict[str, Callable[[Any], object]] = {
     "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
     "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
     "sentry_sdk.integrations.wsgi._ScopedResponse": attrgetter("_response"),
-    "werkzeug.wsgi.ClosingIterator": lambda body: body._next.args[0],
+    "werkzeug.wsgi.ClosingIterator": lambda body: _closing_iterators(body),
     "wsgifast.bodies.segments.SegmentedBlocks": attrgetter("body"),
     "wsgifast.bodies.streams.ClosedWith": attrgetter("blocks"),
 }
@@ -60,8 +61,11 @@ _ENCODERS = {
     "ResponseEncoder.encode_stream.<locals>.encoder": ("cherrypy.lib.encoding", "body"),
     "_iter_encoded": ("werkzeug.wrappers.response", "iterable"),
 }
-# Files whose iteration gives the same bytes as read().
-_BINARY_FILES = (io.BytesIO, io.BufferedRandom, io.BufferedReader, io.FileIO, FileSlice)
+# Those of them whose close() closes what they hold and does nothing else.
+_TRANSPARENT = {"sentry_sdk.integrations.wsgi._ScopedResponse": "_response"}
+_FILES = (io.BufferedRandom, io.BufferedReader, io.FileIO)
+# What a wrapper of a file may call on itself while it is iterated.
+_ITERATING = READING | {"chunks"}
 _WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
 
 # Wrappers that users have registered.
@@ -92,13 +96,16 @@ def held_in(body: object) -> object:
 
     It is still the body whose close() has to be called.
     """
-    while True:
-        kind = type(body)
-        getter = _getters[kind] if kind in _getters else _getter_for(kind)
-        held = None if getter is None else getter(body)
-        if held is None:
-            return body
-        body = held
+    try:
+        while True:
+            kind = type(body)
+            getter = _getters[kind] if kind in _getters else _getter_for(kind)
+            held = None if getter is None else getter(body)
+            if held is None:
+                return body
+            body = held
+    except Exception:  # noqa: BLE001 - a release has another attribute: the body can be iterated
+        return body
 
 
 def holds_all(held: object) -> bool:
@@ -113,26 +120,69 @@ def iterated(body: Any) -> Iterable[Any]:
     still the body whose close() has to be called.
     """
     if _getter_for(type(body)) is _streamed_by_django:
-        return body if body.is_async else _encoded_as_by_django(body, body._iterator)
+        chunks = getattr(body, "_iterator", None)
+        if body.is_async or chunks is None or "make_bytes" in vars(body):
+            return body  # type: ignore[no-any-return]
+        return _encoded_as_by_django(body, chunks)
     if _name(body) == "werkzeug.wsgi.ClosingIterator":
-        inner: Iterator[Any] = body._next.args[0]
-        return inner
+        inner = _closing_iterators(body)
+        return body if inner is None else inner  # type: ignore[no-any-return]
     iterable: Iterable[Any] = body
     return iterable
 
 
 def known_file(held: object) -> object | None:
-    """Return the file of which an object of a known class yields the rest; None for any other."""
-    file = _unwrapped(held)
-    if file is None:
-        name = _name(held)
-        if name == "werkzeug.wsgi._RangeWrapper":
-            return _werkzeug_range(held)
-        if type(held) not in _BINARY_FILES and name not in _FILE_RANGES:
-            return None
-        file = held
-    attribute = _FILE_RANGES.get(_name(file))
-    return file if attribute is None else _file_range(file, attribute)
+    """Return the file of which an object of a known class yields the rest; None for any other.
+
+    None, too, if the file in it is none of a standard class: the object is iterated then, so that
+    read() is called as its author expects.
+    """
+    try:
+        file: Any = _unwrapped(held)
+        if file is None:
+            if _name(held) == "werkzeug.wsgi._RangeWrapper":
+                return _werkzeug_range(held)
+            file = held
+        attribute = _FILE_RANGES.get(_name(file))
+        if attribute is not None:
+            return _file_range(file, attribute)
+        if is_standard(file) or (type(held) in _registered and callable(file.read)):
+            found: object = file
+            return found
+    except Exception:  # noqa: BLE001 - a closed file, or a release with other attributes
+        pass
+    return None
+
+
+def closes_no_more_than(body: object, file: object) -> bool:
+    """Whether all that a body's close() does is known: to close a file, and nothing of the app's.
+
+    An app may remove the file when it is closed.
+    """
+    close = getattr(body, "close", None)
+    return close is None or _closes_no_more(close, file)
+
+
+def _closes_no_more(close: Any, file: Any) -> bool:
+    owner = getattr(close, "__self__", None)
+    if owner is file:
+        raw = getattr(file, "raw", file)
+        is_pythons = type(file) in _FILES and type(raw) is io.FileIO and "close" not in vars(raw)
+        return is_pythons and close.__name__ == "close"
+    if owner is None or getattr(close, "__func__", None) is not getattr(type(owner), "close", None):
+        return False
+    module = getattr(close, "__module__", "")
+    if module == "django.http.response":
+        return all(_closes_no_more(closer, file) for closer in owner._resource_closers)
+    if module == "django.http.request":
+        return True  # it closes uploads
+    attribute = _FILE_WRAPPERS.get(_name(owner)) or _TRANSPARENT.get(_name(owner))
+    return attribute is not None and closes_no_more_than(getattr(owner, attribute), file)
+
+
+def is_known_wrapper(kind: type) -> bool:
+    """Whether a class is one that wraps a file, so that the file in it is looked at."""
+    return _name_of(kind) in _FILE_WRAPPERS
 
 
 def _getter_for(kind: type) -> Callable[[Any], object] | None:
@@ -176,9 +226,21 @@ def _django_getter(kind: type) -> Callable[[Any], object] | None:
     return None
 
 
-def _streamed_by_django(response: Any) -> object:
-    file = getattr(response, "file_to_stream", None)
-    return response._iterator if file is None else file
+def _closing_iterators(body: Any) -> Any | None:
+    """Return what Werkzeug's ClosingIterator iterates; None if another function takes the next."""
+    following = getattr(body, "_next", None)
+    if type(following) is partial and following.func is next and len(following.args) == 1:
+        return following.args[0]
+    return None
+
+
+def _streamed_by_django(response: Any) -> object | None:
+    if "make_bytes" in vars(response):
+        return None
+    file: object = getattr(response, "file_to_stream", None)
+    if file is None:
+        file = response._iterator
+    return file
 
 
 def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[bytes]:
@@ -199,13 +261,24 @@ def _unwrapped(body: object) -> object | None:
     while True:
         get_file = _registered.get(type(body))
         if get_file is None:
-            attribute = _FILE_WRAPPERS.get(_name(body))
+            name = _name(body)
+            attribute = _FILE_WRAPPERS.get(name)
             if attribute is None:
                 return file
-            body = getattr(body, attribute, None)
+            file = getattr(body, attribute)
+            if not _iterates_as_its_class(body, file):
+                return None
+            if name.startswith("django.") and file.tell() != 0:
+                return None  # iterating one of Django's begins at the file's start
         else:
-            body = get_file(body)
-        file = body
+            file = get_file(body)
+        body = file
+
+
+def _iterates_as_its_class(wrapper: object, file: object) -> bool:
+    """Whether a wrapper has no method on the instance but its file's own ones."""
+    own = getattr(wrapper, "__dict__", {})
+    return all(own[name] == getattr(file, name, None) for name in _ITERATING & own.keys())
 
 
 def _name(value: object) -> str:
@@ -218,15 +291,19 @@ def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _file_range(body: Any, attribute: str) -> object:
-    """Return the rest of a range as a slice of its file, or the body itself for another file."""
-    file: Any = getattr(body, attribute, None)
+def _file_range(body: Any, attribute: str) -> object | None:
+    """Return the rest of a range as a slice of its file, or the body itself if it has to be read;
+    None if it has to be iterated."""
+    file: Any = getattr(body, attribute)
+    if not is_standard(file) or has_reading_of_its_own(body):
+        return None
     if getattr(body, "seeked", None) is False:  # ServeStatic seeks at the first read
         file.seek(body.start)
     segment = segment_of(file)
-    if segment is None or segment.size < body.remaining:
-        return body
-    return FileSlice(segment._replace(size=body.remaining), body)
+    if segment is not None and segment.size >= body.remaining:
+        return FileSlice(segment._replace(size=body.remaining), body)
+    to_read: object = body
+    return to_read
 
 
 def _werkzeug_range(body: Any) -> FileSlice | None:

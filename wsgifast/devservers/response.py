@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 from wsgiref import util
 
 from ..bodies.chunks import few_chunks
-from ..bodies.files import segment_of
+from ..bodies.classify import BARE, REFUSED, can_be_iterated, classify
+from ..bodies.files import known_size, segment_of
 from ..bodies.response_writer import ResponseWriter, not_bytes
 from ..bodies.segments import Segment
 from ..errors import BodyError
@@ -67,11 +67,12 @@ class Response(ResponseWriter):
 
     def write_stream(self, body: Iterable[Any]) -> None:
         """:raises BodyError: if the body is not an iterable of bytes."""
-        if isinstance(body, (str, bytes, bytearray, memoryview)):
+        shape, _ = classify(body)
+        if shape is BARE:
             raise BodyError(
                 f"the application returned a bare {type(body).__name__}: return [data] instead"
             )
-        if not isinstance(body, Iterable):
+        if shape is REFUSED or not can_be_iterated(type(body)):
             raise BodyError(
                 f"the application returned {type(body).__name__}: return a list of bytes instead"
             )
@@ -131,7 +132,7 @@ class FileWrapper(util.FileWrapper):
     """
 
     def __init__(self, file: IO[bytes], buffer_size: int = 8192) -> None:
-        if isinstance(file, io.BytesIO) or segment_of(file) is not None:
+        if known_size(file) is not None or segment_of(file) is not None:
             buffer_size = max(buffer_size, BLOCK_BYTES)
         super().__init__(file, buffer_size)
 

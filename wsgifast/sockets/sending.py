@@ -18,7 +18,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import WSGIFastError
 from .options import is_plain_socket, is_tls_socket
@@ -43,8 +43,18 @@ NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENO
 # Tells the kernel that more data follows at once, so that a head and a file share a packet. Linux
 # only; elsewhere they are two packets, which TCP_NODELAY does not delay.
 MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
-# A subclass that overrides one of these may return other bytes than its descriptor has.
-_READING = ("read", "readinto", "readline", "__iter__", "__next__", "tell", "seek", "fileno")
+# A subclass or an instance that has one of these of its own may return other bytes than its
+# descriptor or its buffer has: it may decrypt, decode, count, limit ...
+READING = frozenset(
+    {"read", "read1", "readall", "readinto", "readinto1", "readline", "readlines", "peek"}
+    | {"tell", "seek", "seekable", "readable", "flush", "fileno", "getbuffer", "getvalue"}
+)
+_READING_OF_CLASSES = (
+    READING | {"__iter__", "__next__", "__getattribute__", "__getattr__"} | {"raw", "closed"}
+)
+# tempfile's classes: what NamedTemporaryFile() returns, and SpooledTemporaryFile.
+_NAMED: type = getattr(tempfile, "_TemporaryFileWrapper", type(None))
+TEMPORARY: tuple[type, type] = (_NAMED, tempfile.SpooledTemporaryFile)
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 # preadv's errors if the kernel or the file system does not support the flag.
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
@@ -132,13 +142,13 @@ def file_segment(file: object) -> FileSegment | None:
         file; pipes, devices, and files of /proc and /sys do not have the size that they report.
     :raises ValueError: if the file is closed.
     """
-    file = _unwrapped(file)
+    file = unwrapped(file)
     if not isinstance(file, (io.FileIO, io.BufferedReader, io.BufferedRandom)):
         return None
-    if not _reads_its_descriptor(file):
-        return None  # a class of the app that decrypts, counts, limits ...
+    if not reads_as(file, io.FileIO, io.BufferedReader, io.BufferedRandom):
+        return None
     if not isinstance(file, io.FileIO):
-        if not isinstance(file.raw, io.FileIO) or not _reads_its_descriptor(file.raw):
+        if not reads_as(file.raw, io.FileIO):
             return None  # a reader over a socket, a zip member, an object of the app
         if isinstance(file, io.BufferedRandom):
             file.flush()  # written data may not have reached the descriptor yet
@@ -220,15 +230,26 @@ def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
         raise TimeoutError(f"the peer took no byte for {timeout} s")
 
 
-def _reads_its_descriptor(file: object) -> bool:
-    """Whether a file object's class reads as its standard base class does."""
-    bases = (io.FileIO, io.BufferedReader, io.BufferedRandom)
-    if type(file) in bases:
-        return True
-    for base in bases:
-        if isinstance(file, base):
-            return all(getattr(type(file), name) is getattr(base, name) for name in _READING)
-    return False
+def reads_as(file: object, *bases: type) -> bool:
+    """Whether a file is of one of some standard classes, and is read as these are.
+
+    A class that inherits from one may have methods of its own, as long as none of them has to do
+    with reading; so may an instance.
+    """
+    kind = type(file)
+    if kind not in bases:
+        base = next((base for base in bases if issubclass(kind, base)), None)
+        if base is None:
+            return False
+        own = [cls for cls in kind.__mro__ if cls not in base.__mro__]
+        if not all(_READING_OF_CLASSES.isdisjoint(vars(cls)) for cls in own):
+            return False
+    return not has_reading_of_its_own(file)
+
+
+def has_reading_of_its_own(file: object) -> bool:
+    """Whether an instance has a method that its class does not have, to read in another way."""
+    return not READING.isdisjoint(getattr(file, "__dict__", ()))
 
 
 def has_its_size(fd: int, facts: os.stat_result) -> bool:
@@ -247,12 +268,27 @@ def has_its_size(fd: int, facts: os.stat_result) -> bool:
         return False  # the next read reports the error
 
 
-def _unwrapped(file: object) -> object:
-    if isinstance(file, tempfile.SpooledTemporaryFile):
-        return file._file if getattr(file, "_rolled", False) else None
-    if isinstance(file, tempfile._TemporaryFileWrapper):
-        return file.file
+def unwrapped(file: object) -> object:
+    """Return the file in one of tempfile's, or the file itself."""
+    if type(file) is tempfile.SpooledTemporaryFile and not has_reading_of_its_own(file):
+        return getattr(file, "_file", None)
+    if type(file) is _NAMED and not _reads_on_its_own(file):
+        return file.file  # type: ignore[attr-defined]
     return file
+
+
+def _reads_on_its_own(wrapper: Any) -> bool:
+    """Whether a temporary file's wrapper has a method that is not its file's.
+
+    It keeps the methods that were asked for on the instance, each in a function of tempfile's.
+    """
+    file = wrapper.file
+    return any(
+        getattr(method, "__globals__", None) is not vars(tempfile)
+        or getattr(method, "__wrapped__", None) != getattr(file, name, None)
+        for name, method in vars(wrapper).items()
+        if name in READING
+    )
 
 
 class _Scratch(threading.local):
