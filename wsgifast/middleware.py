@@ -178,23 +178,25 @@ class WSGIFast:
             self._set_socket_options(environ)
         head = _head
         if head is None:
-            head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
+            head = HeldHead(self.app, environ.get("REQUEST_METHOD", "GET"), start_response)
         if self.compression is not None:
             head.coding = ContentCoding(self.compression, environ)
-        body: Any
-        if RECORDER in environ and (
-            self._has_framework or (len(modules) != self._modules and self._look_for_framework())
-        ):
-            body = call_noting_pattern(self._call, environ, head.start)
-        else:
-            body = self._call(environ, head.start)
-        head.holds = False
+        body: Any = None
         try:
+            if RECORDER in environ and (
+                self._has_framework
+                or (len(modules) != self._modules and self._look_for_framework())
+            ):
+                body = call_noting_pattern(self._call, environ, head.start)
+            else:
+                body = self._call(environ, head.start)
+            head.holds = False
             shape, content = classify(body, environ.get("wsgi.file_wrapper"))
             if shape is WHOLE and head.status is not None and not head.forwarded:
                 return _send_whole(environ, head, content)
             return self._send(environ, head, body, shape, content)
         except BaseException:
+            head.exc_info = None
             close_body(body)
             raise
 
@@ -212,7 +214,7 @@ class WSGIFast:
             raise head.not_started()
         if shape is FILE or shape is HELD_FILE:
             # A Werkzeug range has no close() for its file.
-            is_range = shape is FILE and isinstance(content, FileSlice)
+            is_range = shape is FILE and type(content) is FileSlice
             owner = content if is_range or not hasattr(body, "close") else body
             return self._send_file(environ, head, content, owner)
         if shape is PASS:
@@ -299,7 +301,7 @@ class WSGIFast:
         may_plan = head.code == 200 and facts.method in ("GET", "HEAD")
         # A slice is an answer already: of an inner StaticFiles or WSGIFast, or of an app that has
         # applied Range by itself.
-        is_answer = isinstance(file, FileSlice)
+        is_answer = type(file) is FileSlice
         if may_plan and not is_answer and self.front_server is not None:
             headers = self.front_server.hand_over(head.headers, file, segment)
             if headers is not None:

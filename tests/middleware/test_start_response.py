@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import sys
+import weakref
+import wsgiref.handlers
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support import shapes
 from tests.support.wsgi import Server, new_environ, returning, serve
 from wsgifast import BodyError, WSGIFast
+from wsgifast.metrics import Recorder
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -175,6 +182,187 @@ def test_headers_that_are_none(headers: Any) -> None:
 
     with pytest.raises(BodyError, match=r"the app .* the headers are a .* list of \(name, value\)"):
         Server(WSGIFast(app))
+
+
+class Reporter:
+    """What is around an app and wants to know its errors: a server, or an error reporter."""
+
+    def __init__(self, app: Any, **environ: Any) -> None:
+        self.calls: list[Any] = []
+        self.body = b"".join(app(environ, self.start_response))
+
+    def start_response(self, status: str, headers: Any, exc_info: Any = None) -> Any:
+        self.calls.append((status, exc_info and exc_info[1]))
+        return lambda data: None
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("starts_before", [False, True])
+@pytest.mark.parametrize("options", [{}, {"report_slow_shapes": 1.0}, {"metrics": "recorder"}])
+def test_exc_info_reaches_the_server(
+    lazy: bool, starts_before: bool, options: dict[str, Any]
+) -> None:
+    error = ValueError("boom")
+    if "metrics" in options:
+        options = {"metrics": NoMetrics()}
+
+    def answer(start_response: Any) -> list[bytes]:
+        if starts_before:
+            start_response("200 OK", [])
+        try:
+            raise error
+        except ValueError:
+            start_response("500 Error", [("Content-Type", "text/plain")], exc_info=sys.exc_info())
+        return [b"error"]
+
+    def at_once(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        return answer(start_response)
+
+    def while_iterated(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        yield from answer(start_response)
+
+    reporter = Reporter(
+        WSGIFast(while_iterated if lazy else at_once, **options), REQUEST_METHOD="GET"
+    )
+    assert reporter.calls[-1] == ("500 Error", error)
+    assert reporter.body == b"error"
+
+
+class NoMetrics(Recorder):
+    def begin(self, method: str, scheme: str) -> None: ...
+
+    def record(self, *values: Any) -> None: ...
+
+    def count_length_error(self, kind: str) -> None: ...
+
+    def count_client_left(self) -> None: ...
+
+
+@pytest.mark.parametrize("ends", ["raises", "returns nothing", "returns"])
+def test_an_error_is_not_kept_with_the_response(ends: str) -> None:
+    class Kept:
+        pass
+
+    kept: list[weakref.ref[Kept]] = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        local = Kept()
+        kept.append(weakref.ref(local))
+        try:
+            raise ValueError
+        except ValueError:
+            start_response("500 Error", [], sys.exc_info())
+        if ends == "raises":
+            raise LookupError
+        return [b"error"] if ends == "returns" else None
+
+    gc.disable()
+    try:
+        with contextlib.suppress(LookupError, BodyError):
+            WSGIFast(app)({"REQUEST_METHOD": "GET"}, lambda *given: print)
+        assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
+SPLIT = ["a\r\nX-Injected: yes", "a\nb", "a\rb", "a\0b", "\n", "a\r\n"]
+
+
+@pytest.mark.parametrize("text", SPLIT)
+@pytest.mark.parametrize("place", ["status", "name", "value", "bytes", "subclass"])
+@pytest.mark.parametrize("how", ["at once", "lazily", "written", "again", "again once sent"])
+def test_a_line_end_reaches_no_server(text: str, place: str, how: str) -> None:
+    class OwnStr(str):
+        def __contains__(self, part: object) -> bool:
+            return False
+
+    status, name, value = "200 OK", "X-Name", "value"
+    if place == "status":
+        status = f"200 {text}"
+    elif place == "name":
+        name = text
+    else:
+        made: dict[str, Callable[[], Any]] = {
+            "value": lambda: text,
+            "bytes": lambda: text.encode(),
+            "subclass": lambda: OwnStr(text),
+        }
+        value = made[place]()
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        bad = [("Content-Type", "text/plain"), (name, value)]
+        if not how.startswith("again"):
+            write = start_response(status, bad)
+            if how == "written":
+                write(b"x")
+            return [b"x"]
+        write = start_response("200 OK", [("Content-Type", "text/plain")])
+        if how == "again once sent":
+            write(b"x")
+        try:
+            raise ValueError
+        except ValueError:
+            start_response(status, bad, sys.exc_info())
+        return [b"x"]
+
+    def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        yield from app(environ, start_response)
+
+    calls: list[Any] = []
+
+    def start(status: str, headers: Any, exc_info: Any = None) -> Any:
+        calls.append((status, headers))
+        return lambda data: None
+
+    with pytest.raises(BodyError):
+        list(WSGIFast(lazy if how == "lazily" else app)({"REQUEST_METHOD": "GET"}, start))
+    assert calls in ([], [("200 OK", [("Content-Type", "text/plain")])])
+
+
+@given(st.lists(st.text("a :\t\r\n\0\x7fé", min_size=1, max_size=4), min_size=3, max_size=3))
+def test_wsgiref_sends_no_line_of_a_header(texts: list[str]) -> None:
+    """It checks neither names nor values."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response(f"200 {texts[0]}", [(texts[1], texts[2])])
+        return [b"x"]
+
+    environ = new_environ()
+    out = io.BytesIO()
+    handler = wsgiref.handlers.SimpleHandler(io.BytesIO(), out, io.StringIO(), environ)
+    handler.run(WSGIFast(app))
+    is_one_line = not set("".join(texts)) & set("\r\n\0")
+    head = out.getvalue().partition(b"\r\n\r\n")[0]
+    if is_one_line and b"500 Internal" not in head:
+        assert head.count(b"\n") == 3  # Date, Server and Content-Length are wsgiref's or ours
+    elif not is_one_line:
+        assert b"500 Internal Server Error" in head
+
+
+def test_what_servers_take_is_passed_on() -> None:
+    headers = [("X-Blank", " a "), ("X-Control", "a\x01"), ("Content-Length", " 5\t")]
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", headers)
+        return iter([b"hello more"])
+
+    server = Server(WSGIFast(app))
+    assert server.finish() == b"hello"
+    assert server.head[1] == headers
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"report_slow_shapes": 1.0}, {"metrics": NoMetrics()}, {"nodelay": False}]
+)
+@pytest.mark.parametrize("make", [lambda: [b"a"], lambda: iter([b"a"]), lambda: io.BytesIO(b"a")])
+def test_an_environ_needs_no_key(options: dict[str, Any], make: Callable[[], Any]) -> None:
+    """PEP 3333 lets some be left out, and what calls apps by itself leaves out more."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [])
+        return make()
+
+    assert Reporter(WSGIFast(app, **options)).body == b"a"
 
 
 # close()

@@ -56,7 +56,7 @@ class ContentCoding:
         """Decide about a response; see :func:`~wsgifast.compression.policy.decide`."""
         return decide(
             self.compression,
-            method=self.environ["REQUEST_METHOD"],
+            method=self.environ.get("REQUEST_METHOD", "GET"),
             coding=self.coding,
             code=code,
             headers=headers,
@@ -71,7 +71,7 @@ class ContentCoding:
         decision = self.decide(code, headers)
         if decision is None:
             return headers
-        if decision.coding is not None and self.environ["REQUEST_METHOD"] != "HEAD":
+        if decision.coding is not None and self.environ.get("REQUEST_METHOD", "GET") != "HEAD":
             self._start(decision, None)
         return decision.headers
 
@@ -79,7 +79,7 @@ class ContentCoding:
         self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int
     ) -> tuple[list[Header], Iterable[bytes]]:
         """Decide about a body whose blocks exist; return the headers and the blocks to send."""
-        is_head = self.environ["REQUEST_METHOD"] == "HEAD"
+        is_head = self.environ.get("REQUEST_METHOD", "GET") == "HEAD"
         # Frameworks drop the body of an answer to HEAD.
         decision = self.decide(code, headers, None if is_head and not size else size)
         if decision is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import time_ns
 from typing import TYPE_CHECKING
 
 from ..checks import app_name
@@ -33,6 +34,8 @@ class HeldHead:
     :ivar coding: of the body; None where WSGIFast does not compress.
     :ivar codes_stream: whether the body is compressed block by block, so that the coding is decided
         when the head is forwarded.
+    :ivar exc_info: of the app's last call, for the server; None once that has it.
+    :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
 
     # Class attributes, so that most responses need not set them.
@@ -41,6 +44,7 @@ class HeldHead:
     headers: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), never mutated
     length: int | None = None
     no_body = False
+    exc_info: OptExcInfo | None = None
     holds = True
     forwarded = False
     coding: ContentCoding | None = None
@@ -53,14 +57,15 @@ class HeldHead:
         self._app = app
         self._method = method
         self.server_start = server_start
+        self.began_ns = time_ns()
 
     # What the app calls
 
     def start(
-        self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None, /
+        self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
     ) -> Callable[[bytes], object]:
         """The start_response that the app is given."""
-        if exc_info is None:
+        if not exc_info:
             if self.status is not None:
                 check_second_start(None, sent=False, app=self.app_name)
         elif self.forwarded:
@@ -73,6 +78,9 @@ class HeldHead:
             self._counter = None
             return self.write
         self._take(status, headers)
+        if exc_info:
+            self.exc_info = exc_info
+            exc_info = None
         if not self.holds:
             self.forward()
         return self.write
@@ -124,7 +132,16 @@ class HeldHead:
         if self.status is None:
             raise self.not_started()
         self.forwarded = True
-        self._server_write = self.server_start(self.status, self._to_send())
+        if self.exc_info is None:
+            self._server_write = self.server_start(self.status, self._to_send())
+            return
+        # What is around WSGIFast, such as an error reporter, learns of the error by it.
+        exc_info: OptExcInfo | None = self.exc_info
+        self.exc_info = None  # its traceback holds the app's frame
+        try:
+            self._server_write = self.server_start(self.status, self._to_send(), exc_info)
+        finally:
+            exc_info = None
 
     def _to_send(self) -> list[tuple[str, str]]:
         if self.codes_stream and self.coding is not None:

@@ -47,7 +47,6 @@ def _start_noting(
     status: str,
     headers: list[tuple[str, str]],
     exc_info: OptExcInfo | None = None,
-    /,
 ) -> Callable[[bytes], object]:
     """Call start_response, and note the pattern that Flask forgets when it returns the body."""
     request = environ.get("werkzeug.request")

@@ -63,7 +63,7 @@ Asked = tuple[str, str]
 
 def asked_of_environ(environ: Mapping[str, Any]) -> Asked:
     """Of a WSGI request, before its app may change the environ."""
-    return environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]
+    return environ.get("REQUEST_METHOD", "GET"), environ.get("wsgi.url_scheme", "http")
 
 
 def asked_of_scope(scope: Mapping[str, Any]) -> Asked:

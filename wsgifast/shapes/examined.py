@@ -15,6 +15,7 @@ from .reports import EXAMINED_CHUNKS, Reports
 from .rule import BodySeen, Chunks
 
 if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
@@ -34,13 +35,19 @@ class Examined:
             return self._app(environ, start_response)
         headers: list[tuple[str, str]] = []
 
-        def start(status: str, fields: list[tuple[str, str]], *exc_info: Any) -> Any:
+        def start(
+            status: str, fields: list[tuple[str, str]], exc_info: OptExcInfo | None = None
+        ) -> Any:
+            fields = list(fields)
             headers[:] = fields
-            return start_response(status, fields, *exc_info)
+            try:
+                return start_response(status, fields, exc_info)
+            finally:
+                exc_info = None  # it holds this frame
 
         def report(kind: Any, chunks: Chunks, count: int) -> None:
             self._reports.report(
-                environ["REQUEST_METHOD"],
+                environ.get("REQUEST_METHOD", "GET"),
                 environ.get(PATTERN),
                 environ.get("PATH_INFO", ""),
                 BodySeen(chunks, kind, is_event_stream(headers)),
