@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import email.parser
 import email.policy
+import io
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.util import FileWrapper
 
 import bottle
@@ -20,6 +22,10 @@ from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileSlice
 from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.file_answers import is_made_for_one_answer
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 # Longer than a block, so that a range has a beginning, blocks and an end.
 CONTENT = os.urandom(1_000_003)
@@ -33,7 +39,7 @@ SERVERS = ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref", "uwsgi", 
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one file in it."""
     folder = tmp_path_factory.mktemp("files")
-    Path(folder, "file").write_bytes(CONTENT)
+    files.write_old(Path(folder, "file"), CONTENT)
     return folder
 
 
@@ -119,6 +125,7 @@ def test_beyond_four_gigabytes(server: LiveServer, root: Path) -> None:
     with open(root / "sparse", "r+b") as file:
         file.seek(-3, os.SEEK_END)
         file.write(b"end")
+    os.utime(root / "sparse", (1.7e9, 1.7e9))
     for header in ("bytes=-5", f"bytes={size - 5}-"):
         response = server.get("/sparse", headers=[("Range", header)])
         assert response.status == 206, str(response)
@@ -288,9 +295,14 @@ class TestInProcess:
         call = Call(files.app, f"/file?{query}", range="bytes=0-0", if_none_match="*")
         assert call.status == "200 OK"
         assert not call.headers.keys() & {"etag", "accept-ranges"}
-        # With a validator of the app's own they are its promise.
-        call = Call(files.app, f"/file?{query}&etag=%22x%22", range="bytes=0-0")
-        assert call.content == CONTENT[:1]
+        # With a validator of the app's own they are its promise, to those who ask by it.
+        tagged = f"/file?{query}&etag=%22x%22"
+        assert Call(files.app, tagged, range="bytes=0-0", if_range='"x"').content == CONTENT[:1]
+        for headers in ({}, {"if_range": '"y"'}, {"if_range": files.DATE}):
+            call = Call(files.app, f"{tagged}&date", range="bytes=0-0", **headers)
+            assert (call.status, call.content) == ("200 OK", CONTENT)
+            assert "accept-ranges" not in call.headers
+        assert Call(files.app, tagged, if_none_match='"x"').status == "304 Not Modified"
 
     def test_the_apps_accept_ranges_none_stands(self) -> None:
         call = Call(files.app, "/file?none", range="bytes=0-0")
@@ -330,7 +342,7 @@ class TestInProcess:
         assert Call(files.app, "/file").headers["etag"] == tags[0]
 
     def test_an_empty_file_has_conditions_too(self, root: Path) -> None:
-        (root / "empty").touch()
+        files.write_old(root / "empty")
         whole = Call(files.app, "/empty")
         assert (whole.status, whole.headers["content-length"]) == ("200 OK", "0")
         etag = whole.headers["etag"]
@@ -347,6 +359,183 @@ class TestInProcess:
             app = WSGIFast(files.raw, **options)  # type: ignore[arg-type]
             assert Call(app, "/file", range="bytes=0-0").status == ranged
             assert Call(app, "/file", if_none_match="*").status == conditioned
+
+
+class Exports:
+    """An app that makes a file for each answer, and names the content by a letter."""
+
+    def __init__(self, folder: Path, make: Callable[[Path, bytes], Any]) -> None:
+        self._folder, self._make = folder, make
+        self.count = 0
+        self.headers: list[tuple[str, str]] = [("Content-Type", "text/csv")]
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        content = b"abcdefgh"[self.count : self.count + 1] * 1000
+        self.count += 1
+        start_response("200 OK", self.headers)
+        return self._make(self._folder / "export.csv", content)
+
+
+def _replaced(path: Path, content: bytes) -> Any:
+    path.with_suffix(".new").write_bytes(content)
+    os.replace(path.with_suffix(".new"), path)
+    return FileWrapper(path.open("rb"))
+
+
+def _copied_with_its_time(path: Path, content: bytes) -> Any:
+    files.write_old(path, content)
+    return path.open("rb")
+
+
+def _written_and_rewound(path: Path, content: bytes) -> Any:
+    file = path.open("w+b")
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+def _in_memory(path: Path, content: bytes) -> Any:
+    fd = os.memfd_create("export")
+    os.pwrite(fd, content, 0)
+    return os.fdopen(fd, "rb")
+
+
+def _unlinked(path: Path, content: bytes) -> Any:
+    files.write_old(path, content)
+    file = path.open("rb", buffering=0)
+    path.unlink()
+    return file
+
+
+def _spooled(path: Path, content: bytes) -> Any:
+    file = tempfile.SpooledTemporaryFile(max_size=1)
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+def _kept_temporary(path: Path, content: bytes) -> Any:
+    file = tempfile.NamedTemporaryFile(dir=path.parent, delete=False)
+    file.write(content)
+    file.seek(0)
+    return FileWrapper(file)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(_replaced, _copied_with_its_time, _written_and_rewound, _in_memory, _unlinked),
+        *(_spooled, _kept_temporary),
+    ],
+)
+def test_parts_of_files_that_were_made_for_one_answer_are_not_offered(
+    tmp_path: Path, make: Callable[[Path, bytes], Any]
+) -> None:
+    """A client that downloads in parts would put several of them together."""
+    app = Exports(tmp_path, make)
+    wrapped = WSGIFast(app)
+    for method in ("HEAD", "GET"):
+        whole = Call(wrapped, "/", method=method)
+        assert not whole.headers.keys() & {"etag", "accept-ranges", "last-modified"}
+        assert whole.headers["content-length"] == "1000"
+    part = Call(wrapped, "/", range="bytes=5-9", if_none_match="*")
+    assert (part.status, part.content) == ("200 OK", b"c" * 1000)
+    # With an ETag of the app's own, to those alone who ask for a part of that one.
+    app.headers.append(("ETag", '"d"'))
+    assert Call(wrapped, "/", range="bytes=5-9").content == b"d" * 1000
+    assert Call(wrapped, "/", range="bytes=5-9", if_range='"c"').content == b"e" * 1000
+    part = Call(wrapped, "/", range="bytes=5-9", if_range='"d"')
+    assert (part.status, part.content) == ("206 Partial Content", b"f" * 5)
+
+
+def test_a_file_of_before_the_request_is_offered_in_parts_at_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "cached"
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        if not path.exists():
+            path.write_bytes(CONTENT)
+        start_response("200 OK", [])
+        return path.open("rb")
+
+    assert "etag" not in Call(WSGIFast(app), "/").headers
+    before = path.stat()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - 50_000_000))
+    call = Call(WSGIFast(app), "/", range="bytes=0-4")
+    assert (call.content, call.status) == (CONTENT[:5], "206 Partial Content")
+
+
+def test_when_a_file_counts_as_made_for_an_answer(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        fd, second = file.fileno(), 10**9
+        changed = os.fstat(fd).st_ctime_ns
+        for modified, began, is_made in (
+            (changed + 5 * second, changed + 5 * second, True),
+            # The kernel's clock is behind by up to a tick.
+            (changed + 5 * second + 1, changed + 5 * second + 9_000_000, True),
+            (changed + 5 * second + 1, changed + 5 * second + 11_000_000, False),
+            # So is a file system's with whole seconds.
+            (changed // second * second, changed + second, True),
+            (changed // second * second, changed + 4 * second, False),
+            # Copied with its time.
+            (5 * second, changed - 1, True),
+            (5 * second, changed + 1 * second, False),
+        ):
+            os.utime(fd, ns=(0, modified))
+            began += os.fstat(fd).st_ctime_ns - changed if modified == 5 * second else 0
+            told = (modified - changed, began - changed)
+            assert is_made_for_one_answer(file, fd, began) == is_made, told
+        assert not is_made_for_one_answer(file, fd, None)
+
+
+@pytest.mark.parametrize(
+    "reopen",
+    [
+        lambda path: os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb"),
+        lambda path: open(os.open(path, os.O_RDONLY), "rb", buffering=0),
+        lambda path: io.FileIO(os.open(path, os.O_RDONLY)),
+        lambda path: _by_path_of_descriptor(path, "/dev/fd/{}"),
+        lambda path: _by_path_of_descriptor(path, "/proc/self/fd/{}"),
+        lambda path: _by_path_of_descriptor(path, f"/proc/{os.getpid()}/fd/{{}}"),
+        lambda path: io.FileIO(PathLike(path)),
+        lambda path: open(path, "rb", opener=lambda name, flags: os.open(name, flags)),
+    ],
+)
+def test_a_tag_does_not_depend_on_the_number_of_a_descriptor(
+    tmp_path: Path, reopen: Callable[[Path], Any]
+) -> None:
+    path = tmp_path / "film.mp4"
+    files.write_old(path, CONTENT)
+    files.write_old(tmp_path / "other", CONTENT)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [])
+        return reopen(path if environ["PATH_INFO"] == "/" else tmp_path / "other")
+
+    first = Call(WSGIFast(app), "/")
+    with open(os.devnull), open(os.devnull):  # which take the first one's number
+        second = Call(WSGIFast(app), "/", if_none_match=first.headers["etag"])
+        part = Call(WSGIFast(app), "/", range="bytes=5-9", if_range=first.headers["etag"])
+    assert second.status == "304 Not Modified"
+    assert part.content == CONTENT[5:10]
+    assert Call(WSGIFast(app), "/other").headers["etag"] != first.headers["etag"]
+
+
+class PathLike:
+    """Its repr() is another one each time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+
+def _by_path_of_descriptor(path: Path, name: str) -> Any:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return open(name.format(fd), "rb")
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("range_", ["", "bytes=5-9"])

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterator
+import tempfile
+import wsgiref.util
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
+import bottle
 import pytest
+import werkzeug.wsgi
 
 from tests.conftest import WSGI_SERVERS
+from tests.support import django_project
+from tests.support.files import write_old
 from tests.support.http import Response
 from tests.support.nginx import nginx_before
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server
+from tests.support.wsgi import Server, new_environ
+from wsgifast import WSGIFast
 from wsgifast.front_server import FrontServer, accel_redirect, x_sendfile
 from wsgifast.sockets.sending import FileSegment, file_segment
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 HEADERS = [("Content-Type", "a/b"), ("content-length", "5")]
 
@@ -26,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder with one file, and beside it one that must not be handed over."""
     shared = tmp_path / "shared"
     shared.mkdir()
-    Path(shared, "file").write_bytes(b"hello")
+    write_old(Path(shared, "file"), b"hello")
     Path(tmp_path, "secret").write_bytes(b"hello")
     Path(tmp_path, "shared-too").mkdir()
     Path(tmp_path, "shared-too", "file").write_bytes(b"hello")
@@ -139,6 +151,106 @@ def test_the_name_must_still_be_the_open_files(
     with open("file", "rb") as file:
         monkeypatch.chdir(folder)
         assert front.hand_over(HEADERS, file, FileSegment(file.fileno(), 0, 5)) is None
+
+
+class Unlinked(io.FileIO):
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.unlink(self.name)
+
+
+def _with_own_close(body: Any) -> Any:
+    close = body.close
+    body.close = lambda: close()
+    return body
+
+
+def _django_response(path: Path, *closers: Callable[[], object]) -> Any:
+    django_project.set_up()
+    from django.core.handlers.wsgi import WSGIHandler
+    from django.http import FileResponse
+
+    class Handler(WSGIHandler):  # type: ignore[misc]
+        def get_response(self, request: Any) -> Any:
+            response = FileResponse(path.open("rb"))
+            response._resource_closers += [request.close, *closers]
+            return response
+
+    return Handler()
+
+
+@pytest.mark.parametrize(
+    ("make", "is_handed"),
+    [
+        (lambda path: path.open("rb"), True),
+        (lambda path: path.open("rb", buffering=0), True),
+        (lambda path: wsgiref.util.FileWrapper(path.open("rb")), True),
+        (lambda path: werkzeug.wsgi.FileWrapper(path.open("rb")), True),
+        (lambda path: bottle.WSGIFileWrapper(path.open("rb")), True),
+        # close() may remove it.
+        (lambda path: Unlinked(path), False),
+        (lambda path: io.BufferedReader(Unlinked(path)), False),
+        (lambda path: wsgiref.util.FileWrapper(Unlinked(path)), False),
+        (lambda path: _with_own_close(path.open("rb")), False),
+        (lambda path: _with_own_close(wsgiref.util.FileWrapper(path.open("rb"))), False),
+        (lambda path: _with_own_close(werkzeug.wsgi.FileWrapper(path.open("rb"))), False),
+        (lambda path: werkzeug.wsgi.ClosingIterator(path.open("rb"), path.unlink), False),
+        # It was made for this answer: another one comes soon, and nginx would send parts of both.
+        (lambda path: _rewritten(path), False),
+        (lambda path: _named_temporary(path, delete=True), False),
+        (lambda path: _named_temporary(path, delete=False), False),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("kind", ["accel_redirect", "x_sendfile"])
+def test_no_file_is_handed_over_that_may_end_with_its_answer(
+    folder: Path, kind: str, method: str, make: Callable[[Path], Any], is_handed: bool
+) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", "a/b")])
+        return make(folder / "file")
+
+    check_handed(app, folder, kind, method, is_handed)
+
+
+@pytest.mark.parametrize("wraps_with", ["nothing", "Sentry"])
+@pytest.mark.parametrize("unlinks", [False, True])
+def test_files_of_django_are_handed_over_unless_it_closes_more(
+    folder: Path, unlinks: bool, wraps_with: str
+) -> None:
+    closers = [(folder / "file").unlink] if unlinks else []
+    app = _django_response(folder / "file", *closers)
+    if wraps_with == "Sentry":
+        sentry = pytest.importorskip("sentry_sdk.integrations.wsgi")
+        app = sentry.SentryWsgiMiddleware(app)
+    check_handed(app, folder, "accel_redirect", "GET", not unlinks)
+
+
+def check_handed(app: Any, folder: Path, kind: str, method: str, is_handed: bool) -> None:
+    handed_by: Any = {str(folder): "/internal/"} if kind == "accel_redirect" else [str(folder)]
+    environ = new_environ(method)
+    environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
+    server = Server(WSGIFast(app, **{kind: handed_by}), environ)
+    sent = server.finish()
+    assert (environ["wsgifast.sent_as"] == "accel") == is_handed
+    if is_handed:
+        assert sent == b""
+        assert server.header("Content-Length") == "0"
+    elif method == "GET":
+        assert sent == b"hello"
+
+
+def _rewritten(path: Path) -> Any:
+    path.write_bytes(b"hello")
+    return path.open("rb")
+
+
+def _named_temporary(path: Path, *, delete: bool) -> Any:
+    file = tempfile.NamedTemporaryFile(dir=path.parent, delete=delete)
+    file.write(b"hello")
+    file.seek(0)
+    return file
 
 
 # nginx

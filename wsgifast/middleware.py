@@ -28,6 +28,7 @@ from .bodies.files import FileReader, FileSlice, close_body, in_file_wrapper, kn
 from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
 from .bodies.streams import ClosedWith, Stream
+from .bodies.wrappers import closes_no_more_than
 from .checks import check_app, check_switches
 from .compression.policy import Compression, compression_for, with_vary
 from .errors import BodyError
@@ -302,18 +303,25 @@ class WSGIFast:
         # A slice is an answer already: of an inner StaticFiles or WSGIFast, or of an app that has
         # applied Range by itself.
         is_answer = type(file) is FileSlice
-        if may_plan and not is_answer and self.front_server is not None:
+        if (
+            self.front_server is not None
+            and may_plan
+            and not is_answer
+            and not is_made_for_one_answer(file, segment.fd, head.began_ns)
+            and closes_no_more_than(owner, file)
+        ):
             headers = self.front_server.hand_over(head.headers, file, segment)
             if headers is not None:
                 head.headers = headers
                 return _send_nothing(environ, head, owner, "accel")
-        options = {"ranges": self.ranges, "conditional": self.conditional}
+        options: dict[str, Any] = {"ranges": self.ranges, "conditional": self.conditional}
+        began_ns = head.began_ns
         plan = None
         coding = head.coding
         name = None if coding is None else _file_coding(head, coding, segment)
         if coding is not None and name is not None:
             copy = None
-            if may_plan and not is_made_for_one_answer(file, segment.fd):
+            if may_plan and not is_made_for_one_answer(file, segment.fd, began_ns):
                 copy = COPIES.get(segment, name)
             if copy is not None and copy.body is not None:
                 asked = facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
@@ -322,7 +330,9 @@ class WSGIFast:
                     coding.note(name, segment.size, sum(map(len, plan.segments)))
             elif copy is None:
                 if may_plan and not is_answer:
-                    plan = plan_file_body(facts, head.headers, file, segment, **options)
+                    plan = plan_file_body(
+                        facts, head.headers, file, segment, began_ns=began_ns, **options
+                    )
                 if plan is None or plan.status in (200, 206, 416):
                     if head.length is None:
                         head.set_length(segment.size)
@@ -331,7 +341,7 @@ class WSGIFast:
         if plan is None:
             if not may_plan or is_answer or not (self.ranges or self.conditional):
                 return None
-            plan = plan_file_body(facts, head.headers, file, segment, **options)
+            plan = plan_file_body(facts, head.headers, file, segment, began_ns=began_ns, **options)
             if plan is None:
                 return None
         if plan.status != 200:  # the app's own phrase stays

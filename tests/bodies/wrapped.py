@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.files import write_old
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
 
@@ -28,7 +29,7 @@ def nothing_closed() -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    (tmp_path / "file.txt").write_bytes(CONTENT)
+    write_old(tmp_path / "file.txt", CONTENT)
     return tmp_path / "file.txt"
 
 

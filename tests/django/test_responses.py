@@ -24,7 +24,7 @@ from django.urls import path as url
 
 from tests.asgi.support import call, scope_of
 from tests.support.coded import decoded
-from tests.support.files import write_settled
+from tests.support.files import write_old, write_settled
 from tests.support.wsgi import Server, new_environ
 from wsgifast import compress_response
 from wsgifast.django import get_asgi_application, get_wsgi_application
@@ -37,7 +37,7 @@ Ask = Callable[..., tuple[int, dict[str, str], bytes]]
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (tmp_path / "file.bin").write_bytes(CONTENT)
+    write_old(tmp_path / "file.bin", CONTENT)
     return tmp_path / "file.bin"
 
 
@@ -108,7 +108,7 @@ def test_a_file_has_ranges_and_conditions(ask: Ask, file: Path) -> None:
 
 
 def test_several_ranges_of_a_static_file_are_sent_by_the_server(tmp_path: Path) -> None:
-    (tmp_path / "file.bin").write_bytes(CONTENT)
+    write_old(tmp_path / "file.bin", CONTENT)
     ranges = "bytes=0-9,500000-599999"
 
     scope = scope_of("/static/file.bin", host="localhost", range=ranges)

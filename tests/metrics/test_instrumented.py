@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.files import write_old
 from wsgifast import BodyError, ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileReader, close_body
 from wsgifast.metrics import Answered, RequestMetrics
@@ -149,7 +150,7 @@ def test_what_is_read_by_its_wrapper_is_counted() -> None:
 
 def test_several_ranges(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b"0123456789")
+    write_old(path, b"0123456789")
     environ = new_environ()
     environ["HTTP_RANGE"] = "bytes=0-1,5-6"
     notes = Notes()

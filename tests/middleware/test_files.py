@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.files import WholeFileWrapper
+from tests.support.files import WholeFileWrapper, write_old
 from tests.support.wsgi import Server, new_environ, serve
 from wsgifast import StaticFiles, WSGIFast
 from wsgifast.bodies.files import FileReader, FileSlice
@@ -60,7 +60,7 @@ def test_a_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path:
 def test_a_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "file").write_bytes(b"x" * 200_000 + b"the end")
+    write_old(tmp_path / "file", b"x" * 200_000 + b"the end")
 
     def read_from(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [("Content-Type", "text/plain")])
@@ -81,7 +81,7 @@ def test_a_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
 
 
 def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x" * 200_000)
+    write_old(tmp_path / "file", b"x" * 200_000)
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [("Content-Type", "text/plain")])

@@ -19,6 +19,12 @@ ROOT = os.environ.get("FILES_ROOT", "/nonexistent")
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 
 
+def write_old(path: Path, content: bytes = b"") -> None:
+    """Write a file that is older than any request: only of such a file are ranges offered."""
+    path.write_bytes(content)
+    os.utime(path, (1.7e9, 1.7e9))
+
+
 class WholeFileWrapper:
     """As uWSGI's, with its fault: of a descriptor it sends all of the file, wherever it stands."""
 

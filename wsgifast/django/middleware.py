@@ -56,7 +56,9 @@ class StaticFilesMiddleware:
             answer = site.answer_kept(facts, request.path_info)
             if answer is None:
                 look_up = sync_to_async(site.look_up, thread_sensitive=False)
-                answer = await look_up(facts, request.path_info, request.META.get("QUERY_STRING", ""))
+                answer = await look_up(
+                    facts, request.path_info, request.META.get("QUERY_STRING", "")
+                )
             if answer is not None:
                 return response_to(request, answer)
         return await self.get_response(request)
