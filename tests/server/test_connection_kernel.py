@@ -19,7 +19,7 @@ __all__ = ["make_bench"]
 MakeBench = Callable[..., Bench]
 
 
-def refuse(fd: int, events: int = 0, *, known: bool = False) -> None:
+def refuse(fd: int, events: int = 0) -> None:
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
@@ -27,9 +27,9 @@ def test_a_kernel_that_cannot_watch_it(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     client = bench.connect()
     poller = bench.server.poller
-    watch, poller.watch = poller.watch, refuse
+    add, poller.add = poller.add, refuse
     assert bench.connect().is_in(CLOSED)
-    poller.watch = watch
+    poller.add = add
     poller.arm = refuse
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     client.sock.shutdown(socket.SHUT_WR)

@@ -104,30 +104,6 @@ def test_armed_again_it_comes_again(poller: Poller, pair: Pair) -> None:
     assert_silent(poller)
 
 
-def test_what_is_watched_is_told_of_at_each_arrival(poller: Poller, pair: Pair) -> None:
-    near, far = pair
-    fd = near.fileno()
-    poller.watch(fd, known=False)
-    assert_silent(poller)
-    for _ in range(3):
-        far.sendall(b"a")
-        assert poll_until(poller, fd) == [(fd, READ)]
-        assert_silent(poller)  # although it was not read
-        near.recv(1)
-        if not poller.watches:
-            poller.watch(fd, known=True)
-    # To be armed is something else, and so is to be watched again: what is there is told of.
-    poller.arm(fd, WRITE)
-    assert poll_until(poller, fd) == [(fd, WRITE)]
-    far.sendall(b"a")
-    assert_silent(poller)
-    poller.watch(fd, known=True)
-    assert poll_until(poller, fd) == [(fd, READ)]
-    poller.forget(fd)
-    far.sendall(b"a")
-    assert_silent(poller)
-
-
 def test_arming_changes_what_is_waited_for(poller: Poller, pair: Pair) -> None:
     near, far = pair
     poller.add(near.fileno(), READ)

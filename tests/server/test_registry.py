@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from wsgifast.server.poller import HUNG_UP, READ, make_poller
+from wsgifast.server.poller import READ, make_poller
 from wsgifast.server.registry import Registry
 
 LATE = float("inf")
@@ -27,7 +27,7 @@ class Waits:
         self.fd = fd if sock is None else sock.fileno()
         self.deadline = float("-inf") if overdue else LATE
         self.retries = retrying
-        self.known = self.watched = False
+        self.known = False
         self.ended = 0
         self.retried = 0
         self.meanwhile: Callable[[], object] = lambda: None
@@ -49,7 +49,6 @@ class Armed:
     must_forget = False
 
     def __init__(self) -> None:
-        self.watches = True
         self.events: list[tuple[str, int, int]] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
@@ -61,10 +60,6 @@ class Armed:
         self.meanwhile()
         self.events.append(("arm", fd, events))
 
-    def watch(self, fd: int, *, known: bool) -> None:
-        self.meanwhile()
-        self.events.append(("watch", fd, int(known)))
-
     def forget(self, fd: int) -> None:
         self.events.append(("forget", fd, 0))
 
@@ -75,16 +70,8 @@ def poller() -> Any:
 
 
 @pytest.fixture
-def pushed() -> list[tuple[int, int]]:
-    """Events that are to be taken up again."""
-    return []
-
-
-@pytest.fixture
-def registry(poller: Any, pushed: list[tuple[int, int]]) -> Registry[Waits]:
-    return Registry(
-        poller, on_closed=lambda: None, push=pushed.append, log=logging.getLogger("test")
-    )
+def registry(poller: Any) -> Registry[Waits]:
+    return Registry(poller, on_closed=lambda: None, log=logging.getLogger("test"))
 
 
 def wait(registry: Registry[Waits], *connections: Waits) -> None:
@@ -136,6 +123,40 @@ def test_a_descriptor_that_is_used_again_meanwhile_is_left_alone(
     assert registry.claim(8) is other
 
 
+@pytest.mark.parametrize("why", ["overdue", "retrying"])
+def test_connection_that_has_had_a_turn_meanwhile_is_not_swept(
+    registry: Registry[Waits], why: str
+) -> None:
+    first, second = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True})
+    wait(registry, first, second)
+
+    def has_a_turn() -> None:
+        assert registry.claim(8) is second
+        second.deadline, second.retries = LATE, False
+        wait(registry, second)
+
+    first.meanwhile = has_a_turn
+    registry.sweep(0.0)
+    assert (second.ended, second.retried) == (0, 0)
+    assert registry.claim(8) is second
+
+
+def test_event_of_connection_that_is_swept_comes_again_when_it_waits(
+    registry: Registry[Waits], poller: Any
+) -> None:
+    connection = Waits(fd=7, overdue=True)
+    wait(registry, connection)
+
+    def goes_on() -> None:
+        assert registry.claim(7) is None  # its event, which finds nobody
+        wait(registry, connection)
+
+    connection.meanwhile = goes_on
+    registry.sweep(0.0)
+    assert poller.events == [("add", 7, READ), ("arm", 7, READ)]
+    assert registry.claim(7) is connection
+
+
 def test_an_error_at_a_connections_end_closes_it_and_stops_no_sweep(
     registry: Registry[Waits],
 ) -> None:
@@ -159,7 +180,7 @@ def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: 
     """Its number would be another connection's by the time that it is armed."""
     poller: Any = make_poller(kind)
     registry: Registry[Waits] = Registry(
-        poller, on_closed=lambda: None, push=lambda event: None, log=logging.getLogger("test")
+        poller, on_closed=lambda: None, log=logging.getLogger("test")
     )
     sock, peer = socket.socketpair()
     connection = Waits(sock)
@@ -211,81 +232,7 @@ def test_an_event_that_comes_while_it_is_armed_is_not_lost(
     assert not registry.waiting
 
 
-@pytest.mark.parametrize("watches", [True, False])
-def test_what_is_watched_is_armed_no_more(
-    registry: Registry[Waits], poller: Any, watches: bool
-) -> None:
-    poller.watches = watches
-    connection = Waits(fd=7)
-    for _ in range(3):
-        registry.wait_for_more(connection)
-        assert registry.claim(7) is connection
-    watched = [("watch", 7, 0), ("watch", 7, 1), ("watch", 7, 1)]
-    assert poller.events == (watched[:1] if watches else watched)
-    # To wait for something else is to be armed, and then watched again.
-    poller.events.clear()
-    wait(registry, connection)
-    assert registry.claim(7) is connection
-    registry.wait_for_more(connection)
-    assert poller.events == [("arm", 7, READ), ("watch", 7, 1)]
-    # Where somebody else reads, nothing is to be told.
-    poller.events.clear()
-    registry.unwatch(connection)
-    registry.unwatch(connection)
-    assert poller.events == ([("forget", 7, 0)] if watches else [])
-    assert connection.known is not watches
-
-
-def test_an_event_that_finds_nobody_is_taken_up_again(
-    registry: Registry[Waits], pushed: list[tuple[int, int]]
-) -> None:
-    connection = Waits(fd=7)
-    registry.wait_for_more(connection)
-    assert registry.claim(7) is connection
-    assert registry.miss(7, READ) is None
-    assert registry.miss(7, HUNG_UP) is None
-    assert not pushed
-    registry.wait_for_more(connection)
-    assert pushed == [(7, READ | HUNG_UP)]
-    assert registry.claim(7) is connection
-    registry.wait_for_more(connection)
-    assert len(pushed) == 1  # once
-
-
-def test_an_event_that_finds_nobody_for_a_moment_claims(
-    registry: Registry[Waits], pushed: list[tuple[int, int]]
-) -> None:
-    connection = Waits(fd=7)
-    registry.wait_for_more(connection)
-    assert registry.claim(7) is connection
-    assert registry.claim(7) is None
-    registry.wait_for_more(connection)  # before the event is noted
-    assert registry.miss(7, READ) is connection
-    registry.wait_for_more(connection)
-    assert not pushed
-
-
-def test_a_missed_event_is_told_again_by_the_kernel_or_is_another_ones(
-    registry: Registry[Waits], pushed: list[tuple[int, int]]
-) -> None:
-    connection, other = Waits(socket.socket()), Waits(fd=8)
-    fd = connection.fd
-    registry.wait_for_more(connection)
-    assert registry.claim(fd) is connection
-    registry.miss(fd, READ)
-    registry.wait(connection, READ)
-    assert registry.claim(fd) is connection
-    registry.miss(fd, READ)
-    registry.forget(connection)
-    connection.close()
-    other.fd = fd
-    registry.wait_for_more(other)
-    assert not pushed
-
-
-def test_a_number_that_is_anothers_by_now(
-    registry: Registry[Waits], pushed: list[tuple[int, int]]
-) -> None:
+def test_a_number_that_is_anothers_by_now(registry: Registry[Waits]) -> None:
     """The app has closed a socket that it had taken over: its connection ends with that."""
     connection = Waits(socket.socket())
     fd = connection.fd
@@ -297,13 +244,10 @@ def test_a_number_that_is_anothers_by_now(
             os.dup2(its_own.fileno(), fd)
         its_own = socket.socket(fileno=fd)
     other = Waits(its_own)
-    registry.wait_for_more(other)
+    wait(registry, other)
     assert (connection.ended, other.ended) == (1, 0)
-    assert registry.claim(fd) is other
-    registry.miss(fd, READ)
     registry.forget(connection)
-    registry.wait_for_more(other)
-    assert pushed == [(fd, READ)]
+    assert registry.claim(fd) is other
     other.close()
 
 
@@ -316,42 +260,3 @@ def test_whose_socket_is_closed_ends_no_other_of_its_number(registry: Registry[W
         registry.wait(connection, READ)
     assert other.ended == 0
     assert registry.claim(other.fd) is other
-
-
-def test_what_has_had_a_turn_while_it_is_swept_is_left_alone(
-    registry: Registry[Waits], pushed: list[tuple[int, int]]
-) -> None:
-    """Its event is not lost either, which comes while the sweep has it."""
-    first, second, other = Waits(fd=7, overdue=True), Waits(fd=8, overdue=True), Waits(fd=8)
-    registry.wait_for_more(first)
-    registry.wait_for_more(second)
-
-    other.known = other.watched = True  # it has waited before, and needs no arming
-    meanwhile: list[Callable[[], object]] = []
-
-    class Between(dict[int, Waits]):
-        """Something happens between the sweep's look and its claim."""
-
-        def get(self, fd: int, default: Any = None) -> Any:
-            found = super().get(fd, default)
-            if found is second and meanwhile:
-                meanwhile.pop()()
-            return found
-
-    def has_a_turn() -> None:
-        assert registry.claim(8) is second
-        second.deadline = LATE
-        registry.wait_for_more(second)
-
-    def is_closed() -> None:
-        assert registry.claim(8) is second
-        registry.wait_for_more(other)
-
-    registry.waiting = Between(registry.waiting)
-    for happens in (has_a_turn, is_closed):
-        second.deadline = float("-inf")
-        meanwhile.append(happens)
-        registry.sweep(0.0)
-        assert (second.ended, other.ended) == (0, 0)
-    assert first.ended == 1
-    assert registry.claim(8) is other

@@ -72,7 +72,7 @@ class Connection(Endpoint):
     :ivar hijacked: the app has taken the socket over.
     """
 
-    __slots__ = ("_is_read_empty", "_receiver", "_unread", "exchange", "hijacked")
+    __slots__ = ("_receiver", "_unread", "exchange", "hijacked")
 
     response_class = Response
 
@@ -86,8 +86,6 @@ class Connection(Endpoint):
         self.exchange: Exchange | None = None
         self.hijacked = False
         self._receiver = receiver
-        # The last receive has emptied the socket: an event will report whatever comes next.
-        self._is_read_empty = False
         self._unread: StreamedBody | None = None  # the rest of it is discarded
 
     @property
@@ -175,18 +173,13 @@ class Connection(Endpoint):
             try:
                 data = self.sock.recv(wanted)
             except WOULD_BLOCK:
-                self.wait_for_more()
+                self.wait(READ)
                 return None
             except OSError as error:
                 self._core.log.debug("Ignoring a lost connection: %s", error)
             if not data:
                 self.close()
                 return None
-            # epoll(7): a receive that returns less than was asked for has emptied the socket,
-            # except before the end of the stream or urgent data, which the event has reported too.
-            self._is_read_empty = len(data) < wanted and events == READ
-        else:
-            self._is_read_empty = False
         try:
             step = receiver.take(data)
         except Exception as error:  # noqa: BLE001 - each is answered
@@ -230,18 +223,12 @@ class Connection(Endpoint):
         """Wait for the next bytes, or go on at once with those that no event will report."""
         if self._receiver.has_more_to_do() or self.has_more_in_tls():
             self._core.resume(self)
-        elif self._is_read_empty and self.watched:
-            self._core.registry.publish(self)
-        elif self._is_read_empty:
-            self.wait_for_more()
         else:
             self.wait(READ)
 
     def _stream_body(self, exchange: Exchange) -> None:
         """Let the app's thread read the body from the socket."""
         receiver = self._receiver
-        self._is_read_empty = False
-        self._core.registry.unwatch(self)
         exchange.streamed = streamed = StreamedBody(
             self.sock,
             self.output.lock,
@@ -290,7 +277,6 @@ class Connection(Endpoint):
         """Hand the socket to the app, once the client has taken all queued output."""
         if not self.hijacked:
             self.hijacked = True
-            self._core.registry.unwatch(self)
             self.output.drain()
             self.sock.setblocking(True)
         return self.sock

@@ -102,7 +102,7 @@ class Core(Protocol):
 class Endpoint:
     """An accepted socket, its output queue and its state; connection.py says who owns it.
 
-    For `deadline`, `known`, `watched` and `retries` see :class:`~.registry.Waiting`; for
+    For `deadline`, `known` and `retries` see :class:`~.registry.Waiting`; for
     `app_socket` and `proxy`, :class:`~.app_socket.Owner`.
 
     :param state: the first one.
@@ -110,7 +110,7 @@ class Endpoint:
 
     __slots__ = (
         "_core", "_lingering", "_tls", "address", "app_socket", "deadline", "fd", "known", "output",
-        "peer", "proxy", "retries", "sock", "state", "watched",
+        "peer", "proxy", "retries", "sock", "state",
     )  # fmt: skip
 
     output: OutputQueue
@@ -125,7 +125,6 @@ class Endpoint:
         self.app_socket: AppSocket | None = None
         self.proxy: dict[str, Any] | None = None
         self.known = False
-        self.watched = False
         self.retries = False
         self.deadline = time.monotonic() + core.options.head_timeout_s
         self._core = core
@@ -181,7 +180,7 @@ class Endpoint:
 
     def begin(self) -> None:
         """Wait for the first event."""
-        self.wait_for_more()
+        self.wait(READ)
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         self.deadline = deadline
@@ -200,16 +199,6 @@ class Endpoint:
         """Give the connection up until an event; the caller must not touch it afterwards."""
         try:
             self._core.registry.wait(self, events)
-        except (OSError, ValueError) as error:
-            self._cannot_wait(error)
-
-    def wait_for_more(self) -> None:
-        """As :meth:`wait`, to read, after everything has been read."""
-        if self._tls is not None:  # which may leave a part of a record in the socket
-            self.wait(READ)
-            return
-        try:
-            self._core.registry.wait_for_more(self)
         except (OSError, ValueError) as error:
             self._cannot_wait(error)
 

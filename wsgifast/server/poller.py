@@ -6,9 +6,6 @@ A connection is either *armed* here or *owned* by one thread: an event is report
 its descriptor (EPOLLONESHOT), so that the thread which gets the event owns the connection until it
 arms it again. Any thread may arm a descriptor while another thread polls.
 
-A descriptor that is *watched* needs no arming: an event is reported each time that something
-arrives (EPOLLET), also while the connection is owned. Its owner must read everything.
-
 Listeners are level-triggered and stay armed. If sibling processes share a listener, epoll reports a
 connection to one of them (EPOLLEXCLUSIVE).
 
@@ -37,9 +34,6 @@ READ = 0x1
 WRITE = 0x4
 # Set together with READ: the peer has shut down its sending side (EPOLLRDHUP; epoll only).
 HUNG_UP = 0x2000
-# Set together with READ for a watched descriptor: a receive stops before urgent data, although more
-# may follow (EPOLLPRI; RFC 9293 section 3.8.5).
-_URGENT = 0x2
 
 # What a non-blocking socket raises, plain or TLS, if it has to be waited for.
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -55,7 +49,6 @@ _ONCE = {
 # The most events of one call (select.epoll's default), and of one poll, which may make several.
 _MOST_AT_ONCE = 1023
 _MOST_EVENTS = 16 * _MOST_AT_ONCE
-_WATCHED = READ | HUNG_UP | _URGENT | getattr(select, "EPOLLET", 0)
 
 Event = tuple[int, int]
 
@@ -64,11 +57,9 @@ class Poller(Protocol):
     """Waits for descriptors. Every method but :meth:`close` may be called from any thread.
 
     :ivar must_forget: whether a descriptor must be forgotten before it is closed.
-    :ivar watches: whether :meth:`watch` needs no arming.
     """
 
     must_forget: bool
-    watches: bool
 
     def add(self, fd: int, events: int) -> None:
         """Arm a new descriptor for one event.
@@ -80,14 +71,6 @@ class Poller(Protocol):
         """Arm a descriptor again after its event, or change the events it is armed for.
 
         :param events: 0 for none; epoll then still reports an error or a hang-up.
-        """
-
-    def watch(self, fd: int, *, known: bool) -> None:
-        """Report each arrival of data, until the descriptor is armed or forgotten.
-
-        Where :attr:`watches` is False, this arms it for the next arrival only.
-
-        :param known: whether it has been armed or watched before.
         """
 
     def forget(self, fd: int) -> None:
@@ -127,7 +110,6 @@ class EpollPoller:
     """Linux: the kernel gives each event to one thread only."""
 
     must_forget = False
-    watches = True
 
     def __init__(self) -> None:
         self._epoll = epoll = select.epoll()
@@ -142,9 +124,6 @@ class EpollPoller:
 
     def arm(self, fd: int, events: int) -> None:
         self._modify(fd, _ONCE[events])
-
-    def watch(self, fd: int, *, known: bool) -> None:
-        (self._modify if known else self._register)(fd, _WATCHED)
 
     def forget(self, fd: int) -> None:
         with contextlib.suppress(OSError):
@@ -192,7 +171,6 @@ class SelectorsPoller:
     """Any system with :mod:`selectors`; only one thread polls at a time."""
 
     must_forget = True
-    watches = False
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -208,9 +186,6 @@ class SelectorsPoller:
         self._pipe.wake()
 
     arm = add
-
-    def watch(self, fd: int, *, known: bool) -> None:
-        self.add(fd, READ)
 
     def forget(self, fd: int) -> None:
         # The number may be reused before the poll applies this: the changes are applied in order,

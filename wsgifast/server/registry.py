@@ -15,11 +15,8 @@ descriptor's number for a new connection, and the owner would then arm that one.
 happen under one lock, which the sweep takes for each claim. An event needs no lock: it proves that
 the connection is armed.
 
-Arming costs a system call for each request. Where the poller supports it, a connection that has
-read everything is *watched* instead (edge-triggered), and waiting only publishes it. Its next event
-may then arrive while it is still owned and find nobody to claim. Such an event is *missed*, and
-recorded. The thread that publishes a connection checks for a missed event, and the thread that
-records one checks again for a published connection, so that one of the two sees the other.
+An event that finds nobody to claim was that of a connection which the sweep has claimed first. It
+is not lost: whoever lets the connection wait again arms it, and then it is reported again.
 """
 
 from __future__ import annotations
@@ -29,10 +26,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from .poller import Event, Poller
+from .poller import Poller
 
 
 class Waiting(Protocol):
@@ -42,9 +38,8 @@ class Waiting(Protocol):
     sock: socket.socket
     #: When the sweep claims it; monotonic, in seconds.
     deadline: float
-    #: Whether the poller knows its descriptor, and whether it watches it.
+    #: Whether the poller knows its descriptor.
     known: bool
-    watched: bool
     #: Whether the next sweep claims it in any case.
     retries: bool
 
@@ -65,7 +60,6 @@ class Registry(Generic[C]):
     """Keeps a worker's connections; thread-safe.
 
     :param on_closed: called after each connection that has closed.
-    :param push: has an event handled as if the poller had just returned it.
     """
 
     def __init__(
@@ -73,16 +67,13 @@ class Registry(Generic[C]):
         poller: Poller,
         *,
         on_closed: Callable[[], object],
-        push: Callable[[Event], object],
         log: Any,
     ) -> None:
         self.connections: set[C] = set()
         self._poller = poller
         self._on_closed = on_closed
-        self._push = push
         self.log = log
         self.waiting: dict[int, C] = {}
-        self._missed: dict[int, int] = {}  # events that found no connection, by descriptor
         self._lock = threading.Lock()
 
     # Called by the owner of a connection.
@@ -95,20 +86,7 @@ class Registry(Generic[C]):
             owns the connection then.
         """
         arm = self._poller.arm if connection.known else self._poller.add
-        self._publish_armed(connection, arm, events, watched=False)
-
-    def wait_for_more(self, connection: C) -> None:
-        """As :meth:`wait`, to read, for a connection that has read everything."""
-        if connection.watched:
-            self.publish(connection)
-            return
-        watch = partial(self._poller.watch, known=connection.known)
-        self._publish_armed(connection, watch, watched=self._poller.watches)
-
-    def _publish_armed(
-        self, connection: C, arm: Callable[..., object], *events: int, watched: bool
-    ) -> None:
-        connection.known, connection.watched = True, watched
+        connection.known = True
         fd = connection.fd
         other = self.waiting.get(fd)
         if other is not None and other is not connection:
@@ -120,30 +98,14 @@ class Registry(Generic[C]):
                     self._poller.forget(fd)
                 self._have_step(other, other.on_overdue)
         with self._lock:
-            self._missed.pop(fd, None)  # arming reports it again
             self.waiting[fd] = connection
             try:
-                arm(fd, *events)
+                arm(fd, events)
             except (OSError, ValueError) as error:
                 # None: an event has claimed it even so.
                 if self.waiting.pop(fd, None) is connection:
                     self.log.warning("cannot wait for a connection: %s", error)
                     raise
-
-    def publish(self, connection: C) -> None:
-        """Let a connection wait that is armed or watched already and has read everything."""
-        fd = connection.fd
-        self.waiting[fd] = connection
-        if fd in self._missed:
-            events = self._missed.pop(fd, 0)
-            if events:
-                self._push((fd, events))
-
-    def unwatch(self, connection: C) -> None:
-        """The app reads from the socket from now on: report nothing any more."""
-        if connection.watched:
-            connection.known = connection.watched = False
-            self._poller.forget(connection.fd)
 
     def change(self, connection: C, events: int) -> None:
         """Change the events that a connection waits for, if it waits; for any thread.
@@ -165,10 +127,8 @@ class Registry(Generic[C]):
         """
         fd = connection.fd
         self._claim_if_waiting(connection)
-        if connection.sock.fileno() == fd:
-            self._missed.pop(fd, None)
-            if self._poller.must_forget:
-                self._poller.forget(fd)
+        if self._poller.must_forget and connection.sock.fileno() == fd:
+            self._poller.forget(fd)
 
     def replace(self, connection: C, other: C) -> None:
         """Another object goes on with the socket of a connection."""
@@ -190,18 +150,6 @@ class Registry(Generic[C]):
         """
         return self.waiting.pop(fd, None)
 
-    def miss(self, fd: int, events: int) -> C | None:
-        """Record an event for a descriptor on which no connection waits.
-
-        :returns: the connection that has started to wait meanwhile, which is claimed by this.
-        """
-        missed = self._missed
-        missed[fd] = missed.get(fd, 0) | events
-        connection = self.waiting.pop(fd, None)
-        if connection is not None:
-            missed.pop(fd, None)
-        return connection
-
     def sweep(self, now: float) -> None:
         """Claim the connections that are overdue, and have them end.
 
@@ -210,14 +158,13 @@ class Registry(Generic[C]):
         for connection in list(self.waiting.values()):
             if not (connection.deadline < now or connection.retries):
                 continue
-            if not self._claim_if_waiting(connection):
+            # An event may have been handled in between.
+            if not self._claim_if_waiting(connection, overdue_at=now):
                 continue
             if connection.deadline < now:
                 self._have_step(connection, connection.on_overdue)
-            elif connection.retries:
-                self._have_step(connection, connection.retry)
             else:
-                self.publish(connection)  # an event has been handled in between
+                self._have_step(connection, connection.retry)
 
     def cap_deadlines(self, deadline: float, applies: Callable[[C], bool]) -> None:
         """Have the waiting connections for which `applies` is true end by `deadline`."""
@@ -232,12 +179,14 @@ class Registry(Generic[C]):
             self.log.exception("Error in a connection")
             connection.close()
 
-    def _claim_if_waiting(self, connection: C) -> bool:
+    def _claim_if_waiting(self, connection: C, *, overdue_at: float | None = None) -> bool:
         fd = connection.fd
         with self._lock:
             if self.waiting.get(fd) is not connection:
                 return False
-            claimed = self.waiting.pop(fd, None)
-        if claimed is not None and claimed is not connection:
-            self.publish(claimed)  # its event came in between, and the number is another one's
-        return claimed is connection
+            if overdue_at is not None and not (
+                connection.deadline < overdue_at or connection.retries
+            ):
+                return False
+            # None: its event has come in between. No other connection can: that needs the lock.
+            return self.waiting.pop(fd, None) is not None

@@ -85,7 +85,6 @@ class Server:
         self.registry: Registry[Endpoint] = Registry(
             self.poller,
             on_closed=self._on_closed,
-            push=lambda event: self.pool.push(event),
             log=log,
         )
         self.connections = self.registry.connections
@@ -341,10 +340,7 @@ class Server:
         if connection is None:
             if self._acceptor.listens_on(fd):
                 self._acceptor.accept(fd)
-                return None
-            connection = self.registry.miss(fd, events)
-            if connection is None:
-                return None
+            return None
         if self._acceptor.unfinished is not None:
             self._acceptor.count_event()
         ready = self._go_on(connection, events)

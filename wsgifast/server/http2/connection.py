@@ -60,7 +60,7 @@ class HTTP2Connection(Endpoint):
 
     def __init__(self, core: Core, before: Endpoint, parser: Parser) -> None:
         super().__init__(core, before.sock, before.peer, before.address, STREAMS)
-        self.known, self.watched, self.proxy = before.known, before.watched, before.proxy
+        self.known, self.proxy = before.known, before.proxy
         self.outgoing = outgoing = Outgoing(core, self, self._end)
         self.incoming = Incoming(outgoing, parser)
         self.output = outgoing.output
