@@ -6,10 +6,10 @@ from ..checks import exports_on_demand
 from .simple_server import ThreadingWSGIServer, WSGIRequestHandler, WSGIServer, make_server
 
 if TYPE_CHECKING:
-    from .serving import WerkzeugRequestHandler
+    from .werkzeug_server import WerkzeugRequestHandler
 else:
     # On demand, since it needs Werkzeug.
-    __getattr__ = exports_on_demand(__name__, {"WerkzeugRequestHandler": ".serving"})
+    __getattr__ = exports_on_demand(__name__, {"WerkzeugRequestHandler": ".werkzeug_server"})
 
 __all__ = [
     "ThreadingWSGIServer",

@@ -1,14 +1,21 @@
-"""Requests on a persistent connection, over every kind of development server."""
+"""Requests on a persistent connection: over every kind of server, the checks of heads, bodies."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from http.client import parse_headers
+from typing import TYPE_CHECKING, Any, cast
 from wsgiref.validate import validator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.http import Connection
+from wsgifast.devservers.request import BodyFraming, CheckedLines, RequestBody, check_head
+from wsgifast.errors import ClientGone, RequestError
 
 from .apps import TEXT, answering, assert_alive, each_kind, path_of, router
 from .serving import serve
@@ -16,9 +23,11 @@ from .serving import serve
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
+NEXT = b"GET /next HTTP/1.1\r\n"
+
 
 @each_kind
-def test_many_requests_on_one_connection(kind: str) -> None:
+def test_connection_with_many_requests_answers_each(kind: str) -> None:
     with serve(answering(path_of), kind) as served, Connection(served.address) as client:
         for number in range(20):
             response = client.request(f"/{number}")
@@ -28,7 +37,7 @@ def test_many_requests_on_one_connection(kind: str) -> None:
 
 
 @each_kind
-def test_the_server_keeps_to_wsgi(kind: str) -> None:
+def test_server_under_validator_keeps_to_wsgi(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> Iterator[bytes]:
         return iter([environ["wsgi.input"].read(3), environ["wsgi.input"].readline()])
 
@@ -41,7 +50,7 @@ def test_the_server_keeps_to_wsgi(kind: str) -> None:
 
 
 @each_kind
-def test_an_absolute_target_is_split(kind: str) -> None:
+def test_absolute_target_is_split(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         names = ("HTTP_HOST", "PATH_INFO", "QUERY_STRING")
         return [" ".join([environ[name] for name in names]).encode("latin-1")]
@@ -56,7 +65,7 @@ def test_an_absolute_target_is_split(kind: str) -> None:
 
 
 @each_kind
-def test_an_old_client_may_ask_to_stay(kind: str) -> None:
+def test_http10_client_with_keep_alive_stays_connected(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         with Connection(served.address) as client:
             response = client.request(version="1.0", headers=[("Connection", "Keep-Alive")])
@@ -68,7 +77,7 @@ def test_an_old_client_may_ask_to_stay(kind: str) -> None:
 
 
 @each_kind
-def test_close_is_heard_and_said(kind: str) -> None:
+def test_connection_close_is_obeyed_and_sent(kind: str) -> None:
     leaving = answering(path_of, headers=[*TEXT, ("Connection", "close")])
     with serve(router(leaving=leaving), kind) as served:
         for target, headers in [("/", [("Connection", "TE, close")]), ("/leaving", [])]:
@@ -92,7 +101,7 @@ def test_pipelined_requests_are_answered_in_order(kind: str) -> None:
 
 @each_kind
 @pytest.mark.parametrize("chunked", [False, True])
-def test_an_unread_request_body_does_not_become_a_request(kind: str, chunked: bool) -> None:
+def test_unread_body_does_not_become_a_request(kind: str, chunked: bool) -> None:
     smuggled = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
     with serve(answering(path_of), kind) as served, Connection(served.address) as client:
         for _ in range(3):
@@ -105,7 +114,7 @@ def test_an_unread_request_body_does_not_become_a_request(kind: str, chunked: bo
 
 
 @each_kind
-def test_a_large_unread_body_closes_and_the_answer_still_arrives(kind: str) -> None:
+def test_large_unread_body_closes_after_the_response(kind: str) -> None:
     app = answering(path_of, "413 Content Too Large")
     with serve(app, kind) as served, Connection(served.address) as client:
         # Sent whole before the answer is read, as http.client does.
@@ -115,7 +124,7 @@ def test_a_large_unread_body_closes_and_the_answer_still_arrives(kind: str) -> N
 
 
 @each_kind
-def test_a_chunked_request_is_decoded(kind: str) -> None:
+def test_chunked_request_is_decoded(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         assert "HTTP_TRANSFER_ENCODING" not in environ
         return [environ["wsgi.input"].read()]
@@ -132,7 +141,7 @@ def test_a_chunked_request_is_decoded(kind: str) -> None:
 
 
 @each_kind
-def test_malformed_chunks_that_nobody_reads_end_the_connection(kind: str) -> None:
+def test_malformed_unread_chunks_end_the_connection(kind: str) -> None:
     with serve(answering(path_of), kind) as served, Connection(served.address) as client:
         headers = [("Transfer-Encoding", "chunked")]
         smuggled = b"x\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -164,7 +173,7 @@ def test_doubtful_framing_is_refused_and_ends_the_connection(kind: str) -> None:
 
 
 @each_kind
-def test_broken_requests_get_a_status(kind: str) -> None:
+def test_broken_request_gets_a_status(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         for wire, status in (
             (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
@@ -182,14 +191,14 @@ def test_broken_requests_get_a_status(kind: str) -> None:
 
 
 @each_kind
-def test_one_empty_line_before_a_request_is_forgiven(kind: str) -> None:
+def test_empty_line_before_a_request_is_skipped(kind: str) -> None:
     with serve(answering(path_of), kind) as served, Connection(served.address) as client:
         client.send(b"\r\n")
         assert_alive(client)
 
 
 @each_kind
-def test_100_continue_is_sent_when_the_app_reads(kind: str) -> None:
+def test_continue_is_sent_when_the_app_reads(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         return [environ["wsgi.input"].read(5)]
 
@@ -209,7 +218,7 @@ def test_100_continue_is_sent_when_the_app_reads(kind: str) -> None:
 
 
 @each_kind
-def test_100_continue_never_stands_inside_a_response(kind: str) -> None:
+def test_continue_is_never_sent_inside_a_response(kind: str) -> None:
     def late(environ: WSGIEnvironment) -> Iterator[bytes]:
         yield b"first "
         yield environ["wsgi.input"].read(5)
@@ -219,3 +228,198 @@ def test_100_continue_never_stands_inside_a_response(kind: str) -> None:
         client.send_request(method="POST", headers=headers, body=b"hello")
         assert client.read_response().body == b"first hello"
         assert client.read_to_end() == b""
+
+
+def checked(head: bytes, line: str = "POST / HTTP/1.1") -> BodyFraming:
+    lines = cast(Any, CheckedLines(io.BytesIO(head + b"\r\n")))
+    return check_head(line, parse_headers(lines))
+
+
+@pytest.mark.parametrize(
+    ("head", "framing"),
+    [
+        (b"Host: a\r\n", BodyFraming(0, False)),
+        (b"Host: a\r\nContent-Length: 12\r\n", BodyFraming(12, False)),
+        (b"Host: a\r\nTransfer-Encoding: Chunked\r\n", BodyFraming(None, False)),
+        (b"Host: a\r\nContent-Length: 1\r\nExpect: 100-Continue\r\n", BodyFraming(1, True)),
+        (b"Host: a\r\nExpect: 100-continue\r\n", BodyFraming(0, False)),
+        (b"Host: a\nContent-Length: 7\n", BodyFraming(7, False)),
+        # To a parser of mail these two announce parts that a request's head does not have.
+        (
+            b"Host: a\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 7\r\n",
+            BodyFraming(7, False),
+        ),
+        (b"Host: a\r\nContent-Type: message/http\r\nContent-Length: 7\r\n", BodyFraming(7, False)),
+    ],
+)
+def test_head_with_framing_gives_the_end_of_the_body(head: bytes, framing: BodyFraming) -> None:
+    assert checked(head) == framing
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"Host: a\r\nHost: b\r\n",
+        b"Host: a/b\r\n",
+        b"Host: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n",
+        b"Host: a\r\nContent-Length: 1, 1\r\n",
+        b"Host: a\r\nContent-Length: +1\r\n",
+        b"Host: a\r\nContent-Length: 1_0\r\n",
+        b"Host: a\r\nContent-Length: -1\r\n",
+        b"Host: a\r\nContent-Length:\r\n",
+        b"Host: a\r\nContent-Length: \xb2\r\n",
+        b"Host: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n",
+        b"Host: a\r\nTransfer-Encoding: chunked\r\nContent-Length : 1\r\n",
+        b"Host: a\r\nno header at all\r\nContent-Length: 1\r\n",
+        b"Host: a\r\n: nameless\r\n",
+        b"From here\r\nHost: a\r\n",
+        b"Host: a\r\nFrom here\r\n",
+        b"Host: a\r\nX: 1\rContent-Length: 5\r\n",
+        b"Host: a\r\nX: 1\0\r\n",
+        b"Host: a\r\nX: 1\r\n folded\r\n",
+    ],
+)
+def test_ambiguous_head_is_refused(head: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        checked(head)
+    assert caught.value.status is HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize("codings", [b"gzip", b"gzip, chunked", b"chunked, chunked", b"identity"])
+def test_transfer_coding_other_than_chunked_is_refused(codings: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        checked(b"Host: a\r\nTransfer-Encoding: " + codings + b"\r\n")
+    assert caught.value.status is HTTPStatus.NOT_IMPLEMENTED
+
+
+def test_http10_head_with_chunks_is_refused_and_its_expectation_ignored() -> None:
+    with pytest.raises(RequestError):
+        checked(b"Transfer-Encoding: chunked\r\n", "POST / HTTP/1.0")
+    head = b"Content-Length: 1\r\nExpect: 100-continue\r\n"
+    assert checked(head, "POST / HTTP/1.0") == BodyFraming(1, False)
+
+
+def test_unknown_expectation_is_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        checked(b"Host: a\r\nExpect: tea\r\n")
+    assert caught.value.status is HTTPStatus.EXPECTATION_FAILED
+
+
+@pytest.mark.parametrize(
+    "line", ["GET /", "GET  / HTTP/1.1", "GET /\x0bHTTP/1.1", "G(T / HTTP/1.1", "GET / HTTP/1.11"]
+)
+def test_request_line_without_three_parts_is_refused(line: str) -> None:
+    with pytest.raises(RequestError):
+        checked(b"Host: a\r\n", line)
+
+
+def test_head_that_is_cut_off_raises() -> None:
+    lines = CheckedLines(io.BytesIO(b"Host: a\r\nContent-Le"))
+    assert lines.readline() == b"Host: a\r\n"
+    with pytest.raises(EOFError):
+        lines.readline()
+
+
+def test_header_with_underscore_is_removed() -> None:
+    lines = cast(Any, CheckedLines(io.BytesIO(b"Host: a\r\nX_Real_Ip: 1\r\nX-A: 2\r\n\r\n")))
+    headers = parse_headers(lines)
+    check_head("GET / HTTP/1.1", headers)
+    assert headers.keys() == ["Host", "X-A"]
+
+
+class Pieces(io.RawIOBase):
+    """A connection's input that arrives in pieces of a given size."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self._data, self._size = data, size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._data[: min(self._size, len(buffer))]
+        self._data = self._data[len(piece) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def received(data: bytes, length: int | None, size: int = 1 << 16) -> tuple[RequestBody, Any]:
+    stream = io.BufferedReader(cast(Any, Pieces(data, size)))
+    return RequestBody(cast(Any, stream), BodyFraming(length, False), lambda: None), stream
+
+
+@given(
+    chunks=st.lists(st.binary(min_size=1, max_size=70), max_size=5),
+    extension=st.sampled_from([b"", b";a=b", b" ;x"]),
+    trailer=st.sampled_from([b"", b"X: y\r\n"]),
+    size=st.sampled_from([1, 2, 7, 1 << 16]),
+)
+def test_chunks_are_decoded_and_the_rest_is_left(
+    chunks: list[bytes], extension: bytes, trailer: bytes, size: int
+) -> None:
+    wire = b"".join(b"%X%s\r\n%s\r\n" % (len(c), extension, c) for c in chunks)
+    body, stream = received(wire + b"0\r\n" + trailer + b"\r\n" + NEXT, None, size)
+    assert io.BufferedReader(body).read() == b"".join(chunks)
+    assert body.at_end
+    assert stream.read() == NEXT
+
+
+@given(data=st.binary(max_size=99), size=st.sampled_from([1, 3, 1 << 16]))
+def test_body_of_known_length_is_read_to_its_end(data: bytes, size: int) -> None:
+    body, stream = received(data + NEXT, len(data), size)
+    assert io.BufferedReader(body).read() == data
+    assert body.at_end
+    assert stream.read() == NEXT
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"+5\r\nhello\r\n0\r\n\r\n",
+        b"0x5\r\nhello\r\n0\r\n\r\n",
+        b"5\nhello\r\n0\r\n\r\n",
+        b"5\r\nhello\n0\r\n\r\n",
+        b"5\r\nhelloX\r\n0\r\n\r\n",
+        b"-1\r\nhello\r\n0\r\n\r\n",
+        b"\r\n",
+        b"5;a=\rb\r\nhello\r\n0\r\n\r\n",
+        b"1" * 5000,
+        b"0\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+    ],
+)
+def test_malformed_chunks_raise(wire: bytes) -> None:
+    body, _ = received(wire, None)
+    with pytest.raises(RequestError):
+        io.BufferedReader(body).read()
+    assert not body.at_end
+
+
+@pytest.mark.parametrize(
+    ("wire", "length"), [(b"abc", 5), (b"5\r\nabc", None), (b"5\r\nhello\r\n", None), (b"5", None)]
+)
+def test_body_of_a_client_that_leaves_raises(wire: bytes, length: int | None) -> None:
+    body, _ = received(wire, length)
+    with pytest.raises(ClientGone):
+        io.BufferedReader(body).read()
+
+
+def test_unread_rest_is_drained_up_to_a_limit() -> None:
+    body, stream = received(b"x" * 10 + NEXT, 10)
+    assert not body.drain(9)
+    assert body.drain(10)
+    assert stream.read() == NEXT
+    body, stream = received(b"5\r\nhello\r\n5\r\nhello\r\n0\r\n\r\n" + NEXT, None)
+    assert not body.drain(6)
+    assert body.drain(10)
+    assert stream.read() == NEXT
+
+
+def test_body_after_finish_cannot_be_read() -> None:
+    body, stream = received(b"hello" + NEXT, 5)
+    kept = io.BufferedReader(body)
+    body.finish()
+    with pytest.raises(ValueError, match="over"):
+        kept.read()
+    assert body.drain(5)
+    assert stream.read() == NEXT

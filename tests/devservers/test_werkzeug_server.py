@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SCRIPT = """
 import sys, werkzeug.serving
-from wsgifast.devservers.serving import WerkzeugRequestHandler
+from wsgifast.devservers.werkzeug_server import WerkzeugRequestHandler
 import {module}
 werkzeug.serving.run_simple(
     "127.0.0.1", int(sys.argv[1]), {module}.app, request_handler=WerkzeugRequestHandler, {options}

@@ -1,4 +1,4 @@
-"""Bodies and their framing, over every kind of development server."""
+"""Bodies and their framing, over every kind of development server, and how they are sent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests.support.http import Connection
 from wsgifast import WSGIFast
 from wsgifast.bodies.files import FileSlice
 from wsgifast.bodies.segments import Segment, SegmentedBody
+from wsgifast.devservers.response import Outlet
+from wsgifast.errors import BodyTooShort, ClientGone
 from wsgifast.sockets.sending import FileSegment
 
 from .apps import answering, assert_alive, each_kind, path_of, router
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 @each_kind
 @pytest.mark.parametrize("body", [list, tuple, iter])
-def test_no_body_where_none_belongs(kind: str, body: Any) -> None:
+def test_response_that_has_no_body_sends_none(kind: str, body: Any) -> None:
     statuses = ["204 No Content", "304 Not Modified", "205 Reset Content"]
     apps = {
         status[:3]: answering(lambda _: body([b"some", b" ", b"body"]), status, [])
@@ -43,7 +45,7 @@ def test_no_body_where_none_belongs(kind: str, body: Any) -> None:
 
 
 @each_kind
-def test_head_has_the_head_of_get_and_no_body(kind: str, tmp_path: Path) -> None:
+def test_head_request_gets_the_head_of_get_alone(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
     apps = {
@@ -62,7 +64,7 @@ def test_head_has_the_head_of_get_and_no_body(kind: str, tmp_path: Path) -> None
 
 
 @each_kind
-def test_an_empty_body_has_length_0(kind: str) -> None:
+def test_empty_body_has_length_0(kind: str) -> None:
     apps = {
         "list": answering(lambda _: []),
         "block": answering(lambda _: [b""]),
@@ -78,7 +80,7 @@ def test_an_empty_body_has_length_0(kind: str) -> None:
 
 
 @each_kind
-def test_a_body_of_unknown_length_is_chunked_for_who_understands(kind: str) -> None:
+def test_body_of_unknown_length_is_chunked_for_http11(kind: str) -> None:
     app = answering(lambda _: (block for block in [b"one ", b"", b"two"]))
     with serve(router(stream=app), kind) as served:
         with Connection(served.address) as client:
@@ -95,7 +97,7 @@ def test_a_body_of_unknown_length_is_chunked_for_who_understands(kind: str) -> N
 
 
 @each_kind
-def test_what_exceeds_the_content_length_is_cut_and_logged(kind: str) -> None:
+def test_body_over_its_content_length_is_cut_and_logged(kind: str) -> None:
     length = [("Content-Length", "4")]
     apps = {
         "list": answering(lambda _: [b"12", b"345678"], headers=length),
@@ -110,7 +112,7 @@ def test_what_exceeds_the_content_length_is_cut_and_logged(kind: str) -> None:
 
 @each_kind
 @pytest.mark.parametrize("body", [list, iter])
-def test_what_falls_short_of_the_content_length_ends_the_connection(kind: str, body: Any) -> None:
+def test_body_below_its_content_length_ends_the_connection(kind: str, body: Any) -> None:
     app = answering(lambda _: body([b"12", b"34"]), headers=[("Content-Length", "5")])
     with (
         serve(app, kind) as served,
@@ -131,7 +133,7 @@ def sized_file(folder: Path, size: int) -> tuple[Path, bytes]:
 @each_kind
 @pytest.mark.parametrize("sendfile", [True, False])
 @pytest.mark.parametrize("size", [1, 16 * 1024, 3_000_000])
-def test_files_arrive_whole_from_where_they_stand(
+def test_file_is_sent_from_its_position_on(
     kind: str, sendfile: bool, size: int, tmp_path: Path
 ) -> None:
     path, content = sized_file(tmp_path, size)
@@ -156,7 +158,7 @@ def test_files_arrive_whole_from_where_they_stand(
 
 
 @each_kind
-def test_an_open_file_is_sent_whole_without_a_wrapper(kind: str, tmp_path: Path) -> None:
+def test_open_file_without_a_wrapper_is_sent_whole(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 300_000)
     app = answering(lambda _: path.open("rb"))
     with serve(router(file=app), kind) as served, Connection(served.address) as client:
@@ -167,7 +169,7 @@ def test_an_open_file_is_sent_whole_without_a_wrapper(kind: str, tmp_path: Path)
 
 
 @each_kind
-def test_a_file_after_write_is_framed_too(kind: str, tmp_path: Path) -> None:
+def test_file_after_write_is_framed(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 50_000)
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -180,7 +182,7 @@ def test_a_file_after_write_is_framed_too(kind: str, tmp_path: Path) -> None:
 
 
 @each_kind
-def test_a_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -> None:
+def test_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 100_000)
     closed = []
 
@@ -214,7 +216,7 @@ def test_a_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -
     "blocks",
     [[b"x"] * 100_000, [b"y" * 20_000] * 100, [b"", b"z" * 2_000_000, b"1"], (b"a", b"b")],
 )
-def test_a_list_of_blocks_is_one_sized_body(kind: str, blocks: Any) -> None:
+def test_list_of_blocks_is_one_sized_body(kind: str, blocks: Any) -> None:
     with serve(answering(lambda _: blocks), kind) as served, Connection(served.address) as client:
         response = client.request("/")
         assert response.body == b"".join(blocks)
@@ -236,7 +238,7 @@ class CountingSocket(socket.socket):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_head_and_its_first_block_leave_in_one_send(kind: str, tmp_path: Path) -> None:
+def test_head_and_first_block_leave_in_one_send(kind: str, tmp_path: Path) -> None:
     small, content = sized_file(tmp_path, 1000)
     large, _ = sized_file(tmp_path, 100_000)
     apps = {
@@ -294,7 +296,7 @@ def test_small_writes_are_not_delayed(kind: str) -> None:
 
 
 @each_kind
-def test_wrapped_apps(kind: str, tmp_path: Path) -> None:
+def test_wrapped_app_sends_the_same(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 300_000)
     apps = {
         "text": answering(lambda _: "text"),
@@ -311,10 +313,43 @@ def test_wrapped_apps(kind: str, tmp_path: Path) -> None:
 
 
 @each_kind
-def test_responses_can_be_read_by_others(kind: str) -> None:
+def test_responses_are_read_by_other_clients(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         client = http.client.HTTPConnection(*served.address, timeout=60)
         for number in range(3):
             client.request("GET", f"/{number}")
             assert client.getresponse().read() == b"/%d" % number
         client.close()
+
+
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_unreadable_file_ends_the_body(sendfile: bool, tmp_path: Path) -> None:
+    near, far = socket.socketpair()
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with near, far:
+            outlet = Outlet(near, kernel_sends_files=sendfile)
+            with pytest.raises(BodyTooShort, match="30000 bytes"):
+                outlet.write_file(b"head", fd, 0, 30_000)
+            assert far.recv(10) == b"head"
+            assert outlet.unsent == 30_000
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_bytes_that_a_client_did_not_take_are_counted(sendfile: bool, tmp_path: Path) -> None:
+    size = 10_000_000
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    near, far = socket.socketpair()
+    with near, far, path.open("rb") as file:
+        near.settimeout(0.1)
+        outlet = Outlet(near, kernel_sends_files=sendfile)
+        with pytest.raises(ClientGone):
+            outlet.write_file(b"", file.fileno(), 0, size)
+        near.close()
+        taken = 0
+        while block := far.recv(1 << 20):
+            taken += len(block)
+    assert 0 < taken == size - outlet.unsent

@@ -1,0 +1,234 @@
+"""A request of a development server: checks of its head, and its body as `wsgi.input`.
+
+`http.server` parses a request as if the connection ended after it. On a persistent connection, any
+doubt about where a request ends allows request smuggling (RFC 9112, 11.2). So its parser reads
+through :class:`CheckedLines`, :func:`check_head` decides how the body is framed, and
+:class:`RequestBody` ends where the request ends.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.message import Message
+from http import HTTPStatus
+from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import urlsplit
+
+from ..errors import ClientGone, MalformedRequest, RequestError
+from ..http.chunked import ChunkDecoder
+from ..http.head import TOKEN, parse_length
+from ..http.request_head import check_host
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+# RFC 9112, 3: single spaces. http.server splits at any white space.
+_REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")
+# RFC 9112, 5: a token, a colon at once, a value; or the empty line that ends the head.
+_HEADER_LINE = re.compile(rb"(?:%b:[^\r\n\0]*)?\r?\n" % TOKEN.encode())
+# The longest line of a chunk size with its extensions, or of a trailer.
+_LINE_BYTES = 4096
+_SCRATCH_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class BodyFraming:
+    """Where a request's body ends (RFC 9112, 6.3).
+
+    :ivar length: bytes; None for a chunked body.
+    :ivar expects_continue: whether the client waits for 100 (Continue) before it sends the body.
+    """
+
+    length: int | None
+    expects_continue: bool
+
+
+class CheckedLines:
+    """The lines of a request's head, checked before the standard library's parser gets them.
+
+    That parser was made for mail: it ends a line at a bare CR, unfolds lines that begin with white
+    space, stops at a line that is no header, accepts an envelope ("From ..."), and takes the end of
+    the connection for the end of the head.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int = -1) -> bytes:
+        """:raises RequestError: for a line that RFC 9112 forbids.
+
+        :raises EOFError: if the connection ends here.
+        """
+        line = self._stream.readline(limit)
+        if not line.endswith(b"\n"):
+            if len(line) == limit:
+                return line  # too long: the parser answers that
+            raise EOFError("the client left in the middle of a request's head")
+        if not _HEADER_LINE.fullmatch(line):
+            raise MalformedRequest("A line that is no header")
+        return line
+
+
+def check_head(request_line: str, headers: Message) -> BodyFraming:
+    """Check a parsed head, and return how the body is framed.
+
+    Headers with an underscore in their name are removed: in a WSGI environ they look like the same
+    name with a hyphen, which a proxy in front may have set or removed. Transfer-Encoding is removed
+    because the application reads the decoded body (RFC 9112, 7.1.3).
+
+    :param request_line: without its line end.
+    :raises RequestError: if the head is malformed or ambiguous.
+    """
+    if not _REQUEST_LINE.fullmatch(request_line):
+        raise MalformedRequest("Bad request line")
+    target = request_line.split(" ")[1]
+    if not target.startswith("/"):
+        try:  # 3.2.2: an absolute URI, which has to be parsed for the environ and the log
+            _ = urlsplit(target).port
+        except ValueError as error:
+            raise MalformedRequest(f"Bad request target: {error}") from None
+    for name in [name for name in headers if "_" in name]:
+        del headers[name]
+    http11 = not request_line.endswith("HTTP/1.0")
+    check_host([host.strip(" \t") for host in headers.get_all("Host", [])], http11=http11)
+    length = _body_length(headers, http11)
+    expectation = ",".join(headers.get_all("Expect", [])).strip().lower()
+    if not http11 or not expectation:  # RFC 9110, 10.1.1: 1.0 clients do not mean it
+        return BodyFraming(length, expects_continue=False)
+    if expectation != "100-continue":
+        raise RequestError(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected")
+    return BodyFraming(length, expects_continue=length != 0)
+
+
+def _body_length(headers: Message, http11: bool) -> int | None:
+    lengths: list[str] = headers.get_all("Content-Length", [])
+    codings = ",".join(headers.get_all("Transfer-Encoding", [])).lower()
+    if "Transfer-Encoding" in headers:
+        # 6.1 and 6.3: both at once, and a coding from an HTTP/1.0 client, allow request smuggling.
+        if lengths or not http11:
+            raise MalformedRequest("Transfer-Encoding where it may not stand")
+        if codings.strip(" \t,") != "chunked":
+            raise RequestError(HTTPStatus.NOT_IMPLEMENTED, "A transfer coding other than chunked")
+        del headers["Transfer-Encoding"]
+        return None
+    if not lengths:
+        return 0
+    length = parse_length(lengths[0].strip(" \t")) if len(lengths) == 1 else None
+    if length is None:
+        raise MalformedRequest("Content-Length is not one number")
+    return length
+
+
+class RequestBody(io.RawIOBase):
+    """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
+
+    States: unread, reading, at its end, or ended by :meth:`finish`. After `finish` an application
+    that has kept the stream cannot read the connection's next request.
+
+    :param stream: the connection's buffered input, at the end of the request's head.
+    :param framing: where the body ends.
+    :param send_continue: sends "100 Continue"; called at the first read if the client waits for it.
+    """
+
+    def __init__(
+        self,
+        stream: io.BufferedReader,
+        framing: BodyFraming,
+        send_continue: Callable[[], object],
+    ) -> None:
+        self._stream = stream
+        self._decoder = ChunkDecoder(line_limit=_LINE_BYTES) if framing.length is None else None
+        # The bytes left of a body of known length; those decoded from chunks and not read yet.
+        self._left = framing.length or 0
+        self._decoded = memoryview(b"")
+        self._over = False
+        self._send_continue = send_continue
+        # True as long as the client may still hold the body back.
+        self.awaits_continue = framing.expects_continue
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """:raises ClientGone: if the connection ends before the body does.
+
+        :raises RequestError: if the chunks are malformed, or the client sends nothing for longer
+            than the socket's timeout.
+        :raises ValueError: if the request has been answered.
+        """
+        if self._over:
+            raise ValueError("this request is over: read its body before the response ends")
+        return self._receive(buffer)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the connection's input is at the end of this request."""
+        if self._decoder is not None:
+            return self._decoder.done and not self._decoded
+        return self._left == 0
+
+    def exceeds(self, limit: int) -> bool:
+        """Whether more than `limit` bytes are known to be unread."""
+        return self._left > limit
+
+    def drain(self, limit: int) -> bool:
+        """Read the rest of the body, up to a limit.
+
+        :param limit: bytes.
+        :returns: whether the end was reached.
+        :raises OSError: as :meth:`readinto`.
+        """
+        scratch = memoryview(bytearray(min(limit, _SCRATCH_BYTES)))
+        while not self.at_end and limit > 0 and not self.exceeds(limit):
+            limit -= self._receive(scratch[:limit])
+        return self.at_end
+
+    def finish(self) -> None:
+        """End the stream: the connection's next bytes belong to another request."""
+        self._over = True
+
+    def _receive(self, buffer: WriteableBuffer) -> int:
+        if self.at_end:
+            return 0
+        if self.awaits_continue:
+            self.awaits_continue = False
+            self._send_continue()
+        view = memoryview(buffer).cast("B")
+        try:
+            if self._decoder is not None:
+                return self._decode(view, self._decoder)
+            size = self._stream.readinto1(view[: self._left])
+        except RequestError:
+            raise
+        except OSError as error:
+            raise _failed(error) from error
+        if not size:
+            raise _gone()
+        self._left -= size
+        return size
+
+    def _decode(self, view: memoryview, decoder: ChunkDecoder) -> int:
+        while not self._decoded and not decoder.done:
+            received = self._stream.peek(1)
+            if not received:
+                raise _gone()
+            content, used = decoder.decode(received)
+            self._stream.read(used)
+            self._decoded = memoryview(content)
+        size = min(len(view), len(self._decoded))
+        view[:size] = self._decoded[:size]
+        self._decoded = self._decoded[size:]
+        return size
+
+
+def _failed(error: OSError) -> OSError:
+    if isinstance(error, TimeoutError):
+        return RequestError(HTTPStatus.REQUEST_TIMEOUT, "The request body stopped coming")
+    return _gone()
+
+
+def _gone() -> ClientGone:
+    return ClientGone("the client left before it had sent the whole request body")
