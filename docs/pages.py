@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from docs.benchmarks.publish import CHARTS, benchmarks_page, ratios, readme
-from wsgifast.cli import command_parser
-from wsgifast.doctor import CATALOGUE as FINDINGS
+from wsgifast.commands.cli import command_parser
+from wsgifast.commands.doctor import CATALOGUE as FINDINGS
 from wsgifast.metrics import catalogue as metrics
 
 __all__ = ["PAGES", "command_line"]
@@ -54,7 +54,7 @@ necessary, and `info` that it is worth knowing.
 |---|---|---|
 {table}
 
-```{{include}} ../../wsgifast/doctor/findings.md
+```{{include}} ../../wsgifast/commands/doctor/findings.md
 ```
 """
 

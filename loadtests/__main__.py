@@ -19,10 +19,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from wsgifast.arguments import count, option, seconds
-from wsgifast.benchmark.measuring import measure
-from wsgifast.benchmark.slow_clients import raise_open_files
-from wsgifast.benchmark.tables import Profile, Table
+from wsgifast.commands.arguments import count, option, seconds
+from wsgifast.commands.bench.measuring import measure
+from wsgifast.commands.bench.slow_clients import raise_open_files
+from wsgifast.commands.bench.tables import Profile, Table
 
 from . import asgi, instructions, jit, leaks, metrics, replaced, slow, wsgi
 from .field_reports import coalescing, mail, receive

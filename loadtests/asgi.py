@@ -10,8 +10,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from wsgifast.benchmark.serving import gunicorn
-from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server
+from wsgifast.commands.bench.serving import gunicorn
+from wsgifast.commands.bench.tables import BYTES, REQUESTS, Row, Server
 
 from .asgi_frameworks import FRAMEWORKS
 from .bench import Case, Side, row, rows, table, unavailable

@@ -1,4 +1,4 @@
-"""Rows of the load tests: contender x scenario x client, for the runner of wsgifast.benchmark."""
+"""Rows of the load tests: contender x scenario x client, for wsgifast.commands.bench.runner."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.serving import FAST_WORKER, gunicorn
-from wsgifast.benchmark.tables import BYTES, REQUESTS, Contender, Row, Server, Table, Unit
+from wsgifast.commands.bench.load import Client, Load, Task
+from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn
+from wsgifast.commands.bench.tables import BYTES, REQUESTS, Contender, Row, Server, Table, Unit
 
 from .clients import raw, wrk
 from .payloads import files
@@ -38,7 +38,7 @@ def row(
 
     :param client: by default raw() for bytes and wrk(8) for requests.
     :param fresh: each run gets a new server.
-    :param more: as for :class:`~wsgifast.benchmark.tables.Row`.
+    :param more: as for :class:`~wsgifast.commands.bench.tables.Row`.
     """
     contenders = tuple(_contender(name, side, path, fresh) for name, side in sides.items())
     client = client or contenders[0].client or _CLIENTS[unit.name]
@@ -58,7 +58,7 @@ def pair(*options: str, app: str = APP, first: str = "gthread", **more: Any) -> 
     """FastWorker and gthread.
 
     :param options: gunicorn's.
-    :param more: as for :func:`~wsgifast.benchmark.serving.gunicorn`.
+    :param more: as for :func:`~wsgifast.commands.bench.serving.gunicorn`.
     """
     kinds = {"FastWorker": FAST, "gthread": "gthread"}
     names = sorted(kinds, key=lambda name: name != first)

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from subprocess import DEVNULL, Popen
 
-from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.processes import (
+from wsgifast.commands.bench.load import Client, Load, Task
+from wsgifast.commands.bench.processes import (
     HOST,
     free_port,
     is_listening,
@@ -25,7 +25,7 @@ from wsgifast.benchmark.processes import (
     temporary_folder,
     wait_until,
 )
-from wsgifast.benchmark.tables import Row, Server, Unit
+from wsgifast.commands.bench.tables import Row, Server, Unit
 
 from .bench import row, table
 from .calls import CALLS

@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from wsgifast.benchmark.serving import gunicorn, served
-from wsgifast.benchmark.tables import Row, Server
+from wsgifast.commands.bench.serving import gunicorn, served
+from wsgifast.commands.bench.tables import Row, Server
 
 from . import asgi
 from .bench import APP, FAST, Side, row, table, unavailable

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from wsgifast.benchmark.load import Client, Load, Task, family
-from wsgifast.benchmark.processes import HOST, free_port, wait_until
-from wsgifast.benchmark.serving import gunicorn
-from wsgifast.benchmark.tables import Contender, Row, Server, Unit
-from wsgifast.client import HTTPClient
+from wsgifast.commands.bench.load import Client, Load, Task, family
+from wsgifast.commands.bench.processes import HOST, free_port, wait_until
+from wsgifast.commands.bench.serving import gunicorn
+from wsgifast.commands.bench.tables import Contender, Row, Server, Unit
+from wsgifast.commands.client import HTTPClient
 
 from .bench import APP, FAST, row, table
 from .clients import Connection, percentiles, wrk

@@ -28,11 +28,11 @@ from pathlib import Path
 
 import psutil
 
-from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.processes import Address, temporary_folder, wait_until
-from wsgifast.benchmark.runner import running_server
-from wsgifast.benchmark.serving import gunicorn
-from wsgifast.benchmark.tables import Row, Server, Unit
+from wsgifast.commands.bench.load import Client, Load, Task
+from wsgifast.commands.bench.processes import Address, temporary_folder, wait_until
+from wsgifast.commands.bench.runner import running_server
+from wsgifast.commands.bench.serving import gunicorn
+from wsgifast.commands.bench.tables import Row, Server, Unit
 
 from .bench import APP, FAST, row, table
 from .clients import BadAnswer, Connection, NoAnswer

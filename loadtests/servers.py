@@ -28,9 +28,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from wsgifast.benchmark.processes import HOST
-from wsgifast.benchmark.serving import OUR_PROTOCOL
-from wsgifast.benchmark.tables import Server
+from wsgifast.commands.bench.processes import HOST
+from wsgifast.commands.bench.serving import OUR_PROTOCOL
+from wsgifast.commands.bench.tables import Server
 from wsgifast.sockets import FileSegment, avoid_pacing, send_file_segment
 from wsgifast.sockets.options import set_nodelay
 

@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.slow_clients import KINDS, others, slow_clients
-from wsgifast.benchmark.load import Client, Load, Task, resident_bytes
-from wsgifast.benchmark.slow_clients import SlowClients
-from wsgifast.benchmark.tables import Row, Unit
+from wsgifast.commands.bench.load import Client, Load, Task, resident_bytes
+from wsgifast.commands.bench.slow_clients import SlowClients
+from wsgifast.commands.bench.tables import Row, Unit
 
 from .asgi import APP as ASGI_APP
 from .asgi import HTTP2

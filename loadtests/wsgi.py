@@ -15,10 +15,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.locust_client import Locust
-from wsgifast.benchmark.serving import gunicorn, served, sides
-from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server, Unit
+from wsgifast.commands.bench.load import Client, Load, Task
+from wsgifast.commands.bench.locust_client import Locust
+from wsgifast.commands.bench.serving import gunicorn, served, sides
+from wsgifast.commands.bench.tables import BYTES, REQUESTS, Row, Server, Unit
 
 from .app import SHAPES
 from .bench import APP, FAST, Case, Side, pair, row, rows, table, with_its_cpu

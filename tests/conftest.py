@@ -22,8 +22,8 @@ from tests.support import forkserver
 from tests.support.effort import effort
 from tests.support.programs import APACHE_MODULES, ProgramMissing, program
 from tests.support.servers import ROOT, LiveServer, free_port, live_server
-from wsgifast.benchmark import processes
-from wsgifast.loading.servers import START
+from wsgifast.commands.bench import processes
+from wsgifast.commands.loading.servers import START
 
 # No test asserts a time: a busy machine must not fail one.
 settings.register_profile("wsgifast", deadline=None, max_examples=effort(50))
@@ -80,7 +80,8 @@ def _skipping_where_a_program_is_missing() -> Iterator[None]:
 @pytest.fixture
 def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the fork server run what benchmarks start; tests/benchmark/test_parts.py does not."""
-    importlib.import_module("wsgifast.benchmark.comparison")  # which has the real one for clients
+    # Which has the real one for clients.
+    importlib.import_module("wsgifast.commands.bench.comparison")
     monkeypatch.setattr(processes, "started", _started_in_a_fork)
 
 

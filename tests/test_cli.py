@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.terminals import open_terminal
-from wsgifast import ConfigurationError, __version__, cli
-from wsgifast.arguments import check_writable
-from wsgifast.terminal import progress_line
+from wsgifast import ConfigurationError, __version__
+from wsgifast.commands import cli
+from wsgifast.commands.arguments import check_writable
+from wsgifast.commands.terminal import progress_line
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

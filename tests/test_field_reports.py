@@ -19,9 +19,9 @@ from loadtests.wsgi import DEVELOPMENT
 from tests.sockets.support import tcp_pair
 from tests.support.programs import program
 from tests.support.servers import PATIENCE_S
-from wsgifast.benchmark.report import problems
-from wsgifast.benchmark.runner import run
-from wsgifast.benchmark.tables import Profile, Table
+from wsgifast.commands.bench.report import problems
+from wsgifast.commands.bench.runner import run
+from wsgifast.commands.bench.tables import Profile, Table
 from wsgifast.sockets import ReceiveCount
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]

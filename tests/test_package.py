@@ -158,6 +158,7 @@ def test_importing_a_module_never_exits() -> None:
     """Whatever the environment says of metrics, and in an event loop as well."""
     for metrics in ("nonsense", "127.0.0.1:1"):
         environment = {**os.environ, "WSGIFAST_METRICS": metrics}
+        environment.pop("DJANGO_SETTINGS_MODULE", None)  # another test's
         run = subprocess.run(
             [sys.executable, "-c", _IMPORT_ALL],
             env=environment,

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.servers import ROOT
-from wsgifast.page import escaped, ratio_chart, scale_bars
-from wsgifast.terminal import RED, RESET, cut, fitted, printable, show, table, width_of
+from wsgifast.commands.page import escaped, ratio_chart, scale_bars
+from wsgifast.commands.terminal import RED, RESET, cut, fitted, printable, show, table, width_of
 
 # ESC, BEL, CSI as one character, DEL, a bidirectional override and isolate, a surrogate, line ends.
 HOSTILE = "\x1b]0;x\x07 \x9b2J \x7f \u202e\u2066 \udcff \r\n\u2028 \u00ad\ufeff"

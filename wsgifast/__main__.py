@@ -1,6 +1,6 @@
 """`python -m wsgifast` is the command `wsgifast`."""
 
-from .cli import program
+from .commands.cli import program
 
 if __name__ == "__main__":
     program()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from wsgifast.benchmark.results import Ratio
-from wsgifast.page import chart_picture
+from wsgifast.commands.bench.results import Ratio
+from wsgifast.commands.page import chart_picture
 
 
 class Bar(NamedTuple):

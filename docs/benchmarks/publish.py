@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtests.payloads import REPORTS
-from wsgifast.benchmark.report import Grid, grids, machine
-from wsgifast.terminal import cell_text
+from wsgifast.commands.bench.report import Grid, grids, machine
+from wsgifast.commands.terminal import cell_text
 
 from .chart import BARS, THEMES, chart
 from .gains import figures_shown, gains
 from .published import Figures, Published, read, take_in, write
 
 if TYPE_CHECKING:
-    from wsgifast.benchmark.tables import Table
+    from wsgifast.commands.bench.tables import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -96,7 +96,7 @@ def missing(known: Sequence[Table]) -> Iterator[str]:
 def differing(here: Mapping[str, str | int]) -> Iterator[str]:
     """Rows of short runs, and those that were measured with other versions or elsewhere.
 
-    :param here: the result of :func:`~wsgifast.benchmark.report.machine`.
+    :param here: the result of :func:`~wsgifast.commands.bench.report.machine`.
     """
     found: dict[str, list[str]] = {}
     for name, table in _read().items():

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wsgifast.benchmark.results import Ratio
+from wsgifast.commands.bench.results import Ratio
 
 if TYPE_CHECKING:
-    from wsgifast.benchmark.tables import Table
+    from wsgifast.commands.bench.tables import Table
 
 # A row as its report has it, and a table's rows by their keys.
 Rows: TypeAlias = dict[str, dict[str, Any]]

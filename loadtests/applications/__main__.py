@@ -22,11 +22,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from wsgifast.arguments import option, seconds
-from wsgifast.benchmark.processes import HOST, ServerFailed, orderly_end
-from wsgifast.benchmark.report import machine, now
-from wsgifast.client import HTTPClient
-from wsgifast.terminal import show, table
+from wsgifast.commands.arguments import option, seconds
+from wsgifast.commands.bench.processes import HOST, ServerFailed, orderly_end
+from wsgifast.commands.bench.report import machine, now
+from wsgifast.commands.client import HTTPClient
+from wsgifast.commands.terminal import show, table
 
 from ..payloads import REPORTS
 from .catalogue import APPLICATIONS, Application, Ask

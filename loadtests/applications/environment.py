@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from wsgifast.benchmark.processes import HOST, RunningServer, free_port, running
-from wsgifast.benchmark.serving import FAST_WORKER, OUR_PROTOCOL
-from wsgifast.running import ARGUMENTS
+from wsgifast.commands.bench.processes import HOST, RunningServer, free_port, running
+from wsgifast.commands.bench.serving import FAST_WORKER, OUR_PROTOCOL
+from wsgifast.commands.run import ARGUMENTS
 
 from .catalogue import MODULE, Application
 
@@ -103,7 +103,7 @@ class Environment:
         if self._application.asgi:
             uvicorn = [self._python, "-m", "uvicorn", f"--host={HOST}", f"--port={self._port}",
                        "--timeout-graceful-shutdown=3"]  # fmt: skip
-            ours = [*uvicorn, "--factory", "wsgifast.running:wrapped_by_environment"]
+            ours = [*uvicorn, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
             return {
                 RAW: ([*uvicorn, target], {}),
                 AGAIN: ([*uvicorn, target], {}),
@@ -117,7 +117,7 @@ class Environment:
         return {
             RAW: ([*gthread, target], {}),
             AGAIN: ([*gthread, target], {}),
-            "WSGIFast": ([*gthread, f"wsgifast.running:wrapped({json.dumps(target)})"], {}),
+            "WSGIFast": ([*gthread, f"wsgifast.commands.run:wrapped({json.dumps(target)})"], {}),
             "FastWorker": ([*gunicorn, f"--worker-class={FAST_WORKER}", target], {}),
             "wsgifast run": (run, {}),
         }

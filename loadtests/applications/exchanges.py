@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from html import unescape
 from urllib.parse import urljoin, urlsplit
 
-from wsgifast.client import BROWSER_ACCEPT_ENCODING as BROWSER
-from wsgifast.client import HTTPClient, NoAnswer, decoded
+from wsgifast.commands.client import BROWSER_ACCEPT_ENCODING as BROWSER
+from wsgifast.commands.client import HTTPClient, NoAnswer, decoded
 
 from .catalogue import Ask
 

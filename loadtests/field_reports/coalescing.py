@@ -17,9 +17,9 @@ from collections.abc import Callable
 from loadtests.bench import row, table
 from loadtests.clients import percentile, percentiles
 from loadtests.servers import small
-from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.processes import Address
-from wsgifast.benchmark.tables import Unit
+from wsgifast.commands.bench.load import Client, Load, Task
+from wsgifast.commands.bench.processes import Address
+from wsgifast.commands.bench.tables import Unit
 from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoalescingWriter
 
 MESSAGE_BYTES = 32

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers import ROOT, STOP_S, free_port
-from wsgifast import cli
+from wsgifast.commands import cli
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast import ConfigurationError
-from wsgifast.benchmark.load import Seen, Task, cpu_seconds, look
-from wsgifast.benchmark.locust_client import Locust, LocustFailed, Run
-from wsgifast.benchmark.processes import HOST, RunningServer, ServerFailed, free_port, running
-from wsgifast.benchmark.serving import served
-from wsgifast.client import decoded
+from wsgifast.commands.bench.load import Seen, Task, cpu_seconds, look
+from wsgifast.commands.bench.locust_client import Locust, LocustFailed, Run
+from wsgifast.commands.bench.processes import HOST, RunningServer, ServerFailed, free_port, running
+from wsgifast.commands.bench.serving import served
+from wsgifast.commands.client import decoded
 
 APP = "tests.benchmark.apps:app"
 
@@ -71,7 +71,7 @@ def test_a_server_that_is_to_end_in_a_request_ends_behind_it() -> None:
 
 INTERRUPTED = """
 import os, signal, sys
-from wsgifast.benchmark.processes import started
+from wsgifast.commands.bench.processes import started
 
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
@@ -100,7 +100,7 @@ def test_a_look(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at("/secret", "Cookie: a=b") == (6, True, True)
     assert at("/away") == (0, True, True)
     assert at("/str")[1:] == (False, True)
-    monkeypatch.setattr("wsgifast.benchmark.load.LOOK_S", 0.2)
+    monkeypatch.setattr("wsgifast.commands.bench.load.LOOK_S", 0.2)
     with pytest.raises(ConfigurationError, match="/forever: no end of the answer"):
         at("/forever")
     nobody = look(Task(address=(HOST, free_port())))
@@ -128,7 +128,7 @@ def test_locust_counts_what_it_saw(server: RunningServer) -> None:
 
 
 def test_a_locust_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wsgifast.benchmark.locust_client._PROCESS", "no_such_module")
+    monkeypatch.setattr("wsgifast.commands.bench.locust_client._PROCESS", "no_such_module")
     with pytest.raises(LocustFailed, match="no_such_module"), Locust() as locust:
         locust.start()
 

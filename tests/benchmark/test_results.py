@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast import ConfigurationError, WSGIFastError
-from wsgifast.benchmark import report
-from wsgifast.benchmark.budget import budget, over_budget
-from wsgifast.benchmark.load import Client, Load, Seen, Task
-from wsgifast.benchmark.measuring import measure
-from wsgifast.benchmark.report import (
+from wsgifast.commands.bench import report
+from wsgifast.commands.bench.budget import budget, over_budget
+from wsgifast.commands.bench.load import Client, Load, Seen, Task
+from wsgifast.commands.bench.measuring import measure
+from wsgifast.commands.bench.report import (
     as_html,
     as_json,
     now,
@@ -32,11 +32,11 @@ from wsgifast.benchmark.report import (
     rows_figures,
     verdict,
 )  # fmt: skip
-from wsgifast.benchmark.results import Difference, Ratio, Result, interval
-from wsgifast.benchmark.runner import alternate, run
-from wsgifast.benchmark.tables import REQUESTS, Contender, Profile, Row, Table, Unit
-from wsgifast.page import ratio_chart
-from wsgifast.terminal import table
+from wsgifast.commands.bench.results import Difference, Ratio, Result, interval
+from wsgifast.commands.bench.runner import alternate, run
+from wsgifast.commands.bench.tables import REQUESTS, Contender, Profile, Row, Table, Unit
+from wsgifast.commands.page import ratio_chart
+from wsgifast.commands.terminal import table
 
 
 def client(*rates: float, failures: int = 0, facts: dict[str, float] | None = None) -> Client:

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.support import forkserver
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
-from wsgifast.cli import command_parser
+from wsgifast.commands.cli import command_parser
 
 __all__ = ["Shell"]
 

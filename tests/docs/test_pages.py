@@ -21,7 +21,7 @@ def test_a_page_made_of_the_code_is_up_to_date(name: str) -> None:
     "package",
     [
         *("wsgifast", "wsgifast.devservers", "wsgifast.django", "wsgifast.django.storage"),
-        *("wsgifast.doctor", "wsgifast.files", "wsgifast.mail", "wsgifast.mail.django"),
+        *("wsgifast.commands.doctor", "wsgifast.files", "wsgifast.mail", "wsgifast.mail.django"),
         *("wsgifast.mail.server", "wsgifast.metrics", "wsgifast.sockets", "wsgifast.workers"),
         *("asgifast", "asgifast.uvicorn", "asgifast.workers"),
     ],

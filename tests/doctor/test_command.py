@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.servers import ROOT
-from wsgifast.doctor.formats import JSON_VERSION
+from wsgifast.commands.doctor.formats import JSON_VERSION
 
 pytestmark = pytest.mark.long
 

@@ -19,10 +19,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from wsgifast import ConfigurationError
-from wsgifast.doctor import as_text, examine
-from wsgifast.doctor.endpoints import from_access_log, from_urls_file
-from wsgifast.doctor.model import Found
-from wsgifast.doctor.openapi import from_openapi
+from wsgifast.commands.doctor import as_text, examine
+from wsgifast.commands.doctor.endpoints import from_access_log, from_urls_file
+from wsgifast.commands.doctor.model import Found
+from wsgifast.commands.doctor.openapi import from_openapi
 
 
 def test_urls_file(tmp_path: Path) -> None:

@@ -25,11 +25,19 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from tests.doctor.apps import ASGI_SHAPES, SHAPES, asgi_app, failing_asgi_app, wsgi_app
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
-from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examination, examine, explain, judge
-from wsgifast.doctor.formats import as_github, as_junit
-from wsgifast.doctor.page import as_html
-from wsgifast.loading import unwrapped
-from wsgifast.terminal import width_of
+from wsgifast.commands.doctor import (
+    CATALOGUE,
+    Endpoint,
+    as_text,
+    examination,
+    examine,
+    explain,
+    judge,
+)
+from wsgifast.commands.doctor.formats import as_github, as_junit
+from wsgifast.commands.doctor.page import as_html
+from wsgifast.commands.loading import unwrapped
+from wsgifast.commands.terminal import width_of
 
 pytestmark = pytest.mark.long
 

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.doctor.formats import as_github, as_json, as_junit, as_text
-from wsgifast.doctor.model import Endpoint, Finding, Observation, Recording, Report, Unreached
-from wsgifast.doctor.page import as_html
-from wsgifast.terminal import width_of
+from wsgifast.commands.doctor.formats import as_github, as_json, as_junit, as_text
+from wsgifast.commands.doctor.model import (
+    Endpoint,
+    Finding,
+    Observation,
+    Recording,
+    Report,
+    Unreached,
+)
+from wsgifast.commands.doctor.page import as_html
+from wsgifast.commands.terminal import width_of
 
 HOSTILE = [
     "\x1b]0;x\x07", "\x9b2J", "\x7f", "\u202e", "\udcff", "\r\n", "\0", "::error::", "]]>",

@@ -23,8 +23,8 @@ from starlette.routing import Host, Mount, Route
 
 from tests.support import django_project
 from wsgifast import WSGIFast
-from wsgifast.doctor import examine
-from wsgifast.doctor.frameworks import _django_pattern, from_framework
+from wsgifast.commands.doctor import examine
+from wsgifast.commands.doctor.frameworks import _django_pattern, from_framework
 
 
 def flask_app() -> Any:

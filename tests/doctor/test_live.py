@@ -15,10 +15,11 @@ import pytest
 from tests.conftest import gunicorn
 from tests.support.servers import free_port, live_server
 from tests.workers.serving import fast_worker
-from wsgifast import ConfigurationError, cli
-from wsgifast.client import NoAnswer
-from wsgifast.doctor import as_text
-from wsgifast.doctor.live import look_at
+from wsgifast import ConfigurationError
+from wsgifast.commands import cli
+from wsgifast.commands.client import NoAnswer
+from wsgifast.commands.doctor import as_text
+from wsgifast.commands.doctor.live import look_at
 
 pytestmark = pytest.mark.long
 

@@ -27,17 +27,17 @@ from whitenoise import WhiteNoise
 import wsgifast
 from tests.support.servers import ROOT
 from tests.support.terminals import open_terminal
-from wsgifast.doctor import Endpoint, as_text, examine
-from wsgifast.doctor.endpoints import (
+from wsgifast.commands.doctor import Endpoint, as_text, examine
+from wsgifast.commands.doctor.endpoints import (
     filled,
     filled_by_prefix,
     from_paths,
     from_urls_file,
     values_in,
 )
-from wsgifast.doctor.links import links_of
-from wsgifast.doctor.model import Recording
-from wsgifast.doctor.openapi import from_openapi
+from wsgifast.commands.doctor.links import links_of
+from wsgifast.commands.doctor.model import Recording
+from wsgifast.commands.doctor.openapi import from_openapi
 
 NAMES = ("/logout", "/createUser", "/startScan", "/list", "/", "/item/<int:id>", "/item/<id>/edit")
 

@@ -24,7 +24,8 @@ from tests.support.coded import decoded
 from tests.support.other_user import NEEDS_ROOT, another_user
 from tests.support.servers import wait_for
 from tests.support.terminals import open_terminal
-from wsgifast import ConfigurationError, StaticFiles, cli
+from wsgifast import ConfigurationError, StaticFiles
+from wsgifast.commands import cli
 from wsgifast.compression.codings import available_codings, compress_file
 from wsgifast.files import compress as module
 from wsgifast.files import directory

@@ -15,7 +15,7 @@ import pytest
 from tests.files.conftest import TEXT
 from tests.support.http import get
 from tests.support.servers import STOP_S, free_port, live_server, wait_for
-from wsgifast import cli
+from wsgifast.commands import cli
 
 
 @pytest.fixture(params=["gunicorn", "wsgiref"])

@@ -13,11 +13,12 @@ import pytest
 from tests.support.http import get
 from tests.support.servers import ROOT, free_port, live_server
 from tests.support.tls import write_certificate
-from wsgifast import ConfigurationError, cli
-from wsgifast.benchmark.serving import found_app
-from wsgifast.client import unverified_tls
-from wsgifast.loading import AppNotLoaded
-from wsgifast.loading.servers import load_for
+from wsgifast import ConfigurationError
+from wsgifast.commands import cli
+from wsgifast.commands.bench.serving import found_app
+from wsgifast.commands.client import unverified_tls
+from wsgifast.commands.loading import AppNotLoaded
+from wsgifast.commands.loading.servers import load_for
 
 pytestmark = pytest.mark.long
 
@@ -246,7 +247,7 @@ def test_a_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
     (place / "factory.py").write_text(
         "import sys\n"
         "async def create_app():\n"
-        "    if 'wsgifast.loading.servers' not in sys.argv[0].replace('/', '.'):\n"
+        "    if 'wsgifast.commands.loading.servers' not in sys.argv[0].replace('/', '.'):\n"
         "        raise LookupError('the reason')\n"
         "    async def app(scope, receive, send): ...\n"
         "    return app\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers import wait_for
-from wsgifast.loading import AppNotLoaded
-from wsgifast.loading.servers import Loaded, load_as
+from wsgifast.commands.loading import AppNotLoaded
+from wsgifast.commands.loading.servers import Loaded, load_as
 
 WSGI = "def app(environ, start_response): ...\n"
 ASGI = "async def app(scope, receive, send): ...\n"

@@ -10,7 +10,7 @@ import pytest
 from loadtests.applications.catalogue import APPLICATIONS, Ask
 from loadtests.applications.exchanges import Exchange, ask_all, compare, links
 from tests.support.servers import free_port, live_server
-from wsgifast.client import HTTPClient
+from wsgifast.commands.client import HTTPClient
 
 BODY = b"".join(b"line %d\n" % number for number in range(100))
 HEADERS = (
@@ -115,7 +115,7 @@ def test_pages_lead_to_their_scripts_styles_and_images() -> None:
 def test_every_variant_of_a_request_is_answered() -> None:
     app = "tests.benchmark.apps:app"
     found = []
-    for served in (app, f"wsgifast.running:wrapped({app!r})"):
+    for served in (app, f"wsgifast.commands.run:wrapped({app!r})"):
         port = free_port()
         command = ["python", "-m", "gunicorn", served, "--threads=2", f"--bind=127.0.0.1:{port}"]
         with live_server(command, ("127.0.0.1", port)):

@@ -19,9 +19,9 @@ from loadtests.leaks import (
     measure,
 )
 from loadtests.payloads import files
-from wsgifast.benchmark.load import Task
-from wsgifast.benchmark.runner import running_server
-from wsgifast.benchmark.tables import Contender
+from wsgifast.commands.bench.load import Task
+from wsgifast.commands.bench.runner import running_server
+from wsgifast.commands.bench.tables import Contender
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

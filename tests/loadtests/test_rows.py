@@ -14,12 +14,12 @@ from loadtests import asgi, jit, wsgi
 from loadtests.__main__ import UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
 from tests.support.programs import program
-from wsgifast.benchmark.load import Task
-from wsgifast.benchmark.report import problems
-from wsgifast.benchmark.results import Result
-from wsgifast.benchmark.runner import run, running_server
-from wsgifast.benchmark.serving import served
-from wsgifast.benchmark.tables import BYTES, Profile, Table
+from wsgifast.commands.bench.load import Task
+from wsgifast.commands.bench.report import problems
+from wsgifast.commands.bench.results import Result
+from wsgifast.commands.bench.runner import run, running_server
+from wsgifast.commands.bench.serving import served
+from wsgifast.commands.bench.tables import BYTES, Profile, Table
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

@@ -22,10 +22,10 @@ from tests.support.coded import decoded
 from tests.support.files import write_settled
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.support.tls import write_certificate
-from wsgifast import loading
-from wsgifast.cli import command_parser
-from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
-from wsgifast.running.command import Plan, check_certificate, planned
+from wsgifast.commands import loading
+from wsgifast.commands.cli import command_parser
+from wsgifast.commands.run import ARGUMENTS, wrapped, wrapped_by_environment
+from wsgifast.commands.run.command import Plan, check_certificate, planned
 
 WSGI = "examples.mistakes:raw"
 ASGI = "examples.starlette_app"

@@ -41,9 +41,9 @@ _PRELOADED = """
     starlette.middleware.base starlette.middleware.gzip starlette.staticfiles unittest.mock
     uvicorn.lifespan.on uvicorn.loops.uvloop uvicorn.main uvicorn.protocols.http.h11_impl
     uvicorn.protocols.http.httptools_impl uvicorn.protocols.websockets.auto waitress
-    werkzeug.serving werkzeug.test whitenoise wsgifast.cli wsgifast.devservers
-    wsgifast.doctor.command wsgifast.middleware wsgifast.running.command wsgifast.static
-    wsgifast.workers.worker wsgiref.simple_server zttp
+    werkzeug.serving werkzeug.test whitenoise wsgifast.commands.cli wsgifast.devservers
+    wsgifast.commands.doctor.command wsgifast.middleware wsgifast.commands.run.command
+    wsgifast.static wsgifast.workers.worker wsgiref.simple_server zttp
 """
 # One message: a command line and an environment.
 _MESSAGE_BYTES = 2**20

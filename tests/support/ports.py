@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from wsgifast.benchmark import processes
+from wsgifast.commands.bench import processes
 
 __all__ = ["free_port"]
 

@@ -19,7 +19,7 @@ import pytest
 from tests.support.servers import ROOT, STOP_S, free_port, wait_for
 from tests.support.terminals import open_terminal
 from tests.top.test_view import exposition
-from wsgifast import cli
+from wsgifast.commands import cli
 from wsgifast.metrics.health import SlowClient
 
 SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)

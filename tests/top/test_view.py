@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from wsgifast import WSGIFastError
+from wsgifast.commands.top import view as module
+from wsgifast.commands.top.command import lines
+from wsgifast.commands.top.view import Client, parsed, quantile, view
 from wsgifast.metrics import CATALOGUE
-from wsgifast.top import view as module
-from wsgifast.top.command import lines
-from wsgifast.top.view import Client, parsed, quantile, view
 
 BOUNDS = ("0.01", "0.1", "1.0", "+Inf")
 

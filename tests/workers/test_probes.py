@@ -17,7 +17,7 @@ from tests.support.http import Connection, Response, get
 from tests.support.servers import free_port, wait_for
 from tests.workers.bench import Bench, echo, large, make_bench
 from tests.workers.serving import fast_worker, reset
-from wsgifast import cli
+from wsgifast.commands import cli
 from wsgifast.workers.metrics import state_of
 
 pytestmark = pytest.mark.long

@@ -37,7 +37,7 @@ _FILE_WRAPPERS = {
     "webob.static.FileIter": "file",
     "werkzeug.wsgi.FileWrapper": "file",
     "wsgifast.devservers.response.FileWrapper": "filelike",
-    "wsgifast.doctor.recording.FileWrapper": "filelike",
+    "wsgifast.commands.doctor.recording.FileWrapper": "filelike",
     "wsgiref.util.FileWrapper": "filelike",
 }
 # File objects that end before the file that they read, for a framework's own answer to Range: the

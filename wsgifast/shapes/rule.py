@@ -1,6 +1,6 @@
 """When the shape of a body is slow: a pure function of the sizes and times of its chunks.
 
-It returns ids of the doctor's findings; wsgifast.doctor.catalogue describes them.
+It returns ids of the doctor's findings; wsgifast.commands.doctor.catalogue describes them.
 """
 
 from __future__ import annotations

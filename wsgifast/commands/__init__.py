@@ -1,0 +1,1 @@
+"""The commands of `wsgifast`, and what they share."""

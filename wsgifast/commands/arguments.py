@@ -1,0 +1,207 @@
+"""What the commands share: how each is added, and the types of their options."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import signal
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import BodyError, ConfigurationError, WSGIFastError
+from ..http.head import check_field
+from ..sockets.options import Address
+from .terminal import lines_of
+
+# Exit statuses of all commands. 1: something was found, or a part failed; 2: a wrong option, or
+# nothing could be done; 3: the app cannot be loaded or does not start. Others as shells report the
+# end by a signal.
+STATUS_PART_FAILED = 1
+STATUS_USAGE = 2
+STATUS_NOT_STARTED = 3
+STATUS_INTERRUPTED = 128 + signal.SIGINT
+STATUS_CUT_OFF = 128 + signal.SIGPIPE
+DEFAULT_BIND = "127.0.0.1:8000"
+_WIDTH = 79  # columns
+# Visible ASCII but "#": clients keep a fragment to themselves.
+_PATH = re.compile(r'/[!"$-~]*')
+APP_HELP = "module:app, 'module:factory()', a Django settings module, or a .py file"
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors quote arguments, which a shell may have made of anybody's file names."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(lines_of(message))
+
+
+def add_parser(
+    commands: Any, name: str, *, help: str, examples: str, description: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a command.
+
+    :param help: one line for the list of commands.
+    :param examples: command lines, one in each line.
+    """
+    lines = "".join(f"  {line.strip()}\n" for line in examples.strip().splitlines())
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", _WIDTH),
+        epilog=f"examples:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def option(
+    group: Any,
+    name: str,
+    value: str | None = None,
+    help: str = "",
+    *,
+    default: Any = None,
+    repeated: bool = False,
+    **more: Any,
+) -> None:
+    """Add an option.
+
+    :param group: a parser, or a group of one.
+    :param value: the name of its value; None for an option without one, "" for one of the
+        choices.
+    :param default: the help text shows it.
+    :param repeated: the option's value is a list.
+    :param more: as for argparse's add_argument.
+    """
+    if value is None:
+        more["action"] = "store_true"
+    else:
+        more |= {"metavar": value or None, "default": default}
+    if repeated:
+        more |= {"action": "append", "default": []}
+        help += "; may be repeated"
+    elif default is not None:
+        help += f" (default: {f'{default:g}' if isinstance(default, float) else default})"
+    group.add_argument(name, help=help, **more)
+
+
+def add_header_options(group: Any) -> None:
+    """Add the options that :func:`given_headers` reads."""
+    help = "a header to send with every request"
+    option(group, "--header", "NAME: X", help, repeated=True, type=pair(":"))
+    option(group, "--cookie", "NAME=X", "a cookie, such as a session's", repeated=True)
+
+
+def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The headers for every request, from --header and --cookie.
+
+    :raises ConfigurationError: for one that cannot be sent.
+    """
+    headers = [(name, value.strip()) for name, value in options.header]
+    if options.cookie:
+        headers.append(("Cookie", "; ".join(options.cookie)))
+    try:
+        return [check_field(name, value) for name, value in headers]
+    except BodyError as error:
+        raise ConfigurationError(f"--header or --cookie: {error}") from None
+
+
+def check_path(path: str) -> None:
+    """:raises ConfigurationError: if a client cannot ask for it."""
+    if not _PATH.fullmatch(path):
+        raise ConfigurationError(
+            f"{path!r} is not a path: paths begin with a slash and are percent-encoded, as in "
+            "/my%20file.pdf?v=2"
+        )
+
+
+def pair(separator: str) -> Callable[[str], tuple[str, str]]:
+    """The type of an option whose value has two parts."""
+
+    def parsed(text: str) -> tuple[str, str]:
+        name, found, value = text.partition(separator)
+        if not found or not name.strip():
+            raise argparse.ArgumentTypeError(f"{text!r}: expected NAME{separator}VALUE")
+        return name.strip(), value
+
+    return parsed
+
+
+def count(text: str) -> int:
+    """The type of an option: 1, 2, 3, ..."""
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """The type of an option: seconds above 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds above 0")
+    return found
+
+
+def check_readable(option: str, path: str | None) -> None:
+    """:raises ConfigurationError: if an option's file cannot be read."""
+    if path is not None:
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigurationError(f"{option} {path}: {error.strerror}") from None
+
+
+def check_writable(option: str, path: str) -> None:
+    """:raises ConfigurationError: if an option's file could not be written, as far as one sees."""
+    folder = os.path.dirname(path) or "."
+    number = 0
+    if os.path.isdir(path):
+        number = errno.EISDIR
+    elif not os.path.isdir(folder):
+        number = errno.ENOENT
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        number = errno.EACCES
+    if number:
+        raise ConfigurationError(f"{option} {path}: {os.strerror(number)}")
+
+
+def address_of(bind: str) -> Address:
+    """The address that --bind names.
+
+    :raises ConfigurationError: if it is none.
+    """
+    address = Address.read(bind)
+    if address is None:
+        raise ConfigurationError(f"--bind {bind}: write HOST:PORT or PORT, such as {DEFAULT_BIND}")
+    return address
+
+
+def cannot_listen(bind: str, error: OSError) -> WSGIFastError:
+    """The error if no socket can listen at the address that --bind names."""
+    # create_server() appends the address, which is named already, and makes an OSError of any; the
+    # numbers of getaddrinfo()'s are negative, and none of errno's.
+    if error.errno is None or error.errno < 0:
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]
+    else:
+        reason = os.strerror(error.errno)
+    return WSGIFastError(f"cannot listen on {bind}: {reason}; name another address with --bind")
+
+
+def write_file(path: str | Path, text: str) -> None:
+    """Write a text file.
+
+    :raises WSGIFastError: if that is not possible.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WSGIFastError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,100 @@
+"""The command line of `wsgifast bench`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from typing import Any
+
+from ...errors import ConfigurationError, MissingExtra
+from ..arguments import APP_HELP, add_header_options, add_parser, count, option, seconds
+from ..terminal import show
+from . import SERVERS
+
+_MASTER = ("127.0.0.1", 5557)
+
+_EXAMPLES = """\
+  wsgifast bench shop.wsgi:application
+  wsgifast bench 'shop:create_app()' / /download/big.pdf --users 4
+  wsgifast bench shop.settings /accounts/ --cookie sessionid=... --coalesce
+  wsgifast bench api:app /items --budget 'p99=50ms,ratio>=1'
+  wsgifast bench shop.wsgi / /download/big.pdf --slow-clients 200
+  wsgifast bench shop.wsgi / --worker-class sync -- --workers 2
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Add `bench` to the command line's subcommands."""
+    parser = add_parser(
+        commands,
+        "bench",
+        help="compare an app as it is and wrapped, on several servers",
+        description="Serve an app as it is and wrapped on this machine, load each in turn with "
+        "Locust, compare the decoded bodies byte by byte, and print the ratios: of each the median "
+        "of the rounds' own, which need not be the quotient of the medians, with an interval that "
+        "the noise of the machine has widened. Everything after -- is passed to the server.",
+        examples=_EXAMPLES,
+    )
+    parser.add_argument("app", nargs="?", help=APP_HELP)
+    parser.add_argument("paths", nargs="*", metavar="/PATH", help="requested by GET (default: /)")
+
+    serving = parser.add_argument_group("servers")
+    default = "default: gunicorn, or uvicorn for an ASGI app"
+    option(serving, "--server", "", default, choices=SERVERS)
+    classes = (
+        "gunicorn worker class; may be repeated (default: gthread and FastWorker); the unwrapped "
+        "app runs on the first"
+    )
+    option(serving, "--worker-class", "NAME", classes, action="append")
+    option(serving, "--coalesce", help="wrap with WSGIFast(app, coalesce=True)")
+
+    load = parser.add_argument_group("load")
+    option(load, "--users", "N", "concurrent requests", default=4, type=count)
+    option(load, "--seconds", "S", "length of a run", default=1.0, type=seconds)
+    option(load, "--rounds", "N", "runs of each contender", default=5, type=count)
+    slow = "meanwhile keep N clients downloading the largest body, at 64 KiB/s each"
+    option(load, "--slow-clients", "N", slow, type=count)
+    add_header_options(load)
+
+    result = parser.add_argument_group("result")
+    limits = (
+        "exit with 1 if the last contender misses one, as in 'p99=50ms,ratio>=1'; figures: ratio, "
+        "cpu-ratio, requests, p50, p95, p99"
+    )
+    option(result, "--budget", "LIMITS", limits)
+    option(result, "--report", "NAME", "write NAME.json and NAME.html", default="wsgifast-bench")
+
+    more = parser.add_argument_group("more than one Locust process")
+    option(more, "--processes", "N", "start N Locust workers on this machine", type=count)
+    option(more, "--master", help="wait for workers on other machines")
+    option(more, "--expect-workers", "N", "how many (default: 1)", type=count)
+    option(more, "--worker", help="be such a worker")
+    address = f"the master's address, on which its servers listen too (default: {_MASTER[0]})"
+    option(more, "--master-host", "ADDRESS", address)
+    option(more, "--master-port", "PORT", f"the master's port (default: {_MASTER[1]})", type=count)
+    parser.usage = "wsgifast bench [OPTION ...] APP [/PATH ...] [-- SERVER'S OPTION ...]"
+    parser.set_defaults(run=_run, takes_rest=True)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if importlib.util.find_spec("locust") is None:
+        raise MissingExtra("wsgifast bench", "locust", "bench")
+    # These need the extra, and are slow to import.
+    from .comparison import compare
+    from .locust_client import worker_command
+
+    of_master = ("expect_workers", "master_host", "master_port")
+    given = [name for name in of_master if getattr(options, name) is not None]
+    if given and not (options.master or options.worker):
+        raise ConfigurationError(
+            f"--{given[0].replace('_', '-')} says nothing without --master or --worker: add one"
+        )
+    host, port = options.master_host or _MASTER[0], options.master_port or _MASTER[1]
+    if options.worker:
+        show(f"Working for the master at {host}:{port} until it ends, or Ctrl-C")
+        command = worker_command((host, port))
+        return os.execv(command[0], command)
+    if options.app is None:
+        raise ConfigurationError("name an app, as in: wsgifast bench shop.wsgi:application")
+    return compare(options, (host, port))

@@ -1,0 +1,158 @@
+"""Locust as a client for the runner: in processes of its own, one load run after another.
+
+Locust patches the standard library for gevent when it is imported, and takes a second or two to
+start. So a benchmark starts it once, see `locust_process`, and hands it one run at a time: a JSON
+line in, a JSON line out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any
+
+from ...errors import WSGIFastError
+from ..loading.servers import START
+from .load import Client, Load, Task
+from .processes import HOST, Address, free_port, started
+
+# A request without a byte for so long has failed. Slow raw bodies take seconds.
+GIVE_UP_S = 60.0
+# Locust's own default.
+MASTER_PORT = 5557
+# A master takes half a second to tell its workers that it ends.
+_GOODBYE_S = 5.0
+_PROCESS = "wsgifast.commands.bench.locust_process"
+
+
+class LocustFailed(WSGIFastError, RuntimeError):
+    """Locust's process ended, or its workers did not connect; with its message."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One load run: users that each send a GET after the answer to the one before.
+
+    :ivar host: such as "http://127.0.0.1:8000".
+    :ivar seconds: no request is begun after this time.
+    :ivar requests: nor after this count, of all users of a process together.
+    :ivar expected: bytes that every body must have, where that is known.
+    :ivar headers: lines to add to each request.
+    """
+
+    host: str
+    path: str = "/"
+    users: int = 1
+    seconds: float = 2.0
+    requests: int = 1_000_000
+    expected: int | None = None
+    headers: tuple[str, ...] = ()
+    give_up_s: float = GIVE_UP_S
+    number: int = 0
+
+
+@dataclass
+class Locust:
+    """Locust, started when it is first needed; a context manager, which ends it.
+
+    :ivar processes: workers to start on this machine; 0: a single process without workers.
+    :ivar expect_workers: workers that are started elsewhere, by :func:`worker_command`.
+    :ivar master: where these find their master.
+    """
+
+    processes: int = 0
+    expect_workers: int = 0
+    master: Address = (HOST, MASTER_PORT)
+    _process: subprocess.Popen[str] | None = None
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _runs: int = 0
+
+    def __enter__(self) -> Locust:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        process, self._process = self._process, None
+        with self._stack:
+            if process is not None and self.expect_workers:
+                # It sends them home.
+                with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
+                    process.communicate(timeout=_GOODBYE_S)
+
+    def client(self, users: int = 1, *, give_up_s: float = GIVE_UP_S) -> Client:
+        """For the runner."""
+
+        def run(task: Task) -> Load:
+            host, port = task.address
+            return self.load(
+                Run(
+                    f"http://{host}:{port}",
+                    task.path,
+                    users,
+                    task.seconds,
+                    expected=task.body_bytes,
+                    headers=task.headers,
+                    give_up_s=give_up_s,
+                )
+            )
+
+        return run
+
+    def load(self, run: Run) -> Load:
+        """Do one run; return what it gave.
+
+        :raises LocustFailed: if Locust's process has ended.
+        """
+        self.start()
+        self._runs += 1
+        answer = self._ask({**asdict(run), "number": self._runs})
+        answer["latency_ms"] = {int(p): ms for p, ms in answer["latency_ms"].items()}
+        return Load(**answer)
+
+    def start(self) -> None:
+        """Start it, if it is not running yet, and wait until its workers are there.
+
+        :raises LocustFailed: if it ends, or they do not come.
+        """
+        if self._process is not None:
+            return
+        self._errors: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())
+        role = ["alone"]
+        if workers := self.processes or self.expect_workers:
+            host, port = (HOST, free_port()) if self.processes else self.master
+            role = ["master", host, str(port), str(workers)]
+            for _ in range(self.processes):
+                self._start(worker_command((host, port)), subprocess.DEVNULL)
+        self._process = self._start([sys.executable, "-c", START, _PROCESS, *role], subprocess.PIPE)
+        self._answer()
+
+    def _start(self, command: list[str], pipe: int) -> subprocess.Popen[str]:
+        child = started(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
+        return self._stack.enter_context(child)
+
+    def _ask(self, order: dict[str, Any]) -> Any:
+        assert self._process is not None  # both are there, see start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process is not None  # as above
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip()
+            raise LocustFailed(f"Locust's process has ended: {said[-4000:]}")
+        return json.loads(line)
+
+
+def worker_command(master: Address) -> list[str]:
+    """The command of one of Locust's workers, which ends with its master."""
+    return [sys.executable, "-c", START, _PROCESS, "worker", *map(str, master)]

@@ -1,0 +1,221 @@
+"""One of Locust's processes, with our users: alone, or a master, or one of its workers.
+
+    python -m wsgifast.commands.bench.locust_process alone
+    python -m wsgifast.commands.bench.locust_process master HOST PORT WORKERS
+    python -m wsgifast.commands.bench.locust_process worker HOST PORT
+
+Alone, or as the master, it takes an order a line, see `locust_client`. A master sends each run to
+its workers in a custom message. The figures are those of Locust's own statistics, which it merges.
+In addition each worker reports how long its users took, since clocks of machines differ, and the
+CPU time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import gevent
+from locust import constant, runners, task
+from locust.env import Environment
+from locust.exception import StopUser
+from locust.log import setup_logging
+
+from .downloads import DownloadUser
+from .locust_client import Run
+from .processes import wait_until
+
+# A run without a success ends after this many failures, per process.
+MAX_VAIN_REQUESTS = 20
+# Time for messages, and for slow machines, beyond the run and its last requests.
+OVERTIME_S = 30.0
+# Workers on other machines are started by hand.
+GATHER_S = 300.0
+# Locust's own default is 3 s, as long as a run here.
+REPORT_INTERVAL_S = 0.2
+# What succeeded and what did not, in Locust's statistics.
+GOOD, FAILED = "good", "failed"
+# Locust rounds response times to whole numbers, so they are microseconds.
+CLOCK = 1e6
+
+
+@dataclass
+class _Turn:
+    """What the users of this process are to do, and have done.
+
+    :ivar ends: no request is begun after this time.
+    :ivar users: under way.
+    """
+
+    run: Run
+    ends: float = 0.0
+    users: int = 0
+    begun: float = 0.0
+    begun_cpu: float = 0.0
+    last: float = 0.0
+    last_cpu: float = 0.0
+    good: int = 0
+    failed: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        in_vain = not self.good and self.failed >= MAX_VAIN_REQUESTS
+        left = self.good + self.failed < self.run.requests
+        return left and not in_vain and time.perf_counter() < self.ends
+
+    def report(self) -> dict[str, Any]:
+        """What Locust's statistics lack."""
+        return {
+            "number": self.run.number,
+            "over": not self.users and (self.last > 0 or not self.goes_on),
+            "seconds": self.last - self.begun,
+            "cpu_s": self.last_cpu - self.begun_cpu,
+        }
+
+
+class Visitor(DownloadUser):
+    """Does what the turn says."""
+
+    host = "http://127.0.0.1:1"  # each run has its own
+    wait_time = constant(0)
+    clock = CLOCK
+    failed_name = FAILED
+    turn = _Turn(Run(""))
+
+    @task
+    def visit(self) -> None:
+        turn, run = self.turn, self.turn.run
+        headers = dict(line.split(": ", 1) for line in run.headers)
+        turn.users += 1
+        if not turn.begun:
+            turn.begun, turn.begun_cpu = time.perf_counter(), time.process_time()
+        while turn.goes_on:
+            good = self.download(run.path, name=GOOD, expected=run.expected, headers=headers)
+            turn.good += good
+            turn.failed += not good
+        turn.users -= 1
+        turn.last, turn.last_cpu = time.perf_counter(), time.process_time()
+        self.client.client.close()  # a server that ends would wait for it
+        raise StopUser
+
+
+def main() -> None:
+    """Take orders until the end of the input; or be a worker until the master ends."""
+    setup_logging("ERROR")  # type: ignore[no-untyped-call]
+    runners.WORKER_REPORT_INTERVAL = REPORT_INTERVAL_S
+    environment = Environment(user_classes=[Visitor], catch_exceptions=False)
+    environment.events.report_to_master.add_listener(_add_report)  # type: ignore[no-untyped-call]
+    role, *where = sys.argv[1:]
+    if role == "worker":
+        host, port = where
+        worker: Any = environment.create_worker_runner(host, int(port))
+        worker.register_message("run", _begin)
+        with contextlib.suppress(KeyboardInterrupt):
+            worker.greenlet.join()
+        return
+    runner: Any
+    workers = 0
+    if role == "master":
+        host, port, expected = where
+        workers = int(expected)
+        runner = environment.create_master_runner(host, int(port))
+    else:
+        runner = environment.create_local_runner()
+        runner.register_message("run", _begin)
+    master = _Master(runner, workers)
+    master.gather()
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what Locust prints is not an answer
+    print("{}", file=answers, flush=True)
+    # Read by a thread, so that Locust goes on meanwhile.
+    while line := gevent.get_hub().threadpool.apply(sys.stdin.readline):
+        answer = master.carry_out(Run(**json.loads(line)))
+        print(json.dumps(answer), file=answers, flush=True)
+    runner.quit()
+
+
+def _begin(environment: Environment, msg: Any) -> None:
+    """The master's message, just before it has Locust start the users."""
+    run = Run(**{**msg.data, "headers": tuple(msg.data["headers"])})
+    Visitor.turn = _Turn(run, time.perf_counter() + run.seconds)
+    Visitor.network_timeout = run.give_up_s
+
+
+def _add_report(client_id: str, data: dict[str, Any]) -> None:
+    data["wsgifast"] = Visitor.turn.report()
+
+
+class _Master:
+    """Has Locust do one run after another.
+
+    :param workers: 0: its users are in this process.
+    """
+
+    def __init__(self, runner: Any, workers: int) -> None:
+        self._runner = runner
+        self._workers = workers
+        self._heard: dict[str, dict[str, Any]] = {}
+        runner.environment.events.worker_report.add_listener(self._hear)
+
+    def _hear(self, client_id: str, data: dict[str, Any]) -> None:
+        self._heard[client_id] = data["wsgifast"]
+
+    def gather(self) -> None:
+        """Wait until all workers are there, and ready for a run."""
+        if not self._workers:
+            return
+        ready = self._runner.clients
+        if not wait_until(lambda: len(ready.ready) >= self._workers, GATHER_S):
+            sys.exit(f"{len(ready.ready)} of {self._workers} workers are there")
+
+    def carry_out(self, run: Run) -> dict[str, Any]:
+        """What :class:`~wsgifast.commands.bench.load.Load` takes."""
+        runner = self._runner
+        self.gather()
+        runner.environment.host = run.host
+        runner.send_message("run", asdict(run))
+        runner.start(run.users, spawn_rate=run.users)
+        over = wait_until(
+            lambda: self._reports(run) is not None, run.seconds + run.give_up_s + OVERTIME_S
+        )
+        reports = self._reports(run) or [{"seconds": run.seconds, "cpu_s": 0.0}]
+        runner.stop()
+        stats = runner.environment.stats
+        good = stats.get(GOOD, "GET")
+        errors: dict[str, int] = {}
+        for each in stats.errors.values():
+            text = _error_text(each.to_name().partition(": ")[2], run)
+            errors[text] = errors.get(text, 0) + each.occurrences
+        if not over:
+            errors["no end of the answer"] = 1
+        count = good.num_requests
+        times = {p: good.get_response_time_percentile(p / 100) / CLOCK * 1e3 for p in (50, 95, 99)}
+        return {
+            "requests": count,
+            "failures": sum(errors.values()),
+            "body_bytes": good.total_content_length,
+            "seconds": max(each["seconds"] for each in reports),
+            "latency_ms": times if count else {},
+            "errors": errors,
+            "client_cpu_s": max(each["cpu_s"] for each in reports),
+        }
+
+    def _reports(self, run: Run) -> list[dict[str, Any]] | None:
+        """The reports of all processes, once the run is over in all of them."""
+        found = list(self._heard.values()) if self._workers else [Visitor.turn.report()]
+        found = [each for each in found if each["number"] == run.number and each["over"]]
+        return found if len(found) == max(1, self._workers) else None
+
+
+def _error_text(text: str, run: Run) -> str:
+    """Without the URL, which has another port each time."""
+    reason = text.partition("original=")[2].removesuffix(")") or text.strip("\"'")
+    return f"no byte for {run.give_up_s:g} s" if reason == "timed out" else reason
+
+
+if __name__ == "__main__":
+    main()

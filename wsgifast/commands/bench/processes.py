@@ -1,0 +1,261 @@
+"""The processes of a benchmark: real servers, which do not outlive it however it ends.
+
+Each is a process group of its own and is ended by its own id, with everything it has started. If
+the benchmark is killed and has no time to clean up, the guard ends them: see `guard`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from ...errors import WSGIFastError
+from ..loading.servers import START
+
+HOST = "127.0.0.1"
+Address = tuple[str, int]
+# Importing a large app takes seconds on a busy machine; a server that still does not listen after
+# this time hangs.
+START_S = 30.0
+# gunicorn's workers finish their requests first; what has not ended by then is killed.
+STOP_S = 10.0
+# Below those that systems give to clients (Linux from 32768 on, IANA's from 49152 on).
+_UNASSIGNED_PORTS = range(10_000, 32_000)
+# How much of a log an error message repeats: the end is where the reason stands.
+LOG_TAIL_LINES = 25
+
+
+class ServerFailed(WSGIFastError, RuntimeError):
+    """A server did not start, or ended; the message contains the end of its log."""
+
+
+@dataclass
+class RunningServer:
+    """A server that listens."""
+
+    name: str
+    address: Address
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def log_tail(self) -> str:
+        """The last lines that it has written to stdout and stderr, indented for a message."""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join(f"    {line}" for line in lines) or "    (its log is empty)"
+
+    def check(self, within: float = 0.0) -> None:
+        """Make sure that the server still runs.
+
+        :param within: seconds to give to a server that may be about to end.
+        :raises ServerFailed: with its log, if it has ended.
+        """
+        try:
+            status = self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            return
+        raise ServerFailed(f"{self.name} ended with status {status}:\n{self.log_tail()}")
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    address: Address,
+    *,
+    name: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    start_s: float = START_S,
+) -> Iterator[RunningServer]:
+    """Start a server, wait until it accepts connections, stop it at the end of the block.
+
+    :param command: a first item of "python" means this interpreter; -m behind it leaves the working
+        directory out of the search path, see :data:`wsgifast.commands.loading.servers.START`.
+    :param address: where the command has been told to listen.
+    :param name: what messages call it; by default its command.
+    :param env: added to this process's environment.
+    :param start_s: how long it may take until it listens.
+    :raises ServerFailed: if the port is taken, or the server ends or does not listen in time.
+    """
+    name = name or " ".join(command)
+    if is_listening(address):
+        raise ServerFailed(
+            f"port {address[1]} of {address[0]} is taken by another program, so {name} cannot "
+            "have it: name another port, or none for a free one"
+        )
+    argv = list(command)
+    if argv[:2] == ["python", "-m"]:
+        argv[1:2] = ["-c", START]
+    if argv[0] == "python":
+        argv[0] = sys.executable
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+    with temporary_folder("load") as folder, contextlib.ExitStack() as stack:
+        log_path = folder / "log"
+        with log_path.open("wb") as log:
+            outputs: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": cwd
+            }  # fmt: skip
+            child = started(argv, stop_s=STOP_S, env=environment, **outputs)
+            process = stack.enter_context(child)
+        server = RunningServer(name, address, process, log_path)
+        _wait_until_listening(server, start_s)
+        yield server
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], *, stop_s: float = 0.0, **options: Any
+) -> Iterator[subprocess.Popen[Any]]:
+    """A process that ends with the block, with everything that it has started.
+
+    It is a process group of its own: Ctrl-C is for this process to handle. It ends too if this
+    process is killed.
+
+    :param stop_s: how long it may take to end after SIGTERM.
+    :param options: subprocess.Popen's.
+    """
+    guard = _guard().fileno()
+    # Python drops what is raised in the functions that it calls at a fork (os.register_at_fork): a
+    # signal that is to end this process waits until the fork is over.
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+
+    def announce() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.write(
+            guard, b"+%d\n" % os.getpid()
+        )  # in the child, so that nothing can happen in between
+
+    try:
+        process = subprocess.Popen(command, start_new_session=True, preexec_fn=announce, **options)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield process
+    finally:
+        if stop_s and process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(stop_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(guard, b"-%d\n" % process.pid)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # it ended with something unread
+                    stream.close()
+
+
+@cache
+def _guard() -> IO[bytes]:
+    """The guard's input, which ends with this process."""
+    command = [sys.executable, "-c", START, "wsgifast.commands.bench.guard"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None  # a pipe, see above
+    atexit.register(process.communicate)
+    return process.stdin
+
+
+@contextlib.contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
+    """A new folder, removed at the end of the block: by Ctrl-C, SIGTERM and SIGHUP too."""
+    with orderly_end(), tempfile.TemporaryDirectory(prefix=f"wsgifast-{name}-") as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Let SIGTERM, and the SIGHUP of a terminal that closes, end this process as Ctrl-C does.
+
+    That is through every `finally` on the way. Leaves handlers of the program's own alone; without
+    effect in any but the main thread, which is the one that runs handlers.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
+    ours = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)  # timeout(1) sends it twice: clean up in peace
+        sys.exit(128 + number)  # as shells report the end by a signal
+
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def free_port(host: str = HOST) -> int:
+    """A TCP port that nothing has at this moment, and that no client will be given.
+
+    :raises OSError: if this machine does not have the address.
+    """
+    while True:
+        # Not the seeded generator: processes side by side would all draw the same.
+        port = _UNASSIGNED_PORTS.start + secrets.randbelow(len(_UNASSIGNED_PORTS))
+        with socket.socket() as sock:
+            try:
+                sock.bind((host, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise
+        return port
+
+
+def wait_until(condition: Callable[[], object], seconds: float) -> bool:
+    """Wait until something is so; False if it is not after this time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_listening(address: Address) -> bool:
+    with socket.socket() as sock:
+        sock.settimeout(1.0)
+        return sock.connect_ex(address) == 0
+
+
+def _wait_until_listening(server: RunningServer, start_s: float) -> None:
+    def is_there() -> bool:
+        server.check()
+        return is_listening(server.address)
+
+    if not wait_until(is_there, start_s):
+        raise ServerFailed(
+            f"{server.name} does not listen after {start_s:.0f} s:\n{server.log_tail()}"
+        )
+    server.check()  # gunicorn listens first and imports the app then

@@ -1,0 +1,265 @@
+"""An HTTP client for servers that may do anything: it waits no longer than it may, and measures."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import importlib
+import socket
+import ssl
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import WSGIFastError
+from ..http.head import header_value
+
+# As browsers ask for a page.
+BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
+# Of a body that is kept; the rest is not read.
+_MOST_BYTES = 64 * 1024 * 1024
+_BLOCK_BYTES = 1 << 20
+# Bytes that do not belong there come with the head, or right behind it: seconds to wait for them.
+_AFTER_HEAD_S = 0.15
+# Of a client that reads slowly.
+_SLOW_BUFFER_BYTES = 4096
+
+
+class NoAnswer(WSGIFastError, OSError):
+    """The server cannot be reached, breaks off, or does not speak HTTP.
+
+    :ivar status: of the head, if there was one at least; and its headers.
+    """
+
+    status: int | None = None
+    headers: Sequence[tuple[str, str]] = ()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was a head at least."""
+        return self.status is not None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response, as a client sees it.
+
+    :ivar missing: how many bytes of its Content-Length did not come.
+    :ivar body_s: seconds from the end of the head to the end of the body.
+    :ivar closes: the connection ends with it.
+    :ivar version: 10 for HTTP/1.0, 11 for HTTP/1.1.
+    """
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    missing: int
+    seconds: float
+    body_s: float
+    closes: bool
+    version: int
+
+    def header(self, name: str) -> str | None:
+        return header_value(self.headers, name.lower())
+
+
+def decoded(body: bytes, codings: str) -> bytes | None:
+    """A body without its codings (RFC 9110, section 8.4).
+
+    :param codings: the Content-Encoding.
+    :returns: None where that is not possible here: the coding is unknown, its package is not
+        installed, or the body is broken.
+    """
+    for coding in reversed(codings.lower().split(",")):
+        try:
+            body = _DECODERS[coding.strip()](body)
+        except Exception:  # noqa: BLE001 - of several libraries
+            return None
+    return body
+
+
+def _gzip(body: bytes) -> bytes:
+    return gzip.decompress(body)
+
+
+def _deflate(body: bytes) -> bytes:
+    try:
+        return zlib.decompress(body)
+    except zlib.error:  # some servers send it without zlib's frame
+        return zlib.decompress(body, -zlib.MAX_WBITS)
+
+
+def _br(body: bytes) -> bytes:
+    decompressed: bytes = importlib.import_module("brotli").decompress(body)
+    return decompressed
+
+
+def _zstd(body: bytes) -> bytes:
+    made, frames = importlib.import_module("zstandard").ZstdDecompressor(), []
+    while body:
+        frame = made.decompressobj()
+        frames.append(frame.decompress(body))
+        if not frame.eof:
+            raise EOFError
+        body = frame.unused_data
+    return b"".join(frames)
+
+
+_DECODERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes, "identity": bytes, "gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate, "br": _br,
+    "zstd": _zstd,
+}  # fmt: skip
+
+
+def unverified_tls() -> ssl.SSLContext:
+    """TLS without verification: for servers of our own."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class HTTPClient:
+    """Requests from one server, on one connection each or on a shared one.
+
+    :param headers: for every request.
+    :param limit_s: seconds for one answer.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        headers: Iterable[tuple[str, str]] = (),
+        limit_s: float,
+    ) -> None:
+        self._host, self._port, self._tls = host, port, tls
+        self._headers = tuple(headers)
+        self._limit_s = limit_s
+
+    def connect(self) -> http.client.HTTPConnection:
+        """Open a connection.
+
+        :raises NoAnswer: if the server cannot be reached.
+        """
+        host, port, limit_s = self._host, self._port, self._limit_s
+        if self._tls is None:
+            connection = http.client.HTTPConnection(host, port, timeout=limit_s)
+        else:
+            connection = http.client.HTTPSConnection(host, port, timeout=limit_s, context=self._tls)
+        with self._no_answer():
+            connection.connect()
+        return connection
+
+    def ask(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Iterable[tuple[str, str]] = (),
+        body: bytes = b"",
+        on: http.client.HTTPConnection | None = None,
+        take: Callable[[bytes], object] | None = None,
+    ) -> Answer:
+        """One request, on a connection of its own or on an open one.
+
+        :param take: gets the whole body, in blocks; otherwise its beginning is in the answer.
+        :raises NoAnswer: if there is no end of the answer in time, or what comes is not HTTP.
+        """
+        connection = self.connect() if on is None else on
+        kept = bytearray()
+        head: http.client.HTTPResponse | None = None
+        try:
+            with self._no_answer(lambda: head):
+                began = time.perf_counter()
+                self._send(connection, url, method, headers, body)
+                with connection.getresponse() as response:
+                    head = response
+                    at_head = time.perf_counter()
+                    # Of an endless body some may come again and again.
+                    while len(kept) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
+                        (take or kept.extend)(block)
+                        if time.perf_counter() > began + self._limit_s:
+                            raise TimeoutError
+                ended = time.perf_counter()
+        finally:
+            if on is None:
+                connection.close()
+        return Answer(
+            response.status,
+            response.getheaders(),
+            bytes(kept),
+            (response.length or 0) if len(kept) < _MOST_BYTES else 0,
+            ended - began,
+            ended - at_head,
+            response.will_close,
+            response.version,
+        )
+
+    def read_slowly(self, url: str) -> socket.socket:
+        """Request a body, and do not read it."""
+        connection = self.connect()
+        sock: socket.socket = connection.sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
+        with self._no_answer():
+            self._send(connection, url)
+        return sock
+
+    def bytes_after_head(
+        self, url: str, *, method: str = "GET", headers: Iterable[tuple[str, str]] = ()
+    ) -> bytes:
+        """What follows a head that should end its response, with it or soon after it."""
+        received = b""
+        with contextlib.closing(self.connect()) as connection, self._no_answer():
+            self._send(connection, url, method, headers)
+            sock: socket.socket = connection.sock
+            while b"\r\n\r\n" not in received and (data := sock.recv(65536)):
+                received += data
+            sock.settimeout(_AFTER_HEAD_S)
+            with contextlib.suppress(TimeoutError):
+                received += sock.recv(65536)
+        return received.partition(b"\r\n\r\n")[2]
+
+    def _send(
+        self,
+        connection: http.client.HTTPConnection,
+        url: str,
+        method: str = "GET",
+        headers: Iterable[tuple[str, str]] = (),
+        body: bytes = b"",
+    ) -> None:
+        given = (*self._headers, *headers)
+        has_host = header_value(given, "host") is not None
+        connection.putrequest(method, url, skip_host=has_host, skip_accept_encoding=True)
+        for name, value in given:
+            connection.putheader(name, value)
+        if body:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body or None)
+
+    @contextlib.contextmanager
+    def _no_answer(
+        self, head: Callable[[], http.client.HTTPResponse | None] = lambda: None
+    ) -> Iterator[None]:
+        """Raise NoAnswer for errors of the connection.
+
+        :param head: what has come of the answer.
+        """
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
+            reason = getattr(error, "strerror", None) or error or type(error).__name__
+            response = head()
+            if isinstance(error, TimeoutError):
+                reason = f"no {'end of the ' if response else ''}answer within {self._limit_s:g} s"
+            elif not isinstance(error, OSError):
+                reason = f"the answer is not HTTP ({reason})"
+            raised = NoAnswer(f"{where}: {reason}")
+            if response is not None:
+                raised.status, raised.headers = response.status, response.getheaders()
+            raise raised from error

@@ -1,0 +1,167 @@
+"""The doctor: which endpoints of an app return slow, wrong or fragile bodies, and what it costs.
+
+From the command line `wsgifast doctor shop.wsgi:application`; in tests::
+
+    from wsgifast.commands.doctor import as_text, examine
+
+    def test_bodies() -> None:
+        report = examine(app, ["/", "/export.csv"])
+        assert not report.of("wrong") and not report.of("slow"), as_text(report)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...checks import Interface, check_app, interface_of
+from ...errors import ConfigurationError
+from ...http.head import header_value
+from ..loading import unwrapped
+from .catalogue import CATALOGUE, explain, known_ids
+from .endpoints import NAMED, from_paths
+from .examination import Observer, observer
+from .formats import as_text
+from .frameworks import from_framework
+from .judge import add_to, findings_of
+from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
+from .openapi import Fetch
+from .search import Allow, Search
+
+__all__ = [
+    "CATALOGUE",
+    "Endpoint",
+    "Finding",
+    "Observation",
+    "Report",
+    "Severity",
+    "Unreached",
+    "as_text",
+    "examine",
+    "explain",
+]
+
+_NO_ENDPOINTS = (
+    "{}: no endpoints are known: the app has no routes, or its framework lists none that the "
+    "doctor can read. Name paths, as in: wsgifast doctor {} / /about; or use --urls, --openapi "
+    "(with the path of the document that FastAPI, Litestar and others serve, such as "
+    "/openapi.json) or --access-log"
+)
+
+
+def examine(
+    app: Any,
+    endpoints: Iterable[str | Endpoint] | None = None,
+    *,
+    values: Mapping[str, str] | None = None,
+    headers: Iterable[tuple[str, str]] = (),
+    all_endpoints: bool | Allow = False,
+    unsafe: bool = False,
+    limit_s: float = 10.0,
+    silence: Iterable[str] = (),
+    name: str | None = None,
+    interface: Interface | None = None,
+    found: Callable[[Fetch], Found] | None = None,
+    progress: Callable[[int, int, Endpoint], None] | None = None,
+) -> Report:
+    """Ask an app for its endpoints, raw and wrapped in turn, and report what was seen.
+
+    Each endpoint is asked for up to sixty times in this process. Without `all_endpoints` only those
+    that are safe by evidence are: the given ones, files in folders that the app serves, and what an
+    OpenAPI document calls read-only. Only GET and HEAD are used, unless `unsafe` is True.
+
+    :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is
+        examined with that wrapper, and without it.
+    :param endpoints: paths such as "/export.csv?year=1", or endpoints; None for those that the
+        app's framework lists: Flask, Quart, Django, Falcon, Bottle, Pyramid, Starlette, FastAPI.
+    :param values: for the parameters of the framework's patterns, by name.
+    :param headers: for every request, such as ("Cookie", "sessionid=..."); Host replaces the
+        default, "localhost".
+    :param all_endpoints: True requests also those that may change something, and what answers link
+        to. Or a function, called with the safe ones and the rest, that returns whether to do so.
+    :param unsafe: use other methods, too.
+    :param limit_s: seconds for one request.
+    :param silence: ids of findings to leave out.
+    :param name: what the report calls the app.
+    :param interface: "WSGI" or "ASGI", where it cannot be seen.
+    :param found: returns endpoints and what was not reached, from endpoints.py and openapi.py here;
+        called with a function that requests a path of the app.
+    :param progress: called before each endpoint with its number, their count, and itself.
+    :raises ConfigurationError: if the app is none, an id is unknown, or there is nothing to ask.
+    :raises WSGIFastError: if an ASGI app does not start.
+    """
+    silenced = known_ids(silence)
+    headers = tuple(headers)
+    if interface is None:
+        interface = interface_of(app)
+    if interface is None:
+        check_app(app, "WSGI")
+        interface = "WSGI"
+    given, (app, was_wrapped) = app, unwrapped(app)
+    report = Report(
+        name or str(getattr(app, "__module__", "app")), interface, None, was_wrapped=was_wrapped
+    )
+    wrapped = given if was_wrapped else None
+    with observer(app, interface, wrapped, limit_s=limit_s) as observe:
+        report.framework, listed = from_framework(app, values or {})
+        if endpoints is not None:
+            listed = _given(endpoints)
+        elif found is not None:
+            named = found(_fetcher(observe, headers, limit_s))
+            whole = listed if all_endpoints is True else ([], [])
+            listed = ([*named[0], *whole[0]], [*named[1], *whole[1]])
+        elif all_endpoints and not any(listed):
+            listed = ([Endpoint("/", "/", "the root")], [])
+        search = Search(
+            listed,
+            header_value(headers, "host") or "localhost",
+            unsafe=unsafe,
+            allow=all_endpoints if callable(all_endpoints) else lambda *_: bool(all_endpoints),
+            follows=found is not None,
+        )
+        if not search.total and not search.unreached:
+            raise ConfigurationError(_NO_ENDPOINTS.format(report.app, report.app))
+        for endpoint in search:
+            if progress is not None:
+                progress(search.done, search.total + 1, endpoint)
+            seen = observe(replace(endpoint, headers=(*endpoint.headers, *headers)))
+            search.learn(endpoint, seen.raw)
+            seen.raw.body.clear()  # no longer needed
+            seen.wrapped.body.clear()
+            add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped), silenced)
+        report.unreached += search.unreached
+        # Of some patterns several URLs were tried.
+        reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}
+        report.unreached = [
+            left
+            for left in dict.fromkeys(report.unreached)
+            if (left.method, left.name) not in reached
+        ]
+    report.sort()
+    return report
+
+
+def _given(endpoints: Iterable[str | Endpoint]) -> Found:
+    listed = list(endpoints)
+    paths, left = from_paths([each for each in listed if isinstance(each, str)])
+    chosen = [each for each in listed if isinstance(each, Endpoint)]
+    return [*paths, *(replace(each, evidence=each.evidence or NAMED) for each in chosen)], left
+
+
+def _fetcher(observe: Observer, headers: tuple[tuple[str, str], ...], limit_s: float) -> Fetch:
+    def fetch(path: str) -> bytes:
+        raw = observe(Endpoint(path, path, "fetched", headers=headers), once=True).raw
+        if raw.timed_out:
+            raise ConfigurationError(
+                f"the app does not answer GET {path} within {limit_s:g} s: give a longer --timeout"
+            )
+        if raw.status != 200:
+            answer = raw.error or raw.problem or raw.status or "nothing"
+            raise ConfigurationError(
+                f"the app answers {answer} to GET {path}, and not 200; "
+                "a page behind a login may need --header or --cookie"
+            )
+        return bytes(raw.body)
+
+    return fetch

@@ -1,0 +1,329 @@
+"""A recording ASGI server: one event loop in a thread, and a real connection for each request.
+
+It writes each body message to the transport as uvicorn does, and waits while the transport's buffer
+is full. With `pathsend` it offers that extension and implements it by sendfile, as asgifast's
+protocols do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from ...errors import WSGIFastError
+from ..loading import described
+from .model import Endpoint, Recording
+from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
+
+App = Callable[..., Awaitable[None]]
+T = TypeVar("T")
+
+_HOST = (b"host", b"localhost")
+_HEARTBEAT_S = 0.005
+# For the app's startup and shutdown (the lifespan protocol).
+_LIFESPAN_S = 30.0
+# A loop that an app still blocks after this time shuts nothing down.
+_BLOCKED_S = 1.0
+
+
+class TimeLimit(WSGIFastError, TimeoutError):
+    """Something did not finish in time."""
+
+
+class StartedApp:
+    """An ASGI app that has started; one request at a time.
+
+    :raises TimeLimit: if the app's startup does not end.
+    :raises WSGIFastError: if the app reports that its startup failed.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._loops: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live()), name="wsgifast-doctor-loop", daemon=True
+        )
+        self._thread.start()
+        self._loop = self._loops.get()
+        # What the app keeps for its requests (ASGI, "Lifespan State"): each gets a copy.
+        self._state: dict[str, Any] = {}
+        self._from_threads = 0
+        self._lifespan = _lifespan(app, self._state)
+        try:
+            self._run(self._lifespan.__aenter__(), _LIFESPAN_S)
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def __enter__(self) -> StartedApp:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Shut the app down, and end the loop."""
+        with contextlib.suppress(Exception):
+            self._run(asyncio.sleep(0), _BLOCKED_S)
+            self._run(self._lifespan.__aexit__(None, None, None), _LIFESPAN_S)
+        self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(1.0)
+
+    async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: None)  # failures are recorded elsewhere
+        self._end = asyncio.Event()
+        self._count_calls_from_threads(loop)
+        self._loops.put(loop)
+        await self._end.wait()
+
+    def _count_calls_from_threads(self, loop: asyncio.AbstractEventLoop) -> None:
+        call = loop.call_soon_threadsafe
+
+        def counted(*given: Any, **more: Any) -> asyncio.Handle:
+            self._from_threads += 1
+            return call(*given, **more)
+
+        with contextlib.suppress(AttributeError):  # uvloop's cannot be replaced
+            loop.call_soon_threadsafe = counted  # type: ignore[assignment,method-assign]
+
+    def record(
+        self,
+        app: App,
+        endpoint: Endpoint,
+        *,
+        limit_s: float,
+        pathsend: bool = False,
+        reads: bool = True,
+        inspect: bool = True,
+    ) -> Recording:
+        """Request an endpoint, and record the response.
+
+        :param app: this app, or a wrapper around it.
+        :param pathsend: offer http.response.pathsend.
+        :param reads: False for a client that does not read for the first 0.3 s.
+        :param inspect: False: measure times only.
+        """
+        recording = Recording(returned="messages")
+        client = RecordingClient(reads=reads)
+        request = _Request(
+            app,
+            endpoint,
+            recording,
+            client,
+            pathsend=pathsend,
+            inspect=inspect,
+            state=self._state.copy(),
+        )
+        from_threads = self._from_threads + 1  # the request's own start
+        cpu = time.process_time() - client.cpu_s
+        try:
+            if not reads:
+                threading.Timer(HELD_S, request.look_if_held).start()
+            self._run(request.run(), limit_s)
+        except TimeLimit:
+            recording.timed_out = True
+        finally:
+            client.close()
+        # Threads that read files count; the client does not, since it is not part of the server.
+        recording.cpu_s = time.process_time() - cpu - client.cpu_s
+        recording.from_threads = max(0, self._from_threads - from_threads)
+        return recording
+
+    def _run(self, coroutine: Coroutine[Any, Any, T], limit_s: float) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(limit_s)
+        except concurrent.futures.TimeoutError:  # not the builtin TimeoutError on Python 3.10
+            future.cancel()
+            raise TimeLimit(f"no end after {limit_s} s") from None
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: App, state: dict[str, Any]) -> AsyncIterator[None]:
+    """An app's startup and shutdown (the lifespan protocol).
+
+    :param state: the app puts into it what its requests need.
+    :raises WSGIFastError: if the app reports that its startup failed.
+    """
+    asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
+    task = asyncio.ensure_future(app(scope, asked.get, said.put))
+
+    async def answer_to(event: str) -> dict[str, Any]:
+        asked.put_nowait({"type": event})
+        answer = asyncio.create_task(said.get())
+        await asyncio.wait({answer, task}, return_when=asyncio.FIRST_COMPLETED)
+        # Apps that do not support the protocol may end or raise instead.
+        return answer.result() if answer.done() else {"type": ""}
+
+    answer = await answer_to("lifespan.startup")
+    if answer["type"] == "lifespan.startup.failed":
+        raise WSGIFastError(f"the app's startup failed: {answer.get('message', '')}")
+    yield
+    await answer_to("lifespan.shutdown")
+
+
+class _Request(RecordedRequest, asyncio.Protocol):
+    """Runs in the app's event loop.
+
+    :param pathsend: offer http.response.pathsend.
+    :param state: for the app.
+    """
+
+    begin = "http.response.start"
+
+    def __init__(self, *given: Any, pathsend: bool, inspect: bool, state: dict[str, Any]) -> None:
+        super().__init__(*given, inspect=inspect)
+        self._state = state
+        self._pathsend = pathsend
+        self._ended = asyncio.Event()
+        self._body_sent = False
+        self._may_write = asyncio.Event()
+        self._before = self._beaten_at = 0.0
+        self._transport: asyncio.Transport
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        recording = self._recording
+        self._may_write.set()
+        self._transport, _ = await loop.create_connection(
+            lambda: self, sock=self._client.server_side.dup()
+        )
+        heart = asyncio.create_task(self._beat())
+        await asyncio.sleep(0)  # until it has started
+        wall = self._before = time.perf_counter()
+        try:
+            with body_file_noted(recording, everywhere=True):
+                await self._app(self._scope(), self._receive, self._on_message)
+        except Exception as error:  # noqa: BLE001 - any exception of the app is a finding
+            recording.error = described(error)
+        finally:
+            recording.wall_s = time.perf_counter() - wall
+            self._note_turn()  # the heartbeat may not have run again
+            heart.cancel()
+            self._transport.abort()
+        if recording.failed:
+            return
+        if not self._ended.is_set():
+            recording.problem = "the app ended before its response did"
+        else:
+            self._check_length()
+
+    def look_if_held(self) -> None:
+        """Whether the app waits for the client; called 0.3 s after the start, in a thread."""
+        self._recording.held = not self._ended.is_set() and not self._may_write.is_set()
+        self._client.read_on()
+
+    # asyncio.Protocol
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._may_write.set()
+
+    # ASGI
+
+    def _scope(self) -> dict[str, Any]:
+        path, _, query = self._endpoint.url.partition("?")
+        extensions: dict[str, Any] = {"http.response.pathsend": {}} if self._pathsend else {}
+        given = [(k.lower().encode(), v.encode("latin-1")) for k, v in self._endpoint.headers]
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": self._endpoint.method,
+            "scheme": "http",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": given if any(name == b"host" for name, _ in given) else [_HOST, *given],
+            "client": ("127.0.0.1", 50000),
+            "server": ("localhost", 80),
+            "extensions": extensions,
+            "state": self._state,
+        }
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._body_sent:
+            self._body_sent = True
+            return {"type": "http.request", "body": self._endpoint.body, "more_body": False}
+        await self._ended.wait()
+        return {"type": "http.disconnect"}
+
+    async def _on_message(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._begin(message)
+        elif kind == "http.response.body":
+            await self._body(message)
+        elif kind == "http.response.pathsend":
+            await self._path(message)
+        else:
+            raise self._fails(f"a message of type {kind!r}")
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        if self._head is not None:
+            raise self._fails("http.response.start was sent twice")
+        pairs = [
+            (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
+            for name, value in message.get("headers", ())
+        ]
+        self._start(f"{message['status']} -", pairs)
+        self._send_head()
+
+    async def _body(self, message: dict[str, Any]) -> None:
+        self._send_head()
+        body, more = message.get("body", b""), message.get("more_body", False)
+        if body or more or not isinstance(body, bytes):
+            self._record(body, time.perf_counter() - self._before)
+        self._send_chunk(body)
+        if not more:
+            self._end()
+        await self._may_write.wait()
+        self._before = time.perf_counter()
+
+    async def _path(self, message: dict[str, Any]) -> None:
+        self._send_head()
+        with open(message["path"], "rb") as file:
+            size = self._counter.admit(os.fstat(file.fileno()).st_size)
+            self._record_size(size)
+            if size:
+                loop = asyncio.get_running_loop()
+                await loop.sendfile(self._transport, file, 0, size)
+            self._recording.by_sendfile += size
+            if self._inspect:
+                note_file(self._recording, file.fileno(), 0, size)
+            self._recording.sends += 1
+        self._end()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._send_end()
+
+    def _transmit(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def _beat(self) -> None:
+        """Measure how late the event loop is."""
+        while True:
+            self._beaten_at = time.perf_counter()
+            await asyncio.sleep(_HEARTBEAT_S)
+            self._note_turn()
+
+    def _note_turn(self) -> None:
+        late = time.perf_counter() - self._beaten_at - _HEARTBEAT_S
+        self._recording.blocked_s = max(self._recording.blocked_s, late)

@@ -1,0 +1,281 @@
+"""The command line of `wsgifast doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigurationError
+from ..arguments import (
+    APP_HELP,
+    STATUS_PART_FAILED,
+    STATUS_USAGE,
+    add_header_options,
+    add_parser,
+    check_writable,
+    given_headers,
+    option,
+    pair,
+    seconds,
+    write_file,
+)
+from ..loading import load_app
+from ..terminal import next_steps, output_width, printable, progress_line, show
+from . import examine
+from .catalogue import explain
+from .endpoints import from_access_log, from_paths, from_urls_file
+from .formats import FORMATS, as_text, baseline_of
+from .model import SEVERITIES, Endpoint, Found, Report
+from .openapi import Fetch, from_openapi
+from .search import Allow
+
+# Paths in the suggested command: each takes about 15 seconds.
+_MOST_TO_MEASURE = 3
+# Options that do not go with --live.
+_OF_APPS = ("urls", "access_log", "openapi", "value", "all", "unsafe")
+
+_EXAMPLES = """\
+  wsgifast doctor shop.wsgi:application
+  wsgifast doctor 'shop:create_app()' /export.csv /media/cat.jpg
+  wsgifast doctor shop.settings --value slug=cat --cookie sessionid=...
+  wsgifast doctor api:app --access-log access.log --format json
+  wsgifast doctor --live http://127.0.0.1:8000 /
+  wsgifast doctor --explain WF003
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Add `doctor` to the command line's subcommands."""
+    parser = add_parser(
+        commands,
+        "doctor",
+        help="find endpoints that return slow, wrong or fragile bodies",
+        description="Request an app's endpoints, as it is and wrapped with wsgifast, and report "
+        "which return slow, wrong or fragile bodies. Each is requested up to sixty times, "
+        "in this process. What may change something is requested only if you say so.",
+        examples=_EXAMPLES,
+    )
+    parser.add_argument("app", nargs="?", help=APP_HELP)
+    which = "examine these, and what a browser loads with them; default: what the framework lists"
+    parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
+    option(parser, "--live", "URL", "examine a running server from outside")
+    explained = "explain a finding; without ID, list all"
+    option(parser, "--explain", "ID", explained, nargs="?", const="all")
+
+    source = parser.add_argument_group("endpoints")
+    option(source, "--urls", "FILE", "one path or URL per line")
+    option(
+        source,
+        "--access-log",
+        "FILE",
+        "the paths of a log: common, combined, uvicorn's or wsgifast's JSON",
+    )
+    described = "an OpenAPI document in JSON, or its path in the app"
+    option(source, "--openapi", "FILE|/PATH", described)
+
+    asking = parser.add_argument_group("requests")
+    given = "a value for a URL parameter, such as slug=cat"
+    option(asking, "--value", "NAME=X", given, repeated=True, type=pair("="))
+    add_header_options(asking)
+    rest = "also request what may change something, and what answers link to; default: ask"
+    option(asking, "--all", help=rest)
+    option(asking, "--unsafe", help="as --all, and use other methods than GET and HEAD")
+    option(asking, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
+
+    result = parser.add_argument_group("result")
+    option(result, "--format", "", "format of the report", default="text", choices=FORMATS)
+    option(result, "--html", "FILE", "also write a self-contained page")
+    bad = "exit with 1 at this severity or worse"
+    option(result, "--fail-level", "", bad, default="slow", choices=SEVERITIES)
+    option(result, "--baseline", "FILE", "ignore findings of this earlier JSON report")
+    option(result, "--silence", "ID", "leave a finding out, such as WF010", repeated=True)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.explain is not None:
+        show(explain(options.explain))
+        return 0
+    known = _baseline(options)
+    if options.html is not None:
+        check_writable("--html", options.html)
+    if options.live is not None:
+        from .live import look_at
+
+        without_effect = [name for name in _OF_APPS if getattr(options, name)]
+        if without_effect:
+            name = without_effect[0].replace("_", "-")
+            raise ConfigurationError(f"--{name} has no effect with --live: name paths")
+        paths = [each for each in (options.app, *options.paths) if each is not None]
+        report = look_at(
+            options.live,
+            paths or ["/"],
+            headers=given_headers(options),
+            limit_s=options.timeout,
+            silence=options.silence,
+        )
+        return _finish(report, options, known)
+    if options.app is None:
+        raise ConfigurationError("name an app, as in: wsgifast doctor shop.wsgi:application")
+    with _stdout_kept():
+        report = _examined(options)
+    return _finish(report, options, known)
+
+
+@contextlib.contextmanager
+def _stdout_kept() -> Iterator[None]:
+    """What the app and its processes print goes to stderr: stdout is the report's."""
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _examined(options: argparse.Namespace) -> Report:
+    for name in ("html", "urls", "access_log", "openapi", "baseline"):
+        if (path := getattr(options, name)) and (name != "openapi" or os.path.isfile(path)):
+            setattr(options, name, os.path.abspath(path))  # the app may change the directory
+    loaded = load_app(options.app)
+    values = dict(options.value)
+    with progress_line(after_s=1.0) as progress:
+        return examine(
+            loaded.app,
+            values=values,
+            headers=given_headers(options),
+            all_endpoints=_allow(options),
+            unsafe=options.unsafe,
+            limit_s=options.timeout,
+            silence=options.silence,
+            name=options.app,
+            interface=loaded.interface,
+            found=_finder(options, values),
+            progress=lambda number, total, endpoint: progress(number, total, endpoint.name),
+        )
+
+
+def _allow(options: argparse.Namespace) -> bool | Allow:
+    """Whether to request what may change something; on a terminal a person is asked.
+
+    Not about paths that are named: then nothing else is requested.
+    """
+    is_asked = sys.stdin.isatty() and sys.stderr.isatty()
+    is_all = bool(options.all or options.unsafe)
+    if is_all or options.paths or options.urls or not is_asked:
+        return is_all
+    return _ask
+
+
+def _ask(safe: Sequence[Endpoint], rest: Sequence[Endpoint]) -> bool:
+    if not rest:
+        return False
+    lines = [f"Requested, since they change nothing: {len(safe)}"]
+    lines += [f"  {_shown(each)}: {printable(each.evidence)}" for each in safe]
+    lines += ["", f"May change something: {len(rest)}", *(f"  {_shown(each)}" for each in rest), ""]
+    show("\n".join(lines), error=True)
+    question = "Request these, too, each up to sixty times, and what they link to? [y/N] "
+    show(question, error=True, end="")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _shown(endpoint: Endpoint) -> str:
+    return printable(f"{endpoint.method} {endpoint.url}")
+
+
+def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fetch], Found] | None:
+    """Finds the endpoints that the command line names; None to use those of the framework."""
+
+    def find(fetch: Fetch) -> Found:
+        found: list[Found] = []
+        if options.paths:
+            found.append(from_paths(options.paths))
+        if options.urls:
+            found.append(from_urls_file(options.urls))
+        if options.access_log:
+            found.append(from_access_log(options.access_log))
+        if options.openapi:
+            found.append(from_openapi(options.openapi, values, fetch))
+        return (
+            [endpoint for endpoints, _ in found for endpoint in endpoints],
+            [left for _, unreached in found for left in unreached],
+        )
+
+    sources = (options.paths, options.urls, options.access_log, options.openapi)
+    return find if any(sources) else None
+
+
+def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int:
+    """:param known: the keys of findings to leave out."""
+    report.findings = [finding for finding in report.findings if finding.key not in known]
+    if options.format == "text":
+        width = output_width()
+        colours = width is not None and "NO_COLOR" not in os.environ
+        show(as_text(report, width=width, colours=colours), colours=colours)
+        if report.findings:
+            show(f"\n{_next_steps(report, None if options.live else options.app)}")
+    else:
+        show(FORMATS[options.format](report))
+    if options.html:
+        from .page import as_html
+
+        write_file(options.html, as_html(report))
+    if not report.observations and not report.findings:
+        show(f"wsgifast: nothing was reached: {_way_in(report)}", error=True)
+        return STATUS_USAGE
+    worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
+    return STATUS_PART_FAILED if report.of(*worse) else 0
+
+
+def _way_in(report: Report) -> str:
+    """What to try where no endpoint was reached."""
+    reasons = " ".join(left.reason for left in report.unreached)
+    ways = {
+        "--all": "--all requests what may change something, or name paths",
+        "--unsafe": "--unsafe uses other methods than GET and HEAD",
+        "400": "--header 'Host: its.name' for an app that checks the host",
+        "X-Forwarded-Proto": "--header 'X-Forwarded-Proto: https' for one that wants TLS",
+        "--cookie": "--cookie or --header for one that wants a login",
+        " to /": "the path to which a redirect leads",
+        "--value": "--value NAME=X for parameters in URLs",
+    }
+    tried = [way for sign, way in ways.items() if sign in reasons]
+    return "; ".join(tried or ["name paths that the app answers, with --header if it needs any"])
+
+
+def _next_steps(report: Report, app: str | None) -> str:
+    """Commands to run next.
+
+    :param app: None for a running server, which `wsgifast bench` cannot start.
+    """
+    steps = [(f"wsgifast doctor --explain {report.findings[0].id}", "what it means")]
+    slow = report.of("slow")
+    paths = list(
+        dict.fromkeys(f.endpoint.url for f in slow if f.saves_s and f.endpoint.method == "GET")
+    )
+    if app is not None and paths:
+        command = ["wsgifast", "bench", app, *paths[:_MOST_TO_MEASURE]]
+        if any("coalesce" in finding.fix for finding in slow):
+            command.append("--coalesce")
+        steps.append((shlex.join(command), "what wsgifast gains"))
+    return next_steps(*steps)
+
+
+def _baseline(options: argparse.Namespace) -> set[str]:
+    if options.baseline is None:
+        return set()
+    try:
+        return baseline_of(Path(options.baseline).read_text())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"--baseline {options.baseline}: {reason}; make one with --format json"
+        ) from None

@@ -1,0 +1,223 @@
+"""A report as text, JSON, GitHub annotations and JUnit XML; HTML is in page.py."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from ... import __version__
+from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable, width_of
+from .catalogue import CATALOGUE
+from .model import Finding, Report, Severity, Unreached
+
+# Raised when a field changes its meaning or goes; new fields may come at any time.
+JSON_VERSION = 1
+_COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
+_LEAST_WIDTH = 60
+# The most of each column, however much room there is: id, endpoint, what it returns, CPU time, what
+# to do. Texts of exceptions are long; --format json and the page have all of them.
+_MOST_COLUMNS = (5, 40, 60, 44, 80)
+_MOST_REASON = 120
+# Of the columns that are cut first: what it returns, and the endpoint.
+_LEAST = {2: 16, 1: 12}
+# Of endpoints that were not reached; --format json has all.
+_MOST_REASONS, _MOST_NAMES = 12, 3
+_FIX_INDENT = " " * len("WF001  ")
+_GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": "notice"}
+
+
+def as_text(report: Report, *, width: int | None = None, colours: bool = False) -> str:
+    """A table, worst first, and what was not reached.
+
+    :param width: columns; None is one line for each finding, however long.
+    """
+    lines = []
+    if report.was_wrapped:
+        lines += [
+            "The app is wrapped with wsgifast already: what the wrapper mends is no failure.",
+            "",
+        ]
+    findings = report.findings
+    if findings:
+        cells = [("", "endpoint", "what it returns", "CPU time", "what to do")]
+        cells += [(f.id, _endpoint(f), printable(f.what), f.cost, f.fix) for f in findings]
+        severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
+        bounded = [list(map(_at_most, row, _MOST_COLUMNS)) for row in cells]
+        # What to do is what one copies, and both figures belong together: where the table is too
+        # wide, they have lines of their own.
+        shown = fitted(bounded, None, {})
+        is_wide = width is None or width_of("  ".join(shown[0])) <= width
+        if not is_wide:
+            shown = fitted([row[:3] for row in bounded], max(width or 0, _LEAST_WIDTH), _LEAST)
+        for row, severity, (*_, cost, fix) in zip(shown, severities, cells, strict=True):
+            line = "  ".join(row).rstrip()
+            if colours and severity is not None:
+                line = f"{_COLOURS[severity]}{line[:5]}{RESET}{line[5:]}"
+            lines.append(line)
+            if not is_wide:
+                lines += [f"{_FIX_INDENT}{text}" for text in (fix, cost) if text]
+        lines.append("")
+    lines.append(summary(report))
+    for line in _not_reached(report.unreached, width):
+        lines.append(f"{DIM}{line}{RESET}" if colours else line)
+    return "\n".join(lines)
+
+
+def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[str]:
+    """A line for each reason; missing values last, of which a large app has many kinds."""
+    by_reason: dict[str, list[str]] = {}
+    for left in unreached:
+        name = _at_most(printable(f"{left.method} {left.name}"), _MOST_COLUMNS[1])
+        by_reason.setdefault(_at_most(printable(left.reason), _MOST_REASON), []).append(name)
+    groups = sorted(
+        by_reason.items(), key=lambda group: (group[0].startswith("needs "), -len(group[1]))
+    )
+    for reason, names in groups[:_MOST_REASONS]:
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        line = f"  {len(names)} not reached ({reason}): {', '.join(names[:_MOST_NAMES])}{more}"
+        yield line if width is None else cut(line, max(width, _LEAST_WIDTH)).rstrip()
+    if len(by_reason) > _MOST_REASONS:
+        yield f"  and {len(by_reason) - _MOST_REASONS} more reasons: --format json has them all"
+
+
+def _at_most(text: str, columns: int) -> str:
+    return text if width_of(text) <= columns else cut(text, columns)
+
+
+def summary(report: Report) -> str:
+    """Such as "41 endpoints: 36 good, 3 slow, 1 wrong, 1 not reached."."""
+    parts = [f"{report.good} good"]
+    bad = Counter(report.bad.values())
+    parts += [f"{bad[kind]} {kind}" for kind in ("slow", "wrong") if bad[kind]]
+    if report.unreached:
+        parts.append(f"{len(report.unreached)} not reached")
+    total = len(report.observations) + len(report.unreached)
+    return f"{total} endpoint{'' if total == 1 else 's'}: {', '.join(parts)}."
+
+
+def as_json(report: Report) -> str:
+    """Everything, for programs; see JSON_VERSION."""
+    return json.dumps(_data(report), indent=2)
+
+
+def as_github(report: Report) -> str:
+    """Workflow commands that GitHub shows as annotations."""
+    return "\n".join(
+        f"::{_GITHUB[f.severity]} title={_escaped(f'{f.id} {CATALOGUE[f.id].title}', ',:')}::"
+        + _escaped(f"{_endpoint(f)}: {printable(f.what)}. {f.cost + '. ' if f.cost else ''}{f.fix}")
+        for f in report.findings
+    )
+
+
+def as_junit(report: Report) -> str:
+    """A test case for each endpoint; wrong and slow ones fail, those not reached are skipped."""
+    suite = ElementTree.Element("testsuite", name=f"wsgifast doctor {printable(report.app)}")
+    failures = 0
+    for seen in report.observations:
+        endpoint = seen.endpoint
+        case = _case(suite, report, endpoint.method, endpoint.name)
+        own = [f for f in report.of("wrong", "slow") if f.endpoint is endpoint]
+        for finding in own:
+            title = f"{finding.id} {CATALOGUE[finding.id].title}"
+            failure = ElementTree.SubElement(case, "failure", type=finding.severity, message=title)
+            failure.text = f"{printable(finding.what)}\n{finding.cost}\n{finding.fix}"
+        failures += bool(own)
+    for left in report.unreached:
+        case = _case(suite, report, left.method, left.name)
+        ElementTree.SubElement(case, "skipped", message=printable(left.reason))
+    suite.set("tests", str(len(report.observations) + len(report.unreached)))
+    suite.set("failures", str(failures))
+    suite.set("skipped", str(len(report.unreached)))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def baseline_of(text: str) -> set[str]:
+    """The keys of the findings in an earlier report in JSON.
+
+    :raises ValueError: if it is none.
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.get("version") != JSON_VERSION:
+        raise ValueError(f"a report of version {JSON_VERSION} is expected")
+    return {finding["key"] for finding in data["findings"]}
+
+
+def _data(report: Report) -> dict[str, Any]:
+    return {
+        "version": JSON_VERSION,
+        "wsgifast": __version__,
+        "app": report.app,
+        "interface": report.interface,
+        "framework": report.framework,
+        "was_wrapped": report.was_wrapped,
+        "endpoints": [
+            {
+                "method": seen.endpoint.method,
+                "url": seen.endpoint.url,
+                "name": seen.endpoint.name,
+                "source": seen.endpoint.source,
+                "evidence": seen.endpoint.evidence,
+                "requests": seen.endpoint.requests,
+                "status": seen.raw.status,
+                "returned": seen.raw.returned,
+                "body_bytes": seen.raw.chunks.total,
+                "chunks": seen.raw.chunks.count,
+                "sent_as": seen.wrapped.sent_as,
+                "sent_bytes": {"raw": seen.raw.sent_bytes, "wrapped": seen.wrapped.sent_bytes},
+                "by_sendfile_bytes": seen.raw.by_sendfile,
+                "app_s": seen.raw.app_s,
+                "slow_client_holds_thread": seen.raw.held,
+                "costs": {name: vars(cost) for name, cost in seen.costs.items()},
+            }
+            for seen in report.observations
+        ],
+        "findings": [
+            {
+                "id": f.id,
+                "key": f.key,
+                "severity": f.severity,
+                "title": CATALOGUE[f.id].title,
+                "method": f.endpoint.method,
+                "url": f.endpoint.url,
+                "name": f.endpoint.name,
+                "what": f.what,
+                "cost": f.cost,
+                "fix": f.fix,
+                "saves_s": f.saves_s,
+                "detail": dict(f.detail),
+            }
+            for f in report.findings
+        ],
+        "not_reached": [vars(left) for left in report.unreached],
+    }
+
+
+def _endpoint(finding: Finding) -> str:
+    endpoint = finding.endpoint
+    name = printable(endpoint.name)
+    text = name if endpoint.method == "GET" else f"{endpoint.method} {name}"
+    return f"{text} ({endpoint.requests:,}x)" if endpoint.requests else text
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for character in f"%\r\n{more}":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def _case(suite: Any, report: Report, method: str, name: str) -> Any:
+    return ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=f"wsgifast.commands.doctor.{printable(report.app)}",
+        name=printable(f"{method} {name}"),
+    )
+
+
+FORMATS: Mapping[str, Callable[[Report], str]] = {
+    "text": as_text, "json": as_json, "github": as_github, "junit": as_junit
+}  # fmt: skip

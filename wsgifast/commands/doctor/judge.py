@@ -1,0 +1,301 @@
+"""Derives findings from an observation. Pure: requests nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from ...bodies.streams import is_event_stream
+from ...checks import size_text
+from ...shapes.rule import BodyKind, BodySeen, is_many_and_small, slow_shape
+from .catalogue import CATALOGUE
+from .model import Change, Cost, Finding, Observation, Recording, Report, Unreached
+
+# A smaller gain, in relation or in seconds, may be noise.
+_WORTH = 1.2
+_WORTH_S = 0.00005
+# A longer turn of the event loop, in seconds, noticeably delays all other clients.
+BLOCKED_S = 0.1
+# From this share of its messages on they come from a sync generator.
+_FROM_THREADS = 0.5
+
+# As Observation.costs names them.
+_WAYS = {
+    "wrapped": "wrapped",
+    "coalesced": "coalesced",
+    "sendfile": "by sendfile",
+    "pathsend=True": "by sendfile",
+}
+
+_MENDED = "nothing: the wrapper that the app has mends it"
+# A wrapper that sends so much more often than one with coalesce=True has not got it.
+_MANY_MORE = 2
+
+_MAY_HELP = "; --cookie or --header may help"
+_WRAP = "WSGIFast(app)"
+_ASGI_WRAP = "ASGIFast(app)"
+_PROTOCOL = "ASGIFast(app) on asgifast.uvicorn's protocols"
+_ASKED_PROTOCOL = "ASGIFast(app, pathsend=True) on asgifast.uvicorn's protocols"
+_COALESCE = "WSGIFast(app, coalesce=True)"
+_FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
+
+
+def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding]:
+    """The findings about an endpoint, worst first.
+
+    :param was_wrapped: the app is served in the wrapper of `seen.wrapped`: what that mends is no
+        failure, and worth knowing all the same.
+    """
+    failure = _failure(seen)
+    if failure is not None:
+        findings = [failure]
+    else:
+        each = (*_changed(seen), *_blocked(seen), *_shape(seen), *_remarks(seen))
+        findings = [finding for finding in each if finding is not None]
+    if not was_wrapped:
+        return findings
+    return [
+        replace(finding, severity="info", fix=_MENDED) if _is_mended(seen, finding) else finding
+        for finding in findings
+    ]
+
+
+def _is_mended(seen: Observation, finding: Finding) -> bool:
+    if finding.id in ("WF011", "WF012", "WF013", "WF014", "WF015"):
+        status = seen.wrapped.status
+        return not seen.wrapped.failed and status is not None and status < 500
+    if finding.id == "WF003":
+        wrapped, coalesced = (seen.costs.get(name) for name in ("wrapped", "coalesced"))
+        return bool(wrapped and coalesced and wrapped.sends < _MANY_MORE * coalesced.sends)
+    if finding.id in ("WF001", "WF007", "WF030"):
+        return finding.fix.startswith((_WRAP, _ASGI_WRAP))
+    return finding.id in ("WF020", "WF021") and finding.fix in (_WRAP, _ASGI_WRAP)
+
+
+def add_to(
+    report: Report, seen: Observation, findings: Sequence[Finding], silenced: Collection[str]
+) -> None:
+    """Add an endpoint to a report; as one that was not reached, if the answer says nothing of it.
+
+    :param silenced: ids of findings to leave out.
+    """
+    reason = _why_not_reached(seen.raw)
+    if reason is not None and not any(finding.severity == "wrong" for finding in findings):
+        report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
+    else:
+        report.observations.append(seen)
+        report.findings += [finding for finding in findings if finding.id not in silenced]
+
+
+def answers_error(seen: Observation) -> Finding | None:
+    """The finding about a 5xx; None for any other status."""
+    status = seen.raw.status
+    if status is None or status < 500:
+        return None
+    return _finding("WF015", seen, f"answers {status}", "see the app's log")
+
+
+def _why_not_reached(raw: Recording) -> str | None:
+    """Why an answer says nothing about the endpoint, and what may help; None if it does."""
+    status = raw.status or 0
+    if 300 <= status < 400:
+        where = (raw.header("Location") or "").partition("?")[0]
+        asks_who = re.search(r"log_?-?in|sign_?-?in|auth", where, re.IGNORECASE)
+        if where.startswith("https:"):
+            may_help = "; --header 'X-Forwarded-Proto: https' may help"
+        else:
+            may_help = _MAY_HELP if asks_who else ""
+        return f"{status} to {where}{may_help}"
+    if 400 <= status < 500:
+        return f"{status}{_MAY_HELP if status in (401, 403) else ''}"
+    return None
+
+
+def _finding(
+    id_: str, seen: Observation, what: str, fix: str, cost: str = "", saves_s: float = 0.0
+) -> Finding:
+    raw = seen.raw
+    detail = {
+        "returned": raw.returned,
+        "status": raw.status,
+        "chunks": raw.chunks.count,
+        "median_chunk_bytes": raw.chunks.median,
+        "body_bytes": raw.chunks.total,
+        "sent_as": seen.wrapped.sent_as,
+        "costs_cpu_ms": {name: round(c.cpu_s * 1e3, 3) for name, c in seen.costs.items()},
+        "costs_wall_ms": {name: round(c.wall_s * 1e3, 3) for name, c in seen.costs.items()},
+        "sends": {name: c.sends for name, c in seen.costs.items()},
+    }
+    entry = CATALOGUE[id_]
+    return Finding(id_, entry.severity, seen.endpoint, what, cost, fix, saves_s, detail)
+
+
+def _failure(seen: Observation) -> Finding | None:
+    raw, wrapped = seen.raw, seen.wrapped
+    if raw.timed_out:
+        if is_event_stream(raw.headers):
+            return _finding("WF023", seen, "an event stream without end", "nothing to do")
+        id_ = slow_shape(_body(seen))
+        if id_ in ("WF003", "WF030"):  # too many for the time limit
+            what = f"{raw.chunks.count:,} chunks so far, median {size_text(raw.chunks.median)}"
+            fix = _ASGI_WRAP if id_ == "WF030" else _COALESCE
+            return _finding(id_, seen, what, fix, "no end in time")
+        return _finding("WF016", seen, _what(raw), "see what it waits for; --timeout allows more")
+    if raw.error is not None and raw.problem is None:
+        return _finding("WF015", seen, raw.error, "see its traceback")
+    if raw.problem is None:
+        return answers_error(seen)
+    mended = not wrapped.failed
+    cost = "fails as it is"
+    if raw.problem.startswith("a bare"):
+        kind = raw.returned
+        return _finding("WF011", seen, f"a bare {kind}", f"{_WRAP} sends it; return [body]", cost)
+    if raw.problem.startswith("a chunk is"):
+        fix = f"{_WRAP} converts it; yield bytes" if mended else "yield bytes"
+        return _finding("WF012", seen, raw.problem, fix, cost)
+    if raw.problem.startswith("Content-Length"):
+        fix = f"{_WRAP} corrects it; count bytes, not characters" if mended else "count the bytes"
+        return _finding("WF013", seen, raw.problem, fix, "waits or cuts")
+    return _finding("WF014", seen, raw.problem, "return a list of bytes", cost)
+
+
+def _changed(seen: Observation) -> Iterator[Finding]:
+    """What wrapping breaks or changes: at most one finding of each id."""
+    by_id: dict[str, list[Change]] = {}
+    for change in seen.changes:
+        id_ = "WF024" if change.kind in ("coding", "size") else "WF017"
+        by_id.setdefault(id_, []).append(change)
+    for id_, changes in by_id.items():
+        what = f"wrapped: {'; '.join(change.what for change in changes)}"
+        by_pathsend = all(change.by_pathsend for change in changes)
+        fix = "ASGIFast(app, pathsend=False)" if by_pathsend else "do not wrap it; report a bug"
+        yield _finding(id_, seen, what, fix)
+
+
+def _blocked(seen: Observation) -> Iterator[Finding]:
+    if seen.raw.blocked_s > BLOCKED_S:
+        what = f"it blocks the event loop for {_ms(seen.raw.blocked_s)} ms"
+        yield _finding("WF032", seen, what, "def in place of async def, or a thread")
+
+
+def _shape(seen: Observation) -> Iterator[Finding | None]:
+    """At most one finding about how the body is made."""
+    raw, chunks = seen.raw, seen.raw.chunks
+    pieces = "messages" if raw.returned == "messages" else "chunks"
+    block = size_text(chunks.median)
+    many = f"{chunks.count:,} {pieces}, median {block}"
+    id_ = slow_shape(_body(seen))
+    if id_ == "WF001":
+        yield _worth(id_, seen, many, f"{_WRAP}, or return [b''.join(parts)]", "wrapped")
+    elif id_ == "WF003":
+        yield _worth(id_, seen, many, _COALESCE, "coalesced")
+    elif id_ == "WF007" and chunks.count > 1:
+        what = f"a file, read {block} at a time"
+        fix = f"{_WRAP}, or {_own_file(seen)}"
+        # Reading lines is the server's work, so there is always something to gain.
+        yield _worth(id_, seen, what, fix, "wrapped", certain=is_many_and_small(chunks))
+    elif id_ == "WF007":  # small enough for one block
+        yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
+    elif id_ == "WF008":
+        what = f"a file behind a {_kind(raw)}, {block} at a time"
+        yield _finding(id_, seen, what, _own_file(seen), _cost_as_it_is(seen))
+    elif id_ == "WF009":
+        what = f"a file of {size_text(raw.chunks.total)}, read into memory"
+        yield _finding(id_, seen, what, _own_file(seen))
+    elif id_ == "WF023":
+        yield _finding(id_, seen, f"{chunks.count} {pieces}, with pauses", "nothing to do")
+    elif id_ == "WF030" and raw.from_threads >= chunks.count * _FROM_THREADS:
+        # A sync generator: each message costs a switch to a thread and back, which no wrapper sees.
+        what = f"{many}, each from a thread"
+        fix = "yield joined rows, or use an async generator"
+        yield _finding(id_, seen, what, fix, _cost_as_it_is(seen))
+    elif id_ == "WF030":
+        yield _worth(id_, seen, many, _ASGI_WRAP, "wrapped")
+    elif id_ == "WF031":
+        what = f"a file, {block} at a time"
+        if "pathsend=True" in seen.costs:
+            yield _worth(id_, seen, what, _ASKED_PROTOCOL, "pathsend=True")
+        else:
+            yield _worth(id_, seen, what, _PROTOCOL, "sendfile")
+
+
+def _body(seen: Observation) -> BodySeen:
+    """The facts that the rule needs."""
+    raw, sent_as = seen.raw, seen.wrapped.sent_as
+    is_events = is_event_stream(raw.headers)
+    if raw.by_sendfile:
+        return BodySeen(raw.chunks, "iterator", is_events)
+    kind: BodyKind = "list" if sent_as == "joined" else "iterator"
+    if raw.returned == "messages":
+        kind = "messages"
+    elif sent_as in ("file", "blocks", "segments"):
+        kind = "wrapped-file" if _kind(raw) == "FileWrapper" else "file"
+    return BodySeen(raw.chunks, kind, is_events, raw.file_bytes)
+
+
+def _remarks(seen: Observation) -> Iterator[Finding | None]:
+    raw = seen.raw
+    if raw.held and raw.returned != "messages":  # a waiting task occupies no thread
+        size = size_text(raw.declared or raw.chunks.total)
+        yield _finding("WF010", seen, f"{size}: a slow client occupies a thread", _FASTWORKER)
+    coding = raw.header("Content-Encoding")
+    if coding is not None and coding.lower() != "identity":
+        yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
+    is_file = raw.file_bytes is not None or raw.by_sendfile > 0
+    if is_file and raw.status == 200 and not _has_validator(raw):
+        wrap = _ASGI_WRAP if raw.returned == "messages" else _WRAP
+        fix = wrap if _has_validator(seen.wrapped) else "return the file, or set an ETag"
+        yield _finding("WF020", seen, "a file without ETag or Last-Modified", fix)
+    if raw.status == 200 and raw.declared is None and raw.returned in ("list", "tuple"):
+        # What write() has sent before is no part of what was returned.
+        fix = _WRAP if seen.wrapped.declared is not None else "send Content-Length"
+        yield _finding("WF021", seen, "a complete body without Content-Length", fix)
+
+
+def _has_validator(recording: Recording) -> bool:
+    return bool(recording.header("ETag") or recording.header("Last-Modified"))
+
+
+def _worth(
+    id_: str, seen: Observation, what: str, fix: str, better: str, *, certain: bool = False
+) -> Finding | None:
+    """The finding, if fixing it gains something: an app may cost far more than its body."""
+    raw, other = seen.costs.get("raw"), seen.costs.get(better)
+    if raw is None or other is None:
+        return None
+    saved = raw.cpu_s - other.cpu_s
+    if not certain and (saved < _WORTH_S or raw.cpu_s < other.cpu_s * _WORTH):
+        return None
+    return _finding(id_, seen, what, fix, _from_to(raw, other, better), saved)
+
+
+def _from_to(raw: Cost, other: Cost, better: str) -> str:
+    return f"{_ms(raw.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms {_WAYS[better]}"
+
+
+def _cost_as_it_is(seen: Observation) -> str:
+    cost = seen.costs.get("raw")
+    return "" if cost is None else f"{_ms(cost.cpu_s)} ms"
+
+
+def _ms(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:.0f}" if ms >= 20 else f"{ms:.1f}" if ms >= 1 else f"{ms:.2f}"
+
+
+def _own_file(seen: Observation) -> str:
+    returned = seen.raw.returned
+    if returned == "messages":
+        return "FileResponse"
+    if returned.startswith("werkzeug"):
+        return "return send_file(path)"
+    return "return FileResponse(f)" if returned.startswith("django") else "return the file itself"
+
+
+def _what(raw: Recording) -> str:
+    return raw.returned or "nothing yet"
+
+
+def _kind(raw: Recording) -> str:
+    return raw.returned.rpartition(".")[2]

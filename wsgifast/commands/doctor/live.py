@@ -1,0 +1,240 @@
+"""A running server, seen from outside: what its clients get, and what they wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Iterable, Iterator
+from statistics import median
+from urllib.parse import urlsplit
+
+from ...bodies.streams import is_event_stream
+from ...errors import ConfigurationError
+from ...shapes.rule import Chunks
+from ..arguments import check_path
+from ..client import Answer, HTTPClient, NoAnswer
+from .catalogue import CATALOGUE, known_ids
+from .judge import add_to, answers_error, findings_of
+from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
+
+# Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
+_SMALL_BYTES = 32 * 1024
+# The shortest delay of acknowledgements in Linux, in seconds, less what a clock may be off.
+_STALL_S = 0.030
+_REQUESTS_FOR_STALL = 8
+# Slow readers, and for how long they are there.
+_SLOW_READERS = 8
+_SLOW_S = 2.0
+# Smaller bodies fit into socket buffers, so that slow readers do not matter.
+_HOLDING_BYTES = 1024 * 1024
+# Others are stopped if they wait so much longer than before, and at least this long.
+_STOPPED = 10.0
+_STOPPED_S = 0.25
+# HTTP/1.1 alone does not: gunicorn's sync worker closes each connection.
+_KEEPS_OPEN = "a server that keeps connections open: gunicorn's gthread or FastWorker"
+
+
+def look_at(
+    url: str,
+    paths: Iterable[str] = ("/",),
+    *,
+    headers: Iterable[tuple[str, str]] = (),
+    limit_s: float = 10.0,
+    silence: Iterable[str] = (),
+) -> Report:
+    """Examine some paths of a running server, by GET and HEAD.
+
+    About thirty requests for each path; with a body of 1 MiB or more among them, eight more clients
+    that read slowly for two seconds.
+
+    :param url: such as "http://127.0.0.1:8000"; a path in it goes before the others.
+    :param limit_s: seconds for one request.
+    :param silence: ids of findings to leave out.
+    :raises ConfigurationError: if the URL is none, a path is none, or an id is unknown.
+    :raises NoAnswer: if the server cannot be reached.
+    """
+    silenced = known_ids(silence)
+    client, prefix = _client(url, headers, limit_s)
+    report = Report(url, "WSGI", None)
+    for path in paths:
+        check_path(path)
+        endpoint = Endpoint(prefix + path, path, "command line")
+        try:
+            first = client.ask(endpoint.url)
+        except NoAnswer as error:
+            if isinstance(error.__cause__, TimeoutError) and is_event_stream(error.headers):
+                seen = Observation(endpoint, _endless(error), Recording())
+                add_to(report, seen, findings_of(seen), silenced)
+                continue
+            if not report.observations and not report.unreached:
+                raise
+            report.unreached.append(Unreached(path, str(error)))
+            continue
+        seen = Observation(endpoint, _recorded(first), Recording())
+        wrong = answers_error(seen)
+        findings = [] if wrong is None else [wrong]
+        lost = ""
+        for check in (_length, _packets, _head, _validators, _ranges, _compression):
+            try:
+                findings += check(client, endpoint, first)
+            except NoAnswer as error:  # the other checks go on
+                lost = str(error)
+        if lost:
+            report.unreached.append(Unreached(path, lost))
+            report.findings += [finding for finding in findings if finding.id not in silenced]
+        else:
+            add_to(report, seen, findings, silenced)
+    report.findings += [
+        finding for finding in _slow_readers(client, report) if finding.id not in silenced
+    ]
+    report.sort()
+    return report
+
+
+def _client(url: str, headers: Iterable[tuple[str, str]], limit_s: float) -> tuple[HTTPClient, str]:
+    """A client for a URL, and the path in it.
+
+    :raises ConfigurationError: if it is none.
+    """
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise ConfigurationError(f"--live {url}: expected a URL such as http://127.0.0.1:8000")
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    client = HTTPClient(parts.hostname, port, tls=tls, headers=headers, limit_s=limit_s)
+    return client, parts.path.rstrip("/")
+
+
+def _finding(id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "") -> Finding:
+    return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix)
+
+
+def _length(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+    if first.missing:
+        size = len(first.body)
+        what = f"Content-Length says {size + first.missing} bytes, the body has {size}"
+        yield _finding("WF013", endpoint, what, "count the bytes")
+
+
+def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+    if first.closes:
+        fix = "serve HTTP/1.1" if first.version < 11 else _KEEPS_OPEN
+        yield _finding("WF041", endpoint, "the connection ends with it", fix)
+        return
+    if len(first.body) > _SMALL_BYTES:
+        return
+    with contextlib.closing(client.connect()) as connection:
+        answers = []
+        for _ in range(_REQUESTS_FOR_STALL):
+            answers.append(client.ask(endpoint.url, on=connection))
+            if answers[-1].closes:
+                return
+    # The first ones of a connection are acknowledged at once.
+    gap = median(answer.body_s for answer in answers[2:])
+    if gap >= _STALL_S:
+        what = f"the body comes {gap * 1e3:.0f} ms after the head"
+        yield _finding("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
+
+
+def _head(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+    head = client.ask(endpoint.url, method="HEAD")
+    if head.status != first.status:
+        what = f"{head.status} to HEAD, {first.status} to GET"
+        yield _finding("WF044", endpoint, what, "answer HEAD as GET, without a body")
+        return
+    for name in ("Content-Type", "Content-Length"):
+        one, other = head.header(name), first.header(name)
+        if one is not None and other is not None and one != other:
+            what = f"{name}: {one} to HEAD, {other} to GET"
+            yield _finding("WF044", endpoint, what, "answer HEAD as GET")
+    if client.bytes_after_head(endpoint.url, method="HEAD"):
+        what = "bytes after the head to HEAD"
+        yield _finding("WF044", endpoint, what, "send no body to HEAD")
+
+
+def _validators(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+    etag, modified = first.header("ETag"), first.header("Last-Modified")
+    if first.status != 200 or (etag is None and modified is None):
+        return
+    again = client.ask(endpoint.url)
+    if again.body == first.body and again.header("ETag") != etag:
+        what = f"the ETag was {etag}, and is {again.header('ETag')} for the same bytes"
+        yield _finding("WF043", endpoint, what, "make it of the content or the file")
+        return
+    name, value = ("If-None-Match", etag) if etag is not None else ("If-Modified-Since", modified)
+    condition = [(name, value or "")]
+    checked = client.ask(endpoint.url, headers=condition)
+    if checked.status == 200 and checked.body == first.body:
+        what = f"{name} is not honoured"
+        yield _finding("WF043", endpoint, what, "WSGIFast(app), or ConditionalGetMiddleware")
+    elif checked.status == 304 and client.bytes_after_head(endpoint.url, headers=condition):
+        yield _finding("WF046", endpoint, "bytes after a 304", "send no body with 304")
+
+
+def _ranges(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+    size = len(first.body)
+    if first.status != 200 or size < 10 or first.header("Accept-Ranges") == "none":
+        return
+    part = client.ask(endpoint.url, headers=[("Range", "bytes=2-8")])
+    if part.status != 206:
+        return
+    said, expected = part.header("Content-Range"), f"bytes 2-8/{size}"
+    if said != expected:
+        what = f"Content-Range is {said} for {expected}"
+        yield _finding("WF042", endpoint, what, "WSGIFast(app)")
+    elif part.body != first.body[2:9]:
+        what = f"{len(part.body)} bytes for bytes=2-8, and other ones"
+        yield _finding("WF042", endpoint, what, "WSGIFast(app)")
+
+
+def _compression(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+    answer = client.ask(endpoint.url, headers=[("Accept-Encoding", "gzip")])
+    coding = answer.header("Content-Encoding")
+    if coding is None or answer.status != 200:
+        return
+    if first.header("Content-Length") is not None and answer.header("Content-Length") is None:
+        what = f"{coding} without a Content-Length"
+        yield _finding("WF047", endpoint, what, "wsgifast compress, for static files")
+
+
+def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
+    ended = [seen for seen in report.observations if not seen.raw.timed_out]
+    by_size = sorted(ended, key=lambda seen: seen.raw.chunks.total)
+    if not by_size or by_size[-1].raw.chunks.total < _HOLDING_BYTES:
+        return
+    small, endpoint = by_size[0].endpoint.url, by_size[-1].endpoint
+    before = median(client.ask(small).seconds for _ in range(5))
+    with contextlib.ExitStack() as stack:
+        for _ in range(_SLOW_READERS):
+            stack.enter_context(contextlib.closing(client.read_slowly(endpoint.url)))
+        time.sleep(0.2)
+        end = time.monotonic() + _SLOW_S
+        waits = []
+        while time.monotonic() < end:
+            began = time.monotonic()
+            try:
+                client.ask(small)
+            except NoAnswer:
+                what = f"beside {_SLOW_READERS} slow readers the server answers nobody"
+                yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker")
+                return
+            waits.append(time.monotonic() - began)
+    wait = median(waits)
+    if wait > max(_STOPPED_S, before * _STOPPED):
+        what = f"beside {_SLOW_READERS} slow readers others wait"
+        cost = f"{before * 1e3:.0f} ms alone -> {wait * 1e3:.0f} ms"
+        yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
+
+
+def _endless(error: NoAnswer) -> Recording:
+    """What came of an answer before its time was up."""
+    return Recording(error.status, list(error.headers), "response", timed_out=True)
+
+
+def _recorded(answer: Answer) -> Recording:
+    chunks = Chunks([len(answer.body)], [0.0])
+    return Recording(answer.status, list(answer.headers), "response", chunks, wall_s=answer.seconds)

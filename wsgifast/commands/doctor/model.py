@@ -1,0 +1,245 @@
+"""Endpoints, recordings of their responses, findings and reports."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ...checks import Interface
+from ...http.head import header_value, parse_length
+from ...shapes.rule import Chunks
+
+Severity = Literal["wrong", "slow", "info"]
+# In the order in which they are shown.
+SEVERITIES: tuple[Severity, ...] = ("wrong", "slow", "info")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One thing to request from an app.
+
+    :ivar url: path and query, as in a request line.
+    :ivar name: the framework's own pattern, such as "/media/{name}"; or the path.
+    :ivar source: where it was found: "flask", "command line", "access log", ...
+    :ivar evidence: what says that a request changes nothing; empty if nothing does.
+    :ivar requests: how often it occurs in an access log; None without a log.
+    """
+
+    url: str
+    name: str
+    source: str
+    method: str = "GET"
+    evidence: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    requests: int | None = None
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """An endpoint that was not examined, and why.
+
+    :ivar missing: the parameters of its pattern for which there is no value.
+    """
+
+    name: str
+    reason: str
+    method: str = "GET"
+    missing: tuple[str, ...] = ()
+
+
+# Endpoints that were found, and those that cannot be requested.
+Found = tuple[list[Endpoint], list[Unreached]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one response costs a server, including the app's own work: the minimum of several runs.
+
+    :ivar cpu_s: of the thread (ASGI: of the event loop) that runs the app and sends.
+    :ivar wall_s: from the call of the app to the last byte in the socket, with a quick client.
+    :ivar sends: the number of system calls that send.
+    """
+
+    cpu_s: float
+    wall_s: float
+    sends: int
+
+
+# How much of a body is kept, to be read as an OpenAPI document: these have a few MB at most.
+MAX_KEPT_BYTES = 8 * 1024 * 1024
+
+
+@dataclass
+class Recording:
+    """One response, as a server sees it.
+
+    :ivar status: the code; None if the app sent none.
+    :ivar returned: the class of what the app returned, as in "list" or "werkzeug.wsgi.Closing...";
+        for ASGI "messages".
+    :ivar chunks: as the app produced them, before any repair.
+    :ivar body: its first MAX_KEPT_BYTES.
+    :ivar digest: of all that was sent of the body.
+    :ivar sent_bytes: of the body.
+    :ivar from_threads: ASGI: how often the app's coroutine waited for another thread, or nearly so.
+    :ivar sent_as: environ["wsgifast.sent_as"]; None where the app was not wrapped.
+    :ivar app_s: seconds spent in the app, including its iterator.
+    :ivar file_bytes: the size of the file that the app opened meanwhile and that is the body.
+    :ivar by_sendfile: body bytes sent by sendfile.
+    :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds; if that is long, the
+        minimum of several requests.
+    :ivar held: whether the app's thread (or task) had to wait for a client that does not read;
+        None if not tested.
+    :ivar problem: how the app violated PEP 3333 or ASGI; None if it did not.
+    :ivar error: the exception that the app raised, and where.
+    :ivar timed_out: the response was not complete within the time limit.
+    """
+
+    status: int | None = None
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    returned: str = ""
+    chunks: Chunks = field(default_factory=Chunks)
+    body: bytearray = field(default_factory=bytearray)
+    digest: Any = field(default_factory=hashlib.blake2b)
+    sent_bytes: int = 0
+    from_threads: int = 0
+    sent_as: str | None = None
+    app_s: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    sends: int = 0
+    file_bytes: int | None = None
+    by_sendfile: int = 0
+    blocked_s: float = 0.0
+    held: bool | None = None
+    problem: str | None = None
+    error: str | None = None
+    timed_out: bool = False
+
+    def header(self, name: str) -> str | None:
+        """The first value of a header; None if it was not sent."""
+        return header_value(self.headers, name.lower())
+
+    def sent(self, data: bytes) -> None:
+        """Note what has been sent of the body."""
+        self.digest.update(data)
+        self.sent_bytes += len(data)
+
+    def keep(self, chunk: bytes) -> None:
+        """Add to `body`, up to MAX_KEPT_BYTES."""
+        self.body += chunk[: MAX_KEPT_BYTES - len(self.body)]
+
+    @property
+    def declared(self) -> int | None:
+        """The Content-Length, if it is valid."""
+        value = self.header("Content-Length")
+        return None if value is None else parse_length(value)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problem or self.error or self.timed_out)
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the wrapped app's response differs from the app's own.
+
+    :ivar kind: "failure", "status", "coding", "body", "size", or "header".
+    :ivar what: in a few words.
+    :ivar by_pathsend: it does not with `ASGIFast(app, pathsend=False)`.
+    """
+
+    kind: str
+    what: str
+    by_pathsend: bool = False
+
+
+@dataclass
+class Observation:
+    """Everything recorded of one endpoint.
+
+    :ivar raw: the app as it is.
+    :ivar wrapped: under WSGIFast or ASGIFast with their defaults.
+    :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)), "sendfile" or
+        "pathsend=True" (ASGIFast(pathsend=True) where it is not offered by default).
+    :ivar changes: how the wrapped app's response differs, each time that both were requested.
+    """
+
+    endpoint: Endpoint
+    raw: Recording
+    wrapped: Recording
+    costs: dict[str, Cost] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, slow or worth knowing about an endpoint.
+
+    :ivar id: stable, such as "WF003"; `wsgifast doctor --explain WF003` says more.
+    :ivar what: what the endpoint returns, in a few words.
+    :ivar cost: such as "412 -> 46 ms"; may be empty.
+    :ivar fix: what to do, in a few words.
+    :ivar detail: figures behind it, for JSON and HTML.
+    """
+
+    id: str
+    severity: Severity
+    endpoint: Endpoint
+    what: str
+    cost: str
+    fix: str
+    saves_s: float = 0.0
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Identifies the finding in later runs, for baselines."""
+        return f"{self.id} {self.endpoint.method} {self.endpoint.name}"
+
+
+@dataclass
+class Report:
+    """One examination.
+
+    :ivar app: the name of the examined app.
+    :ivar framework: "flask", "django", ...; None if unknown.
+    :ivar was_wrapped: the app had wsgifast's middleware around it, which was removed.
+    :ivar findings: worst first, then those that would save the most.
+    """
+
+    app: str
+    interface: Interface
+    framework: str | None
+    was_wrapped: bool = False
+    observations: list[Observation] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    unreached: list[Unreached] = field(default_factory=list)
+
+    def of(self, *severities: Severity) -> list[Finding]:
+        """The findings of these severities."""
+        return [finding for finding in self.findings if finding.severity in severities]
+
+    @property
+    def bad(self) -> dict[tuple[str, str], Severity]:
+        """The endpoints that are "wrong" or "slow", by method and URL."""
+        worst = reversed(self.of("wrong", "slow"))
+        return {(f.endpoint.method, f.endpoint.url): f.severity for f in worst}
+
+    @property
+    def good(self) -> int:
+        """How many endpoints are neither."""
+        bad = self.bad
+        asked = [(seen.endpoint.method, seen.endpoint.url) for seen in self.observations]
+        return sum(each not in bad for each in asked)
+
+    def sort(self) -> None:
+        """Sort findings by severity, then by the seconds saved over all known requests."""
+
+        def weight(finding: Finding) -> tuple[int, float, str]:
+            saved = finding.saves_s * (finding.endpoint.requests or 1)
+            return (SEVERITIES.index(finding.severity), -saved, finding.id)
+
+        self.findings.sort(key=weight)

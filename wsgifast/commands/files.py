@@ -1,0 +1,122 @@
+"""`wsgifast files DIR`: serve a directory, on gunicorn or else on wsgiref."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import socket
+from typing import Any
+
+from ..static import StaticFiles
+from .arguments import DEFAULT_BIND, add_parser, address_of, cannot_listen, option
+from .terminal import printable, show
+
+# Requests at once: what a page asks for together (browsers open six connections), and two more.
+_THREADS = 8
+
+
+def add_command(commands: Any) -> None:
+    """Add `files` to the command line's subcommands."""
+    parser = add_parser(
+        commands,
+        "files",
+        help="serve a directory over HTTP",
+        examples="""
+        wsgifast files site
+        wsgifast files build --bind 0.0.0.0:8080 --fallback index.html --no-listing
+        """,
+    )
+    parser.add_argument("directory", metavar="DIR", help="the directory to serve")
+    bind = "reachable from this machine only, unless HOST says otherwise; port 0 picks a free one"
+    option(parser, "--bind", "[HOST:]PORT", bind, default=DEFAULT_BIND)
+    option(parser, "--no-listing", help="answer 404 for directories without an index.html")
+    option(parser, "--hidden-files", help="also serve names that begin with a dot")
+    option(parser, "--follow-symlinks", help="also those that lead out of DIR")
+    missing = "serve this file for paths that do not exist (single-page apps)"
+    option(parser, "--fallback", "FILE", missing)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    address = address_of(options.bind)
+    app = StaticFiles(
+        directory=options.directory,
+        listing=not options.no_listing,
+        hidden_files=options.hidden_files,
+        follow_symlinks=options.follow_symlinks,
+        fallback=options.fallback,
+        max_age=0,  # someone is working on these files: browsers are to ask each time
+    )
+    try:
+        listener = socket.create_server(address, family=address.family, backlog=128)
+    except OSError as error:
+        raise cannot_listen(options.bind, error) from error
+    with listener:
+        listening = address._replace(port=listener.getsockname()[1])
+        show(
+            f"Serving {printable(os.path.abspath(options.directory))} on http://{listening}/ "
+            "(press Ctrl-C to stop)"
+        )
+        if not _is_loopback(address.host):
+            show("Everyone who can reach this machine can read it.")
+        try:
+            import gunicorn  # noqa: F401
+        except ImportError:
+            return _serve_with_wsgiref(app, listener)
+        return _serve_with_gunicorn(app, listener)
+
+
+def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
+    from gunicorn.app.base import BaseApplication
+
+    from ..workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
+
+    try:
+        check_gunicorn()
+        worker_class = "wsgifast.workers.FastWorker"
+    except UnsupportedGunicorn:
+        worker_class = "gthread"
+    # gunicorn's from here on; the configuration is loaded again at each SIGHUP.
+    bind = f"fd://{listener.detach()}"
+
+    class Application(BaseApplication):  # type: ignore[misc]
+        def load_config(self) -> None:
+            self.cfg.set("bind", bind)
+            self.cfg.set("worker_class", worker_class)
+            self.cfg.set("threads", _THREADS)
+            self.cfg.set("loglevel", "warning")
+
+        def load(self) -> StaticFiles:
+            return app
+
+    try:
+        Application().run()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+def _serve_with_wsgiref(app: StaticFiles, listener: socket.socket) -> int:
+    from ..devservers import ThreadingWSGIServer, WSGIRequestHandler
+
+    class Server(ThreadingWSGIServer):
+        address_family = listener.family
+
+        def server_bind(self) -> None:
+            self.socket.close()
+            self.socket = listener
+            self.server_name, self.server_port = listener.getsockname()[:2]
+            self.setup_environ()
+
+    with Server(listener.getsockname(), WSGIRequestHandler) as server:
+        server.set_app(app)
+        server.serve_forever()
+    return 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

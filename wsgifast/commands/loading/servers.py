@@ -1,0 +1,339 @@
+"""Loads an app as a server would: with the server's options, configuration and environment.
+
+    python -c START wsgifast.commands.loading.servers QUESTION SERVER'S ARGUMENT ...
+
+reads the server's arguments by the server's own means, changes the directory, search path and
+environment as that server does, loads the app, and prints what came of it as JSON. In a process of
+its own: what the app and the configuration do when they are imported (another working directory,
+variables, threads, monkey-patching) does not reach the process that asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ...checks import Interface
+from ...errors import ConfigurationError
+from .app import AwaitedApp, ServerName, load_app, unwrapped
+from .modules import AppNotLoaded, described
+
+# Runs a module like `python -m`, which would look for its imports in the working directory first:
+# a file there may have the name of a module of Python's own.
+START = (
+    "import sys; '' in sys.path[:1] and sys.path.pop(0); del sys.argv[0]; import runpy; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+# Importing a large app takes seconds on a busy machine; one that takes longer hangs.
+_IMPORT_S = 60.0
+_LOG_BYTES = 4000
+# For what each server has an option of its own: the other's.
+_INSTEAD = {
+    "--app-dir": "--pythonpath", "--env-file": "--env", "--factory": "an app written as a call",
+    "--chdir": "--app-dir", "--pythonpath": "--app-dir", "--env": "--env-file", "-e": "--env-file",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What came of loading an app as a server would.
+
+    :ivar interface: None: it was not loaded.
+    :ivar was_wrapped: by WSGIFast or ASGIFast.
+    :ivar error: why it was not loaded.
+    :ivar refusal: what the server says of its arguments, if it refuses them or ends at once.
+    :ivar settings: of the server, those that have a value from anywhere.
+    :ivar is_special: the server has options or a configuration that may count for the app.
+    """
+
+    interface: Interface | None = None
+    target: str = ""
+    was_wrapped: bool = False
+    error: str = ""
+    refusal: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    is_special: bool = False
+
+
+def load_as(
+    server: ServerName | None, target: str, arguments: Sequence[str] = (), *, given: bool = False
+) -> Loaded:
+    """Load an app in a process of its own.
+
+    :param server: None: one without a way of its own.
+    :param arguments: of the server's command, without the app.
+    :param given: some of these arguments are the user's.
+    :raises AppNotLoaded: if the import ends Python, or has no end.
+    """
+    return _asked({"server": server, "target": target, "given": given}, arguments)
+
+
+def _asked(what: Mapping[str, Any], arguments: Sequence[str]) -> Loaded:
+    target = what["target"]
+    command = [sys.executable, "-c", START, __name__, json.dumps(what), *arguments]
+    with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=answers,
+            stderr=log,
+            start_new_session=True,  # what the app starts ends with it
+        )
+        try:
+            process.wait(_IMPORT_S)
+        except subprocess.TimeoutExpired:
+            raise AppNotLoaded(f"{target}: no end of the import after {_IMPORT_S:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        answers.seek(0)
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+        said, lines = answers.read(), log.read().decode(errors="replace").strip().splitlines()
+    if said:
+        return Loaded(**json.loads(said))
+    last = lines[-1].strip() if lines else ""
+    raise AppNotLoaded(
+        f"{target}: the import ended Python with status {process.returncode}. {last}".strip()
+    )
+
+
+def load_for(
+    target: str, gunicorn: Sequence[str] = (), rest: Sequence[str] = ()
+) -> tuple[ServerName, Loaded]:
+    """Which of the two servers an app is for, and what came of loading it as that one would.
+
+    :param gunicorn: arguments for it alone.
+    :param rest: the user's own arguments, for the server that the app turns out to need.
+    :raises AppNotLoaded: if neither loads it.
+    :raises ConfigurationError: if the other server alone takes the arguments.
+    """
+    arguments: dict[ServerName, Sequence[str]] = {"gunicorn": gunicorn, "uvicorn": ()}
+    uvicorn_is_special = bool(rest) or any(name.startswith("UVICORN_") for name in os.environ)
+    found: dict[ServerName, Loaded] = {}
+    for server, own in arguments.items():
+        if importlib.util.find_spec(server) is None:
+            continue
+        found[server] = one = load_as(server, target, [*own, *rest], given=bool(rest))
+        if one.interface is not None:
+            needed = _server_of(one)
+            if server == needed or not (one.is_special or uvicorn_is_special):
+                return needed, one
+    for server, one in found.items():
+        if one.interface is not None:
+            needed = _server_of(one)
+            refusal = found[needed].refusal if needed in found else ""
+            _refuse_foreign(target, one, server, needed, refusal, rest)
+            if needed not in found or not found[needed].error:
+                return needed, one
+    for server, one in sorted(found.items(), key=lambda item: not item[1].is_special):
+        if one.error and "hooks" in one.settings:
+            # They may do what the app needs; gunicorn itself finds out, with its arbiter.
+            return server, replace(one, interface="WSGI", target=target, error="")
+        if one.error:
+            raise AppNotLoaded(one.error)
+    plain = load_as(None, target)
+    if plain.interface is None:
+        reasons = [f"{server}: {one.refusal}" for server, one in found.items() if one.refusal]
+        raise AppNotLoaded("; ".join([plain.error, *reasons]))
+    return _server_of(plain), plain
+
+
+def check_one_app(loaded: Loaded, target: str) -> None:
+    """:raises ConfigurationError: if the server's own options name another app, too."""
+    if "paste" in loaded.settings:
+        raise ConfigurationError(
+            f"gunicorn's --paste {loaded.settings['paste']} names another app than {target}, which "
+            "would be served as it is: leave it out, and name a module that makes the app"
+        )
+    if "app" in loaded.settings:
+        raise ConfigurationError(
+            f"{loaded.settings['app']} names another app than {target}: leave one of them out"
+        )
+
+
+def configured_app(gunicorn: Sequence[str]) -> str | None:
+    """The app that gunicorn's own configuration names (wsgi_app), if it does.
+
+    :param gunicorn: arguments of its command.
+    """
+    found = _asked({"server": "gunicorn", "target": "", "given": True}, gunicorn)
+    app: str | None = found.settings.get("app")
+    return app
+
+
+def _server_of(one: Loaded) -> ServerName:
+    is_uvicorns = one.interface == "ASGI" or one.settings.get("interface") == "wsgi"
+    return "uvicorn" if is_uvicorns else "gunicorn"
+
+
+def _refuse_foreign(
+    target: str, one: Loaded, server: str, needed: str, refusal: str, rest: Sequence[str]
+) -> None:
+    """:raises ConfigurationError: for an option of the other server than the app needs."""
+    words = [word.partition("=")[0] for word in rest if word.startswith("-")]
+    named = next((word for word in words if word in refusal), None)
+    if named is not None:
+        hint = f"; {needed} has {_INSTEAD[named]}" if named in _INSTEAD else ": leave it out"
+        article = "an" if one.interface == "ASGI" else "a"
+        raise ConfigurationError(
+            f"{named} is {server}'s, and {target} is {article} {one.interface} app, which "
+            f"{needed} serves{hint}"
+        )
+
+
+def main() -> None:
+    """Load the app that the command line names, and print what came of it."""
+    own, *arguments = sys.argv[1:]
+    asked = json.loads(own)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever the app prints is no answer
+    found = _as_server(asked["server"], asked["target"], arguments, asked["given"])
+    os.write(answers, json.dumps(asdict(found)).encode())
+    os._exit(0)  # an app's threads and atexit functions are not waited for
+
+
+def _as_server(server: ServerName | None, target: str, arguments: list[str], given: bool) -> Loaded:
+    before: dict[str, Any] = {}
+    if server is not None:
+        prepare = {"gunicorn": _like_gunicorn, "uvicorn": _like_uvicorn}[server]
+        try:
+            before = prepare(arguments, target)
+        except ConfigurationError as error:
+            return Loaded(refusal=str(error))
+        except AppNotLoaded as error:
+            return Loaded(error=str(error), is_special=True)
+        before["is_special"] |= given
+        if not target:
+            return Loaded(**before)
+    try:
+        asgi2 = before.get("settings", {}).get("interface") == "asgi2"
+        loaded = load_app(target, server, asgi2=asgi2)
+        app = loaded.app
+        if isinstance(app, AwaitedApp):
+            app = asyncio.run(app.made())
+    except AppNotLoaded as error:
+        return Loaded(error=str(error), **before)
+    return Loaded(loaded.interface, loaded.target, unwrapped(app)[1], **before)
+
+
+# What `wsgifast run` has defaults for, of gunicorn's settings.
+_GUNICORN = ("worker_class", "threads", "bind")
+# Functions of the configuration that run before a worker imports the app.
+_HOOKS = {"on_starting", "when_ready", "pre_fork", "post_fork"}
+
+
+def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
+    """Do as gunicorn does before its worker imports the app.
+
+    :raises ConfigurationError: if it refuses its arguments or its configuration, or ends at once,
+        as with --version.
+    """
+    from gunicorn import SERVER_SOFTWARE
+    from gunicorn.app.wsgiapp import WSGIApplication
+
+    class Application(WSGIApplication):  # type: ignore[misc]
+        def load_default_config(self) -> None:
+            super().load_default_config()
+            self.found: set[str] = set()
+            self.has_file = False
+            change = self.cfg.set
+
+            def noted(name: str, value: object) -> None:
+                change(name, value)
+                self.found.add(name)
+
+            self.cfg.set = noted
+
+        def load_config_from_module_name_or_filename(self, location: str) -> Any:
+            self.has_file = True
+            return super().load_config_from_module_name_or_filename(location)
+
+    sys.argv = ["gunicorn", *arguments, *([target] if target else [])]
+    os.environ["SERVER_SOFTWARE"] = SERVER_SOFTWARE
+    try:
+        application = Application()
+    except SystemExit as end:
+        raise ConfigurationError(_last_words() or f"it ends with {end.code}") from None
+    except Exception as error:
+        raise ConfigurationError(described(error)) from error
+    cfg = application.cfg
+    for path in filter(None, (cfg.pythonpath or "").split(",")):
+        if os.path.abspath(path) not in sys.path:
+            sys.path.insert(0, os.path.abspath(path))
+    os.environ.update(cfg.env)
+    values = {"worker_class": cfg.worker_class_str, "threads": cfg.threads, "bind": cfg.bind}
+    settings = {name: values[name] for name in _GUNICORN if name in application.found}
+    if hooks := _HOOKS & application.found:
+        settings["hooks"] = sorted(hooks)
+    if cfg.paste is not None:
+        settings["paste"] = str(cfg.paste)
+    if application.app_uri != target:
+        settings["app"] = application.app_uri
+    is_special = application.has_file or bool(os.environ.get("GUNICORN_CMD_ARGS"))
+    return {"settings": settings, "is_special": is_special}
+
+
+def _last_words() -> str:
+    """The last line that was written to stderr, which is a file here."""
+    sys.stderr.flush()
+    size = os.fstat(2).st_size
+    lines = os.pread(2, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return last.removeprefix("gunicorn: error: ").removeprefix("Error: ")
+
+
+# What counts for finding the app, and where it is served.
+_UVICORN = ("interface", "factory", "host", "port", "uds", "fd")
+
+
+def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
+    """Do as uvicorn does before it imports the app.
+
+    :raises ConfigurationError: if it refuses its arguments, or ends at once, as with --help.
+    :raises AppNotLoaded: if it cannot read --env-file.
+    """
+    import click
+    from click.core import ParameterSource
+    from uvicorn.main import main as command
+
+    try:
+        context = command.make_context("uvicorn", [*arguments, target], **command.context_settings)
+    except click.exceptions.Exit as end:
+        raise ConfigurationError(f"it ends with {end.exit_code}") from None
+    except click.ClickException as error:
+        raise ConfigurationError(" ".join(error.format_message().split())) from None
+    sys.argv = ["uvicorn", *arguments, target]
+    values = context.params
+    if values.get("app_dir") is not None:
+        sys.path.insert(0, values["app_dir"])
+    if values.get("env_file") is not None:
+        try:
+            from dotenv import load_dotenv
+        except ImportError:
+            raise AppNotLoaded(
+                f"--env-file {values['env_file']}: uvicorn reads it by python-dotenv: "
+                "pip install python-dotenv"
+            ) from None
+        load_dotenv(dotenv_path=values["env_file"])
+    unset = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    settings = {
+        name: values[name]
+        for name in _UVICORN
+        if name in values and context.get_parameter_source(name) not in unset
+    }
+    return {"settings": settings, "is_special": any(n.startswith("UVICORN_") for n in os.environ)}
+
+
+if __name__ == "__main__":
+    main()

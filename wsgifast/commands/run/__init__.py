@@ -1,0 +1,73 @@
+"""`wsgifast run`: serves an app, wrapped, on a production server; and what that server imports.
+
+gunicorn loads ``'wsgifast.commands.run:wrapped("shop.wsgi:application")'``. uvicorn accepts only
+factories without arguments: it loads ``wsgifast.commands.run:wrapped_by_environment``, which finds
+the arguments in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import ConfigurationError
+from ...static import StaticFiles
+from .. import loading
+
+__all__ = ["ARGUMENTS", "wrapped", "wrapped_by_environment"]
+
+# The environment variable with wrapped()'s arguments, as JSON.
+ARGUMENTS = "WSGIFAST_RUN"
+
+
+def wrapped(
+    target: str,
+    static: Mapping[str, str] | None = None,
+    *,
+    server: loading.ServerName = "gunicorn",
+    asgi2: bool = False,
+    compress: bool = True,
+) -> Any:
+    """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
+
+    :param target: see :func:`wsgifast.commands.loading.load_app`, as `server` and `asgi2`.
+    :param static: directories by the URL prefixes under which their files are served.
+    :param compress: compress what the app makes, and the files.
+    :raises AppNotLoaded: if the app cannot be imported or made.
+    :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
+        its file to change.
+    :raises ConfigurationError: if a directory does not exist.
+    """
+    try:
+        loaded = loading.load_app(target, server, asgi2=asgi2)
+    except loading.AppNotLoaded as error:
+        if isinstance(error.__cause__, SyntaxError):
+            raise error.__cause__ from None
+        raise
+    app = loading.wrapped(loaded.app, loaded.interface, compress=compress)
+    files: Any = StaticFiles
+    if loaded.interface == "ASGI":
+        from asgifast import StaticFiles as files
+    for prefix, directory in (static or {}).items():
+        app = files(app, directory=directory, prefix=prefix, compress=compress)
+    return app
+
+
+def wrapped_by_environment() -> Any:
+    """:func:`wrapped` with the arguments that the environment variable WSGIFAST_RUN has.
+
+    With "json_log" among them, uvicorn's access log is in JSON from now on.
+
+    :raises ConfigurationError: if it is not set.
+    """
+    arguments = os.environ.get(ARGUMENTS)
+    if arguments is None:
+        raise ConfigurationError(f"{ARGUMENTS} is not set: wsgifast run sets it")
+    options = json.loads(arguments)
+    if options.pop("json_log", False):
+        from asgifast.json_log import log_json
+
+        log_json()
+    return wrapped(**options, server="uvicorn")

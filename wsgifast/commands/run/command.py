@@ -1,0 +1,316 @@
+"""The command line of `wsgifast run`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shlex
+import ssl
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigurationError, MissingExtra
+from ..arguments import (
+    APP_HELP,
+    DEFAULT_BIND,
+    add_parser,
+    address_of,
+    cannot_listen,
+    check_readable,
+    check_writable,
+    count,
+    option,
+)
+from ..loading import absolute
+from ..loading.servers import Loaded, check_one_app, configured_app, load_for
+from ..terminal import show
+from . import ARGUMENTS
+
+_DEFAULT_THREADS = 4
+_FAST_WORKER = "wsgifast.workers.FastWorker"
+# Of others it is not known whether they have threads.
+_WITH_THREADS = (_FAST_WORKER, "gthread")
+# At shutdown uvicorn would wait for event streams for ever; gunicorn waits for 30 s. With --reload
+# nobody wants to wait.
+_GRACEFUL_S, _GRACEFUL_RELOAD_S = 30, 1
+
+_EXAMPLES = """\
+  wsgifast run shop.wsgi:application
+  wsgifast run 'shop:create_app()' --bind 0.0.0.0:8000 --workers 2 --threads 8
+  wsgifast run shop.settings --static /static/=build/static
+  wsgifast run api:app --reload
+  wsgifast run api:app -- --app-dir src --env-file .env
+  wsgifast run shop.wsgi -- --max-requests 10000 --access-logfile -
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The server to start.
+
+    :ivar command: the server's command line.
+    :ivar environment: variables that it needs.
+    :ivar decided: a sentence for people.
+    :ivar bind: where it listens; None: its configuration says.
+    """
+
+    command: Sequence[str]
+    decided: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    bind: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The command, to be pasted into a shell."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        program = [Path(self.command[0]).name, *self.command[1:]]
+        return " ".join([*variables, shlex.join(program)])
+
+
+def add_command(commands: Any) -> None:
+    """Add `run` to the command line's subcommands."""
+    parser = add_parser(
+        commands,
+        "run",
+        help="serve an app: wrapped, on gunicorn with FastWorker or on uvicorn",
+        description="Wrap an app and serve it: a WSGI app on gunicorn with FastWorker, an ASGI app "
+        "on uvicorn with asgifast's protocol. Everything after -- is passed to that server, "
+        "and its app is found as that server would: by its options, configuration and environment.",
+        examples=_EXAMPLES,
+    )
+    parser.add_argument("app", nargs="?", help=APP_HELP)
+    option(parser, "--bind", "HOST:PORT", f"or unix:PATH (default: {DEFAULT_BIND})")
+    option(parser, "--workers", "N", "processes (default: 1)", type=count)
+    threads = f"threads of each process; WSGI only (default: {_DEFAULT_THREADS})"
+    option(parser, "--threads", "N", threads, type=count)
+    static = "also serve a directory, as in /static/=build"
+    option(parser, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
+    option(parser, "--no-compress", help="send responses and files as the app makes them")
+    option(parser, "--access-log", "", "log each request to stdout", choices=("text", "json"))
+    option(parser, "--reload", help="restart when code changes")
+    option(parser, "--certfile", "FILE", "serve TLS")
+    option(parser, "--keyfile", "FILE", "the certificate's key")
+    config = "gunicorn's configuration file: what it sets takes the place of these defaults"
+    option(parser, "--config", "FILE", config)
+    parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
+    parser.set_defaults(run=_run, takes_rest=True)
+
+
+def _run(options: argparse.Namespace) -> int:
+    for name in ("certfile", "keyfile", "config"):
+        if not (getattr(options, name) or "").startswith("python:"):  # gunicorn's, for a module
+            check_readable(f"--{name}", getattr(options, name))
+    check_certificate(options.certfile, options.keyfile)
+    plan = planned(options)
+    if plan.bind is not None:
+        _check_address(plan.bind)
+    show(f"{plan.decided}\n  {plan.shown}")
+    os.environ.update(plan.environment)
+    # In place of this process: signals, supervisors and exit statuses are the server's own.
+    return os.execv(plan.command[0], list(plan.command))
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    """Load the app as its server will, and decide how to start that one.
+
+    :raises AppNotLoaded: if the app cannot be imported or made.
+    :raises MissingExtra: if a package of the server's extra is not installed.
+    :raises ConfigurationError: for an option of the other server, or one that names another app.
+    """
+    for _, directory in options.static:
+        if not os.path.isdir(directory):
+            raise ConfigurationError(f"--static {directory}: there is no such directory")
+    # The server, or the app, may change the working directory.
+    for name in ("certfile", "keyfile", "config"):
+        if (path := getattr(options, name)) and not path.startswith("python:"):
+            setattr(options, name, os.path.abspath(path))
+    if options.app is None:
+        options.app = _configured_app(options)
+    options.app = absolute(options.app)
+    server, loaded = load_for(options.app, _gunicorn_options(options), options.rest)
+    return (plan_uvicorn if server == "uvicorn" else plan_gunicorn)(options, loaded)
+
+
+def _configured_app(options: argparse.Namespace) -> str:
+    """The app that the server's own configuration names.
+
+    :raises ConfigurationError: if there is none.
+    """
+    if importlib.util.find_spec("gunicorn") is not None:
+        found = configured_app([*_gunicorn_options(options), *options.rest])
+        if found is not None:
+            return found
+    app = os.environ.get("UVICORN_APP")
+    if app is None:
+        raise ConfigurationError("name an app, as in: wsgifast run shop.wsgi:application")
+    return app
+
+
+def _gunicorn_options(options: argparse.Namespace) -> list[str]:
+    """Those of gunicorn's that the command line gives, but for what follows its --."""
+    given = _given(options, "--", "threads", "workers", "config", "certfile", "keyfile")
+    if options.bind is not None:
+        given.insert(0, f"--bind={_gunicorn_address(options.bind)}")
+    if options.reload:
+        given.append("--reload")
+    if options.access_log is not None:
+        given.append("--access-logfile=-")
+    if options.access_log == "json":
+        given.append("--logger-class=wsgifast.workers.JSONLogger")
+    return given
+
+
+def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
+    """gunicorn with FastWorker, as far as its own configuration does not say otherwise.
+
+    :raises MissingExtra: if gunicorn is not installed.
+    :raises ConfigurationError: for an option that names another app.
+    """
+    if importlib.util.find_spec("gunicorn") is None:
+        raise MissingExtra("wsgifast run of a WSGI app", "gunicorn", "gunicorn")
+    found = loaded.settings
+    check_one_app(loaded, options.app)
+    given = _gunicorn_options(options)
+    arguments = [json.dumps(options.app)]
+    if options.static:
+        arguments.append(f"static={json.dumps(dict(options.static))}")
+    if options.no_compress:
+        arguments.append("compress=False")
+    given += [*options.rest, f"wsgifast.commands.run:wrapped({', '.join(arguments)})"]
+    bind = options.bind
+    if "bind" not in found:
+        bind = DEFAULT_BIND
+        given.insert(0, f"--bind={bind}")
+    worker = found.get("worker_class", _FAST_WORKER)
+    threads = found.get("threads")
+    if threads is None and worker != "sync":  # which gunicorn replaces by gthread if it has more
+        threads = _DEFAULT_THREADS
+        given.insert(0, f"--threads={threads}")
+    if "worker_class" not in found:
+        given.insert(0, f"--worker-class={worker}")
+    decided = f"{loaded.target} is a WSGI app: gunicorn with {worker.rpartition('.')[2]}"
+    if worker in _WITH_THREADS:
+        decided += f", {threads} thread{'s' * (threads != 1)}"
+    return Plan([*_program("gunicorn"), *given], decided, bind=bind)
+
+
+def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
+    """uvicorn with asgifast's protocol.
+
+    :raises MissingExtra: if a package of the extra is not installed.
+    :raises ConfigurationError: for an option that only gunicorn has, or that the app cannot bear.
+    """
+    for package in ("uvicorn", "httptools"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra("wsgifast run of an ASGI app", package, "asgi")
+    for name in ("threads", "config"):
+        if getattr(options, name) is not None:
+            raise ConfigurationError(
+                f"--{name} is gunicorn's, and {loaded.target} is an ASGI app: leave it out"
+            )
+    interface = loaded.settings.get("interface", "auto")
+    if interface == "wsgi" and loaded.interface == "ASGI":
+        raise ConfigurationError(f"--interface wsgi: {loaded.target} is an ASGI app: leave it out")
+    bind, where = options.bind, []
+    if bind is None and not {"host", "port", "uds", "fd"} & set(loaded.settings):
+        bind = DEFAULT_BIND
+    if bind is not None:
+        where = _uvicorn_address(bind)
+    command = [
+        *_program("uvicorn"),
+        "--http=asgifast.uvicorn:HttpToolsProtocol",
+        *where,
+        *_given(options, "--", "workers"),
+        *_given(options, "--ssl-", "certfile", "keyfile"),
+    ]
+    graceful_s = _GRACEFUL_S
+    if options.reload:
+        command.append("--reload")
+        graceful_s = _GRACEFUL_RELOAD_S
+    command.append(f"--timeout-graceful-shutdown={graceful_s}")
+    command += [*options.rest, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
+    arguments: dict[str, Any] = {"target": options.app}
+    if interface == "asgi2":  # which asgifast turns into the current one
+        command.insert(-2, "--interface=asgi3")
+        arguments["asgi2"] = True
+    if options.static:
+        arguments["static"] = dict(options.static)
+    if options.no_compress:
+        arguments["compress"] = False
+    if options.access_log == "json":  # in text it is uvicorn's default
+        arguments["json_log"] = True
+    of = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
+    decided = f"{loaded.target} is {of} app: uvicorn with asgifast's protocol"
+    return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)}, bind)
+
+
+def _given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
+    """The options of these names that were given, as the server has them."""
+    values = {name: getattr(options, name) for name in names}
+    return [f"{prefix}{name}={value}" for name, value in values.items() if value is not None]
+
+
+def _program(name: str) -> list[str]:
+    """The server's own script, which can start itself again; else its module."""
+    script = Path(sys.executable).with_name(name)
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", name]
+
+
+def _gunicorn_address(bind: str) -> str:
+    # gunicorn takes a lone port for a host, and listens on all addresses where there is no host.
+    return bind if bind.startswith("unix:") else str(address_of(bind))
+
+
+def _uvicorn_address(bind: str) -> list[str]:
+    if bind.startswith("unix:"):
+        return [f"--uds={bind.removeprefix('unix:')}"]
+    address = address_of(bind)
+    return [f"--host={address.host}", f"--port={address.port}"]
+
+
+def _check_address(bind: str) -> None:
+    """Report in one sentence what the server would try ten times.
+
+    :raises WSGIFastError: if it is not possible to listen there.
+    """
+    if bind.startswith("unix:"):
+        check_writable("--bind", bind.removeprefix("unix:"))
+        return
+    try:
+        address_of(bind).check_free()
+    except OSError as error:
+        raise cannot_listen(bind, error) from None
+
+
+def check_certificate(certfile: str | None, keyfile: str | None) -> None:
+    """:raises ConfigurationError: if TLS cannot be served with them."""
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigurationError(f"--keyfile {keyfile}: name its certificate by --certfile")
+        return
+    asked: list[bool] = []
+
+    def password() -> str:
+        asked.append(True)  # the server will ask for it
+        return ""
+
+    try:
+        ssl.create_default_context().load_cert_chain(certfile, keyfile, password)
+    except ssl.SSLError as error:
+        if not asked:
+            both = certfile if keyfile is None else f"{certfile} --keyfile {keyfile}"
+            raise ConfigurationError(
+                f"--certfile {both}: {error}; expected a certificate and its key in PEM"
+            ) from None
+
+
+def _static(text: str) -> tuple[str, str]:
+    prefix, found, directory = text.partition("=")
+    if not found or not prefix.startswith("/") or not directory:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected /PREFIX/=DIRECTORY")
+    return prefix, os.path.abspath(directory)  # as files, see planned()

@@ -1,0 +1,303 @@
+"""Reads a server's metrics address over HTTP, and compares two scrapes.
+
+The result is ready to be displayed or dumped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...checks import needs
+from ...errors import WSGIFastError
+from ...metrics.catalogue import CONNECTION_STATES
+from ...metrics.setup import VARIABLE
+from ...sockets.options import Address
+from ..client import HTTPClient, NoAnswer
+
+# A server that is asked on its own address answers in milliseconds.
+_TIMEOUT_S = 5.0
+
+# The labels of a value, by name.
+Labels = frozenset[tuple[str, str]]
+_DURATION = "http_server_request_duration_seconds"
+_SIZE = "http_server_response_body_size_bytes"
+_WAIT = "wsgifast_thread_wait_seconds"
+_ROUTE, _STATUS = "http_route", "http_response_status_code"
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """All samples at one moment, by their names, such as "..._bucket", and their labels.
+
+    :ivar at: monotonic, in seconds.
+    """
+
+    at: float
+    samples: Mapping[str, Mapping[Labels, float]]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client that does not take its response as fast as it comes.
+
+    :ivar pid: of the worker.
+    :ivar client: its address.
+    :ivar path: of its request.
+    :ivar waited_s: for how long something has waited for it.
+    :ivar bytes_per_s: what it has taken since then.
+    """
+
+    pid: int
+    client: str
+    path: str
+    queued_bytes: int
+    waited_s: float
+    bytes_per_s: float
+
+
+def scrape(address: Address) -> Scrape:
+    """Ask a server for its metrics.
+
+    :raises WSGIFastError: if nothing listens there, or something else does.
+    """
+    at = time.monotonic()
+    status, text = _get(address, "/metrics")
+    if status == 500:  # the exporter says why
+        raise WSGIFastError(f"{address}/metrics answers {status}: {text.strip()}")
+    if status != 200:
+        raise WSGIFastError(f"{address}/metrics answers {status}: that is not a metrics address")
+    return parsed(text, at)
+
+
+def clients(address: Address) -> list[Client] | None:
+    """Ask a server for its slowest clients; None if it does not report them.
+
+    :raises WSGIFastError: if it cannot be asked.
+    """
+    status, text = _get(address, "/clients")
+    if status != 200:
+        return None
+    try:
+        return [Client(**each) for each in json.loads(text)]
+    except (ValueError, TypeError):
+        return None  # another server's
+
+
+def _get(address: Address, path: str) -> tuple[int, str]:
+    client = HTTPClient(*address, headers=[("Accept", "text/plain")], limit_s=_TIMEOUT_S)
+    try:
+        answer = client.ask(path)
+    except NoAnswer as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            raise WSGIFastError(
+                f"nothing listens on {address}: start the server with {VARIABLE}={address}, or "
+                "name its metrics address"
+            ) from None
+        raise
+    return answer.status, answer.body.decode("utf-8", "replace")
+
+
+def parsed(text: str, at: float) -> Scrape:
+    """Parse Prometheus's text format.
+
+    :raises WSGIFastError: if it is none.
+    :raises MissingExtra: if prometheus_client is not installed.
+    """
+    with needs("wsgifast top", "prometheus_client", "prometheus"):
+        from prometheus_client.parser import text_string_to_metric_families
+    samples: dict[str, dict[Labels, float]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for name, labels, value, *_ in family.samples:
+                samples.setdefault(name, {})[frozenset(labels.items())] = value
+    except (ValueError, KeyError) as error:
+        raise WSGIFastError(f"that is not Prometheus's text format: {error}") from None
+    return Scrape(at, samples)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One URL pattern. Rates are per second; quantiles are in seconds, None without a request."""
+
+    pattern: str
+    requests_per_s: float
+    errors_per_s: float
+    p50_s: float | None
+    p99_s: float | None
+    body_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class View:
+    """A server between two scrapes; None stands for what it does not report.
+
+    :ivar seconds: between them.
+    :ivar none_free: the share of that time in which no thread of a worker was free, 0 to 1.
+    :ivar errors_per_s: responses with a 5xx.
+    :ivar connections: by their state.
+    :ivar memory_bytes: resident, by the pid of each worker.
+    :ivar cpu: processors in use, by all workers.
+    :ivar endpoints: the slowest first, by their p99.
+    :ivar clients: the slowest first.
+    """
+
+    seconds: float
+    workers: int | None
+    threads: int | None
+    threads_busy: int | None
+    requests_waiting: int | None
+    none_free: float | None
+    wait_p99_s: float | None
+    requests_per_s: float | None
+    errors_per_s: float | None
+    p50_s: float | None
+    p99_s: float | None
+    body_bytes_per_s: float | None
+    sendfile_bytes_per_s: float | None
+    clients_left_per_s: float | None
+    timeouts_per_s: float | None
+    connections: Mapping[str, int]
+    slow_clients: int | None
+    queued_bytes: int | None
+    spooled_bytes: int | None
+    accept_backlog: int | None
+    memory_bytes: Mapping[str, int]
+    cpu: float | None
+    endpoints: Sequence[Endpoint]
+    clients: Sequence[Client] | None
+
+
+def view(before: Scrape, after: Scrape, clients: Sequence[Client] | None = None) -> View:
+    """Compare two scrapes of one server.
+
+    :param clients: the slowest ones, as the server reports them.
+    """
+    seconds = max(after.at - before.at, 1e-9)
+
+    def gauge(name: str) -> int | None:
+        found = after.samples.get(name)
+        return None if found is None else round(sum(found.values()))
+
+    def rate(name: str) -> float | None:
+        if name not in after.samples:
+            return None
+        return sum(_gained(before, after, name).values()) / seconds
+
+    counts = _gained(before, after, f"{_DURATION}_count")
+    durations = _gained(before, after, f"{_DURATION}_bucket")
+    sizes = _gained(before, after, f"{_SIZE}_sum")
+    all_requests = _buckets(durations)
+    workers = gauge("wsgifast_workers")
+    saturated = rate("wsgifast_saturated_seconds_total")
+    return View(
+        seconds=seconds,
+        workers=workers,
+        threads=gauge("wsgifast_threads"),
+        threads_busy=gauge("wsgifast_threads_busy"),
+        requests_waiting=gauge("wsgifast_requests_waiting"),
+        none_free=None if saturated is None else min(1.0, saturated / max(1, workers or 1)),
+        wait_p99_s=quantile(0.99, _buckets(_gained(before, after, f"{_WAIT}_bucket"))),
+        requests_per_s=rate(f"{_DURATION}_count"),
+        errors_per_s=_errors(counts) / seconds if f"{_DURATION}_count" in after.samples else None,
+        p50_s=quantile(0.5, all_requests),
+        p99_s=quantile(0.99, all_requests),
+        body_bytes_per_s=rate(f"{_SIZE}_sum"),
+        sendfile_bytes_per_s=rate("wsgifast_sendfile_bytes_total"),
+        clients_left_per_s=rate("wsgifast_clients_left_total"),
+        timeouts_per_s=rate("wsgifast_timeouts_total"),
+        connections=_by_label(after, "wsgifast_connections", "state", CONNECTION_STATES),
+        slow_clients=gauge("wsgifast_slow_clients"),
+        queued_bytes=gauge("wsgifast_output_queued_bytes"),
+        spooled_bytes=gauge("wsgifast_output_spooled_bytes"),
+        accept_backlog=gauge("wsgifast_accept_backlog"),
+        memory_bytes=_by_label(after, "wsgifast_worker_memory_bytes", "pid", ()),
+        cpu=rate("wsgifast_worker_cpu_seconds_total"),
+        endpoints=_endpoints(counts, durations, sizes, seconds),
+        clients=clients,
+    )
+
+
+def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
+    """As Prometheus's histogram_quantile: within its bucket a value is taken to be anywhere.
+
+    :param buckets: upper bound -> how many values are at most that; the last bound is infinite.
+    :returns: None without a value; the last finite bound for what lies beyond it.
+    """
+    count = max(buckets.values(), default=0.0)
+    if not count:
+        return None
+    rank = share * count
+    low = below = 0.0
+    for bound in sorted(buckets):
+        at_most = buckets[bound]
+        if at_most >= rank:
+            if math.isinf(bound):
+                return low
+            inside = at_most - below
+            return low + (bound - low) * ((rank - below) / inside if inside else 1.0)
+        low, below = bound, at_most
+    return low
+
+
+def _gained(before: Scrape, after: Scrape, name: str) -> dict[Labels, float]:
+    """By how much the counters of a name have grown."""
+    now, then = after.samples.get(name, {}), before.samples.get(name, {})
+    if any(value < then.get(key, 0.0) for key, value in now.items()):
+        then = {}  # the server began anew
+    return {key: value - then.get(key, 0.0) for key, value in now.items()}
+
+
+def _buckets(counters: Mapping[Labels, float]) -> dict[float, float]:
+    """Histograms with the same bounds as one."""
+    buckets: dict[float, float] = {}
+    for key, count in counters.items():
+        bound = float(dict(key)["le"])
+        buckets[bound] = buckets.get(bound, 0.0) + count
+    return buckets
+
+
+def _errors(counts: Mapping[Labels, float]) -> float:
+    return sum(n for key, n in counts.items() if dict(key).get(_STATUS, "").startswith("5"))
+
+
+def _endpoints(
+    counts: Mapping[Labels, float],
+    durations: Mapping[Labels, float],
+    sizes: Mapping[Labels, float],
+    seconds: float,
+) -> list[Endpoint]:
+    bodies, times = _by_pattern(sizes), _by_pattern(durations)
+    found = []
+    for pattern, own in _by_pattern(counts).items():
+        if any(own.values()):
+            buckets = _buckets(times[pattern])
+            found.append(
+                Endpoint(
+                    pattern,
+                    sum(own.values()) / seconds,
+                    _errors(own) / seconds,
+                    quantile(0.5, buckets),
+                    quantile(0.99, buckets),
+                    sum(bodies[pattern].values()) / seconds,
+                )
+            )
+    return sorted(found, key=lambda each: (-(each.p99_s or 0.0), each.pattern))
+
+
+def _by_pattern(counters: Mapping[Labels, float]) -> Mapping[str, dict[Labels, float]]:
+    found = defaultdict[str, dict[Labels, float]](dict)
+    for key, value in counters.items():
+        found[dict(key).get(_ROUTE, "")][key] = value
+    return found
+
+
+def _by_label(scrape: Scrape, name: str, of: str, order: Sequence[str]) -> dict[str, int]:
+    samples = scrape.samples.get(name, {})
+    found = {dict(key).get(of, ""): round(value) for key, value in samples.items()}
+    first = [key for key in order if key in found]
+    return {key: found[key] for key in [*first, *sorted(found.keys() - set(first))]}
