@@ -15,7 +15,7 @@ import pytest
 from tests.server.near_output import CONTENT, SIZE, blocks, content, file, in_quick_succession, near
 from tests.server.output_bench import Near, drain_armed, rules
 from tests.support.descriptors import open_descriptors
-from wsgifast.server import look_ahead, output_memory
+from wsgifast.server import output_memory, sending
 
 __all__ = ["content", "file", "in_quick_succession", "near"]
 
@@ -264,7 +264,7 @@ def test_the_time_of_the_disk_is_not_the_clients(
         return sendfile(out, fd, offset, size)
 
     monkeypatch.setattr("time.monotonic", lambda: now)
-    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", slow)
     near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
     try:

@@ -24,7 +24,7 @@ from tests.server.output_bench import Near, drain_armed, rules
 from tests.support.descriptors import open_descriptors
 from tests.support.eviction import wait_until_missed
 from wsgifast.errors import ClientGone
-from wsgifast.server import look_ahead, sending
+from wsgifast.server import sending
 
 __all__ = ["content", "file", "in_quick_succession", "near"]
 
@@ -36,7 +36,7 @@ class HangingDisk:
         self.go = threading.Event()
         self.calls: list[str] = []
         self._sendfile = os.sendfile
-        monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
+        monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
         monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
         monkeypatch.setattr(os, "sendfile", self._hang)
 
@@ -99,6 +99,25 @@ def test_a_file_that_was_evicted_is_brought_in_by_a_disk_thread(near: Near, file
     wait_until_missed(file, brought_in_by_a_disk_thread)
 
 
+@needs_near_buffers
+def test_file_is_sent_as_far_as_a_short_probe_finds_it_cached(
+    near: Near, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is a disk thread's."""
+    asked: list[tuple[int, int]] = []
+
+    def cached_bytes(fd: int, offset: int, size: int) -> int:
+        asked.append((offset, size))
+        return max(0, min(size, SIZE // 2 - offset))  # the second half has been evicted
+
+    monkeypatch.setattr(sending, "cached_bytes", cached_bytes)
+    near.queue.write_file(b"", file, 0, SIZE)
+    assert drain_armed(near, SIZE) == os.pread(file, SIZE, 0)
+    assert asked[0] == (0, sending._PROBE_BYTES)
+    assert max(size for _, size in asked) == sending._PROBE_BYTES
+    assert near.queue._rules.disk._threads >= 1
+
+
 def test_a_connection_may_end_while_its_disk_is_waited_for(
     hanging: HangingDisk, content: int
 ) -> None:
@@ -132,7 +151,7 @@ def test_an_error_of_the_disk_reaches_who_finishes(
         assert go.wait(60)
         raise error
 
-    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", fail)
     near.queue.write_file(b"", content, 0, 100_000)
     near.queue.closing = closing
@@ -155,7 +174,7 @@ def test_an_error_of_the_disk_reaches_who_finishes(
 def test_a_file_that_shrank_on_its_disk(
     near: Near, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     (tmp_path / "short").write_bytes(bytes(100))
     fd = os.open(tmp_path / "short", os.O_RDONLY)
     try:
@@ -178,7 +197,7 @@ def test_no_thread_for_the_disk_ends_the_queue(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     descriptors = open_descriptors()
     with pytest.raises(ClientGone, match="can't start new thread"):

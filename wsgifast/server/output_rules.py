@@ -9,7 +9,6 @@ from .coalescing import Coalescing
 from .counters import Counters
 from .disk import DiskThreads
 from .limits import Budget, ClientWait
-from .look_ahead import CachedRuns
 from .options import Options
 from .output_memory import OutputMemory
 
@@ -24,7 +23,6 @@ class OutputRules:
     :ivar ahead_bytes: what may wait for one client before the writer waits, or uses a file.
     :ivar memory: counts the output in memory.
     :ivar disk: the threads for files that are not in the page cache.
-    :ivar cached_runs: what the page cache has of files.
     """
 
     def __init__(
@@ -43,7 +41,6 @@ class OutputRules:
         on_disk = Budget(options.responses_on_disk_bytes)
         self.memory = OutputMemory(options.output_memory_bytes, on_disk, log.warning)
         self.disk = DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error))
-        self.cached_runs = CachedRuns()
 
     def new_wait(self) -> ClientWait:
         """A client is waited for, for the first time in its response."""

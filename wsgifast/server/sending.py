@@ -34,18 +34,21 @@ from ..sockets.sending import (
     FileSegment,
     FileTruncated,
     SendfileUnavailable,
+    cached_bytes,
     send_file_once,
     send_some,
     view_cached,
 )
 from .backlog import Backlog
 from .limits import ClientWait
-from .look_ahead import LookAhead
 from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
 
 # What a connection sends before the others have their turn.
 _TURN_BYTES = 4 * 1024 * 1024
+# How far ahead it is asked what the page cache has of a file: as much as a socket takes at once, so
+# that asking costs little beside sending.
+_PROBE_BYTES = 512 * 1024
 # What is read from a disk before other files have their turn.
 _DISK_STEP_BYTES = 1024 * 1024
 # What TLS encrypts in one call, and what is read of a file without sendfile. It is constant because
@@ -123,7 +126,7 @@ class Sender:
     """
 
     __slots__ = (
-        "_ahead", "_full_since", "_is_full", "_may_grow", "_prepared", "_refusals", "_refused",
+        "_full_since", "_is_full", "_may_grow", "_prepared", "_refusals", "_refused",
         "_rules", "_sock", "_taken", "_wait", "encrypts", "send", "sends_files",
     )  # fmt: skip
 
@@ -137,7 +140,6 @@ class Sender:
         self._may_grow = False  # whether it is the small one
         self._full_since = 0.0
         self._is_full = False  # the socket has taken only a part of the last send
-        self._ahead: LookAhead | None = None  # made for the first file
         self._refused = 0  # bytes of a file that TLS has refused, and must be given again
         self._refusals = 0  # writable events in a row after which nothing was taken
         self._wait: ClientWait | None = None  # until all of the response is sent
@@ -261,12 +263,9 @@ class Sender:
         result: int | bytes | None = None
         if self.sends_files:
             if not may_wait:
-                if self._ahead is None:
-                    self._ahead = LookAhead(self._rules.cached_runs)
-                cached = self._ahead.cached_bytes(fd, place, left, begin=left == whole)
-                if not cached:
+                size = cached_bytes(fd, place, min(size, _PROBE_BYTES))
+                if not size:
                     return None
-                size = min(size, cached)
             try:
                 result = send_file_once(self._sock.fileno(), fd, place, size)
                 self._is_full = result < size
