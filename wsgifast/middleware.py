@@ -24,28 +24,30 @@ from .bodies.classify import (
     classify,
 )
 from .bodies.content_coding import ContentCoding
-from .bodies.files import FileReader, FileSlice, close_body, in_file_wrapper, known_size, segment_of
+from .bodies.files import (
+    FileReader,
+    FileSlice,
+    close_body,
+    in_file_wrapper,
+    known_size,
+    request_facts,
+    segment_of,
+)
 from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
+from .bodies.slow_shapes import Examined, Reports, check_rate
 from .bodies.streams import ClosedWith, Stream
 from .bodies.wrappers import closes_no_more_than
 from .checks import check_app, check_switches
 from .compression.policy import Compression, compression_for, with_vary
 from .errors import BodyError
-from .file_answers import (
-    is_made_for_one_answer,
-    plan_coded_file,
-    plan_file_body,
-    request_facts,
-)
+from .files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
 from .files.coded_copies import COPIES, MAX_FILE_BYTES
-from .front_server import front_server_of
+from .files.front_server import front_server_of
 from .metrics.backends import recorder_for, spans_for
 from .metrics.instrumented import Instrumented
 from .metrics.patterns import FRAMEWORKS, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
-from .shapes.examined import Examined
-from .shapes.reports import Reports, check_rate
 from .sockets.options import avoid_pacing, owned_socket, set_nodelay
 from .sockets.sending import FileSegment
 
@@ -92,14 +94,14 @@ class WSGIFast:
     :param nodelay: set TCP_NODELAY on each connection whose socket can be reached from the environ;
         within the host, have it not paced either (:func:`wsgifast.sockets.avoid_pacing`).
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
-        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag. The app's
-        own 206 is left as it is; the file ranges that Werkzeug, WhiteNoise, ServeStatic and Falcon
-        return with one are sent as files.
+        :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. The
+        app's own 206 is left as it is; the file ranges that Werkzeug, WhiteNoise, ServeStatic and
+        Falcon return with one are sent as files.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
     :param accel_redirect: maps folders to nginx's internal locations, such as
         ``{"/srv/files": "/protected/"}``: nginx sends the files in them. See
-        :func:`wsgifast.front_server.accel_redirect`, also for the headers that nginx drops.
+        :func:`wsgifast.files.front_server.accel_redirect`, also for the headers that nginx drops.
     :param x_sendfile: folders whose files Apache or lighttpd sends.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and their
         bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
@@ -152,7 +154,9 @@ class WSGIFast:
         check_rate(report_slow_shapes)
         if report_slow_shapes:
             mended = {"WF001", "WF003"} if coalesce else {"WF001"}
-            self._call = Examined(app, Reports(report_slow_shapes, mended=frozenset(mended)))
+            self._call = Examined(
+                app, Reports(report_slow_shapes, mended=frozenset(mended)), call_noting_pattern
+            )
         # Whether one of FRAMEWORKS is loaded, and how many modules were when it was looked for.
         self._has_framework = False
         self._modules = 0

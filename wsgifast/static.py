@@ -6,10 +6,9 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .bodies.files import in_file_wrapper
+from .bodies.files import in_file_wrapper, request_facts
 from .bodies.segments import SegmentedBody, file_body
 from .checks import check_app
-from .file_answers import request_facts
 from .files import Plan
 from .files.site import NOT_ALLOWED, StaticFilesBase
 

@@ -24,8 +24,8 @@ from wsgifast.checks import needs
 from wsgifast.compression.policy import Compression
 from wsgifast.django.compressing import compression
 from wsgifast.django.responses import PlannedResponse
-from wsgifast.file_answers import plan_file_body
 from wsgifast.files import ByteRange
+from wsgifast.files.app_files import plan_file_body
 from wsgifast.http.framing import has_body
 from wsgifast.http.head import parse_length
 from wsgifast.metrics.patterns import note_django_pattern

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable
 
+from wsgifast.bodies.slow_shapes import EXAMINED_CHUNKS, BodySeen, Chunks, Reports
 from wsgifast.bodies.streams import is_event_stream
 from wsgifast.metrics.patterns import asgi_pattern
-from wsgifast.shapes.reports import EXAMINED_CHUNKS, Reports
-from wsgifast.shapes.rule import BodySeen, Chunks
 
 from .messages import ASGIApp, Message, Receive, Scope, Send, text_headers
 

@@ -7,8 +7,9 @@ from collections.abc import Awaitable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from wsgifast.bodies.access_log import PATTERN
 from wsgifast.http.framing import has_body
-from wsgifast.metrics.patterns import PATTERN, asgi_pattern
+from wsgifast.metrics.patterns import asgi_pattern
 from wsgifast.metrics.requests import Asked, LengthError, Recorder, Recording, asked_of_scope
 
 from .extensions import COALESCING, PLANNED, RECORDING

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from wsgifast.bodies.chunks import charset_of, to_bytes
+from wsgifast.bodies.slow_shapes import Reports, check_rate
 from wsgifast.checks import check_app, check_switches
 from wsgifast.compression.policy import WISH, Compression, compression_for
 from wsgifast.metrics.backends import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
-from wsgifast.shapes.reports import Reports, check_rate
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
 from .content_coding import ContentCoding
@@ -57,7 +57,7 @@ class ASGIFast:
     :param coalesce: coalesce small body messages, as above. On by default, unlike WSGIFast's, since
         no message waits for a later one.
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
-        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag. An app
+        :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. An app
         that answers them itself is left alone: Starlette's FileResponse reads the range in Python,
         asgifast's has it sent by sendfile.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.file_answers import request_facts
+from wsgifast.bodies.files import request_facts
 from wsgifast.files import ByteRange, Plan, Representation, RequestFacts, describe, stat_etag
 
 MTIME_NS = 784111777_123456789

@@ -11,6 +11,9 @@ from datetime import datetime, timezone
 # absent for a file. For a stream both are final at its end.
 SENT_AS = "wsgifast.sent_as"
 CHUNKS = "wsgifast.chunks"
+# The URL pattern that the framework has matched, or that the app or its middleware has set: under
+# Falcon `req.env["wsgifast.pattern"] = req.uri_template`. Under ASGI it is a key of the scope.
+PATTERN = "wsgifast.pattern"
 # What was wrong with a Content-Length: "short", "long", or "corrected" before anything was sent.
 LENGTH_ERROR = "wsgifast.length_error"
 # FastWorker's, in whole microseconds as gunicorn's %(D)s: how long the request waited for a thread,

@@ -1,4 +1,4 @@
-"""File objects for a server's `wsgi.file_wrapper` (PEP 3333).
+"""File objects for a server's `wsgi.file_wrapper` (PEP 3333), and what an environ says of files.
 
 A server that has a `wsgi.file_wrapper` is given a :class:`FileSlice` in it and may use sendfile.
 """
@@ -9,9 +9,10 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import BodyTooShort
+from ..files import RequestFacts
 from ..http.framing import BodyCounter, Framing
 from ..sockets.sending import (
     BLOCK_BYTES,
@@ -23,6 +24,9 @@ from ..sockets.sending import (
     reads_as,
     unwrapped,
 )
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
 
 # Packages whose file wrappers send a file from its position and stop at the Content-Length, as PEP
 # 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send all of the file
@@ -297,3 +301,22 @@ def known_size(file: object) -> int | None:
     if isinstance(memory, io.BytesIO) and reads_as(memory, io.BytesIO):
         return max(0, memory.getbuffer().nbytes - memory.tell())
     return None
+
+
+def request_facts(environ: WSGIEnvironment) -> RequestFacts:
+    """Return what an environ says about how a file is to be answered."""
+    get = environ.get
+    # As RequestFacts(...), without the call of a Python function.
+    return tuple.__new__(
+        RequestFacts,
+        (
+            get("REQUEST_METHOD", "GET"),
+            get("HTTP_ACCEPT_ENCODING"),
+            get("HTTP_RANGE"),
+            get("HTTP_IF_RANGE"),
+            get("HTTP_IF_MATCH"),
+            get("HTTP_IF_UNMODIFIED_SINCE"),
+            get("HTTP_IF_NONE_MATCH"),
+            get("HTTP_IF_MODIFIED_SINCE"),
+        ),
+    )

@@ -10,11 +10,11 @@ from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 
+from ..bodies.files import request_facts
 from ..errors import ConfigurationError
-from ..file_answers import request_facts
 from ..files import Plan, RequestFacts
+from ..files.front_server import FrontServer
 from ..files.site import DEFAULT_CACHE_BYTES
-from ..front_server import FrontServer
 from ..sockets.sending import file_segment
 from .responses import response_to
 from .settings import media_front_server
@@ -32,7 +32,7 @@ def serve_media(
     Range and preconditions are supported. Hidden files and files outside the folder are not served.
     ``Cache-Control: private, no-cache`` keeps files out of shared caches and makes browsers
     revalidate. With ``WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT: "/protected/"}}`` nginx
-    sends the files; see :mod:`wsgifast.front_server`.
+    sends the files; see :mod:`wsgifast.files.front_server`.
 
     :param path: relative to the folder.
     :param document_root: the folder; by default MEDIA_ROOT.

@@ -9,7 +9,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ..file_answers import request_facts
+from ..bodies.files import request_facts
 from .responses import response_to
 from .sites import Site, static_sites
 

@@ -20,8 +20,8 @@ from django.conf import settings
 
 from ..checks import check_switches
 from ..errors import ConfigurationError
+from ..files.front_server import FrontServer, front_server_of
 from ..files.site import StaticFilesBase
-from ..front_server import FrontServer, front_server_of
 from .compressing import compression
 
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")

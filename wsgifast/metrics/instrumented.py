@@ -13,13 +13,12 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..bodies.access_log import CHUNKS, LENGTH_ERROR, SENT_AS
+from ..bodies.access_log import CHUNKS, LENGTH_ERROR, PATTERN, SENT_AS
 from ..bodies.files import ClosedThen, FileReader, FileSlice, close_body
 from ..bodies.held_head import HeldHead
 from ..bodies.segments import SegmentedBody
 from ..bodies.streams import ClosedWith
 from ..bodies.wrappers import known_file
-from .patterns import PATTERN
 from .requests import RECORDER, Asked, Recorder, Recording, asked_of_environ
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
+from ..bodies.access_log import PATTERN
 from ..bodies.wrappers import known_file
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 _FLASK, _BOTTLE, _DJANGO = "flask", "bottle", "django.core.handlers.base"
 # The modules of the frameworks whose patterns are noted by us.
 FRAMEWORKS = frozenset({_FLASK, _BOTTLE, _DJANGO})
-# The key in the environ or the scope. An app, or a middleware of its, may set it by itself: under
-# Falcon `req.env["wsgifast.pattern"] = req.uri_template`.
-PATTERN = "wsgifast.pattern"
 
 
 def call_noting_pattern(

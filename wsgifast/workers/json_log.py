@@ -12,6 +12,7 @@ from gunicorn.glogging import Logger
 from ..bodies.access_log import (
     APP_US,
     CHUNKS,
+    PATTERN,
     SEND_US,
     SENDFILE_BYTES,
     SENT_AS,
@@ -19,7 +20,6 @@ from ..bodies.access_log import (
     json_line,
     sent_text,
 )
-from ..metrics.patterns import PATTERN
 from .gunicorn_support import trusts_address
 
 # Environ keys that are copied as they are, if present.

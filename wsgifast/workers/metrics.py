@@ -18,11 +18,11 @@ from functools import partial
 from sys import modules
 from typing import Any
 
-from ..bodies.access_log import LENGTH_ERROR, SENT_AS
+from ..bodies.access_log import LENGTH_ERROR, PATTERN, SENT_AS
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.catalogue import CATALOGUE
 from ..metrics.health import State
-from ..metrics.patterns import FRAMEWORKS, PATTERN, call_noting_pattern
+from ..metrics.patterns import FRAMEWORKS, call_noting_pattern
 from ..metrics.periodic import every_second
 from ..metrics.points import Distribution, Point, observers, point, points_of, process_collectors
 from ..metrics.processes import resident_bytes

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from wsgifast.file_answers import is_made_for_one_answer, plan_coded_file, plan_file_body
 from wsgifast.files import ByteRange
+from wsgifast.files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
 from wsgifast.files.coded_copies import COPIES, MAX_FILE_BYTES
 from wsgifast.files.directory import identity_of
 from wsgifast.sockets import FileSegment

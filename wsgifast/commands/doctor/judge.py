@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_shape
 from ...bodies.streams import is_event_stream
 from ...checks import size_text
-from ...shapes.rule import BodyKind, BodySeen, is_many_and_small, slow_shape
 from .catalogue import CATALOGUE
 from .model import Change, Cost, Finding, Observation, Recording, Report, Unreached
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 from urllib.parse import urlsplit
 
+from ...bodies.slow_shapes import Chunks
 from ...bodies.streams import is_event_stream
 from ...errors import ConfigurationError
-from ...shapes.rule import Chunks
 from ..arguments import check_path
 from ..client import Answer, HTTPClient, NoAnswer
 from .catalogue import CATALOGUE, known_ids

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...bodies.slow_shapes import Chunks
 from ...checks import Interface
 from ...http.head import header_value, parse_length
-from ...shapes.rule import Chunks
 
 Severity = Literal["wrong", "slow", "info"]
 # In the order in which they are shown.

@@ -22,7 +22,7 @@ from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileSlice
 from wsgifast.bodies.segments import SegmentedBody
-from wsgifast.file_answers import is_made_for_one_answer
+from wsgifast.files.app_files import is_made_for_one_answer
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

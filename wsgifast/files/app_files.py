@@ -9,16 +9,13 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .compression.policy import with_vary
-from .files import Header, Plan, Representation, RequestFacts, stat_etag
-from .files.coded_copies import CodedCopy
-from .files.conditions import is_etag
-from .sockets.sending import TEMPORARY, FileSegment
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIEnvironment
+from ..compression.policy import with_vary
+from ..sockets.sending import TEMPORARY, FileSegment
+from .coded_copies import CodedCopy
+from .conditions import is_etag, stat_etag
+from .plan import Header, Plan, Representation, RequestFacts
 
 # With one of these the app has applied Range by itself, or frames the body in its own way.
 _SETTLED = frozenset({"content-range", "transfer-encoding"})
@@ -29,25 +26,6 @@ _TICK_NS = 10 * 10**6
 _COARSE_TICK_NS = 2 * 10**9
 # The names of open files.
 _DESCRIPTOR = re.compile(rb"/dev/(?:fd/|std)|/proc/[^/]+/(?:task/[0-9]+/)?fd/")
-
-
-def request_facts(environ: WSGIEnvironment) -> RequestFacts:
-    """Return what an environ says about how a file is to be answered."""
-    get = environ.get
-    # As RequestFacts(...), without the call of a Python function.
-    return tuple.__new__(
-        RequestFacts,
-        (
-            get("REQUEST_METHOD", "GET"),
-            get("HTTP_ACCEPT_ENCODING"),
-            get("HTTP_RANGE"),
-            get("HTTP_IF_RANGE"),
-            get("HTTP_IF_MATCH"),
-            get("HTTP_IF_UNMODIFIED_SINCE"),
-            get("HTTP_IF_NONE_MATCH"),
-            get("HTTP_IF_MODIFIED_SINCE"),
-        ),
-    )
 
 
 def plan_file_body(

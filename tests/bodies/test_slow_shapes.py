@@ -18,10 +18,9 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from wsgifast import ConfigurationError, WSGIFast
-from wsgifast.shapes import examined as wsgi_module
-from wsgifast.shapes import reports as module
-from wsgifast.shapes.reports import Reports
-from wsgifast.shapes.rule import BodySeen, Chunks, slow_shape
+from wsgifast.bodies import slow_shapes as module
+from wsgifast.bodies.slow_shapes import BodySeen, Chunks, Reports, slow_shape
+from wsgifast.metrics.patterns import call_noting_pattern
 
 CRUMB = b"0123456789"
 BLOCK = b"b" * 8192
@@ -221,7 +220,7 @@ def test_what_is_looked_at_of_an_endless_body_is_bounded() -> None:
     reports: Any = SimpleNamespace(
         picks=lambda: True, report=lambda *args: seen.append((args[3], args[4]))
     )
-    app = wsgi_module.Examined(bare(lambda: (CRUMB for _ in range(5000))), reports)
+    app = module.Examined(bare(lambda: (CRUMB for _ in range(5000))), reports, call_noting_pattern)
     body: Any = app({"REQUEST_METHOD": "GET"}, lambda *_: lambda data: None)
     assert sum(map(len, body)) == 50_000
     body.close()

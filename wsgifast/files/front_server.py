@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from .errors import ConfigurationError
-from .files import Header
-from .sockets.sending import FileSegment
+from ..errors import ConfigurationError
+from ..sockets.sending import FileSegment
+from .plan import Header
 
 # Headers that would not fit the file as the front server sends it; nginx drops Content-Encoding.
 _UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"})

@@ -1,0 +1,302 @@
+"""Slow shapes of bodies: the rule, for the doctor and in production, and what is logged there.
+
+:func:`slow_shape` is a pure function of the sizes and times of a body's chunks. It returns ids of
+the doctor's findings; wsgifast.commands.doctor.catalogue describes them. With `report_slow_shapes`,
+:class:`Examined` measures a share of an app's responses, and :class:`Reports` logs the findings.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from ..checks import is_number, size_text
+from ..errors import ConfigurationError
+from .access_log import PATTERN, stream_kind
+from .classify import HELD_WHOLE, STREAM, WHOLE, classify
+from .files import close_body
+from .streams import is_event_stream
+
+if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+# An app that takes longer than this for its next chunk has paused: it streams on purpose.
+PAUSE_S = 0.005
+# Fewer chunks, or larger ones, cost a server no more than the app that makes them.
+_MANY_CHUNKS = 16
+_SMALL_CHUNK_BYTES = 4096
+# A file in blocks of this size or less costs more per block than per byte.
+_SMALL_BLOCK_BYTES = 128 * 1024
+# From this size on a file read into memory is a finding.
+_LARGE_BYTES = 16 * 1024 * 1024
+logger = logging.getLogger("wsgifast")
+
+# How many chunks of a response are measured; the others are only counted.
+EXAMINED_CHUNKS: Final = 200
+# An endpoint has one finding in this time.
+_EVERY_S = 3600.0
+# Endpoints that are remembered; beyond them no finding is logged until one is forgotten.
+_MOST_ENDPOINTS = 1000
+_SHOWN_CHARACTERS = 80
+
+_KINDS = {
+    "list": "a list of {} chunks",
+    "iterator": "an iterator of {} chunks",
+    "messages": "{} body messages",
+}
+
+
+@dataclass
+class Chunks:
+    """The chunks of a body, or the body messages of an ASGI response.
+
+    :ivar sizes: bytes of each.
+    :ivar waits_s: the seconds that the app took for each.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+
+    def add(self, size: int, wait_s: float) -> None:
+        self.sizes.append(size)
+        self.waits_s.append(wait_s)
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def median(self) -> float:
+        return median(self.sizes) if self.sizes else 0.0
+
+    @property
+    def pauses(self) -> int:
+        """How often the app paused before a chunk."""
+        return sum(wait > PAUSE_S for wait in self.waits_s[1:])
+
+
+BodyKind = Literal["list", "iterator", "file", "wrapped-file", "messages"]
+
+
+class BodySeen(NamedTuple):
+    """An app's body, as it was before any repair.
+
+    :ivar kind: a list or tuple, an iterator, a file that the server reads, a file in a wrapper that
+        no server recognises, or ASGI messages.
+    :ivar is_events: whether its head says that it is an event stream.
+    :ivar file_bytes: the size of the file that the body comes from, if it is known to.
+    """
+
+    chunks: Chunks
+    kind: BodyKind
+    is_events: bool = False
+    file_bytes: int | None = None
+
+
+_OF_SMALL_CHUNKS = {"list": "WF001", "messages": "WF030"}
+
+
+def slow_shape(seen: BodySeen) -> str | None:
+    """Return the id of the finding about a body's shape; None if it is not slow."""
+    chunks = seen.chunks
+    # What a file pauses for is the disk, or a busy machine.
+    has_pauses = chunks.pauses * 4 > chunks.count and seen.file_bytes is None
+    if has_pauses or seen.is_events:
+        return "WF023" if chunks.count > 1 else None
+    if seen.kind == "wrapped-file" or (seen.kind == "file" and chunks.count > 1):
+        return "WF007"
+    if seen.file_bytes is not None:
+        if chunks.count > 1 and seen.kind == "messages":
+            return "WF031"
+        if chunks.count > 1 and chunks.median <= _SMALL_BLOCK_BYTES:
+            return "WF008"
+        if chunks.count <= 1:
+            return "WF009" if seen.file_bytes >= _LARGE_BYTES else None
+    if is_many_and_small(chunks):
+        return _OF_SMALL_CHUNKS.get(seen.kind, "WF003")
+    return None
+
+
+def is_many_and_small(chunks: Chunks) -> bool:
+    """Whether there are many chunks, and small ones."""
+    return chunks.count >= _MANY_CHUNKS and chunks.median < _SMALL_CHUNK_BYTES
+
+
+def check_rate(rate: object) -> None:
+    """:raises ConfigurationError: if `rate` is not a share of the responses."""
+    if not is_number(rate, least=0, most=1):
+        raise ConfigurationError(
+            f"report_slow_shapes={rate!r}: expected a share of the responses, from 0 (none) to 1, "
+            "such as 0.01 for one in a hundred"
+        )
+
+
+class Reports:
+    """Chooses the responses to examine, and logs findings, rarely.
+
+    :param rate: the share of the responses, from 0 to 1.
+    :param mended: the findings that the middleware corrects: they are logged as INFO, the others as
+        WARNING.
+    """
+
+    def __init__(self, rate: float, *, mended: frozenset[str]) -> None:
+        self._rate = rate
+        self._mended = mended
+        self._lock = threading.Lock()
+        # When each endpoint had its last finding, oldest first.
+        self._reported: dict[str, float] = {}
+
+    def picks(self) -> bool:
+        """Whether to examine the response that begins now."""
+        return random.random() < self._rate
+
+    def report(
+        self, method: str, pattern: str | None, path: str, seen: BodySeen, count: int
+    ) -> None:
+        """Log what is slow about a body, unless its endpoint has had a finding lately.
+
+        :param pattern: the framework's URL pattern; None if there is none.
+        :param path: as the client sent it.
+        :param seen: the body's first chunks. Whether they come from a file is not known here:
+            blocks of one round size are taken for one.
+        :param count: the number of all its chunks.
+        """
+        if seen.kind != "list" and _looks_like_a_file(seen.chunks):
+            seen = seen._replace(file_bytes=seen.chunks.total)
+        id_ = slow_shape(seen)
+        if id_ is None or id_ == "WF023":  # event streams are right as they are
+            return
+        endpoint = pattern or "a URL without a pattern"
+        if not self._is_due(endpoint):
+            return
+        logger.log(
+            logging.INFO if id_ in self._mended else logging.WARNING,
+            "%s: %s (%s %s) returns %s; wsgifast doctor --explain %s says more",
+            id_,
+            endpoint,
+            _shown(method),
+            _shown(path),
+            _described(id_, seen, count),
+            id_,
+        )
+
+    def _is_due(self, endpoint: str) -> bool:
+        now = time.monotonic()
+        reported = self._reported
+        with self._lock:
+            while reported and now - next(iter(reported.values())) >= _EVERY_S:
+                del reported[next(iter(reported))]
+            if endpoint in reported or len(reported) >= _MOST_ENDPOINTS:
+                return False
+            reported[endpoint] = now
+        return True
+
+
+def _looks_like_a_file(chunks: Chunks) -> bool:
+    sizes = chunks.sizes
+    return len(sizes) > 1 and stream_kind(len(sizes), sizes[0], chunks.total) == "stream-blocks"
+
+
+def _described(id_: str, seen: BodySeen, count: int) -> str:
+    what = _KINDS[seen.kind].format(f"{count:,}")
+    text = f"{what}, median {size_text(seen.chunks.median)}"
+    return f"{text}, as a file is read" if id_ in ("WF008", "WF031") else text
+
+
+def _shown(text: str) -> str:
+    """Return a client's text for a log line: without control characters, and not too long."""
+    text = ascii(text)[1:-1]
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+class Examined:
+    """Stands between WSGIFast and its app.
+
+    Bodies are passed on as they are, except for the iterators that are examined: they are wrapped
+    in another iterator, which yields the same chunks at the same time.
+
+    :param call: calls the app, and puts its URL pattern into the environ if that is known.
+    """
+
+    def __init__(self, app: WSGIApplication, reports: Reports, call: Callable[..., Any]) -> None:
+        self._app = app
+        self._reports = reports
+        self._call = call
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if not self._reports.picks():
+            return self._app(environ, start_response)
+        headers: list[tuple[str, str]] = []
+
+        def start(
+            status: str, fields: list[tuple[str, str]], exc_info: OptExcInfo | None = None
+        ) -> Any:
+            fields = list(fields)
+            headers[:] = fields
+            try:
+                return start_response(status, fields, exc_info)
+            finally:
+                exc_info = None  # it holds this frame
+
+        def report(kind: Any, chunks: Chunks, count: int) -> None:
+            self._reports.report(
+                environ.get("REQUEST_METHOD", "GET"),
+                environ.get(PATTERN),
+                environ.get("PATH_INFO", ""),
+                BodySeen(chunks, kind, is_event_stream(headers)),
+                count,
+            )
+
+        body: Any = self._call(self._app, environ, start)
+        shape, held = classify(body, environ.get("wsgi.file_wrapper"))
+        if shape is WHOLE or shape is HELD_WHOLE:
+            # If it is an iterator over a list, a copy is consumed.
+            listed = held if isinstance(held, (list, tuple)) else list(copy.copy(held))
+            sizes = [_size(chunk) for chunk in listed[:EXAMINED_CHUNKS]]
+            report("list", Chunks(sizes), len(listed))
+        elif shape is STREAM and not hasattr(body, "__len__"):
+            return _Watched(body, report)
+        return body  # type: ignore[no-any-return]
+
+
+class _Watched:
+    """An app's iterator, whose chunks are measured as they pass."""
+
+    def __init__(self, body: Iterable[Any], report: Callable[[str, Chunks, int], None]) -> None:
+        self._body = body
+        self._report = report
+        self._chunks = Chunks()
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        seen = self._chunks
+        before = time.perf_counter()
+        for chunk in self._body:
+            if chunk:  # not an empty one
+                if self._count < EXAMINED_CHUNKS:
+                    seen.add(_size(chunk), time.perf_counter() - before)
+                self._count += 1
+            yield chunk
+            before = time.perf_counter()  # without the time that the server took to send the chunk
+
+    def close(self) -> None:
+        try:
+            close_body(self._body)
+        finally:
+            self._report("iterator", self._chunks, self._count)
+
+
+def _size(chunk: Any) -> int:
+    return len(chunk) if hasattr(chunk, "__len__") else 0
