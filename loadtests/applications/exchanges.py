@@ -23,6 +23,7 @@ _OF_CONNECTIONS = {
     "connection", "content-length", "date", "keep-alive", "server", "transfer-encoding", "via",
 }  # fmt: skip
 _TIMES = {"server-timing", "x-process-time", "x-response-time", "x-runtime"}
+_OF_CODINGS = {"content-encoding", "etag"}
 # More of these is better.
 _WELCOME = {"accept-ranges", "content-range", "etag", "last-modified", "vary"}
 # What differs from request to request, or from process to process.
@@ -233,6 +234,11 @@ def _compared_headers(
 ) -> tuple[list[str], list[str]]:
     """:param full: what the contender answers to a GET, if this is a HEAD."""
     worse, better = [], []
+    is_coded = bool(ours.header("content-encoding") and not raw.header("content-encoding"))
+    if is_coded:
+        better.append(f"content-encoding: {ours.header('content-encoding')}")
+        if "accept-encoding" not in _tokens(ours.header("vary")):
+            worse.append("a coded body without Vary: Accept-Encoding")
     names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
     for name in sorted(names - _OF_CONNECTIONS):
         before, now = _value(raw, name), _value(ours, name)
@@ -242,6 +248,8 @@ def _compared_headers(
             better.append(f"{name}: {ours.header(name)}")
         elif name == "vary" and _tokens(before) <= _tokens(now):
             better.append(f"vary: {now}")
+        elif is_coded and (name == "accept-ranges" or (now and name in _OF_CODINGS)):
+            continue  # a coded body has a tag of its own, and may have no ranges
         else:
             worse.append(f"{name}: {now or 'none'} in place of {before or 'none'}")
     length, own = raw.header("content-length"), ours.header("content-length")
