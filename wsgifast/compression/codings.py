@@ -19,10 +19,10 @@ from ..errors import ConfigurationError
 # The codings, and the suffix of a file's sibling in each. Of two siblings of the same size, and of
 # two codings that a client prefers equally, the first one here is sent.
 SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
-_ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 # What codings need: the module, and how it is installed. None of it before Python 3.14 is in the
 # standard library; gzip's zlib always is.
-_MODULES = {"br": "brotli", "zstd": _ZSTD_MODULE}
+_MODULES = {"br": "brotli", "zstd": ZSTD_MODULE}
 CODING_PACKAGES = {"br": "brotli", "zstd": "backports.zstd"}
 
 # For files that are compressed once and sent often.
@@ -32,7 +32,7 @@ _BEST_LEVELS = {"zstd": 19, "br": 11, "gzip": 9}
 DEFAULT_LEVELS = {"zstd": 3, "br": 4, "gzip": 4}
 LEVELS = {"zstd": range(1, 20), "br": range(12), "gzip": range(1, 10)}
 # A decoder of the zstd content coding need not support a larger window than 8 MB (RFC 9659).
-_MAX_ZSTD_WINDOW_LOG = 23
+MAX_ZSTD_WINDOW_LOG = 23
 # A stream's compressor lives as long as the stream. With these windows one takes less than a
 # megabyte, and a larger window saves some per cent of text at best.
 _STREAM_WINDOW_LOGS = {"zstd": 17, "br": 18, "gzip": 15}
@@ -185,13 +185,13 @@ class _Zstd(Compressor):
     """zstd (RFC 8878); the padding is a skippable frame in front."""
 
     def __init__(self, level: int, size: int | None, padding_bytes: int) -> None:
-        zstd = import_module(_ZSTD_MODULE)
+        zstd = import_module(ZSTD_MODULE)
         parameter = zstd.CompressionParameter
         options = {parameter.compression_level: level}
         if size is None:
             options[parameter.window_log] = _STREAM_WINDOW_LOGS["zstd"]
-        elif size > 1 << _MAX_ZSTD_WINDOW_LOG:
-            options[parameter.window_log] = _MAX_ZSTD_WINDOW_LOG
+        elif size > 1 << MAX_ZSTD_WINDOW_LOG:
+            options[parameter.window_log] = MAX_ZSTD_WINDOW_LOG
         self._compressor: Any = zstd.ZstdCompressor(options=options)
         if size is not None:
             self._compressor.set_pledged_input_size(size)
