@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import time_ns
 
 from wsgifast.compression.codings import Compressor
 from wsgifast.compression.negotiation import preferred_coding
@@ -35,13 +36,14 @@ class ContentCoding:
     :param scope: of the request.
     :ivar app_headers: those of the request for the app, which sees its own tags in the
         preconditions; None if nothing had to be changed.
+    :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     :ivar wish: the app's.
     :ivar compressor: of a body that passes through :meth:`stream`, once its head has.
     """
 
     __slots__ = (
         "_coding", "_compression", "_is_file", "_restored", "_scope", "_send", "_sent_tags",
-        "app_headers", "compressor", "wish",
+        "app_headers", "began_ns", "compressor", "wish",
     )  # fmt: skip
 
     def __init__(self, compression: Compression, scope: Scope) -> None:
@@ -49,6 +51,7 @@ class ContentCoding:
         self._scope = scope
         self._sent_tags: Mapping[str, str] = {}
         self.app_headers: RawHeaders | None = None
+        self.began_ns = time_ns()
         self._restored: tuple[str | None, str | None] | None = None
         self.compressor: Compressor | None = None
         self._is_file = False

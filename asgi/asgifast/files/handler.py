@@ -137,7 +137,7 @@ class FileMessages(Delivery):
         file, headers = _NamedFile(path or ""), text_headers(start["headers"])
         may_plan = start.get("status") == 200 and facts.method in ("GET", "HEAD")
         options = {"ranges": self._options.ranges, "conditional": self._options.conditional}
-        if may_plan and not is_made_for_one_answer(file, segment.fd):
+        if may_plan and not is_made_for_one_answer(file, segment.fd, coding.began_ns):
             identity = identity_of(os.fstat(segment.fd))
             copy = COPIES.kept(identity, segment.offset, segment.size, name)
             if copy is None:
@@ -158,7 +158,9 @@ class FileMessages(Delivery):
                 return True
         if may_plan:
             asked = coding.restored_facts(facts)._replace(range=None)
-            plan = plan_file_body(asked, headers, file, segment, **options)
+            plan = plan_file_body(
+                asked, headers, file, segment, began_ns=coding.began_ns, **options
+            )
             if plan is not None and plan.status != 200:
                 await self._forward_start(
                     {**start, "status": plan.status, "headers": list(plan.raw_headers)}
