@@ -22,8 +22,8 @@ from wsgifast.bodies.segments import Segment, SegmentedBody
 from wsgifast.bodies.wrappers import held_in, iterated, known_file
 from wsgifast.checks import needs
 from wsgifast.compression.policy import Compression
-from wsgifast.django.compressing import compression
 from wsgifast.django.responses import PlannedResponse
+from wsgifast.django.settings import compression
 from wsgifast.files import ByteRange
 from wsgifast.files.app_files import plan_file_body
 from wsgifast.http.framing import has_body

@@ -13,7 +13,7 @@ In the settings, in place of WhiteNoise's lines:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..checks import exports_on_demand, needs
 
@@ -23,18 +23,37 @@ with needs("wsgifast.django", "django", "django"):
 if TYPE_CHECKING:
     from asgifast.django import get_asgi_application
 
+    from ..middleware import WSGIFast
     from .media import serve_media
     from .middleware import StaticFilesMiddleware
-    from .wsgi import get_wsgi_application
 else:
     __getattr__ = exports_on_demand(
         __name__,
         {
             "StaticFilesMiddleware": ".middleware",
             "get_asgi_application": "asgifast.django",
-            "get_wsgi_application": ".wsgi",
             "serve_media": ".media",
         },
     )
 
 __all__ = ["StaticFilesMiddleware", "get_asgi_application", "get_wsgi_application", "serve_media"]
+
+
+def get_wsgi_application(**options: Any) -> WSGIFast:
+    """Return Django's WSGI application in a :class:`wsgifast.WSGIFast`.
+
+    A FileResponse is sent by the server's sendfile and supports Range and preconditions, whatever
+    headers middleware adds; a body in memory is sent as a whole.
+
+    :param options: those of :class:`wsgifast.WSGIFast`; `compress` is by default the setting
+        WSGIFAST_COMPRESS.
+    :raises ConfigurationError: if an option or that setting is invalid.
+    """
+    from django.core import wsgi
+
+    from ..middleware import WSGIFast
+    from .settings import compression
+
+    application = wsgi.get_wsgi_application()
+    options.setdefault("compress", compression() or False)
+    return WSGIFast(application, **options)

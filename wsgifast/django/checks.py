@@ -16,10 +16,8 @@ from django.utils.module_loading import import_string
 from ..compression.codings import checked_codings
 from ..errors import ConfigurationError
 from ..files.compress import skipped_extensions
-from .compressing import compression
-from .middleware import StaticFilesMiddleware
-from .settings import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options
-from .sites import static_sites
+from .middleware import StaticFilesMiddleware, static_sites
+from .settings import LEFT_OUT, OPTIONS, PREFIXES, compression, media_front_server, static_options
 
 _THEIRS = (
     "whitenoise.middleware.WhiteNoiseMiddleware",

@@ -16,9 +16,9 @@ from ..files import Plan, RequestFacts
 from ..files.front_server import FrontServer
 from ..files.site import DEFAULT_CACHE_BYTES
 from ..sockets.sending import file_segment
+from .middleware import Site
 from .responses import response_to
 from .settings import media_front_server
-from .sites import Site
 
 
 @require_safe

@@ -1,17 +1,26 @@
-"""StaticFilesMiddleware, which replaces WhiteNoise's middleware."""
+"""StaticFilesMiddleware, which replaces WhiteNoise's middleware, and the places of static files."""
 
 from __future__ import annotations
 
+import os
+import posixpath
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
+from django.contrib.staticfiles import finders
+from django.contrib.staticfiles.storage import staticfiles_storage
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..bodies.files import request_facts
+from ..files.directory import Directory, names_of
+from ..files.lookup import FoundFile, Lookup
+from ..files.site import StaticFilesBase
 from .responses import response_to
-from .sites import Site, static_sites
+from .settings import SITE_OPTIONS, static_options
 
 
 class StaticFilesMiddleware:
@@ -68,3 +77,80 @@ class StaticFilesMiddleware:
             return []
         path = request.path_info
         return [site for prefix, site in self._sites if path.startswith(prefix)]
+
+
+class Site(StaticFilesBase[None]):
+    """One or several directories of static files."""
+
+
+def static_sites() -> list[tuple[str, Site]]:
+    """Return the sites of the settings with their URL paths; the first that has a file wins.
+
+    :raises ConfigurationError: if an option has an invalid value.
+    """
+    options = static_options()
+    prefix = options["prefix"]
+    chosen = {name: options[name] for name in SITE_OPTIONS if name in options}
+    if chosen.get("immutable") is None:
+        chosen["immutable"] = _IsHashed(prefix)
+    sites: list[tuple[str, Site]] = []
+    if options["finders"]:
+        found: dict[str, Any] = {**chosen, "directory": os.sep}
+        if settings.DEBUG:
+            found["cache_bytes"] = 0  # a new file may take precedence at any time
+        sites.append((prefix, _FinderSite(**found)))
+    if options["root"]:
+        sites.append(("/", Site(**{**chosen, "directory": options["root"], "prefix": "/"})))
+    # It may not exist before the first collectstatic; `manage.py check` warns of that.
+    if settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT):
+        sites.append((prefix, Site(**chosen, directory=settings.STATIC_ROOT)))
+    if not sites:
+        Site(**chosen, directory=os.sep)  # checks the options
+    return sites
+
+
+class _FinderLookup(Lookup):
+    """Asks Django's finders for each file."""
+
+    def locate(self, path: str) -> FoundFile | None:
+        if not path.startswith(self.prefix):
+            return None
+        relative = path[len(self.prefix) :]
+        if relative.endswith("/") or not names_of(relative, hidden_files=self.hidden_files):
+            return None
+        found = finders.find(relative)
+        if not found:
+            return None
+        # With any links: a finder's directories are the developer's own.
+        directory = Directory(os.path.dirname(found), follow_symlinks=True)
+        name = os.path.basename(found)
+        opened = directory.open([name])
+        if opened is None:
+            return None
+        if opened.is_directory:
+            os.close(opened.fd)
+            return None
+        return FoundFile(directory, [name], opened, [])
+
+
+class _FinderSite(Site):
+    lookup_class = _FinderLookup
+
+
+class _IsHashed:
+    """Whether a URL contains the hash of its file's content, as made by the storage."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def __call__(self, path: str, url: str) -> bool:
+        name = url[len(self._prefix) :]
+        stem, extension = posixpath.splitext(name)
+        plain, digest = posixpath.splitext(stem)
+        if not digest or not url.startswith(self._prefix):
+            return False
+        try:
+            hashed = urlsplit(staticfiles_storage.url(plain + extension)).path
+        except ValueError:  # not in the manifest
+            return False
+        return posixpath.basename(unquote(hashed)) == posixpath.basename(url)

@@ -6,7 +6,7 @@ lacks are read from ``WHITENOISE_...``, then from ``SERVESTATIC_...``.
 ``WSGIFAST_MEDIA`` has ``accel_redirect`` or ``x_sendfile``, as for :class:`wsgifast.WSGIFast`, for
 the files of serve_media.
 
-For ``WSGIFAST_COMPRESS`` see :func:`wsgifast.django.compressing.compression`.
+``WSGIFAST_COMPRESS`` is True, or a dictionary of :class:`wsgifast.Compression`'s options.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from ..checks import check_switches
+from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
 from ..files.front_server import FrontServer, front_server_of
 from ..files.site import StaticFilesBase
-from .compressing import compression
 
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
 # The option for each setting, without its prefix.
@@ -107,6 +107,30 @@ def media_front_server() -> FrontServer | None:
     _check_folder("MEDIA_ROOT", settings.MEDIA_ROOT)
     options = _own("WSGIFAST_MEDIA", _MEDIA_OPTIONS)
     return front_server_of(options.get("accel_redirect"), options.get("x_sendfile"))
+
+
+def compression() -> Compression | None:
+    """Return how static files, and the responses of both applications, are compressed.
+
+    WSGIFAST_COMPRESS is True, or a dictionary of :class:`wsgifast.Compression`'s options.
+
+    :raises ConfigurationError: if it is invalid.
+    """
+    given = getattr(settings, "WSGIFAST_COMPRESS", False)
+    if isinstance(given, dict):
+        known = set(inspect.signature(Compression).parameters)
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise ConfigurationError(
+                f"WSGIFAST_COMPRESS has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
+            )
+        return Compression(**given)
+    try:
+        return compression_for(given)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"WSGIFAST_COMPRESS={given!r}: True, False, or a dictionary of options"
+        ) from None
 
 
 def _own(setting: str, known: set[str]) -> dict[str, Any]:
