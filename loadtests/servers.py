@@ -31,7 +31,7 @@ from typing import Any
 from wsgifast.commands.bench.processes import HOST
 from wsgifast.commands.bench.serving import OUR_PROTOCOL
 from wsgifast.commands.bench.tables import Server
-from wsgifast.sockets import FileSegment, avoid_pacing, send_file_segment
+from wsgifast.sockets import FileSegment, send_file_segment
 from wsgifast.sockets.options import set_nodelay
 
 from .payloads import PAYLOADS, payload
@@ -143,7 +143,6 @@ def _sendfile(sock: socket.socket) -> None:
     with tempfile.TemporaryFile() as file:
         file.write(bytes(_SENT_FILE_BYTES))
         file.flush()
-        avoid_pacing(sock)
         while True:
             send_file_segment(sock, FileSegment(file.fileno(), 0, _SENT_FILE_BYTES))
 
@@ -180,7 +179,6 @@ def _sendfile_loop(port: int, file: str) -> None:
     size = os.fstat(fd).st_size
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
     listener = socket.create_server((HOST, port))
-    avoid_pacing(listener)
     epoll = select.epoll()
     epoll.register(listener.fileno(), select.EPOLLIN)
     clients: dict[int, socket.socket] = {}

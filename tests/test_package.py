@@ -35,7 +35,7 @@ EXPORTED = {
         AsyncCoalescingWriter ClosedEarly CoalescingWriter FileSegment FileTruncated
         IncompleteReceive ReceiveCount ReceiveTimedOut SendFailed SharedCoalescingWriter
         SocketInUse SocketNotFound WriterClosed async_recv_exactly async_recv_exactly_into
-        avoid_pacing file_segment limit_send_buffer owned_socket recv_exactly recv_exactly_into
+        file_segment limit_send_buffer owned_socket recv_exactly recv_exactly_into
         release_send_buffer send_all send_file_segment send_some set_nodelay
     """,
     "wsgifast.workers": "FastWorker JSONLogger UnsupportedGunicorn",

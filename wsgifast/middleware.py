@@ -50,7 +50,7 @@ from .metrics.backends import recorder_for, spans_for
 from .metrics.instrumented import Instrumented
 from .metrics.patterns import FRAMEWORKS, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
-from .sockets.options import avoid_pacing, owned_socket, set_nodelay
+from .sockets.options import owned_socket, set_nodelay
 from .sockets.sending import FileSegment
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ class WSGIFast:
     :param coalesce: also join the small chunks of iterators; for apps that yield them quickly, not
         for event streams. See :func:`wsgifast.bodies.chunks.coalesced` for what may wait, and for
         how long.
-    :param nodelay: set TCP_NODELAY on each connection whose socket can be reached from the environ;
-        within the host, have it not paced either (:func:`wsgifast.sockets.avoid_pacing`).
+    :param nodelay: set TCP_NODELAY on each connection whose socket can be reached from the environ.
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
         :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. The
         app's own 206 is left as it is; the file ranges that Werkzeug, WhiteNoise, ServeStatic and
@@ -187,7 +186,7 @@ class WSGIFast:
         ):
             return self._instrumented(environ, start_response)
         if self.nodelay:
-            self._set_socket_options(environ)
+            self._set_nodelay(environ)
         head = _head
         if head is None:
             head = HeldHead(self.app, environ.get("REQUEST_METHOD", "GET"), start_response)
@@ -385,8 +384,8 @@ class WSGIFast:
         self._has_framework = not modules.keys().isdisjoint(FRAMEWORKS)
         return self._has_framework
 
-    def _set_socket_options(self, environ: WSGIEnvironment) -> None:
-        """Set TCP_NODELAY once for each connection, and have it not paced within the host."""
+    def _set_nodelay(self, environ: WSGIEnvironment) -> None:
+        """Set TCP_NODELAY once for each connection."""
         sock = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
         if sock is None:
             # In wsgiref, gevent's pywsgi and cheroot the stream reads from the socket.
@@ -398,7 +397,6 @@ class WSGIFast:
             return  # a later request of the same connection
         try:
             set_nodelay(sock)
-            avoid_pacing(sock)
         except OSError:
             return  # the client has gone; the server will notice when it writes
         done[key] = weakref.ref(sock, lambda ref: done.pop(key, None))

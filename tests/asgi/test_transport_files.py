@@ -25,11 +25,7 @@ from tests.asgi.transports import (
     send_file,
     turns,
 )
-from tests.support.socket_options import (
-    congestion_control,
-    needs_bbr,
-    send_buffer_is_limited,
-)
+from tests.support.socket_options import send_buffer_is_limited
 from wsgifast.sockets import FileSegment, options
 
 __all__ = ["fd"]
@@ -264,20 +260,6 @@ def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None
             await asyncio.wait_for(sending, 60)
             assert received[-100_000:] == os.pread(fd, 100_000, 0)
             assert not received[:-100_000].strip(b"x")
-
-    asyncio.run(run())
-
-
-@needs_bbr
-def test_a_file_is_not_paced_within_the_host(fd: int) -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            sock = transport.get_extra_info("socket")
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            await read(client, FILE_BYTES)
-            await sending
-            assert congestion_control(sock) == b"reno"
 
     asyncio.run(run())
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support import shapes
-from tests.support.socket_options import congestion_control, needs_bbr, use_bbr
 from tests.support.wsgi import Server, new_environ, returning, serve
 from wsgifast import BodyError, ConfigurationError, WSGIFast
 
@@ -29,20 +28,6 @@ def test_nodelay_is_set_once_for_a_connection(place: str) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
         Server(app, new_environ(**extra))
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0, "it was set twice"
-
-
-@needs_bbr
-@pytest.mark.parametrize("nodelay", [True, False])
-def test_a_connection_within_the_host_is_not_paced(nodelay: bool) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()),
-        listener.accept()[0] as sock,
-    ):
-        use_bbr(sock)
-        environ: dict[str, Any] = {"gunicorn.socket": sock}
-        Server(WSGIFast(returning([b"x"]), nodelay=nodelay), new_environ(**environ))
-        assert congestion_control(sock) == (b"reno" if nodelay else b"bbr")
 
 
 def test_no_socket_is_remembered_longer_than_it_lives() -> None:

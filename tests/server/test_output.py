@@ -34,7 +34,6 @@ from tests.server.output_bench import (
 )
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
-from tests.support.socket_options import congestion_control, needs_bbr, use_bbr
 from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
 from wsgifast.server import coalescing as module
@@ -56,13 +55,6 @@ def test_the_send_buffer_grows_for_a_quick_client_only(
     near.receive_all_there_is()
     near.queue.on_writable()
     assert near.send_buffer_is_limited is not quick
-
-
-@needs_bbr
-def test_a_file_is_not_paced_within_the_host(near: Near, file: int) -> None:
-    use_bbr(near.sock)
-    near.queue.write_file(b"head", file, 0, SIZE)
-    assert congestion_control(near.sock) == b"reno"
 
 
 def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, file: int) -> None:

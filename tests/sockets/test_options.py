@@ -24,14 +24,8 @@ import pytest
 import uvloop
 
 from tests.sockets.support import Pair, tcp_pair, tls_contexts, tls_pair, unix_pair
-from tests.support.socket_options import (
-    congestion_control,
-    needs_bbr,
-    send_buffer_is_limited,
-    use_bbr,
-)
+from tests.support.socket_options import send_buffer_is_limited
 from wsgifast.sockets import (
-    avoid_pacing,
     limit_send_buffer,
     owned_socket,
     release_send_buffer,
@@ -311,13 +305,7 @@ class Options:
         return -1
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        return b"bbr".ljust(size, b"\0")
-
-    def getsockname(self) -> tuple[str, int]:
-        return "127.0.0.1", 1
-
-    def getpeername(self) -> tuple[str, int]:
-        return "127.0.0.1", 2
+        return bytes(size)
 
     def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
         if option == self._refused:
@@ -333,82 +321,6 @@ def test_a_send_buffer_is_released_by_its_size_on_an_old_kernel() -> None:
     with pytest.raises(OSError, match="Bad file"):
         release_send_buffer(closed)
     assert not closed.set
-
-
-@needs_bbr
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_connections_within_the_host_are_not_paced(host: str) -> None:
-    with (
-        socket.create_server(
-            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ) as listener,
-        contextlib.ExitStack() as opened,
-    ):
-
-        def connected() -> socket.socket:
-            opened.enter_context(socket.create_connection(listener.getsockname()[:2]))
-            return opened.enter_context(listener.accept()[0])
-
-        use_bbr(listener)
-        paced = connected()
-        assert congestion_control(paced) == b"bbr"
-        assert avoid_pacing(paced)
-        assert congestion_control(paced) == b"reno"
-        assert not avoid_pacing(paced), "once is enough"
-        assert avoid_pacing(listener)
-        assert congestion_control(connected()) == b"reno"
-
-
-@needs_bbr
-def test_a_listener_for_other_hosts_is_left_alone() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        use_bbr(listener)
-        assert not avoid_pacing(listener)
-        assert congestion_control(listener) == b"bbr"
-        # The host's own connections to it are not paced all the same.
-        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])):
-            near, _ = listener.accept()
-            with near:
-                assert avoid_pacing(near)
-
-
-def test_other_congestion_controls_and_sockets_are_left_alone() -> None:
-    with tcp_pair() as pair, unix_pair() as unix:
-        if hasattr(socket, "TCP_CONGESTION"):
-            pair.near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-        assert not avoid_pacing(pair.near)
-        assert not avoid_pacing(unix.near)
-    with pytest.raises(OSError, match="Bad file"):
-        avoid_pacing(pair.near)
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="only Linux has a choice")
-def test_a_congestion_control_that_may_not_be_set() -> None:
-    assert not avoid_pacing(Options(socket.TCP_CONGESTION, errno.EPERM))
-    with pytest.raises(OSError, match="Bad file"):
-        avoid_pacing(Options(socket.TCP_CONGESTION, errno.EBADF))
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="only Linux has a choice")
-@pytest.mark.parametrize(
-    ("own", "peer", "within"),
-    [
-        ("127.0.0.1", "127.0.0.1", True),
-        ("127.0.0.53", "127.0.0.1", True),
-        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
-        ("192.0.2.1", "192.0.2.1", True),
-        ("192.0.2.1", "192.0.2.2", False),
-        ("12.7.0.1", "12.7.0.2", False),
-    ],
-)
-def test_who_is_within_the_host(
-    own: str, peer: str, within: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sock = Options(0, 0)
-    monkeypatch.setattr(sock, "getsockname", lambda: (own, 1))
-    monkeypatch.setattr(sock, "getpeername", lambda: (peer, 2))
-    assert avoid_pacing(sock) is within
-    assert sock.set == [(socket.TCP_CONGESTION, b"reno")] * within
 
 
 class Measured:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
-from tests.support.socket_options import congestion_control, needs_bbr, use_bbr
 from tests.support.tls import write_certificate
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import Bench, Log, make_bench
@@ -424,15 +423,6 @@ def test_events_give_an_unfinished_listener_its_turn(make_bench: MakeBench) -> N
     acceptor.unfinished = 99
     ask(bench)
     assert counted
-
-
-@needs_bbr
-def test_listeners_within_the_host_are_not_paced(make_bench: MakeBench) -> None:
-    bench = make_bench(hello)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        use_bbr(listener)
-        bench.begin_anew(listener)
-        assert congestion_control(listener) == b"reno"
 
 
 @pytest.mark.parametrize(

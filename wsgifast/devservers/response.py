@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, cast
+from typing import IO, Any
 from wsgiref import util
 
 from ..bodies.chunks import few_chunks
@@ -17,7 +17,6 @@ from ..errors import BodyError, BodyTooShort, ClientGone
 from ..http.framing import BodyCounter, Framing, frame_response
 from ..http.head import ResponseHead
 from ..sockets.closing import has_hung_up
-from ..sockets.options import SocketLike, avoid_pacing
 from ..sockets.sending import (
     BLOCK_BYTES,
     MSG_MORE,
@@ -26,9 +25,6 @@ from ..sockets.sending import (
     send_file_segment,
     send_some,
 )
-
-# A file of this size is worth the calls that set the socket's options.
-_LARGE_BYTES = 1 << 19
 
 
 class Response(ResponseWriter):
@@ -175,7 +171,6 @@ class Outlet:
     def __init__(self, sock: socket.socket, *, kernel_sends_files: bool = True) -> None:
         self._sock = sock
         self._kernel_sends_files = kernel_sends_files
-        self._prepared = False
         self.unsent = 0
 
     def write(self, data: bytes) -> None:
@@ -213,9 +208,6 @@ class Outlet:
             self.write_all([head], more_follows=True)
         self.unsent = size
         try:
-            if size >= _LARGE_BYTES and not self._prepared:
-                self._prepared = True
-                avoid_pacing(cast(SocketLike, self._sock))
             segment = FileSegment(fd, offset, size)
             by_kernel = self._kernel_sends_files
             send_file_segment(self._sock, segment, self._count, by_kernel=by_kernel)

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from ..sockets.closing import LINGER_S
-from ..sockets.options import avoid_pacing
 from .acceptor import Acceptor
 from .application import Application
 from .channel import Channel
@@ -50,7 +49,7 @@ _DRAIN_LIMIT = 10
 class Server:
     """Serves an application on some listeners.
 
-    :param listeners: made non-blocking, and not paced; they stay the caller's to close.
+    :param listeners: made non-blocking; they stay the caller's to close.
     :param parser_for: returns the parser for a peer's requests, given its address.
     :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
     :param http2: the settings sent to HTTP/2 clients.
@@ -72,8 +71,6 @@ class Server:
         self.log = log
         self.counters = Counters()
         self.listeners = list(listeners)
-        for listener in self.listeners:
-            avoid_pacing(listener)
         self._application = application
         self._parser_for = parser_for
         self._secure = secure

@@ -7,7 +7,6 @@ from .coalescing import CoalescingWriter, SendFailed, WriterClosed
 from .options import (
     SocketInUse,
     SocketNotFound,
-    avoid_pacing,
     limit_send_buffer,
     owned_socket,
     release_send_buffer,
@@ -55,7 +54,6 @@ __all__ = [
     "WriterClosed",
     "async_recv_exactly",
     "async_recv_exactly_into",
-    "avoid_pacing",
     "file_segment",
     "limit_send_buffer",
     "owned_socket",

@@ -1,4 +1,4 @@
-"""Socket options (TCP_NODELAY, the send buffer, no pacing within a host); listeners' addresses."""
+"""Socket options (TCP_NODELAY, the send buffer); listeners' addresses."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ QUICK_S = 0.005
 _SO_BUF_LOCK = 72
 # What auto-tuning reaches (tcp_wmem), for older kernels.
 _TUNED_SEND_BUFFER_BYTES = 4 * 1024 * 1024
-# Room for the name of a congestion control (TCP_CA_NAME_MAX of linux/tcp.h).
-_CONGESTION_NAME_BYTES = 16
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -60,8 +58,6 @@ class SocketLike(Protocol):
     def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
     @property
     def getsockopt(self) -> Callable[..., Any]: ...
-    def getsockname(self) -> Any: ...
-    def getpeername(self) -> Any: ...
 
 
 class SocketNotFound(WSGIFastError, TypeError):
@@ -170,7 +166,6 @@ def prepare_large_send(sock: SocketLike) -> bool:
     :returns: whether its send buffer is limited. If the peer has gone, the next send fails.
     """
     try:
-        avoid_pacing(sock)
         return limit_send_buffer(sock)
     except OSError:
         return False
@@ -190,47 +185,6 @@ def release_send_buffer(sock: SocketLike) -> None:
             raise
         # A kernel before 5.14; the size is limited by net.core.wmem_max.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _TUNED_SEND_BUFFER_BYTES)
-
-
-def avoid_pacing(sock: SocketLike) -> bool:
-    """Have a connection within this host use Reno for congestion control if it uses BBR.
-
-    BBR, the default on many servers (net.ipv4.tcp_congestion_control), paces packets to the rate of
-    the path, which it estimates. Within a host nothing is lost and no rate is to be found, and the
-    timer for each packet costs more than the packet.
-
-    :param sock: a connection; or, better, a listening socket, whose connections inherit it.
-    :returns: True if the congestion control was changed.
-    :raises OSError: if the socket is closed.
-    """
-    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(
-        socket, "TCP_CONGESTION"
-    ):
-        return False
-    used = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION_NAME_BYTES)
-    if not used.startswith(b"bbr") or not _is_within_host(sock):
-        return False
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    except OSError as error:
-        # Not among net.ipv4.tcp_allowed_congestion_control, or not there.
-        if error.errno not in (errno.EPERM, errno.ENOENT):
-            raise
-        return False
-    return True
-
-
-def _is_within_host(sock: SocketLike) -> bool:
-    """Whether the peer, or each peer that a listening socket can have, is on this host."""
-    own = sock.getsockname()[0]
-    if own == "::1" or own.startswith(("127.", "::ffff:127.")):
-        return True
-    try:
-        return bool(own == sock.getpeername()[0])
-    except OSError as error:
-        if error.errno == errno.ENOTCONN:
-            return False
-        raise
 
 
 def round_trip_us(sock: SocketLike) -> int:

@@ -6,7 +6,6 @@ import warnings
 from typing import Any
 
 from wsgifast.checks import needs
-from wsgifast.sockets import avoid_pacing
 
 with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):
     import gunicorn  # noqa: F401
@@ -36,8 +35,6 @@ class UvicornSocketsWorker(ExportingWorker, UvicornWorker):  # type: ignore[misc
 
     def run(self) -> None:
         self.sockets = [getattr(listener, "sock", listener) for listener in self.sockets]
-        for listener in self.sockets:
-            avoid_pacing(listener)
         super().run()
 
 
