@@ -63,14 +63,17 @@ APPLICATIONS = (
         """
 import os
 from dash import Dash, dcc, html
-os.makedirs("assets", exist_ok=True)
-open("assets/own.css", "w").write("body { color: black }\\n" * 500)
 dash = Dash("trial", assets_folder=os.path.abspath("assets"))
 dash.layout = html.Div([html.H1("Trial"), dcc.Graph(figure={"data": [{"y": [1, 2, 3]}]})])
 app = dash.server
 """,
         ["/", "/_dash-layout", "/_dash-dependencies", "/assets/own.css", "/_favicon.ico",
          "/_dash-component-suites/dash/dcc/async-graph.js", "/nowhere"],
+        prepare=["""
+import os
+os.makedirs("assets", exist_ok=True)
+open("assets/own.css", "w").write("body { color: black }\\n" * 500)
+"""],
     ),
     Application(
         "fava",

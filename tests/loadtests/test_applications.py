@@ -76,6 +76,14 @@ def test_what_is_worse_and_what_is_better(
     assert found.same == len(RAW) - bool(worse or better)
 
 
+def test_a_304_has_the_tag_of_the_coded_body() -> None:
+    raw = {**RAW, ("/", "browser"): PAGE, ("/", "If-None-Match browser"): Exchange(304, HEADERS)}
+    packed = without(PACKED, "ETag", 'W/"1"')
+    unchanged = without(Exchange(304, HEADERS), "ETag", 'W/"1"')
+    ours = {**raw, ("/", "browser"): packed, ("/", "If-None-Match browser"): unchanged}
+    assert compare(raw, raw, ours).worse == []
+
+
 def test_what_the_application_itself_changes_says_nothing() -> None:
     key = "/", "identity"
     again = {**RAW, key: replace(without(PAGE, "ETag", '"7"'), body=BODY.replace(b"9", b"8"))}
@@ -88,6 +96,7 @@ def test_what_the_application_itself_changes_says_nothing() -> None:
     ("one", "other"),
     [
         ("a" * 32, "b" * 32),
+        ("/a.css?m=1764093900.1234567", "/a.css?m=1764093900.123"),
         ("0123456789012345678901", "ab23456789012345678901"),
         ("1234567890123456789", "12345678901234567890"),  # of 64 bits
         ("2026-01-02T03:04:05.678Z", "2026-01-02T03:04:06+00:00"),
