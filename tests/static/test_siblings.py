@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.static.calls import LARGE, Answered, call, settle, write_sibling
 from tests.support.effort import effort
 from wsgifast import StaticFiles
-from wsgifast.files.siblings import has_same_time, is_outdated
+from wsgifast.files.found import has_same_time, is_outdated
 
 
 @pytest.mark.parametrize("settled", [True, False])

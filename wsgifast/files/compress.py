@@ -27,7 +27,7 @@ from ..checks import list_of_text
 from ..compression.codings import SIBLING_SUFFIXES, checked_codings, compress_file
 from ..errors import ConfigurationError
 from .directory import names_of
-from .siblings import has_same_time, is_outdated
+from .found import has_same_time, is_outdated
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 
 # A sibling has to save this share of the original: less is not worth the client's decompression.

@@ -21,10 +21,9 @@ from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
-from .found import Found, Source
+from .found import Found, Source, is_outdated
 from .plan import Header, describe
 from .rules import HeaderRules
-from .siblings import is_outdated
 
 log = logging.getLogger("wsgifast.files")
 
