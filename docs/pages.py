@@ -109,7 +109,7 @@ _METRICS_BY: tuple[tuple[str, tuple[metrics.Reporter, ...]], ...] = (
 
 
 def metrics_page() -> str:
-    """The metrics by what tells them, and OpenTelemetry's names."""
+    """The metrics by what reports them, and OpenTelemetry's names."""
     lines = [
         "# Metrics",
         "",

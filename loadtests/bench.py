@@ -88,7 +88,7 @@ def table(name: str, title: str, members: Sequence[Row], **more: Any) -> Table:
 
 
 def with_its_cpu(client: Client) -> Client:
-    """The client, which tells its own CPU time too."""
+    """The client, which reports its own CPU time too."""
 
     def run(task: Task) -> Load:
         load = client(task)

@@ -41,7 +41,7 @@ def _wsgi(
     kind: Callable[[list[bytes]], Iterable[bytes]] = list,
     pattern: str | None = None,
 ) -> Callable[[], None]:
-    """:param pattern: of the URL, told as a framework tells it."""
+    """:param pattern: of the URL, noted as a framework notes it."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if pattern is not None:

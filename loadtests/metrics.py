@@ -39,7 +39,7 @@ _WARM_UP_REQUESTS = 1000
 
 
 def _servers(app: str, workers: int = 1) -> tuple[Server, Server, int]:
-    """Without metrics, with them, and the port where these are told."""
+    """Without metrics, with them, and the port where these are reported."""
     plain, port = gunicorn(app, worker_class=FAST, workers=workers), free_port()
     return plain, replace(plain, env=(("WSGIFAST_METRICS", f"{HOST}:{port}"),)), port
 
@@ -49,7 +49,7 @@ def _scrape(port: int, workers: int) -> float:
     began = time.perf_counter()
     text = HTTPClient(HOST, port, limit_s=10.0).ask("/metrics").body
     if b"wsgifast_workers %d.0" % workers not in text:
-        raise RuntimeError(f"a scrape does not tell of {workers} workers: {text[:500]!r}")
+        raise RuntimeError(f"a scrape does not report {workers} workers: {text[:500]!r}")
     return (time.perf_counter() - began) * 1e3
 
 

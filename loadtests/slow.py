@@ -1,7 +1,7 @@
 """Others beside crowds of slow clients: how long they wait, and what memory a slow one takes.
 
-The crowd is one process, the client whose times are told is this one, which asks again and again,
-every tenth time on a new connection; each run has a new server. `attack.` is every kind of crowd in
+The crowd is one process. The client whose times are reported is this one: it asks again and again,
+every tenth time on a new connection. Each run has a new server. `attack.` is every kind of crowd in
 tests.support.slow_clients, on FastWorker, gthread and nginx, which has no generator to be read
 slowly.
 """
@@ -91,13 +91,13 @@ def _facts(crowds: Sequence[tuple[int, SlowClients]], more_bytes: int) -> dict[s
     there, weight = 0, 0
     dropped = cpu_share = bytes_per_s = 0.0
     for streams, crowd in crowds:
-        told = crowd.end()
+        reported = crowd.end()
         clients = crowd.gathered or 1  # a flood is never there
         there += crowd.gathered * streams
         weight += clients * streams
-        bytes_per_s += clients * (told["received B/s each"] + told["sent B/s each"])
-        dropped += sum(n for what, n in told.items() if what == "ended" or what[0] == "E")
-        cpu_share += told["CPU share"]
+        bytes_per_s += clients * (reported["received B/s each"] + reported["sent B/s each"])
+        dropped += sum(n for what, n in reported.items() if what == "ended" or what[0] == "E")
+        cpu_share += reported["CPU share"]
     return {
         "slow ones": there or float("nan"),
         "KiB each": more_bytes / 1024 / (there or float("nan")),

@@ -38,8 +38,8 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
         url = f"http://{task.address[0]}:{task.address[1]}{task.path}"
         way = "--form" if form else "--data-binary"
         before = f"{FIELD}=@" if form else "@"
-        # What is made once, is made. Not by GET: uvicorn's own never tells an app that a GET over
-        # HTTP/2 has no body.
+        # What is made at the first request, is made now. Not by GET: under uvicorn's own protocol
+        # an app never learns that a GET over HTTP/2 has no body.
         warm = [*command, way, f"{before}{os.devnull}", "--output", os.devnull, url]
         subprocess.run(warm, check=True, timeout=GIVE_UP_S)
         memory, cpu = _most_memory(task.pid, reset=True), children_cpu_s()
@@ -48,9 +48,9 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
             if form
             else ["--request", "POST", "--upload-file", str(file)]
         )
-        told = ["--write-out", "\n%{http_version} %{http_code} %{time_total}"]
+        reported = ["--write-out", "\n%{http_version} %{http_code} %{time_total}"]
         ran = subprocess.run(
-            [*command, *told, *body, url], capture_output=True, text=True, timeout=GIVE_UP_S
+            [*command, *reported, *body, url], capture_output=True, text=True, timeout=GIVE_UP_S
         )
         cpu, more = children_cpu_s() - cpu, _most_memory(task.pid) - memory
         answer, _, figures = ran.stdout.rpartition("\n")

@@ -3,8 +3,8 @@
 gunicorn has one worker process and four threads, but where two workers stand beside one. Demo's
 rows are driven by Locust, the others by clients that cost less. Beside large files stands the
 bound, a bare loop of epoll and sendfile. Over loopback the kernel moves a packet in whichever
-process makes room for it, the server's or the client's, so there the client's CPU time is told too:
-a server that leaves its packets to the client's process seems to need none.
+process makes room for it, the server's or the client's, so there the client's CPU time is reported
+too: a server that leaves its packets to the client's process seems to need none.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _versions(when: str, run: Mapping[str, Any]) -> str:
 
 
 def _with_rounds(row: Mapping[str, Any], rounds: int) -> Mapping[str, Any]:
-    """A row whose title tells that there were fewer rounds than asked for."""
+    """A row whose title says that there were fewer rounds than asked for."""
     pairs = min(each["pairs"] for each in row["contenders"].values())
     if pairs >= rounds:
         return row

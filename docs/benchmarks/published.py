@@ -98,7 +98,7 @@ def write(folder: Path, tables: Mapping[str, Published]) -> None:
 def take_in(
     reports: Path, published: Mapping[str, Published], known: Sequence[Table]
 ) -> Iterator[str]:
-    """Take the rows of reports into what is published; tell of each what came of it.
+    """Take the rows of reports into what is published; report what came of each.
 
     A row takes an older one's place, but a short run's never that of a run for publication. Rows
     that no table has are left out.

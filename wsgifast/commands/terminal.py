@@ -21,7 +21,7 @@ from typing import TextIO
 # Called with the number of parts that are done, their total, and the name of the next one.
 Progress = Callable[[int, int, str], None]
 _BAR_CHARACTERS = 24
-# Where a terminal does not tell.
+# Where a terminal does not report it.
 _DEFAULT_COLUMNS = 80
 # The colours in which our own text may be.
 RED, YELLOW, CYAN, DIM = "\033[31m", "\033[33m", "\033[36m", "\033[2m"

@@ -1,7 +1,7 @@
 """What of an app's responses is compressed, and what becomes of their headers. No I/O, no clock.
 
 A response is compressed if the client accepts a coding, if it has a body that the app has not coded
-itself, and if its Content-Type is one that shrinks. Caches are told by Vary that the answer depends
+itself, and if its Content-Type is one that shrinks. Vary says to caches that the answer depends
 on Accept-Encoding, also where this one is not compressed. What is coded on the fly differs in its
 bytes each time, since its padding does: its entity tag is the app's with a suffix, and weak. The
 suffix is taken off again in the preconditions of a later request, so that the app's own 304 and 412
@@ -191,7 +191,7 @@ def app_preconditions(
     """Return preconditions with the app's own tags in place of those that were made of them.
 
     If-None-Match is changed only for tags of the coding that this request would get: a cache that
-    has a copy in another coding must not be told to send that one. If-Match asks whether the app's
+    has a copy in another coding must not be asked to send that one. If-Match asks whether the app's
     own state is the one that the client has seen, in whatever coding. If-Range stays as it is: a
     part of the app's body does not fit a part of a coded one, so the app has to send all of it.
 

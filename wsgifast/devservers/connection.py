@@ -334,7 +334,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
 
 class Inlet(io.RawIOBase):
-    """The read side of a connection, which can tell whether input is buffered."""
+    """The read side of a connection, which knows whether input is buffered."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -107,7 +107,7 @@ class Response(ResponseWriter):
         self._framing = framing = self._frame(head, size)
         self.closes = head.closes or not framing.ends_itself
         self.counter = BodyCounter(framing)
-        # If it is too short, only the end of the connection can tell the client.
+        # If it is too short, only the end of the connection shows it to the client.
         length = self.counter.length
         self.must_close = length is not None and size < length
 

@@ -91,7 +91,7 @@ def stat_etag(size: int, mtime_ns: int, coding: str | None = None) -> str | None
     (rsync -t, tar, the layers of an image) give the same tag to the same file. After git checkout
     or cp hosts differ, which costs downloads but is never wrong; :func:`content_etag` is then the
     better choice. It has the time in nanoseconds, but two writes of the same length within one tick
-    of the kernel's clock (1 to 10 ms) cannot be told apart.
+    of the kernel's clock (1 to 10 ms) cannot be distinguished.
 
     :param size: bytes.
     :param coding: the content coding of an encoded file: each encoding has a tag of its own.

@@ -1,4 +1,4 @@
-"""A file that was found, with the encoded siblings that belong to it, and whether any has changed."""
+"""A file that was found, the encoded siblings that belong to it, and whether any has changed."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class SMTP(smtplib.SMTP):
 
         :param msg: the message. A str must be ASCII, and its line ends become CR LF; bytes are sent
             as they are, with dots doubled for DATA. A binary file is sent from its position to its
-            end, an iterable of bytes or str block by block: neither is held in memory. Bytes are
+            end, an iterable of bytes or str block by block: neither is read as a whole. Bytes are
             not copied; a str is copied once, and again if its line ends are not CR LF.
         :param wire_ready: the message is in the form of DATA already: every line ends in CR LF, and
             a dot at the start of a line is doubled. It is sent by DATA without a check: if it is

@@ -29,7 +29,7 @@ _MAX_LAYERS = 50
 
 # A group of a regular expression, with one level of groups in it.
 _GROUP = re.compile(r"\((?:\?P<(?P<name>\w+)>|\?:)?(?:[^()]|\([^()]*\))*\)")
-# Frameworks that are told apart by the package of an app's class, since their routes look alike.
+# Frameworks that are distinguished by the package of an app's class, since their routes look alike.
 _PACKAGES = frozenset({"fastapi", "flask", "quart", "starlette"})
 
 

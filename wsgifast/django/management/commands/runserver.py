@@ -1,6 +1,6 @@
 """runserver that leaves static files to StaticFilesMiddleware, as in production.
 
-Django's staticfiles app answers for them in front of all middleware, unless told --nostatic: that
+Django's staticfiles app answers for them in front of all middleware, except with --nostatic, which
 is the default here. All else is the runserver of the next app that has one.
 """
 
