@@ -1,0 +1,88 @@
+"""How many requests a BREACH attack needs, with and without padding.
+
+    python -m loadtests.breach
+
+A page has a secret, and text that a client chose, such as a search term. The attacker, who makes a
+victim's browser request the page with guesses and sees the lengths, guesses the secret digit by
+digit: of the sixteen guesses for the next one, the right one repeats one more digit and compresses
+best. Each guess is sent in two forms, with its last digit before and behind a character that is not
+in the page, so that Huffman codes cancel out. With padding each form is sent several times, and the
+mean or the least of its lengths is taken. Two guesses of the same length count as a failure; an
+attacker would try other forms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from wsgifast.compression.codings import MAX_PADDING_BYTES, available_codings, compressor
+
+_DIGITS = "0123456789abcdef"
+_FILL = [f"<p>The quick brown fox jumps over the lazy dog, number {n}.</p>\n" for n in range(40)]
+
+
+def page(secret: str, term: str) -> bytes:
+    fill = "".join(_FILL)
+    return (
+        f"<html><h1>Results for {term}</h1>{fill}"
+        f'<input type=hidden name=csrf value="csrf={secret}">{fill[::3]}</html>'
+    ).encode()
+
+
+def success(
+    coding: str,
+    repeats: int,
+    estimate: Callable[[Sequence[int]], float],
+    trials: int,
+    *,
+    padding: bool,
+) -> float:
+    """The share of digits that are found."""
+    random_ = random.Random(1)
+    found = 0
+    for _ in range(trials):
+        secret = "".join(random_.choices(_DIGITS, k=32))
+        known = random_.randrange(4, 28)
+        scores = {}
+        for digit in _DIGITS:
+            guess = f"csrf={secret[:known]}"
+            score = 0.0
+            for sign, term in ((1, f"{guess}{digit}~^"), (-1, f"{guess}~^{digit}")):
+                content = page(secret, term)
+                size = len(compressor(coding, size=len(content)).whole(content))
+                sizes = [
+                    size + (random_.randint(0, MAX_PADDING_BYTES) if padding else 0)
+                    for _ in range(repeats)
+                ]
+                score += sign * estimate(sizes)
+            scores[digit] = score
+        least = min(scores.values())
+        best = [digit for digit, score in scores.items() if score == least]
+        found += best == [secret[known]]
+    return found / trials
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.breach")
+    parser.add_argument("--trials", type=int, default=100)
+    trials = parser.parse_args().trials
+    print("| coding | padding | of each length | requests for a digit | digits found |")
+    print("|---|---|---|---|---|")
+    for coding in available_codings():
+        rows: Sequence[tuple[bool, str, Callable[[Sequence[int]], float], int]] = (
+            (False, "one", min, 1),
+            (True, "one", min, 1),
+            *((True, "the least", min, n) for n in (10, 100, 300, 1000)),
+            *((True, "the mean", fmean, n) for n in (100, 1000, 10_000)),
+        )
+        for padding, name, estimate, repeats in rows:
+            share = success(coding, repeats, estimate, trials, padding=padding)
+            shown = "yes" if padding else "no"
+            print(f"| {coding} | {shown} | {name} | {2 * len(_DIGITS) * repeats:,} | {share:.0%} |")
+
+
+if __name__ == "__main__":
+    main()
