@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import wsgiref.handlers
 import wsgiref.util
@@ -91,6 +92,10 @@ def check(spec: Spec, method: str, range_: str | None, tagged: bool) -> None:
     for name in ("content-type", "x-spec"):
         assert whole.headers[name] == raw.headers[name], told
     assert raw_app.closed == app.closed, told
+    coded = Answer(WSGIFast(App(spec), compress=True, coalesce=True), HTTP_ACCEPT_ENCODING="gzip")
+    is_coded = coded.headers.get("content-encoding") == "gzip"
+    content = gzip.decompress(coded.body) if is_coded else coded.body
+    assert (coded.status, content) == (200, raw.body), f"{told}\ncompressed: {coded}"
     extra = {}
     if range_ is not None:
         extra["HTTP_RANGE"] = range_

@@ -355,7 +355,7 @@ def _in_wrapper(spec: Spec, file: Any, environ: WSGIEnvironment) -> Any:
 
 
 def answer(spec: Spec, environ: WSGIEnvironment, start_response: Any, closed: list[int]) -> Any:
-    headers = [("Content-Type", "application/octet-stream"), ("X-Spec", spec.kind)]
+    headers = [("Content-Type", "text/csv"), ("X-Spec", spec.kind)]
     if spec.size is not None:
         headers.append(("Content-Length", f" {spec.size} "))
     body = _in_wrapper(spec, _object(spec, closed), environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import modules
 from time import time_ns
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,8 @@ class HeldHead:
             return self.write
         self._take(status, headers)
         if exc_info:
-            self.exc_info = exc_info
+            # uWSGI leaves the error pending, and the next call of whatever function raises it.
+            self.exc_info = None if "uwsgi" in modules else exc_info
             exc_info = None
         if not self.holds:
             self.forward()
