@@ -273,8 +273,7 @@ SPLIT = ["a\r\nX-Injected: yes", "a\nb", "a\rb", "a\0b", "\n", "a\r\n"]
 @pytest.mark.parametrize("how", ["at once", "lazily", "written", "again", "again once sent"])
 def test_a_line_end_reaches_no_server(text: str, place: str, how: str) -> None:
     class OwnStr(str):
-        def __contains__(self, part: object) -> bool:
-            return False
+        pass
 
     status, name, value = "200 OK", "X-Name", "value"
     if place == "status":

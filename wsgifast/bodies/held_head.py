@@ -135,7 +135,8 @@ class HeldHead:
             raise self.not_started()
         self.forwarded = True
         if self.exc_info is None:
-            self._server_write = self.server_start(self.status, self._to_send())
+            headers = self._to_send() if self.codes_stream else self.headers
+            self._server_write = self.server_start(self.status, headers)
             return
         # What is around WSGIFast, such as an error reporter, learns of the error by it.
         exc_info: OptExcInfo | None = self.exc_info

@@ -291,22 +291,34 @@ def declared_length(headers: Iterable[Any]) -> int | None:
     length: int | None = None
     try:
         for name, value in headers:
-            if (
-                type(value) is not str
-                or "\n" in value
-                or "\r" in value
-                or "\0" in value
-                or name not in _one_line_names
-            ):
-                _check_one_line(name, value)
-            # The cheaper comparison first: it usually decides.
-            if len(name) == 14 and name.lower() == "content-length":
+            if name in _one_line_names:  # most headers: a cache of all would be larger, and slower
+                if "\n" in value or "\r" in value or "\0" in value:
+                    raise _bad_value(name)
+            elif len(name) == 14 and name.lower() == "content-length":
                 known = _lengths.get(value) if type(value) is str else None
                 if known is None or (length is not None and length != known):
                     known = _agreed(length, value)
                     if len(_lengths) < _MAX_CACHED:
                         _lengths[value] = known
                 length = known
+            else:
+                _check_one_line(name, value)
+    except BodyError:
+        raise
+    except (AttributeError, TypeError, ValueError):
+        return _length_among_others(headers)
+    return length
+
+
+def _length_among_others(headers: Any) -> int | None:
+    """As :func:`declared_length`, for headers among which there is one that is no pair of str."""
+    length = None
+    try:
+        for name, value in headers:
+            if len(name) == 14 and name.lower() == "content-length":
+                length = _agreed(length, value)
+            else:
+                _check_one_line(name, value)
     except BodyError:
         raise
     except (AttributeError, TypeError, ValueError):
