@@ -37,7 +37,7 @@ from .messages import (
 from .pathsend import Offer, PathsendDecision, without_files
 from .request_coding import call_decoding, has_coded_body
 from .send_order import SendOrder
-from .whole_senders import whole_sender_for
+from .whole_responses import whole_sender_for
 
 
 class ASGIFast:
@@ -238,7 +238,7 @@ class _Exchange(FileMessages):
             send_whole = whole_sender_for(send)
             if send_whole is not None and not self._is_examined:
                 self._start = None  # whatever the server raises
-                if send_whole(getattr(send, "__self__", None), start, message):
+                if send_whole(getattr(send, "__self__", None), start, message, None):
                     return
                 self._start = start
         elif not self._is_examined:
@@ -299,7 +299,7 @@ class _Exchange(FileMessages):
         start, message = await self._coding.whole(start, message)
         send_whole = whole_sender_for(self._server_send)
         if send_whole is None or not send_whole(
-            getattr(self._server_send, "__self__", None), start, message
+            getattr(self._server_send, "__self__", None), start, message, None
         ):
             self._start = start
             await self._forward_start()

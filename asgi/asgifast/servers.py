@@ -1,8 +1,32 @@
-"""What is known of a server's send() beforehand, where it is a method of uvicorn's cycle."""
+"""What is known of servers: uvicorn's versions, and the state of its send() before a call."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .messages import Send
+
+
+class UvicornVersions(NamedTuple):
+    """tests/test_versions.py compares pyproject.toml, pages and docstrings with them."""
+
+    # asgifast is tested with these.
+    oldest: str
+    newest: str
+    # From these on --http takes a class by its name; and zttp.
+    with_class_names: str
+    with_zttp: str
+    # Whose send() over httptools is the one that whole_responses.py replaces.
+    known_send: tuple[str, ...]
+
+
+UVICORN = UvicornVersions(
+    oldest="0.30.0",
+    newest="0.54.0",
+    with_class_names="0.36.0",
+    with_zttp="0.54.0",
+    known_send=("0.53.0", "0.54.0"),
+)
 
 
 def has_to_wait(send: Send) -> bool | None:

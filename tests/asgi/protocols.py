@@ -17,7 +17,8 @@ import pytest
 import uvicorn
 import uvloop
 from asgifast.messages import ASGIApp, Receive, Scope, Send
-from asgifast.uvicorn import H11Protocol, HttpToolsProtocol, whole_httptools
+from asgifast.servers import UVICORN
+from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from asgifast.uvicorn.protocol import FileSending
 from uvicorn.server import ServerState
 
@@ -31,7 +32,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HELLO = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE_BYTES = 3_000_000
 is_sent_whole = pytest.mark.skipif(
-    whole_httptools.whole_sender is None, reason="this uvicorn's send() is another one"
+    uvicorn.__version__ not in UVICORN.known_send, reason="this uvicorn's send() is another one"
 )
 
 

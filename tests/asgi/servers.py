@@ -9,9 +9,19 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+import uvicorn
+from asgifast.servers import UVICORN
+
 from tests.support.servers import LiveServer, free_port, live_server
 
-__all__ = ["OTHER_SERVERS", "OURS", "SERVERS", "asgi_server"]
+__all__ = ["OTHER_SERVERS", "OURS", "SERVERS", "UVICORN_TAKES_NAMES", "asgi_server"]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
+
+
+UVICORN_TAKES_NAMES = _numbers(uvicorn.__version__) >= _numbers(UVICORN.with_class_names)
 
 _UVICORN = (
     "-m tests.asgi.run_uvicorn --host 127.0.0.1 --port {port} --log-level warning "

@@ -6,11 +6,9 @@ import re
 import shlex
 
 import pytest
-import uvicorn
 
+from tests.asgi.servers import UVICORN_TAKES_NAMES
 from tests.support.servers import ROOT, free_port, live_server
-
-UVICORN_TAKES_NAMES = tuple(map(int, uvicorn.__version__.split(".")[:2])) >= (0, 36)
 
 
 @pytest.mark.parametrize(("example", "rows"), [("fastapi_app", 2_000), ("starlette_app", 20_000)])

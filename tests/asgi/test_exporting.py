@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asgi.test_examples import UVICORN_TAKES_NAMES
+from tests.asgi.servers import UVICORN_TAKES_NAMES
 from tests.support import forkserver
 from tests.support.http import Connection, get
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
@@ -26,7 +26,7 @@ _PATIENCE_S = 60.0
 _PROTOCOL = pytest.param(
     "H11Protocol",
     marks=pytest.mark.skipif(
-        not UVICORN_TAKES_NAMES, reason="--http takes a class from uvicorn 0.36 on"
+        not UVICORN_TAKES_NAMES, reason="this uvicorn's --http takes no class"
     ),
 )
 

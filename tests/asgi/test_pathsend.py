@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from asgifast import ASGIFast
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Receive, Scope, Send
 from asgifast.pathsend import decide_pathsend
@@ -42,6 +41,7 @@ from tests.support.servers import free_port, live_server
 
 from .layers import BEARING, MIDDLEWARE, NOT_BEARING, Counting, adds_a_header
 from .protocols import serving
+from .servers import UVICORN_TAKES_NAMES
 from .support import call, scope_of
 
 TEXT = b"".join(b"line %d of a text that can be compressed\n" % n for n in range(9000))
@@ -635,10 +635,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.skipif(
-    tuple(map(int, uvicorn.__version__.split(".")[:2])) < (0, 36),
-    reason="this uvicorn's command line takes no class",
-)
+@pytest.mark.skipif(not UVICORN_TAKES_NAMES, reason="this uvicorn's command line takes no class")
 def test_no_server_of_ours_sends_more_bytes(tmp_path: Path) -> None:
     (tmp_path / "static").mkdir()
     (tmp_path / "static" / "app.js").write_bytes(SCRIPT)

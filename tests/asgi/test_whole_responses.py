@@ -1,22 +1,24 @@
-"""Responses of a head and one message: in one write, and otherwise as uvicorn's send() has them."""
+"""send_whole(): one write for a small response, which is otherwise as by uvicorn's own send()."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
-from collections.abc import Callable, Iterator
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
-from asgifast import ASGIFast, whole_senders
-from asgifast.messages import Message, Receive, Scope, Send, response_start
+from asgifast import ASGIFast, whole_responses
+from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
 from asgifast.middleware import _Exchange
-from asgifast.uvicorn import HttpToolsProtocol, whole_httptools
-from asgifast.uvicorn.protocol import NEWEST_UVICORN, SimpleResponse
-from asgifast.uvicorn.whole_responses import sample, sends_alike
-from asgifast.whole_senders import whole_sender_for
+from asgifast.servers import UVICORN
+from asgifast.uvicorn import HttpToolsProtocol
+from asgifast.uvicorn.protocol import SimpleResponse
+from asgifast.whole_responses import send_whole, whole_sender_for
 from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.protocols.http import httptools_impl
@@ -36,49 +38,140 @@ from .support import scope_of
 
 __all__ = ["_no_descriptor_is_left"]
 
-
-def test_the_newest_known_uvicorn_is_stood_for() -> None:
-    if uvicorn.__version__ == NEWEST_UVICORN:
-        assert whole_httptools.whole_sender is not None
+# Of any type: it is called with what its types do not allow.
+RequestResponseCycle: Any = httptools_impl.RequestResponseCycle
 
 
-def _modules() -> Iterator[Any]:
-    """Those that send whole responses, uvicorn's of each, and what makes a connection."""
-    yield pytest.param((whole_httptools, httptools_impl, lambda: None), id="httptools")
-    try:
-        from asgifast.uvicorn import whole_zttp
-        from uvicorn.protocols.http import zttp_impl
-    except ImportError as error:
-        skipped = pytest.mark.skip(reason=f"{error}: pip install 'wsgifast[zttp]'")
-        yield pytest.param(None, id="zttp", marks=skipped)
-    else:
-        yield pytest.param((whole_zttp, zttp_impl, whole_zttp._connection), id="zttp")
+def _uvicorns_send() -> Any:
+    return object.__new__(RequestResponseCycle).send
 
 
-class Sides:
-    """uvicorn's protocol, and what sends for it."""
-
-    def __init__(self, module: Any, uvicorns: Any, connection: Callable[[], Any]) -> None:
-        self.cycle_class = uvicorns.RequestResponseCycle
-        self.send_whole = module.send_whole
-        self.connection = connection
-        assert module.whole_sender is module.send_whole
-
-    def ours(self, start: Message, body: bytes, **given: Any) -> Any:
-        return sample(self.cycle_class, self.send_whole, start, body,
-                      connection=self.connection(), **given)  # fmt: skip
-
-    def uvicorns(self, start: Message, body: bytes, **given: Any) -> Any:
-        return sample(self.cycle_class, None, start, body,
-                      connection=self.connection(), **given)  # fmt: skip
-
-    def sends_alike(self) -> bool:
-        return sends_alike(self.cycle_class, self.send_whole, self.connection)
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before the first response."""
+    monkeypatch.setattr(whole_responses, "_known", {})
+    monkeypatch.setattr(whole_responses, "_logged", set())
 
 
-@pytest.fixture(params=_modules(), scope="module")
-def sides(request: pytest.FixtureRequest) -> Sides:
-    return Sides(*request.param)
+def test_newest_uvicorn_has_a_known_send() -> None:
+    assert UVICORN.newest in UVICORN.known_send
+    if uvicorn.__version__ in UVICORN.known_send:
+        assert whole_sender_for(_uvicorns_send()) is send_whole
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("protocol", [httptools_impl.HttpToolsProtocol, HttpToolsProtocol])
+def test_unknown_uvicorn_sends_by_itself_and_is_logged_once(
+    protocol: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(uvicorn, "__version__", "0.99.1")
+
+    async def conversation(client: Client) -> None:
+        for _ in range(3):
+            await client.send(GET)
+            await client.until(b"\r\n\r\nok")
+
+    for app in (two_bytes, two_bytes):
+        talk(protocol, ASGIFast(app), conversation)
+    logged = [r for r in caplog.records if "does not know" in r.getMessage()]
+    assert [(r.name, r.levelname, r.getMessage()) for r in logged] == [
+        (
+            "uvicorn.error", "WARNING",
+            "asgifast does not know the send() of uvicorn 0.99.1: small responses are sent by it, "
+            f"which is slower; known: {', '.join(UVICORN.known_send)}",
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("module", ["h11_impl", "zttp_impl", "zttp_h2_impl"])
+def test_other_protocols_of_uvicorn_send_by_themselves_without_a_line_in_the_log(
+    module: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uvicorns = pytest.importorskip(f"uvicorn.protocols.http.{module}", exc_type=ImportError)
+    monkeypatch.setattr(uvicorn, "__version__", "0.99.1")
+    assert whole_sender_for(object.__new__(uvicorns.RequestResponseCycle).send) is None
+    assert not caplog.records
+
+
+def _run(sending: Any) -> None:
+    """Run a coroutine that does not wait."""
+    with pytest.raises(StopIteration):
+        sending.send(None)
+
+
+def _sample(
+    is_ours: bool, start: Message, body: bytes, *, more_body: bool = False,
+    http_version: str = "1.1", keep_alive: bool = True,
+    own_headers: Any = ((b"server", b"uvicorn"),),
+) -> tuple[object, ...] | None:  # fmt: skip
+    """What comes of a response: what is written and called, and the state of the cycle.
+
+    :param is_ours: send_whole() sends it; else uvicorn's send(), which raises its errors.
+    :param more_body: the end is a message of its own, which uvicorn sends.
+    :returns: None if send_whole() does not send it, and has changed nothing.
+    """
+    calls: list[tuple[object, ...]] = []
+    written: list[bytes] = []
+    given: dict[str, Any] = {
+        "scope": {
+            "method": "GET", "path": "/", "query_string": b"a=b", "http_version": http_version,
+            "client": ("192.0.2.1", 1), "headers": [(b"connection", b"close")],
+        },
+        "transport": SimpleNamespace(write=written.append, close=lambda: calls.append(("close",))),
+        "flow": SimpleNamespace(write_paused=False),
+        "access_logger": SimpleNamespace(info=lambda *line: calls.append(line)),
+        "access_log": True,
+        "default_headers": list(own_headers),
+        "message_event": SimpleNamespace(set=lambda: calls.append(("set",))),
+        "keep_alive": keep_alive,
+        "on_response": lambda: calls.append(("on_response",)),
+    }  # fmt: skip
+    names = inspect.signature(RequestResponseCycle).parameters
+    cycle = RequestResponseCycle(**{name: given.get(name) for name in names})
+    before = dict(vars(cycle))
+    message = response_body(body, more_body=more_body)
+    if not is_ours:
+        _run(cycle.send(start))
+        _run(cycle.send(message))
+    elif not send_whole(cycle, start, message):
+        assert (written, calls, vars(cycle)) == ([], [], before)
+        return None
+    found: tuple[object, ...] = ()
+    for ends in (True, False) if more_body else (False,):
+        state = {name: value for name, value in vars(cycle).items() if name not in given}
+        found += b"".join(written), calls.copy(), state, cycle.keep_alive
+        if ends:
+            _run(cycle.send(response_body()))
+    return found
+
+
+_CHUNKED = [(b"Content-Type", b"text/plain")]
+_DECLARED = [*_CHUNKED, (b"content-length", b"2")]
+
+
+@is_sent_whole
+@pytest.mark.parametrize(
+    ("status", "headers", "http_version", "keep_alive", "more_body"),
+    [
+        (200, _DECLARED, "1.1", True, False),
+        (404, _DECLARED, "1.1", False, False),
+        (200, _DECLARED, "1.0", False, False),
+        (200, _DECLARED, "1.1", True, True),
+        (404, _DECLARED, "1.1", False, True),
+        (200, _CHUNKED, "1.1", True, False),
+        (404, _CHUNKED, "1.1", False, False),
+        (200, _CHUNKED, "1.0", False, False),
+    ],
+)
+def test_plain_response_is_sent_whole_and_as_uvicorn_sends_it(
+    status: int, headers: Any, http_version: str, keep_alive: bool, more_body: bool
+) -> None:
+    start = response_start(status, headers)
+    given: Any = {"http_version": http_version, "keep_alive": keep_alive, "more_body": more_body}
+    ours = _sample(True, start, b"ok", **given)
+    assert ours is not None
+    assert ours == _sample(False, start, b"ok", **given)
 
 
 NAMES = st.sampled_from([
@@ -112,20 +205,14 @@ HEADERS = st.lists(
     [(b"Content-Type", b"a"), (b"content-length", b"3")],
     [(b"date", b"now")], 404, b"abc", False, False,
 )  # fmt: skip
-def test_what_is_sent_is_what_uvicorn_sends(
-    sides: Sides, headers: list[Any], own: list[Any], status: int, body: bytes,
-    keep_alive: bool, more_body: bool,
+def test_any_response_sent_whole_is_as_uvicorn_sends_it(
+    headers: list[Any], own: list[Any], status: int, body: bytes, keep_alive: bool, more_body: bool
 ) -> None:  # fmt: skip
     given: Any = {"own_headers": own, "keep_alive": keep_alive, "more_body": more_body}
     start = {"type": "http.response.start", "status": status, "headers": headers}
-    try:
-        ours = sides.ours(start, body, **given)
-    except Exception as error:  # noqa: BLE001 - zttp's, of what it cannot send
-        with pytest.raises(type(error)):
-            sides.uvicorns(start, body, **given)
-        return
+    ours = _sample(True, start, body, **given)
     if ours is not None:
-        assert ours == sides.uvicorns(start, body, **given)
+        assert ours == _sample(False, start, body, **given)
 
 
 @is_sent_whole
@@ -142,58 +229,31 @@ def test_what_is_sent_is_what_uvicorn_sends(
         [(b"content-length", b"3"), (b"a",)],
     ],
 )
-def test_what_is_not_plain_is_left_to_uvicorn(headers: list[Any]) -> None:
+def test_what_is_not_plain_is_not_sent_whole(headers: list[Any]) -> None:
     start = {"type": "http.response.start", "status": 200, "headers": headers}
-    sides = Sides(whole_httptools, httptools_impl, lambda: None)
-    assert sides.ours(start, b"abc") is None
+    assert _sample(True, start, b"abc") is None
 
 
 @is_sent_whole
-def test_neither_cookies_nor_long_values_are_kept_and_the_others_not_for_ever() -> None:
-    sides = Sides(whole_httptools, httptools_impl, lambda: None)
-
+def test_lines_of_cookies_and_long_values_are_not_kept_and_others_not_for_ever() -> None:
     def send(name: bytes, value: bytes) -> None:
         head = response_start(200, [(name, value), (b"content-length", b"2")])
-        assert sides.ours(head, b"ok") == sides.uvicorns(head, b"ok")
+        assert _sample(True, head, b"ok") == _sample(False, head, b"ok")
 
-    kept = whole_httptools._lines
+    kept = whole_responses._lines
     kept.clear()
     send(b"set-cookie", b"secret")
     send(b"Set-Cookie", b"secret")
     send(b"x", b"long" * 100)
     assert not kept
-    for number in range(2 * whole_httptools._MAX_LINES):
+    for number in range(2 * whole_responses._MAX_LINES):
         send(b"x", b"%d" % number)
-    assert 0 < len(kept) <= whole_httptools._MAX_LINES
+    assert 0 < len(kept) <= whole_responses._MAX_LINES
 
 
 @is_sent_whole
-def test_another_uvicorn_sends_for_itself(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = sides.cycle_class.send
-
-    async def counts(self: Any, message: Any) -> None:
-        self.sent = 1
-        await sent(self, message)
-
-    async def counts_chunks(self: Any, message: Any) -> None:
-        await sent(self, message)
-        if self.chunked_encoding and self.scope["http_version"] == "1.0":
-            self.sent = 1
-
-    async def waits(self: Any, message: Any) -> None:
-        await asyncio.sleep(0)
-
-    def no_coroutine(self: Any, message: Any) -> None: ...
-
-    assert sides.sends_alike()
-    for another in (counts, counts_chunks, waits, no_coroutine):
-        monkeypatch.setattr(sides.cycle_class, "send", another)
-        assert not sides.sends_alike()
-
-
-@is_sent_whole
-def test_only_uvicorns_own_send_is_stood_for(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    cycle = sides.cycle_class
+def test_only_uvicorns_own_send_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle = RequestResponseCycle
     own = object.__new__(cycle)
     assert whole_sender_for(own.send) is not None
 
@@ -221,15 +281,10 @@ def test_only_uvicorns_own_send_is_stood_for(sides: Sides, monkeypatch: pytest.M
 
 
 @is_sent_whole
-def test_a_uvicorn_without_what_is_used_sends_for_itself(
-    sides: Sides, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str, package: str | None = None) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(whole_senders, "_known", {})
-    monkeypatch.setattr(whole_senders, "import_module", missing)
-    assert whole_sender_for(object.__new__(sides.cycle_class).send) is None
+@pytest.mark.usefixtures("nothing_known")
+def test_cycle_from_another_module_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, httptools_impl.__name__)
+    assert whole_sender_for(_uvicorns_send()) is None
 
 
 class _Writes:
@@ -324,7 +379,6 @@ def test_a_plain_response_needs_little(app: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_head_that_the_server_refuses_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """zttp makes the head, and may raise."""
     sent: list[Message] = []
 
     class Cycle:
@@ -342,7 +396,7 @@ def test_a_head_that_the_server_refuses_is_not_sent_again(monkeypatch: pytest.Mo
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
-    monkeypatch.setattr(whole_senders, "_known", {})
-    whole_senders.add_sender(Cycle, Cycle.send, Cycle.refuse)
+    monkeypatch.setattr(whole_responses, "_known", {})
+    whole_responses.add_sender(Cycle, Cycle.send, Cycle.refuse)
     asyncio.run(ASGIFast(app)(scope_of(), receive, Cycle().send))
     assert not sent

@@ -31,7 +31,8 @@ from ..protocols.idle_timer import IdleTimerLoop
 from ..protocols.read_buffer import read_plainly
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
-from ..whole_senders import SendWhole, add_sender, whole_sender_for
+from ..servers import UVICORN
+from ..whole_responses import SendWhole, add_sender, whole_sender_for
 from .memory import Pipeline, forget_request, make_small, shared
 from .upgrades import FramesBehindRequest
 from .uploads import Upload
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# Tested versions: the oldest supported, and the newest known.
-OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
-
 
 class UnsupportedUvicorn(WSGIFastError, ImportError):
     """This uvicorn's internals differ from those that asgifast.uvicorn uses."""
@@ -54,7 +52,7 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
     def __init__(self, missing: str) -> None:
         super().__init__(
             f"asgifast.uvicorn does not fit uvicorn {uvicorn.__version__} ({missing}); it is "
-            f"tested with {OLDEST_UVICORN} to {NEWEST_UVICORN}: install one of these, or use "
+            f"tested with {UVICORN.oldest} to {UVICORN.newest}: install one of these, or use "
             "uvicorn's own --http"
         )
 
@@ -155,7 +153,7 @@ class SimpleResponse:
         return self._send(message) if self.response is None else self.response.send(message)
 
     def send_both(self, start: Message, message: Message, write: object = None) -> bool:
-        """See :class:`~asgifast.whole_senders.SendWhole`. `write` has no effect."""
+        """See :func:`~asgifast.whole_responses.send_whole`. `write` has no effect."""
         if self.send_whole is None or self.start is not None or self.response is not None:
             return False
         cycle = self.cycle

@@ -1,0 +1,213 @@
+"""Small responses under uvicorn's httptools protocol: the head and its body, in one write.
+
+uvicorn's send() is one coroutine for the head and one for the body, writes them apart, and checks
+and encodes every header anew. :func:`send_whole` sends both at once and does not check a header
+again that was sent before. The bytes, the access log and the state of uvicorn's
+RequestResponseCycle are those of uvicorn's send(). That one still sends, or refuses, what is not
+plain, and the end of a body if it is a message of its own (Starlette's BaseHTTPMiddleware).
+
+Another send() might do something else. So this is used with the versions of uvicorn that
+tests/asgi/test_whole_responses.py has compared it with, and with no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from types import MethodType
+from typing import Any
+
+from wsgifast.http.framing import LAST_CHUNK, chunk, has_body
+
+from .coalescing import COALESCED_BYTES
+from .messages import Message, Send
+from .servers import UVICORN
+
+# Called as send_whole().
+SendWhole = Callable[[Any, Message, Message, "Callable[[bytes], object] | None"], bool]
+
+_MODULE = "uvicorn.protocols.http.httptools_impl"
+# That module. None until uvicorn's send() is met: uvicorn may not be installed.
+_httptools_impl: Any = None
+# What was found for the class of which a server's send() is a method, and for that function.
+_known: dict[type, tuple[object, SendWhole | None]] = {}
+_UNKNOWN = None, None
+_MAX_KNOWN = 64
+_logged: set[str] = set()
+
+# Of these uvicorn's send() makes more than a line of the head.
+_NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+# Lines of checked headers, by name and value. Neither long values are kept, nor cookies, which may
+# be secrets.
+_lines: dict[tuple[bytes, bytes], bytes] = {}
+_MAX_LINES = 512
+_MAX_KEPT_BYTES = 256
+_status_lines: dict[int, bytes] = {}
+# uvicorn's own headers, Date among them, and their lines; it makes a new list every second.
+_own: tuple[object, bytes | None] = None, None
+
+
+def whole_sender_for(send: Send) -> SendWhole | None:
+    """Return what may replace a server's send(), a method of uvicorn's cycle; or None."""
+    if type(send) is not MethodType:  # a proxy may have the attributes of one
+        return None
+    of = type(send.__self__)
+    function, sender = _known.get(of, _UNKNOWN)
+    if function is not send.__func__:
+        sender = _find(of, send.__func__)
+        if len(_known) < _MAX_KNOWN:
+            _known[of] = send.__func__, sender
+    return sender
+
+
+def add_sender(of: type, send: object, sender: SendWhole) -> None:
+    """Have `sender` used in place of a class's send(), other than uvicorn's."""
+    _known[of] = send, sender
+
+
+def _find(of: type, function: Any) -> SendWhole | None:
+    global _httptools_impl
+    module = sys.modules.get(_MODULE)
+    if (
+        module is None
+        or of is not getattr(module, "RequestResponseCycle", None)
+        # Another's in its place has another module, or wraps it.
+        or getattr(function, "__module__", None) != _MODULE
+        or hasattr(function, "__wrapped__")
+    ):
+        return None
+    version = str(getattr(sys.modules.get("uvicorn"), "__version__", None))
+    if version not in UVICORN.known_send:
+        if version not in _logged:
+            _logged.add(version)
+            logger = logging.getLogger("uvicorn.error")
+            logger.warning(
+                "asgifast does not know the send() of uvicorn %s: small responses are sent by it, "
+                "which is slower; known: %s", version, ", ".join(UVICORN.known_send),
+            )  # fmt: skip
+        return None
+    _httptools_impl = module
+    for status, line in module.STATUS_LINE.items():
+        if has_body("GET", status):
+            _status_lines[status] = line
+    return send_whole
+
+
+def send_whole(
+    cycle: Any, start: Message, message: Message, write: Callable[[bytes], object] | None = None
+) -> bool:
+    """Send a head and the message after it at once, if they are plain.
+
+    :param cycle: uvicorn's RequestResponseCycle.
+    :param start: its headers are a list.
+    :param message: with `more_body` the end follows by uvicorn's send().
+    :param write: in place of the transport's.
+    :returns: whether both were sent; if not, nothing was, and uvicorn's send() is to send or refuse
+        them.
+    """
+    global _own
+    if message["type"] != "http.response.body":
+        return False
+    body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
+    if (
+        type(body) is not bytes
+        or (size := len(body)) >= COALESCED_BYTES
+        or cycle.response_started
+        or cycle.disconnected
+        or cycle.flow.write_paused
+        or (method := cycle.scope["method"]) == "HEAD"
+        or method == "CONNECT"
+    ):
+        return False
+    own = _own  # another thread may serve, too
+    if own[0] is not cycle.default_headers:
+        _own = own = cycle.default_headers, _encode_own(cycle.default_headers)
+    own_lines = own[1]
+    if own_lines is None:
+        return False
+    is_declared = False
+    try:
+        status = start["status"]
+        parts = [_status_lines[status], own_lines]
+        for header in start["headers"]:
+            line = _lines.get(header)
+            if line is None:
+                name, value = header
+                if name == b"content-length" and not is_declared and value == b"%d" % size:
+                    is_declared = True
+                    line = b"content-length: %b\r\n" % value
+                else:
+                    line = _encode(name, value)
+                    _keep(header, line)
+            parts.append(line)
+    except Exception:  # noqa: BLE001 - not plain: uvicorn's send() raises its own
+        return False
+    has_more = message.get("more_body")
+    if has_more and not is_declared:
+        return False
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    if cycle.access_log:
+        _log_access(cycle, status)
+    cycle.chunked_encoding = not is_declared
+    if not cycle.keep_alive:
+        parts.append(b"connection: close\r\n")
+    if is_declared:
+        parts += b"\r\n", body
+    else:
+        parts += b"transfer-encoding: chunked\r\n\r\n", chunk(body) if body else b"", LAST_CHUNK
+    (write or cycle.transport.write)(b"".join(parts))
+    if has_more:
+        return True
+    cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+    return True
+
+
+def _log_access(cycle: Any, status: int) -> None:
+    """Write uvicorn's line, which it writes with the head."""
+    scope = cycle.scope
+    cycle.access_logger.info(
+        '%s - "%s %s HTTP/%s" %d',
+        _httptools_impl.get_client_addr(scope),
+        scope["method"],
+        _httptools_impl.get_path_with_query_string(scope),
+        scope["http_version"],
+        status,
+    )
+
+
+def _encode(name: bytes, value: bytes) -> bytes:
+    """Return the line of a plain header.
+
+    :raises ValueError: if it is none: uvicorn's send() handles it, or refuses it.
+    """
+    lower = name.lower()
+    if (
+        lower in _NOT_PLAIN
+        or _httptools_impl.HEADER_RE.search(name)
+        or _httptools_impl.HEADER_VALUE_RE.search(value)
+    ):
+        raise ValueError
+    return b"".join((lower, b": ", value, b"\r\n"))
+
+
+def _encode_own(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    try:
+        return b"".join([_encode(name, value) for name, value in headers])
+    except ValueError:
+        return None
+
+
+def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
+    name, value = header
+    if type(name) is not bytes or type(value) is not bytes:
+        return  # another type may keep more than its bytes
+    if len(line) <= _MAX_KEPT_BYTES and not line.startswith(b"set-cookie:"):
+        if len(_lines) >= _MAX_LINES:
+            _lines.clear()
+        _lines[name, value] = line
