@@ -93,7 +93,7 @@ def test_asgi_apps_pass(name: str) -> None:
     check_app(ASGI_APPS[name](), "ASGI")
 
 
-def test_a_proxy_that_is_not_bound_yet_passes() -> None:
+def test_proxy_that_is_not_bound_yet_passes() -> None:
     check_app(LocalProxy(fail), "WSGI")
 
 
@@ -122,17 +122,17 @@ def test_wsgi_app_is_refused_as_asgi(name: str) -> None:
         (lambda scope: asgi, "ASGI", r"a callable that takes \(scope, receive, send\)"),
     ],
 )
-def test_what_is_no_app_is_refused(app: Any, interface: Interface, way_out: str) -> None:
+def test_object_that_is_no_app_is_refused(app: Any, interface: Interface, way_out: str) -> None:
     with pytest.raises(ConfigurationError, match=way_out):
         check_app(app, interface)
 
 
-def test_the_app_is_named() -> None:
+def test_refused_app_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"the app tests.test_checks.asgi is no WSGI app"):
         WSGIFast(asgi)  # type: ignore[arg-type]
 
 
-def test_files_in_front_of_an_app_of_the_wrong_kind(tmp_path: Path) -> None:
+def test_static_files_in_front_of_the_wrong_kind_of_app_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"asgifast\.ASGIFast wraps ASGI apps"):
         StaticFiles(asgi, directory=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"wsgifast\.WSGIFast wraps WSGI apps"):

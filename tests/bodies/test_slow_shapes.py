@@ -53,7 +53,7 @@ BLOCK = b"b" * 8192
         (BodySeen(Chunks(), "iterator"), None),
     ],
 )
-def test_the_rule(seen: BodySeen, expected: str | None) -> None:
+def test_slow_shape_is_named_by_its_chunks(seen: BodySeen, expected: str | None) -> None:
     assert slow_shape(seen) == expected
 
 
@@ -113,7 +113,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
         ),
     ],
 )
-def test_a_slow_shape_is_told_once(
+def test_slow_shape_is_logged_once(
     make: Any, level: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "wsgifast")
@@ -129,18 +129,18 @@ def test_a_slow_shape_is_told_once(
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 @pytest.mark.parametrize("make", [crumbs_in_a_list, crumbs, blocks, one])
-def test_the_answer_is_the_same(make: Any, rate: float) -> None:
+def test_examined_response_is_the_same(make: Any, rate: float) -> None:
     assert call(WSGIFast(bare(make), report_slow_shapes=rate)) == call(WSGIFast(bare(make)))
 
 
-def test_what_is_well_shaped_or_waits_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_good_shape_or_pausing_app_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "wsgifast")
     for app in (bare(one), bare(crumbs, ("X-Accel-Buffering", "no"))):
         call(WSGIFast(app, report_slow_shapes=1))
     assert said(caplog) == []
 
 
-def test_crumbs_that_are_coalesced_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_small_chunks_that_are_coalesced_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "wsgifast")
     call(WSGIFast(bare(crumbs), report_slow_shapes=1, coalesce=True))
     ((level, message),) = said(caplog)
@@ -148,7 +148,7 @@ def test_crumbs_that_are_coalesced_are_no_warning(caplog: pytest.LogCaptureFixtu
     assert message.startswith("WF003")
 
 
-def test_flasks_pattern_is_the_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+def test_endpoint_is_the_pattern_of_flask(caplog: pytest.LogCaptureFixture) -> None:
     app = flask.Flask("shop")
 
     @app.route("/export/<int:year>")
@@ -169,7 +169,7 @@ def test_flasks_pattern_is_the_endpoint(caplog: pytest.LogCaptureFixture) -> Non
     assert in_a_list.startswith("WF001: /list/<int:year> (GET /list/0) returns a list of 300")
 
 
-def test_a_clients_text_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_a_client_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
     app = WSGIFast(bare(crumbs), report_slow_shapes=1)
     call(app, "/a\r\nforged\x1b[31m" + "x" * 200)
     ((_, message),) = said(caplog)
@@ -177,7 +177,7 @@ def test_a_clients_text_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> N
     assert len(message) < 300
 
 
-def test_a_body_is_closed_once_and_told_although_its_client_leaves(
+def test_body_of_a_client_that_leaves_is_closed_once_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     closed: list[str] = []
@@ -200,7 +200,7 @@ def test_a_body_is_closed_once_and_told_although_its_client_leaves(
     assert "an iterator of 20 chunks" in message
 
 
-def test_each_chunk_comes_as_the_app_makes_it() -> None:
+def test_chunks_of_an_examined_body_are_not_delayed() -> None:
     made: list[int] = []
 
     def counted() -> Iterator[bytes]:
@@ -215,7 +215,7 @@ def test_each_chunk_comes_as_the_app_makes_it() -> None:
         assert made[-1] == number
 
 
-def test_what_is_looked_at_of_an_endless_body_is_bounded() -> None:
+def test_endless_body_is_examined_up_to_a_limit() -> None:
     seen: list[tuple[BodySeen, int]] = []
     reports: Any = SimpleNamespace(
         picks=lambda: True, report=lambda *args: seen.append((args[3], args[4]))
@@ -232,13 +232,13 @@ def test_what_is_looked_at_of_an_endless_body_is_bounded() -> None:
 # How often.
 
 
-def test_as_many_are_looked_at_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_examined_responses_is_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.random", iter([0.0, 0.009, 0.01, 0.5]).__next__)
     reports = Reports(0.01, mended=frozenset())
     assert [reports.picks() for _ in range(4)] == [True, True, False, False]
 
 
-def test_once_an_hour_for_each_endpoint_and_not_for_too_many(
+def test_endpoint_is_logged_once_an_hour(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1000.0
@@ -264,7 +264,7 @@ def test_once_an_hour_for_each_endpoint_and_not_for_too_many(
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan, "0.01", None, True])
 @pytest.mark.parametrize("wrap", [WSGIFast, ASGIFast])
-def test_what_is_no_share_is_refused(wrap: Any, rate: Any) -> None:
+def test_share_that_cannot_be_is_refused(wrap: Any, rate: Any) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         pass
 
@@ -308,7 +308,7 @@ def sent_by(app: Any, path: str = "/") -> bytes:
         ),
     ],
 )
-def test_an_asgi_apps_messages(
+def test_messages_of_an_asgi_app_are_examined(
     make: Any, coalesce: bool, level: int, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def export(request: Any) -> StreamingResponse:
@@ -346,6 +346,6 @@ def test_other_scopes_and_unpicked_requests_pass(caplog: pytest.LogCaptureFixtur
     assert seen == ["lifespan", "websocket", "http"]
 
 
-def test_nothing_stands_before_the_app_when_it_is_off() -> None:
+def test_app_is_called_directly_when_it_is_off() -> None:
     app = bare(one)
     assert WSGIFast(app)._call is app

@@ -64,7 +64,7 @@ def parts(response: Response) -> list[tuple[str, bytes]]:
     return [(p["Content-Range"], p.get_payload(decode=True)) for p in message.iter_parts()]  # type: ignore[misc]
 
 
-def test_the_whole_file_offers_ranges(server: LiveServer) -> None:
+def test_whole_file_offers_ranges(server: LiveServer) -> None:
     response = server.get("/file")
     assert response.status == 200
     assert response.body == CONTENT
@@ -85,7 +85,7 @@ ONE_RANGE = [
 ]
 
 
-def test_one_range(server: LiveServer) -> None:
+def test_one_range_is_a_206(server: LiveServer) -> None:
     for header, first, last in ONE_RANGE:
         with Connection(server.address) as connection:
             for _ in range(2):  # the second time on the same connection, where it stays open
@@ -101,7 +101,7 @@ def test_one_range(server: LiveServer) -> None:
                     break
 
 
-def test_several_ranges(server: LiveServer) -> None:
+def test_several_ranges_are_multipart(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         response = connection.request(
             "/file", headers=[("Range", "bytes=900000-999999,0-0,-300000,5-9,2000000-")]
@@ -118,7 +118,7 @@ def test_several_ranges(server: LiveServer) -> None:
             assert connection.read_to_end() == b""
 
 
-def test_beyond_four_gigabytes(server: LiveServer, root: Path) -> None:
+def test_range_beyond_four_gigabytes_is_sent(server: LiveServer, root: Path) -> None:
     size = (5 << 30) + 3
     Path(root, "sparse").touch()
     os.truncate(root / "sparse", size)
@@ -134,7 +134,7 @@ def test_beyond_four_gigabytes(server: LiveServer, root: Path) -> None:
     assert server.get("/sparse", method="HEAD").header("Content-Length") == str(size)
 
 
-def test_conditions(server: LiveServer) -> None:
+def test_preconditions_are_evaluated(server: LiveServer) -> None:
     etag = server.get("/file").header("ETag")
     assert etag
     for header, value, status in (
@@ -150,7 +150,7 @@ def test_conditions(server: LiveServer) -> None:
         assert response.body == (CONTENT if status == 200 else b"")
 
 
-def test_a_304_does_not_poison_the_next_response(server: LiveServer) -> None:
+def test_304_does_not_poison_the_next_response(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         response = connection.request("/file", headers=[("If-None-Match", "*")])
         assert response.status == 304
@@ -160,7 +160,7 @@ def test_a_304_does_not_poison_the_next_response(server: LiveServer) -> None:
             assert connection.read_to_end() == b""
 
 
-def test_unsatisfiable(server: LiveServer) -> None:
+def test_unsatisfiable_range_is_a_416(server: LiveServer) -> None:
     response = server.get("/file", headers=[("Range", f"bytes={SIZE}-")])
     assert response.status == 416
     assert response.header("Content-Range") == f"bytes */{SIZE}"
@@ -168,7 +168,7 @@ def test_unsatisfiable(server: LiveServer) -> None:
     assert response.header("Access-Control-Allow-Origin") == "*"
 
 
-def test_if_range_with_the_validators_of_the_app(server: LiveServer) -> None:
+def test_if_range_uses_the_validators_of_the_app(server: LiveServer) -> None:
     target = "/file?etag=%22mine%22&date"
     for validator, status in (
         ('"mine"', 206),
@@ -186,7 +186,7 @@ def test_if_range_with_the_validators_of_the_app(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST"])
-def test_range_is_for_get_alone(server: LiveServer, method: str) -> None:
+def test_range_of_other_methods_is_ignored(server: LiveServer, method: str) -> None:
     headers = [("Range", "bytes=0-0")]
     response = server.get("/file", method=method, headers=headers)
     assert response.status == 200
@@ -209,7 +209,7 @@ MALFORMED_HEADERS = [
 ]
 
 
-def test_malformed_headers_get_the_whole_file(server: LiveServer) -> None:
+def test_malformed_range_gets_the_whole_file(server: LiveServer) -> None:
     for headers in MALFORMED_HEADERS:
         response = server.get("/file?date", headers=headers)
         assert response.status == 200, f"{headers}: {response}"
@@ -220,7 +220,7 @@ def test_malformed_headers_get_the_whole_file(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     "header", [("X-Nothing", ""), ("Range", "bytes=500-"), ("Range", "bytes=0-9,500-900000")]
 )
-def test_a_file_that_shrinks_is_never_padded(
+def test_file_that_shrinks_is_never_padded(
     name: str, header: tuple[str, str], tmp_path: Path
 ) -> None:
     Path(tmp_path, "file").write_bytes(CONTENT)
@@ -236,7 +236,7 @@ def test_a_file_that_shrinks_is_never_padded(
         wait_for(lambda: "shrank" in server.log(), "the log tells of the file that shrank")
 
 
-def test_the_apps_own_part_is_left_alone(root: Path) -> None:
+def test_206_of_the_app_is_left_alone(root: Path) -> None:
     with running("gunicorn-gthread", "app", root) as server:
         response = server.get("/file?part", headers=[("Range", "bytes=5-9")])
         assert response.status == 206
@@ -290,7 +290,7 @@ class TestInProcess:
         assert Call(files.app, "/file", if_none_match="*").sent_as == "no-body"
 
     @pytest.mark.parametrize("query", ["temporary", "named"])
-    def test_a_temporary_file_has_no_ranges(self, query: str) -> None:
+    def test_temporary_file_has_no_ranges(self, query: str) -> None:
         """Its bytes may be others at the next request, and no validator would tell."""
         call = Call(files.app, f"/file?{query}", range="bytes=0-0", if_none_match="*")
         assert call.status == "200 OK"
@@ -304,33 +304,33 @@ class TestInProcess:
             assert "accept-ranges" not in call.headers
         assert Call(files.app, tagged, if_none_match='"x"').status == "304 Not Modified"
 
-    def test_the_apps_accept_ranges_none_stands(self) -> None:
+    def test_accept_ranges_none_of_the_app_is_kept(self) -> None:
         call = Call(files.app, "/file?none", range="bytes=0-0")
         assert (call.status, call.headers["accept-ranges"]) == ("200 OK", "none")
         assert call.content == CONTENT
 
     @pytest.mark.parametrize("status", ["201 Created", "404 Not Found", "203 Transformed"])
-    def test_only_200_is_looked_at(self, status: str) -> None:
+    def test_other_status_than_200_is_left_alone(self, status: str) -> None:
         call = Call(files.app, f"/file?status={status}", range="bytes=0-0", if_none_match="*")
         assert call.status == status
         assert call.content == CONTENT
 
-    def test_a_phrase_of_the_apps_own_stays(self) -> None:
+    def test_phrase_of_the_app_is_kept(self) -> None:
         assert Call(files.app, "/file?status=200 Here it is").status == "200 Here it is"
 
-    def test_a_file_that_was_read_from_is_the_rest(self) -> None:
+    def test_file_that_was_read_from_is_its_rest(self) -> None:
         call = Call(files.app, "/file?read", range="bytes=0-4,-5")
         rest = SIZE - 10
         assert f"Content-Range: bytes 0-4/{rest}\r\n".encode() in call.content
         assert CONTENT[10:15] in call.content
         assert CONTENT[-5:] in call.content
 
-    def test_a_content_length_of_the_app_is_the_whole(self) -> None:
+    def test_content_length_of_the_app_is_the_whole(self) -> None:
         call = Call(files.app, "/file?length=100", range="bytes=-5")
         assert call.headers["content-range"] == "bytes 95-99/100"
         assert call.content == CONTENT[95:100]
 
-    def test_tags_tell_files_apart(self, root: Path) -> None:
+    def test_different_files_have_different_tags(self, root: Path) -> None:
         Path(root, "other").write_bytes(CONTENT)
         facts = os.stat(root / "file")
         os.utime(root / "other", ns=(facts.st_atime_ns, facts.st_mtime_ns))
@@ -341,7 +341,7 @@ class TestInProcess:
         assert len(set(tags)) == 4
         assert Call(files.app, "/file").headers["etag"] == tags[0]
 
-    def test_an_empty_file_has_conditions_too(self, root: Path) -> None:
+    def test_empty_file_has_preconditions(self, root: Path) -> None:
         files.write_old(root / "empty")
         whole = Call(files.app, "/empty")
         assert (whole.status, whole.headers["content-length"]) == ("200 OK", "0")
@@ -350,7 +350,7 @@ class TestInProcess:
         assert Call(files.app, "/empty", if_match='"x"').status == "412 Precondition Failed"
         assert Call(files.app, "/empty", range="bytes=0-").status == "200 OK"
 
-    def test_switched_off(self) -> None:
+    def test_options_switch_ranges_and_preconditions_off(self) -> None:
         for options, ranged, conditioned in (
             ({"ranges": False}, "200 OK", "304 Not Modified"),
             ({"conditional": False}, "206 Partial Content", "200 OK"),
@@ -428,7 +428,7 @@ def _kept_temporary(path: Path, content: bytes) -> Any:
         *(_spooled, _kept_temporary),
     ],
 )
-def test_parts_of_files_that_were_made_for_one_answer_are_not_offered(
+def test_file_made_for_one_answer_offers_no_parts(
     tmp_path: Path, make: Callable[[Path, bytes], Any]
 ) -> None:
     """A client that downloads in parts would put several of them together."""
@@ -448,7 +448,7 @@ def test_parts_of_files_that_were_made_for_one_answer_are_not_offered(
     assert (part.status, part.content) == ("206 Partial Content", b"f" * 5)
 
 
-def test_a_file_of_before_the_request_is_offered_in_parts_at_the_next_one(tmp_path: Path) -> None:
+def test_file_of_before_the_request_offers_parts(tmp_path: Path) -> None:
     path = tmp_path / "cached"
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -464,7 +464,7 @@ def test_a_file_of_before_the_request_is_offered_in_parts_at_the_next_one(tmp_pa
     assert (call.content, call.status) == (CONTENT[:5], "206 Partial Content")
 
 
-def test_when_a_file_counts_as_made_for_an_answer(tmp_path: Path) -> None:
+def test_file_counts_as_made_for_an_answer_by_its_times(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb") as file:
         fd, second = file.fileno(), 10**9
         changed = os.fstat(fd).st_ctime_ns
@@ -500,7 +500,7 @@ def test_when_a_file_counts_as_made_for_an_answer(tmp_path: Path) -> None:
         lambda path: open(path, "rb", opener=lambda name, flags: os.open(name, flags)),
     ],
 )
-def test_a_tag_does_not_depend_on_the_number_of_a_descriptor(
+def test_tag_does_not_depend_on_the_number_of_a_descriptor(
     tmp_path: Path, reopen: Callable[[Path], Any]
 ) -> None:
     path = tmp_path / "film.mp4"
@@ -540,9 +540,7 @@ def _by_path_of_descriptor(path: Path, name: str) -> Any:
 
 @pytest.mark.parametrize("range_", ["", "bytes=5-9"])
 @pytest.mark.parametrize("condition", ["if_match", "if_none_match", "if_range"])
-def test_bottles_tag_without_quotes_is_left_to_bottle(
-    root: Path, condition: str, range_: str
-) -> None:
+def test_tag_without_quotes_is_left_to_bottle(root: Path, condition: str, range_: str) -> None:
     app = bottle.Bottle()
     app.get("/<name>", callback=lambda name: bottle.static_file(name, str(root)))
     tag = Call(WSGIFast(app), "/file").headers["etag"]

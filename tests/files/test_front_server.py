@@ -63,7 +63,7 @@ def named(headers: list[tuple[str, str]] | None) -> str | None:
     return value
 
 
-def test_names(folder: Path) -> None:
+def test_front_server_gets_the_name_of_the_file(folder: Path) -> None:
     for location in ("/internal/", "/internal"):
         front = accel_redirect({str(folder): location})
         assert handed(front, folder / "file") == "/internal/file"
@@ -83,7 +83,7 @@ def test_names(folder: Path) -> None:
         b"\\..\\",
     ],
 )
-def test_names_are_escaped(folder: Path, name: bytes) -> None:
+def test_name_of_a_file_is_escaped(folder: Path, name: bytes) -> None:
     path = os.path.join(os.fsencode(folder), name)
     Path(os.fsdecode(path)).write_bytes(b"hello")
     value = handed(accel_redirect({str(folder): "/internal/"}), path)
@@ -93,7 +93,7 @@ def test_names_are_escaped(folder: Path, name: bytes) -> None:
     assert unquote(value, errors="surrogateescape") == "/internal/" + os.fsdecode(name)
 
 
-def test_the_longest_prefix_decides(folder: Path) -> None:
+def test_longest_prefix_decides(folder: Path) -> None:
     inner = folder / "inner"
     inner.mkdir()
     Path(inner, "file").write_bytes(b"hello")
@@ -104,7 +104,7 @@ def test_the_longest_prefix_decides(folder: Path) -> None:
         assert handed(front, folder / "file") == "/outer/file"
 
 
-def test_what_is_not_handed_over(folder: Path) -> None:
+def test_response_that_does_not_fit_is_not_handed_over(folder: Path) -> None:
     front = accel_redirect({str(folder): "/internal/"})
     assert handed(front, folder.parent / "secret") is None
     assert handed(front, folder.parent / "shared-too" / "file") is None
@@ -121,7 +121,7 @@ def test_what_is_not_handed_over(folder: Path) -> None:
         assert front.hand_over(HEADERS, object(), FileSegment(fd, 0, 5)) is None
 
 
-def test_symbolic_links_are_resolved(folder: Path) -> None:
+def test_symbolic_link_is_resolved(folder: Path) -> None:
     front = accel_redirect({str(folder): "/internal/"})
     Path(folder, "out").symlink_to("../secret")
     assert handed(front, folder / "out") is None
@@ -133,7 +133,7 @@ def test_symbolic_links_are_resolved(folder: Path) -> None:
     assert handed(aliased, folder / "file") == "/internal/file"
 
 
-def test_the_name_must_still_be_the_open_files(
+def test_file_renamed_since_is_not_handed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = accel_redirect({str(folder): "/internal/"})
@@ -204,7 +204,7 @@ def _django_response(path: Path, *closers: Callable[[], object]) -> Any:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("kind", ["accel_redirect", "x_sendfile"])
-def test_no_file_is_handed_over_that_may_end_with_its_answer(
+def test_file_that_may_end_with_its_answer_is_not_handed_over(
     folder: Path, kind: str, method: str, make: Callable[[Path], Any], is_handed: bool
 ) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -216,7 +216,7 @@ def test_no_file_is_handed_over_that_may_end_with_its_answer(
 
 @pytest.mark.parametrize("wraps_with", ["nothing", "Sentry"])
 @pytest.mark.parametrize("unlinks", [False, True])
-def test_files_of_django_are_handed_over_unless_it_closes_more(
+def test_file_of_django_is_handed_over_unless_it_closes_more(
     folder: Path, unlinks: bool, wraps_with: str
 ) -> None:
     closers = [(folder / "file").unlink] if unlinks else []
@@ -315,13 +315,13 @@ def test_nginx_answers_ranges_and_conditions(nginx: LiveServer) -> None:
 @pytest.mark.parametrize(
     "target", ["/unshared", "/shared/out", "/shared/file?temporary", "/shared/file?encoded"]
 )
-def test_the_rest_is_sent_by_the_app(nginx: LiveServer, target: str) -> None:
+def test_other_files_are_sent_by_the_app(nginx: LiveServer, target: str) -> None:
     response = nginx.get(target)
     assert response.body == CONTENT
     assert not sent_by_nginx(response)
 
 
-def test_a_client_cannot_choose(nginx: LiveServer) -> None:
+def test_header_of_a_client_has_no_effect(nginx: LiveServer) -> None:
     assert nginx.get("/internal/file").status == 404
     headers = [
         (name, value)

@@ -25,7 +25,7 @@ def looks(pieces: list[bytes]) -> list[int]:
     return seen
 
 
-def test_the_end_is_found_in_every_split() -> None:
+def test_end_of_a_head_is_found_in_every_split() -> None:
     data = HEAD + b"body"
     for cut in range(len(HEAD)):
         assert looks([data[:cut], data[cut:]]) == [len(data)]
@@ -35,13 +35,13 @@ def test_the_end_is_found_in_every_split() -> None:
     assert looks([data[i : i + 1] for i in range(len(HEAD))]) == [len(HEAD)]
 
 
-def test_nothing_to_look_at() -> None:
+def test_incomplete_head_is_not_looked_at() -> None:
     for end in range(len(HEAD)):
         assert looks([HEAD[i : i + 1] for i in range(end)] or [b""]) == []
 
 
 @pytest.mark.parametrize("bad", [b"\n", b"G\nX", b"GET / HTTP/1.1\n", b"A\r\nB\n", b"A\r\n\n"])
-def test_a_bare_lf_is_shown_as_soon_as_it_comes(bad: bytes) -> None:
+def test_bare_lf_is_looked_at_as_soon_as_it_comes(bad: bytes) -> None:
     end = bad.rindex(b"\n") + 1
     pieces = [bad[i : i + 1] for i in range(len(bad))]
     assert looks([b"", *pieces]) == [end]
@@ -49,7 +49,7 @@ def test_a_bare_lf_is_shown_as_soon_as_it_comes(bad: bytes) -> None:
         assert looks([bad[:cut], bad[cut:]]) == [len(bad)]
 
 
-def test_a_head_that_does_not_end_is_looked_at_whenever_it_has_doubled() -> None:
+def test_head_without_end_is_looked_at_when_it_has_doubled() -> None:
     seen = looks([b"X: 1\r\n"] * 200_000)
     assert seen[0] <= 4100
     assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(seen))
@@ -57,7 +57,7 @@ def test_a_head_that_does_not_end_is_looked_at_whenever_it_has_doubled() -> None
     assert len(seen) < 12
 
 
-def test_what_has_been_shown_is_not_shown_again() -> None:
+def test_bytes_that_were_looked_at_are_not_looked_at_again() -> None:
     """As of a proxy's binary header, which holds an empty line, and a parser that wants more."""
     scanner = HeadScanner()
     assert scanner.add(b"\r\n\r\n\x00\r\nQUIT\n")
@@ -80,7 +80,7 @@ class Counting(bytearray):
         return super().count(what, start)
 
 
-def test_no_byte_is_searched_again() -> None:
+def test_no_byte_is_searched_twice() -> None:
     scanner = HeadScanner()
     scanner.data = Counting()
     Counting.searched = 0
@@ -90,7 +90,7 @@ def test_no_byte_is_searched_again() -> None:
 
 
 @given(st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"\r\n\r\n", b"a", b"ab: c"]), max_size=30))
-def test_never_missed(pieces: list[bytes]) -> None:
+def test_end_of_any_head_is_never_missed(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
     shown = looks([b"", *pieces])
     bare = data.count(b"\n") != data.count(b"\r\n")
@@ -104,7 +104,7 @@ def test_never_missed(pieces: list[bytes]) -> None:
         "[v1.a:b]", "under_score", "a-b~c", "%C3%A4.test", "a!$&'()*+,;=b",
     ],
 )  # fmt: skip
-def test_hosts(value: str) -> None:
+def test_host_with_and_without_a_port_passes(value: str) -> None:
     check_host([value], http11=True)
     check_host([value], http11=False)
 
@@ -117,13 +117,13 @@ def test_hosts(value: str) -> None:
         "a:\u0661",
     ],
 )  # fmt: skip
-def test_what_is_no_host(value: str) -> None:
+def test_host_that_is_malformed_is_refused(value: str) -> None:
     for http11 in (True, False):
         with pytest.raises(MalformedRequest):
             check_host([value], http11=http11)
 
 
-def test_how_many_there_are() -> None:
+def test_number_of_hosts_is_checked() -> None:
     check_host([], http11=False)
     with pytest.raises(MalformedRequest, match="0 Host headers"):
         check_host([], http11=True)

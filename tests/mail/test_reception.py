@@ -54,7 +54,9 @@ def fed(decoder: Decoder, data: bytes, cuts: list[int]) -> tuple[bytes, Refusal 
 
 @given(DATA, st.lists(st.integers(0, 300)), st.sampled_from([None, 0, 5, 30, 60]))
 @example(b"b" * 7 + b"\r\n" + b"c" * 17 + b"\r\n", [7], None)  # a block begins with a line end
-def test_the_same_as_line_by_line(data: bytes, cuts: list[int], size_limit: int | None) -> None:
+def test_decoder_gives_the_same_as_line_by_line(
+    data: bytes, cuts: list[int], size_limit: int | None
+) -> None:
     if data and not data.endswith(b"\r\n"):
         data += b"\r\n"
     stream = data + END + b"QUIT\r\n"
@@ -63,7 +65,7 @@ def test_the_same_as_line_by_line(data: bytes, cuts: list[int], size_limit: int 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
-def test_every_cut_of_a_message(size: int) -> None:
+def test_message_cut_anywhere_is_decoded_the_same(size: int) -> None:
     stream = b"..a\r\n\r\n...\r\nb\n.\r\nc\r.\r\n\r\n.\r\n.\r\nRSET\r\n"
     decoder = DataDecoder(size_limit=None, line_limit=LINE_LIMIT)
     result = fed(decoder, stream, list(range(0, len(stream), size)))
@@ -71,21 +73,21 @@ def test_every_cut_of_a_message(size: int) -> None:
 
 
 @pytest.mark.parametrize("length", [999, 1000])
-def test_a_line_of_just_the_limit_is_taken_and_one_more_is_not(length: int) -> None:
+def test_line_at_the_limit_passes_and_a_longer_one_is_refused(length: int) -> None:
     stream = b"a" * length + b"\r\n" + END
     refused = len(b"a" * length + b"\r\n") > 1001
     _, refusal, _ = fed(DataDecoder(size_limit=None, line_limit=1001), stream, [])
     assert refusal == (Refusal.LINE_TOO_LONG if refused else None)
 
 
-def test_a_refused_message_has_no_more_content() -> None:
+def test_refused_message_has_no_more_content() -> None:
     decoder = DataDecoder(size_limit=100, line_limit=1001)
     taken = [decoder.feed(b"a" * 76 + b"\r\n") for _ in range(1000)]
     assert len(b"".join(taken)) <= 200
     assert (decoder.feed(END), decoder.refusal, decoder.rest) == (b"", Refusal.TOO_MUCH, b"")
 
 
-def test_a_line_without_end_is_refused() -> None:
+def test_line_without_end_is_refused() -> None:
     decoder = DataDecoder(size_limit=None, line_limit=1001)
     taken = [decoder.feed(b"a" * 1000) for _ in range(100)]
     assert (decoder.refusal, len(b"".join(taken))) == (Refusal.LINE_TOO_LONG, 1000)
@@ -110,14 +112,14 @@ def test_bare_line_ends_around_a_dot_never_end_the_data(
         assert strict == (b"", Refusal.SMUGGLING, b"")
 
 
-def test_dots_inside_lines_are_no_smuggling() -> None:
+def test_dot_inside_a_line_is_no_smuggling() -> None:
     stream = b"a.b\nc.\n.d\r\n..\r\n.\r\n"
     decoder = DataDecoder(size_limit=None, line_limit=1001, smuggling_check=SmugglingCheck())
     assert fed(decoder, stream, list(range(20))) == (b"a.b\nc.\n.d\r\n.\r\n", None, b"")
 
 
 @given(st.binary(max_size=50), st.lists(st.integers(0, 100)), st.integers(1, 50))
-def test_a_chunk_is_so_many_octets(data: bytes, cuts: list[int], size: int) -> None:
+def test_chunk_has_the_announced_octets(data: bytes, cuts: list[int], size: int) -> None:
     stream = data.ljust(size, b"\0") + b"NOOP\r\n"
     assert fed(ChunkDecoder(size), stream, cuts) == (stream[:size], None, stream[size:])
 
@@ -146,7 +148,7 @@ def smuggles(message: bytes) -> bool:
 
 
 @given(st.lists(st.sampled_from([b"\r", b"\n", b".", b"a", b"\r\n.\r\n"]), max_size=20))
-def test_smuggling_is_found_wherever_the_chunks_are_cut(pieces: list[bytes]) -> None:
+def test_smuggling_is_found_across_chunks(pieces: list[bytes]) -> None:
     message = b"".join(pieces)
     expected = smuggles(message)
     for blocks in ([message], pieces, [message[at : at + 1] for at in range(len(message))]):
@@ -154,7 +156,7 @@ def test_smuggling_is_found_wherever_the_chunks_are_cut(pieces: list[bytes]) -> 
         assert any(check.finds(block) for block in blocks) == expected, blocks
 
 
-def test_a_chunk_with_a_smuggled_end_is_read_and_dropped() -> None:
+def test_chunk_with_a_smuggled_end_is_read_and_dropped() -> None:
     check = SmugglingCheck()
     first, second = ChunkDecoder(3, check), ChunkDecoder(4, check)
     assert fed(first, b"a\n.", [1, 2]) == (b"a\n.", None, b"")

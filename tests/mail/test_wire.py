@@ -36,37 +36,37 @@ def test_line_ends_are_made_as_smtplib_does(text: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"a.b\r\nc.\r\n", b"x" * 5000])
-def test_ready_data_is_not_copied(data: bytes) -> None:
+def test_data_that_needs_no_change_is_not_copied(data: bytes) -> None:
     assert wire.quote_dots(data) is data
     assert wire.with_crlf(data) is data
 
 
 @given(WIRE_BYTES, st.sampled_from([b"\n", b"\r\n"]), st.sampled_from([0, 2, 1000]))
-def test_the_first_line_dot_is_found(data: bytes, line_end: bytes, looked_at: int) -> None:
+def test_first_dot_at_the_start_of_a_line_is_found(
+    data: bytes, line_end: bytes, looked_at: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "_DOTS_LOOKED_AT", looked_at)
         assert wire.find_line_dot(data, line_end) == data.find(line_end + b".")
 
 
 @given(WIRE_BYTES, st.integers(0, 50))
-def test_the_first_end_of_data_is_found(data: bytes, start: int) -> None:
+def test_first_end_of_data_is_found(data: bytes, start: int) -> None:
     assert wire.find_end_of_data(data, start) == data.find(b"\r\n.\r\n", start)
 
 
 @given(WIRE_BYTES, st.sampled_from([(b"\n.", b"\n.."), (b"\r\n.", b"\r\n")]))
-def test_a_block_is_replaced_in_as_bytes_replace_does(
-    data: bytes, change: tuple[bytes, bytes]
-) -> None:
+def test_replace_in_block_equals_bytes_replace(data: bytes, change: tuple[bytes, bytes]) -> None:
     assert wire.replace_in_block(data, *change) == data.replace(*change)
 
 
 @given(WIRE_BYTES)
-def test_what_needs_no_quoting_is_what_smtplib_leaves_alone(data: bytes) -> None:
+def test_data_that_smtplib_leaves_alone_needs_no_quoting(data: bytes) -> None:
     assert wire.needs_quoting(data) == (smtplib_quotes(data) != data)
 
 
 @given(st.lists(WIRE_BYTES))
-def test_blocks_become_what_the_whole_becomes(blocks: list[bytes]) -> None:
+def test_quoted_blocks_equal_the_quoted_whole(blocks: list[bytes]) -> None:
     quoter = wire.Quoter()
     sent = b"".join(map(quoter.feed, blocks)) + quoter.finish()
     whole = smtplib_quotes(b"".join(blocks))
@@ -81,6 +81,6 @@ def test_text_blocks_get_the_line_ends_of_the_whole(blocks: list[str]) -> None:
     assert sent == (whole if whole.endswith(b"\r\n") else whole + b"\r\n")
 
 
-def test_unquoted_blocks_only_get_their_last_line_end() -> None:
+def test_unquoted_blocks_get_their_last_line_end_only() -> None:
     quoter = wire.Quoter(quoting=False)
     assert [quoter.feed(b"\n.a\r"), quoter.feed(b"\n"), quoter.finish()] == [b"\n.a\r", b"\n", b""]

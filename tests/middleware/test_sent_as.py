@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.filterwarnings("ignore:Unknown REQUEST_METHOD")
 @pytest.mark.parametrize("name", shapes.SHAPES)
-def test_what_the_server_gets_is_valid(name: str) -> None:
+def test_server_gets_a_valid_response(name: str) -> None:
     shape = shapes.SHAPES[name]
     for method, coalesce in itertools.product(["GET", "HEAD"], [False, True]):
         app = wsgiref.validate.validator(WSGIFast(shape.view, coalesce=coalesce))
@@ -43,7 +43,7 @@ def test_what_the_server_gets_is_valid(name: str) -> None:
         "servers-own-wrapper", "sized-iterable",
     ],
 )  # fmt: skip
-def test_the_middleware_is_a_valid_server_to_the_app(name: str) -> None:
+def test_app_gets_a_valid_server(name: str) -> None:
     shape = shapes.SHAPES[name]
     app = WSGIFast(wsgiref.validate.validator(shape.view))
     server = Server(wsgiref.validate.validator(app), new_environ(path=f"/{name}"))
@@ -85,9 +85,7 @@ def test_environ_says_how_the_body_is_sent(body: object, sent_as: str) -> None:
     ],
     ids=["list", "generator", "tuple", "file", "bare"],
 )
-def test_text_has_one_byte_order_mark_however_many_chunks_it_has(
-    charset: str, make: Callable[[], Any]
-) -> None:
+def test_text_of_many_chunks_has_one_byte_order_mark(charset: str, make: Callable[[], Any]) -> None:
     content_type = ("Content-Type", f"text/plain; charset={charset}")
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -137,7 +135,7 @@ def _blocks(size: int, block: int) -> tuple[bytes, ...]:
     ],
 )
 @pytest.mark.parametrize("declared", [False, True])
-def test_the_log_tells_what_a_stream_was(
+def test_stream_at_its_end_is_named_by_its_chunks(
     body: Any, sent_as: str, chunks: int, declared: bool
 ) -> None:
     if not isinstance(body, (list, str)):
@@ -153,7 +151,7 @@ def test_the_log_tells_what_a_stream_was(
     )
 
 
-def test_the_log_tells_of_a_stream_that_broke_off() -> None:
+def test_stream_that_broke_off_is_named_by_its_chunks() -> None:
     def broken() -> Iterator[bytes]:
         yield from [b"crumb"] * 10
         raise LookupError
@@ -180,7 +178,7 @@ def test_the_log_tells_of_a_stream_that_broke_off() -> None:
         ("X-Accel-Buffering", "no"),
     ],
 )
-def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
+def test_event_stream_is_never_coalesced(header: tuple[str, str]) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [header])
         return iter([b"x"] * 100)
@@ -193,13 +191,13 @@ def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     "header", [("X-Accel-Buffering", "yes"), ("X-Other", "no"), ("Content-Type", "text/plain")]
 )
-def test_other_streams_are_coalesced_when_asked(header: tuple[str, str]) -> None:
+def test_other_stream_is_coalesced_by_the_option(header: tuple[str, str]) -> None:
     server = Server(WSGIFast(returning(iter([b"x"] * 100), header), coalesce=True))
     server.finish()
     assert server.environ["wsgifast.sent_as"] == "coalesced"
 
 
-def test_the_event_stream_of_a_lazy_app_is_not_coalesced_either() -> None:
+def test_event_stream_of_a_lazy_app_is_not_coalesced() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [("Content-Type", "text/event-stream")])
         yield from [b"data: event\n\n"] * 100
@@ -209,7 +207,7 @@ def test_the_event_stream_of_a_lazy_app_is_not_coalesced_either() -> None:
     assert server.environ["wsgifast.sent_as"] == "stream"
 
 
-def test_only_lists_and_tuples_have_a_length_in_chunks() -> None:
+def test_length_in_chunks_is_that_of_lists_and_tuples() -> None:
     """A server takes the only chunk's size for the Content-Length; pywsgi iterates all twice."""
     for body in (
         *([b"a", b"b"], ("a",), [b"x" * 70_000] * 3, [b"x" * 1000] * 2000, "text", b"", []),
@@ -221,6 +219,6 @@ def test_only_lists_and_tuples_have_a_length_in_chunks() -> None:
             assert len(result) == len(list(result)), body
 
 
-def test_a_list_that_is_right_is_the_same_object_to_the_server() -> None:
+def test_list_that_is_right_is_passed_on_as_the_same_object() -> None:
     body = [b"one chunk"]
     assert serve(body, ("Content-Length", "9")).result is body

@@ -26,23 +26,23 @@ def alarm(request: pytest.FixtureRequest) -> Any:
     return made
 
 
-def test_it_does_not_go_off_unless_it_is_set(alarm: Any) -> None:
+def test_alarm_that_is_not_set_does_not_go_off(alarm: Any) -> None:
     assert not alarm.wait(0.001)
 
 
-def test_it_goes_off_once(alarm: Any) -> None:
+def test_alarm_goes_off_once(alarm: Any) -> None:
     alarm.set(0.001)
     assert alarm.wait(PATIENCE_S)
     assert not alarm.wait(0.001)
 
 
-def test_one_that_has_gone_off_before_the_wait_counts(alarm: Any) -> None:
+def test_alarm_that_went_off_before_the_wait_counts(alarm: Any) -> None:
     alarm.set(0)
     threading.Event().wait(0.002)
     assert alarm.wait(PATIENCE_S)
 
 
-def test_it_can_be_put_off_and_brought_forward(alarm: Any) -> None:
+def test_alarm_set_again_goes_off_at_the_new_time(alarm: Any) -> None:
     alarm.set(0.001)
     alarm.set(10 * PATIENCE_S)
     assert not alarm.wait(0.01)
@@ -52,7 +52,7 @@ def test_it_can_be_put_off_and_brought_forward(alarm: Any) -> None:
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_another_thread_sets_it_meanwhile(alarm: Any, before: bool) -> None:
+def test_alarm_set_by_another_thread_ends_the_wait(alarm: Any, before: bool) -> None:
     if before:
         alarm.set(10 * PATIENCE_S)
     went_off: list[bool] = []
@@ -64,7 +64,7 @@ def test_another_thread_sets_it_meanwhile(alarm: Any, before: bool) -> None:
 
 
 @pytest.mark.parametrize("error", [AttributeError, ImportError, OSError])
-def test_a_system_without_it_has_the_plain_one(
+def test_system_without_timerfd_has_the_plain_alarm(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def fail() -> None:
@@ -76,7 +76,7 @@ def test_a_system_without_it_has_the_plain_one(
 
 
 @pytest.mark.parametrize("seconds", [math.inf, 1e300, 1e10])
-def test_waits_and_alarms_without_an_end(alarm: Any, seconds: float) -> None:
+def test_alarm_and_wait_without_an_end_do_not_fail(alarm: Any, seconds: float) -> None:
     alarm.set(seconds)
     assert not alarm.wait(0.001)
     alarm.set(0.001)

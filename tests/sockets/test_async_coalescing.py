@@ -32,7 +32,7 @@ class Sink(asyncio.WriteTransport):
         return self.closing
 
 
-def test_async_gathers_what_is_written_in_one_turn() -> None:
+def test_async_writes_of_one_turn_are_sent_together() -> None:
     async def main() -> None:
         sink = Sink()
         writer = AsyncCoalescingWriter(sink, window_us=NEVER_US)
@@ -48,7 +48,7 @@ def test_async_gathers_what_is_written_in_one_turn() -> None:
     asyncio.run(main())
 
 
-def test_async_a_batch_older_than_the_window_or_full_leaves_within_the_turn() -> None:
+def test_async_batch_that_is_full_or_old_is_sent_within_the_turn() -> None:
     async def main() -> None:
         sink = Sink()
         writer = AsyncCoalescingWriter(sink, window_us=0)
@@ -77,7 +77,7 @@ def test_async_close_sends_the_rest_and_refuses_more() -> None:
     asyncio.run(main())
 
 
-def test_async_drain_is_backpressure() -> None:
+def test_async_drain_waits_for_a_full_connection() -> None:
     """drain() waits while the peer reads nothing, and everything arrives in order."""
 
     async def main() -> None:
@@ -107,7 +107,7 @@ def test_async_drain_is_backpressure() -> None:
     asyncio.run(main())
 
 
-def test_async_a_lost_connection_is_an_error() -> None:
+def test_async_write_to_a_lost_connection_raises() -> None:
     async def main() -> None:
         sink = Sink()
         writer = AsyncCoalescingWriter(sink)

@@ -8,11 +8,11 @@ from wsgifast.sockets import closing
 from wsgifast.sockets.closing import LINGER_S, Lingering
 
 
-def test_the_client_closes() -> None:
+def test_lingering_ends_when_the_client_closes() -> None:
     assert not Lingering(0.0).goes_on(0, 0.0)
 
 
-def test_a_client_that_goes_on_is_given_up_in_the_end() -> None:
+def test_lingering_has_a_limit_of_time() -> None:
     limits = Lingering(100.0)
     assert limits.deadline == 100.0 + LINGER_S
     now = 100.0
@@ -22,14 +22,14 @@ def test_a_client_that_goes_on_is_given_up_in_the_end() -> None:
     assert limits.deadline == 130.0
 
 
-def test_bytes_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lingering_has_a_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "_LINGER_BYTES", 1000)
     limits = Lingering(0.0)
     assert limits.goes_on(999, 0.0)
     assert not limits.goes_on(1, 0.0)
 
 
-def test_a_server_that_ends_waits_for_a_silent_client_alone() -> None:
+def test_lingering_of_a_server_that_ends_has_the_limit_of_silence() -> None:
     limits = Lingering(0.0)
     assert limits.goes_on(1, 5.0)
     limits.hurry()

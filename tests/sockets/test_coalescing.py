@@ -47,14 +47,14 @@ def test_partial_sends_keep_the_order(buffers: list[bytes], takes: int) -> None:
         assert sock.sent == b"".join(buffers)
 
 
-def test_one_call_tells_what_is_left(fake: Callable[..., FakeSocket]) -> None:
+def test_send_some_returns_what_is_left(fake: Callable[..., FakeSocket]) -> None:
     sock = fake(5)
     left = send_some(sock, [b"abc", b"def", b"ghi"])
     assert (sock.calls, b"".join(left)) == ([b"abcde"], b"fghi")
     assert send_some(sock, []) == ()
 
 
-def test_large_buffers_are_not_copied_and_may_be_many() -> None:
+def test_large_buffers_beyond_iov_max_are_sent_uncopied() -> None:
     buffers = [bytes([number % 256]) * 5000 for number in range(IOV_MAX + 10)]
     with tcp_pair() as pair:
         received: list[bytes] = []
@@ -66,14 +66,14 @@ def test_large_buffers_are_not_copied_and_may_be_many() -> None:
     assert received == [b"".join(buffers)]
 
 
-def test_tls_sends_many_large_buffers() -> None:
+def test_tls_socket_sends_many_large_buffers() -> None:
     buffers = [b"a" * 9000, b"b" * 9000]
     with tls_pair() as pair:
         send_all(pair.near, buffers)
         assert recv_exactly(pair.far, 18000) == b"".join(buffers)
 
 
-def test_a_full_non_blocking_socket_loses_nothing() -> None:
+def test_full_non_blocking_socket_loses_nothing() -> None:
     buffers: Sequence[bytes | memoryview] = [bytes([n % 256]) * 1000 for n in range(10_000)]
     expected = b"".join(buffers)
     with tcp_pair() as pair:
@@ -97,7 +97,7 @@ def test_a_full_non_blocking_socket_loses_nothing() -> None:
 
 
 @writers
-def test_a_lone_message_leaves_at_once(kind: type[Foreground]) -> None:
+def test_single_message_is_sent_at_once(kind: type[Foreground]) -> None:
     with tcp_pair() as pair:
         writer = kind(pair.near)
         writer.write(b"lone")
@@ -106,7 +106,7 @@ def test_a_lone_message_leaves_at_once(kind: type[Foreground]) -> None:
 
 
 @writers
-def test_order_is_kept_and_close_loses_nothing(kind: type[Foreground]) -> None:
+def test_writer_keeps_the_order_and_close_loses_nothing(kind: type[Foreground]) -> None:
     messages = [b"%d," % number for number in range(50_000)]
     with tcp_pair() as pair:
         received: list[bytes] = []
@@ -121,7 +121,7 @@ def test_order_is_kept_and_close_loses_nothing(kind: type[Foreground]) -> None:
 
 
 @writers
-def test_what_is_not_bytes_may_change_afterwards(
+def test_buffer_changed_after_the_write_is_sent_as_written(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
     sock = fake()
@@ -136,7 +136,7 @@ def test_what_is_not_bytes_may_change_afterwards(
 
 
 @writers
-def test_an_error_reaches_the_caller_and_stays(
+def test_failed_send_raises_then_and_at_each_later_call(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
     writer = kind(fake(2, BrokenPipeError("gone")))
@@ -156,7 +156,7 @@ def test_an_error_reaches_the_caller_and_stays(
 
 
 @writers
-def test_an_interrupted_send_breaks_the_writer(
+def test_interrupted_send_breaks_the_writer(
     kind: type[Foreground], monkeypatch: pytest.MonkeyPatch, fake: Callable[..., FakeSocket]
 ) -> None:
     """Nobody knows what has been sent, so going on would corrupt the stream."""
@@ -197,7 +197,9 @@ def test_write_while_another_thread_sends_is_an_error_and_is_not_sent(background
 
 
 @writers
-def test_a_closed_writer_refuses(kind: type[Foreground], fake: Callable[..., FakeSocket]) -> None:
+def test_closed_writer_refuses_writes(
+    kind: type[Foreground], fake: Callable[..., FakeSocket]
+) -> None:
     sock = fake()
     writer = kind(sock)
     writer.close()
@@ -208,7 +210,7 @@ def test_a_closed_writer_refuses(kind: type[Foreground], fake: Callable[..., Fak
 
 
 @writers
-def test_empty_messages_and_flushes_do_nothing(
+def test_empty_message_and_flush_send_nothing(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
     sock = fake()
@@ -230,14 +232,16 @@ def test_empty_messages_and_flushes_do_nothing(
         {"window_us": "10"},
     ],
 )
-def test_options_are_checked(options: dict[str, Any], fake: Callable[..., FakeSocket]) -> None:
+def test_options_that_cannot_work_are_refused(
+    options: dict[str, Any], fake: Callable[..., FakeSocket]
+) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         Foreground(fake(), **options)
 
 
 @writers
 @pytest.mark.parametrize("message", [5, "text", [1, 2], None])
-def test_what_is_no_bytes_is_refused(
+def test_message_that_is_not_bytes_is_refused(
     kind: type[Foreground],
     message: Any,
     fake: Callable[..., FakeSocket],
@@ -258,7 +262,7 @@ def test_what_is_no_bytes_is_refused(
 # Several threads
 
 
-def test_within_a_window_another_thread_sends_and_its_error_reaches_the_next_call() -> None:
+def test_error_of_the_sending_thread_raises_at_the_next_call() -> None:
     with tcp_pair() as pair:
         writer = SharedCoalescingWriter(pair.near, window_us=NEVER_US)
         writer.write(b"first")
@@ -272,7 +276,7 @@ def test_within_a_window_another_thread_sends_and_its_error_reaches_the_next_cal
         assert isinstance(caught.value.__cause__, BrokenPipeError)
 
 
-def test_a_forked_child_writes_on_and_repeats_nothing() -> None:
+def test_forked_child_writes_and_repeats_nothing() -> None:
     run_python(
         """
 import os, socket
@@ -295,7 +299,7 @@ assert recv_exactly(far, 26, timeout=20) == b"first,thread,child,parent,"
     )
 
 
-def test_threads_keep_their_messages_whole_and_in_order() -> None:
+def test_messages_of_several_threads_stay_whole_and_in_order() -> None:
     threads, messages, size = 4, 3000, 16
     with tcp_pair() as pair, SharedCoalescingWriter(pair.near, max_bytes=4096) as writer:
 
@@ -315,7 +319,7 @@ def test_threads_keep_their_messages_whole_and_in_order() -> None:
         assert own == [b"%04d:%010d;" % (name, number) for number in range(messages)]
 
 
-def test_writers_wait_for_room_and_learn_of_errors() -> None:
+def test_writes_to_a_full_queue_wait_and_raise_on_errors() -> None:
     """One thread is held by a peer that reads nothing; others fill the queue and then wait."""
     outcomes: list[str] = []
     with tcp_pair() as pair:

@@ -34,7 +34,7 @@ __all__ = ["fake"]
 WITHIN_US = 500_000.0  # a window that does not end before the next line
 
 
-def test_within_a_window_messages_are_gathered(fake: Callable[..., FakeSocket]) -> None:
+def test_messages_within_a_window_are_gathered(fake: Callable[..., FakeSocket]) -> None:
     sock = fake()
     writer = Foreground(sock, window_us=NEVER_US)
     for message in (b"a", b"b", b"c"):
@@ -44,7 +44,7 @@ def test_within_a_window_messages_are_gathered(fake: Callable[..., FakeSocket]) 
     assert sock.calls == [b"a", b"bc"]
 
 
-def test_without_a_window_nothing_is_gathered(fake: Callable[..., FakeSocket]) -> None:
+def test_messages_without_a_window_are_sent_at_once(fake: Callable[..., FakeSocket]) -> None:
     sock = fake()
     writer = Foreground(sock, window_us=0)
     writer.write(b"a")
@@ -52,7 +52,7 @@ def test_without_a_window_nothing_is_gathered(fake: Callable[..., FakeSocket]) -
     assert sock.calls == [b"a", b"b"]
 
 
-def test_a_full_batch_does_not_wait(fake: Callable[..., FakeSocket]) -> None:
+def test_full_batch_is_sent_at_once(fake: Callable[..., FakeSocket]) -> None:
     sock = fake()
     writer = Foreground(sock, window_us=NEVER_US, max_bytes=4)
     for message in (b"a", b"bc", b"de", b"f"):
@@ -79,7 +79,7 @@ MakePair = Callable[[], AbstractContextManager[Pair]]
 @both
 @make_pairs
 @timeouts
-def test_the_tail_of_a_burst_leaves_although_nobody_calls(
+def test_end_of_a_burst_is_sent_without_another_call(
     kind: Kind, make: MakePair, timeout: float | None
 ) -> None:
     with make() as pair:
@@ -92,7 +92,7 @@ def test_the_tail_of_a_burst_leaves_although_nobody_calls(
         writer.close()
 
 
-def test_the_tail_leaves_after_its_window_and_not_before() -> None:
+def test_end_of_a_burst_is_sent_after_its_window() -> None:
     with tcp_pair() as pair:
         patient = CoalescingWriter(pair.near, window_us=NEVER_US)
         with CoalescingWriter(pair.far) as other:
@@ -107,7 +107,7 @@ def test_the_tail_leaves_after_its_window_and_not_before() -> None:
         assert recv_exactly(pair.far, 6, timeout=20) == b"second"
 
 
-def test_the_tail_leaves_while_its_thread_computes() -> None:
+def test_end_of_a_burst_is_sent_while_its_thread_computes() -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near)
         writer.write(b"a")
@@ -115,7 +115,7 @@ def test_the_tail_leaves_while_its_thread_computes() -> None:
         wait_for(lambda: arrived(pair.far) == b"ab", "the flusher sends", interval=0)
 
 
-def test_without_the_flusher_the_tail_waits_for_a_call() -> None:
+def test_end_of_a_burst_without_the_flusher_waits_for_a_call() -> None:
     with tcp_pair() as pair:
         writer = Foreground(pair.near, window_us=NEVER_US)
         with CoalescingWriter(pair.far) as other:
@@ -130,7 +130,7 @@ def test_without_the_flusher_the_tail_waits_for_a_call() -> None:
         assert recv_exactly(pair.far, 4, timeout=20) == b"tail"
 
 
-def test_the_flusher_and_the_owner_together_keep_the_order() -> None:
+def test_flusher_and_owner_together_keep_the_order() -> None:
     """Bursts of all lengths with and without pauses, against a window that ends at once."""
     messages = [b"%05d;" % number for number in range(40_000)]
     with tcp_pair() as pair:
@@ -161,7 +161,7 @@ def _has(received: bytearray, size: int) -> bool:
 
 
 @timeouts
-def test_a_peer_that_takes_nothing_keeps_nobody_else_waiting(timeout: float | None) -> None:
+def test_peer_that_takes_nothing_delays_no_other(timeout: float | None) -> None:
     block = bytes(1 << 20)
     with tcp_pair() as slow, tcp_pair() as quick:
         slow.near.setblocking(False)
@@ -183,7 +183,7 @@ def test_a_peer_that_takes_nothing_keeps_nobody_else_waiting(timeout: float | No
         writer.close()
 
 
-def test_an_error_in_the_background_reaches_the_next_call() -> None:
+def test_error_in_the_flusher_raises_at_the_next_call() -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near, window_us=WITHIN_US)
         writer.write(b"first")
@@ -201,7 +201,7 @@ def test_an_error_in_the_background_reaches_the_next_call() -> None:
         assert recv_exactly(pair.near, 2, timeout=20) == b"ab"
 
 
-def test_a_closed_socket_is_an_error_and_not_the_end_of_the_flusher() -> None:
+def test_closed_socket_is_an_error_and_the_flusher_goes_on() -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near, window_us=WITHIN_US)
         writer.write(b"first")
@@ -213,7 +213,7 @@ def test_a_closed_socket_is_an_error_and_not_the_end_of_the_flusher() -> None:
 
 
 @both
-def test_a_dropped_writer_is_sent_and_freed(kind: Kind) -> None:
+def test_dropped_writer_is_sent_and_freed(kind: Kind) -> None:
     with tcp_pair() as pair:
         writer = kind(pair.near)
         writer.write(b"a")
@@ -228,7 +228,7 @@ def test_a_dropped_writer_is_sent_and_freed(kind: Kind) -> None:
             gc.enable()
 
 
-def test_one_thread_for_all_writers() -> None:
+def test_writers_share_one_flusher_thread() -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(5):
             pair = stack.enter_context(tcp_pair())
@@ -240,7 +240,7 @@ def test_one_thread_for_all_writers() -> None:
     assert names.count("wsgifast-flusher") == 1
 
 
-def test_nothing_runs_for_writers_that_hold_nothing() -> None:
+def test_flusher_sleeps_while_writers_are_empty() -> None:
     """The flusher looks at none of them, and a sender's thread ends."""
     with tcp_pair() as pair:
         single, shared = CoalescingWriter(pair.near), SharedCoalescingWriter(pair.near)
@@ -255,7 +255,7 @@ def test_nothing_runs_for_writers_that_hold_nothing() -> None:
         assert recv_exactly(pair.far, 2, timeout=20) == b"cd"
 
 
-def test_only_plain_sockets_have_a_flusher() -> None:
+def test_socket_that_is_not_plain_is_refused_with_a_flusher() -> None:
     with tls_pair() as pair:
         with pytest.raises(ConfigurationError, match="SSLSocket at once: pass background=False"):
             CoalescingWriter(pair.near)
@@ -266,7 +266,7 @@ def test_only_plain_sockets_have_a_flusher() -> None:
 
 
 @both
-def test_a_process_that_ends_sends_the_tail(kind: Kind) -> None:
+def test_process_that_ends_sends_the_end_of_a_burst(kind: Kind) -> None:
     with tcp_pair() as pair:
         code = f"""
 import socket
@@ -281,7 +281,7 @@ writer.write(b"b")
         assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
 
 
-def test_a_forked_child_leaves_the_tail_to_its_parent_and_has_a_flusher_of_its_own() -> None:
+def test_forked_child_drops_the_burst_and_has_its_own_flusher() -> None:
     """In a process of its own, as pytest has threads that a fork would lose."""
     run_python(
         """
@@ -311,7 +311,7 @@ assert far.recv(100) == b"", "the tail was sent twice"
     )
 
 
-def test_a_writer_that_was_written_to_while_it_left_is_looked_at_again() -> None:
+def test_writer_written_to_while_it_leaves_stays_watched() -> None:
     class Busy:
         looks = 0
 

@@ -136,7 +136,7 @@ def ftp(port: int) -> Iterator[object]:
         (ftp, b"220 ready\r\n", {b"AUTH": b"234 go\r\n"}),
     ],
 )
-def test_mail_and_ftp_clients_before_and_after_starttls(
+def test_nodelay_of_mail_and_ftp_clients_before_and_after_starttls(
     client: Callable[[int], Iterator[object]], greeting: bytes, lines: dict[bytes, bytes]
 ) -> None:
     with talking_server(lines, greeting) as port:
@@ -150,7 +150,7 @@ def test_mail_and_ftp_clients_before_and_after_starttls(
     assert kinds == [False, True]
 
 
-def test_http_connections_and_responses() -> None:
+def test_nodelay_of_http_connections_and_responses() -> None:
     with tcp_pair() as pair:
         client = http.client.HTTPConnection("localhost")
         with pytest.raises(SocketNotFound, match="HTTPConnection owns no socket"):
@@ -164,7 +164,7 @@ def test_http_connections_and_responses() -> None:
 
 
 @pytest.mark.parametrize("make", [tcp_pair, tls_pair])
-def test_sockets_and_their_files(
+def test_nodelay_of_sockets_and_their_files(
     make: Callable[[], contextlib.AbstractContextManager[Pair]],
 ) -> None:
     with make() as pair:
@@ -177,14 +177,14 @@ def test_sockets_and_their_files(
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_sockets_without_the_option(enabled: bool) -> None:
+def test_nodelay_of_a_socket_without_it_returns_false(enabled: bool) -> None:
     with unix_pair() as pair:
         assert set_nodelay(pair.near, enabled) is False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         assert set_nodelay(datagrams, enabled) is False
 
 
-def test_a_closed_socket_is_an_error() -> None:
+def test_nodelay_of_a_closed_socket_raises() -> None:
     with tcp_pair() as pair:
         pair.near.close()
         with pytest.raises(OSError):
@@ -194,13 +194,13 @@ def test_a_closed_socket_is_an_error() -> None:
 @pytest.mark.parametrize(
     "owner", [None, object(), "text", 7, io.BytesIO(), smtplib.SMTP(), ftplib.FTP()]
 )
-def test_what_owns_no_socket(owner: object) -> None:
+def test_nodelay_of_an_object_without_a_socket_raises(owner: object) -> None:
     assert owned_socket(owner) is None
     with pytest.raises(SocketNotFound, match=type(owner).__name__):
         set_nodelay(owner)
 
 
-def test_owners_that_own_each_other_end() -> None:
+def test_owners_that_own_each_other_own_no_socket() -> None:
     class Loop:
         sock: object
 
@@ -209,14 +209,14 @@ def test_owners_that_own_each_other_end() -> None:
     assert owned_socket(loop) is None
 
 
-def test_a_file_on_disk_owns_no_socket() -> None:
+def test_file_on_disk_owns_no_socket() -> None:
     with open(__file__, "rb") as file:
         assert owned_socket(file) is None
 
 
 @pytest.mark.parametrize("policy", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("tls", [False, True])
-def test_asyncio_streams_transports_and_protocols(
+def test_nodelay_of_asyncio_streams_transports_and_protocols(
     policy: Callable[[], asyncio.AbstractEventLoop], tls: bool
 ) -> None:
     server_side, client_side = tls_contexts()
@@ -255,7 +255,7 @@ def test_asyncio_streams_transports_and_protocols(
 
 
 @pytest.mark.parametrize("patch", ["", "import gevent.monkey; gevent.monkey.patch_all()"])
-def test_gevent_sockets(patch: str) -> None:
+def test_nodelay_of_gevent_sockets(patch: str) -> None:
     code = f"""
 {patch}
 import gevent.socket as socket
@@ -270,7 +270,7 @@ with socket.socket() as sock:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_which_sockets_are_plain() -> None:
+def test_plain_sockets_are_those_of_the_standard_class() -> None:
     class Own(socket.socket):
         pass
 
@@ -280,7 +280,7 @@ def test_which_sockets_are_plain() -> None:
         assert not is_plain_socket(own)
 
 
-def test_a_near_peer_gets_a_small_send_buffer_until_it_is_released() -> None:
+def test_near_peer_has_a_small_send_buffer_until_it_is_released() -> None:
     with tcp_pair() as pair, unix_pair() as unix:
         assert round_trip_us(pair.near) < 1_000_000
         changed = limit_send_buffer(pair.near)
@@ -313,7 +313,7 @@ class Options:
         self.set.append((option, value))
 
 
-def test_a_send_buffer_is_released_by_its_size_on_an_old_kernel() -> None:
+def test_send_buffer_on_an_old_kernel_is_released_by_its_size() -> None:
     old = Options(72, errno.ENOPROTOOPT)
     release_send_buffer(old)
     assert old.set == [(socket.SO_SNDBUF, 4 * 1024 * 1024)]
@@ -361,7 +361,7 @@ class Measured:
         (Measured(smoothed=20_000, least=15, known=104), 20_000, False),  # an old kernel
     ],
 )
-def test_a_busy_peer_is_still_near(peer: Measured, round_trip: int, near: bool) -> None:
+def test_busy_peer_is_still_near(peer: Measured, round_trip: int, near: bool) -> None:
     assert round_trip_us(peer) == round_trip
     assert limit_send_buffer(peer) is near
     assert (peer.send_buffer is not None) is near
@@ -387,10 +387,10 @@ def test_a_busy_peer_is_still_near(peer: Measured, round_trip: int, near: bool) 
         (80, None),
     ],
 )
-def test_addresses(text: object, address: tuple[str, int] | None) -> None:
+def test_address_is_parsed_or_none(text: object, address: tuple[str, int] | None) -> None:
     assert Address.read(text) == address
 
 
-def test_what_is_read_is_shown() -> None:
+def test_address_is_written_as_it_was_read() -> None:
     for text in ("127.0.0.1:8000", "[::1]:8000"):
         assert str(Address.read(text)) == text

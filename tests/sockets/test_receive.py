@@ -80,20 +80,20 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
-def test_receives_exactly_that_and_leaves_the_rest(pair: Pair) -> None:
+def test_receive_takes_exactly_the_size_and_leaves_the_rest(pair: Pair) -> None:
     with sending(pair.near, DATA, b"next"):
         assert recv_exactly(pair.far, len(DATA)) == DATA
         assert recv_exactly(pair.far, 4) == b"next"
 
 
-def test_fills_a_buffer(pair: Pair) -> None:
+def test_receive_into_a_buffer_fills_it(pair: Pair) -> None:
     buffer = bytearray(len(DATA) + 2)
     with sending(pair.near, DATA):
         recv_exactly_into(pair.far, memoryview(buffer)[1:-1])
     assert buffer == b"\0" + DATA + b"\0"
 
 
-def test_a_close_hands_over_what_came(pair: Pair) -> None:
+def test_early_close_raises_with_what_came(pair: Pair) -> None:
     pair.near.sendall(b"half")
     pair.near.close()
     with pytest.raises(ClosedEarly, match="after 4 of 10 bytes") as caught:
@@ -102,7 +102,7 @@ def test_a_close_hands_over_what_came(pair: Pair) -> None:
     assert isinstance(caught.value, EOFError)
 
 
-def test_a_close_leaves_what_came_in_the_callers_buffer(pair: Pair) -> None:
+def test_early_close_leaves_what_came_in_the_buffer(pair: Pair) -> None:
     pair.near.sendall(b"half")
     pair.near.close()
     buffer = bytearray(10)
@@ -112,7 +112,7 @@ def test_a_close_leaves_what_came_in_the_callers_buffer(pair: Pair) -> None:
     assert buffer == b"half" + bytes(6)
 
 
-def test_a_time_limit_is_for_the_whole(pair: Pair) -> None:
+def test_time_limit_is_for_the_whole_receive(pair: Pair) -> None:
     """A peer that sends a byte now and then does not prolong it."""
     stop = threading.Event()
 
@@ -137,12 +137,12 @@ def test_a_time_limit_is_for_the_whole(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3])
-def test_small_sizes(pair: Pair, size: int) -> None:
+def test_receive_of_small_sizes_returns_them(pair: Pair, size: int) -> None:
     pair.near.sendall(b"abcd")
     assert recv_exactly(pair.far, size) == b"abcd"[:size]
 
 
-def test_negative_sizes_are_refused() -> None:
+def test_negative_size_is_refused() -> None:
     with tcp_pair() as pair:
         with pytest.raises(ValueError, match="-1"):
             recv_exactly(pair.far, -1)
@@ -151,7 +151,7 @@ def test_negative_sizes_are_refused() -> None:
             asyncio.run(async_recv_exactly(pair.far, -1))
 
 
-def test_nothing_is_received_for_nothing() -> None:
+def test_receive_of_size_0_makes_no_call() -> None:
     """Size 0 does not even notice a connection that has ended."""
     count = ReceiveCount()
     with tcp_pair() as pair:
@@ -161,7 +161,7 @@ def test_nothing_is_received_for_nothing() -> None:
     assert count.calls == 0
 
 
-def test_a_blocking_socket_takes_one_call() -> None:
+def test_receive_on_a_blocking_socket_takes_one_call() -> None:
     count = ReceiveCount()
     with tcp_pair() as pair, sending(pair.near, *[DATA[:1000]] * 100):
         recv_exactly(pair.far, 100_000, count=count)
@@ -169,7 +169,7 @@ def test_a_blocking_socket_takes_one_call() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_without_other_threads_it_takes_two_calls_and_leaves_the_socket_as_it_was() -> None:
+def test_large_receive_without_other_threads_takes_two_calls() -> None:
     count = ReceiveCount()
     with tcp_pair() as pair:
         with sending(pair.near, DATA[:-1], DATA[-1:], b"next"):
@@ -180,7 +180,7 @@ def test_without_other_threads_it_takes_two_calls_and_leaves_the_socket_as_it_wa
 
 
 @pytest.mark.parametrize(("make", "threads"), [(tcp_pair, 2), (unix_pair, 1)])
-def test_beside_other_threads_and_without_tcp_a_large_receive_is_one_call(
+def test_large_receive_beside_threads_or_without_tcp_takes_one_call(
     make: Callable[[], contextlib.AbstractContextManager[Pair]],
     threads: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -194,7 +194,7 @@ def test_beside_other_threads_and_without_tcp_a_large_receive_is_one_call(
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("end", [socket.socket.close, reset])
-def test_a_large_receive_that_ends_early(end: Callable[[socket.socket], None]) -> None:
+def test_large_receive_that_ends_early_raises(end: Callable[[socket.socket], None]) -> None:
     """The peer sends less than would wake the receiver, and is gone."""
     with tcp_pair() as pair:
         timer = threading.Timer(0.1, end, [pair.near])
@@ -207,7 +207,7 @@ def test_a_large_receive_that_ends_early(end: Callable[[socket.socket], None]) -
         assert pair.far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
 
 
-def test_the_count_adds_up_and_tells_of_failures() -> None:
+def test_count_adds_up_and_includes_failed_receives() -> None:
     count = ReceiveCount()
     with tcp_pair() as pair:
         pair.near.sendall(b"abcdef")
@@ -218,7 +218,7 @@ def test_the_count_adds_up_and_tells_of_failures() -> None:
     assert (count.calls, count.received) == (3, 6)
 
 
-def test_a_reset_is_an_early_close() -> None:
+def test_reset_connection_is_an_early_close() -> None:
     with tcp_pair() as pair:
         pair.near.sendall(b"half")
         assert recv_exactly(pair.far, 1) == b"h"
@@ -228,7 +228,7 @@ def test_a_reset_is_an_early_close() -> None:
     assert isinstance(caught.value.__cause__, ConnectionResetError)
 
 
-def test_a_signal_does_not_end_it() -> None:
+def test_signal_does_not_end_the_receive() -> None:
     """The kernel returns early from MSG_WAITALL when a signal comes: the rest is asked for."""
     count = ReceiveCount()
     code = (
@@ -253,7 +253,7 @@ def test_a_signal_does_not_end_it() -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("size", [10, len(DATA)])
-def test_an_error_in_the_signal_handler_comes_through(size: int) -> None:
+def test_error_in_a_signal_handler_is_raised(size: int) -> None:
     class Stop(Exception):
         pass
 
@@ -275,7 +275,7 @@ def test_an_error_in_the_signal_handler_comes_through(size: int) -> None:
     assert count.calls == 1
 
 
-def test_a_non_blocking_socket_needs_a_time_limit() -> None:
+def test_non_blocking_socket_without_a_time_limit_is_refused() -> None:
     with tcp_pair() as pair:
         pair.far.setblocking(False)
         with pytest.raises(ValueError, match="timeout"):
@@ -284,7 +284,7 @@ def test_a_non_blocking_socket_needs_a_time_limit() -> None:
             assert recv_exactly(pair.far, len(DATA), timeout=20) == DATA
 
 
-def test_other_buffers() -> None:
+def test_receive_into_other_kinds_of_buffers_fills_them() -> None:
     numbers = array.array("I", [0, 0])
     with tcp_pair() as pair:
         pair.near.sendall(b"\1\0\0\0\2\0\0\0xx")
@@ -295,7 +295,7 @@ def test_other_buffers() -> None:
         assert recv_exactly(pair.far, 2) == b"xx"
 
 
-def test_a_buffer_is_free_again_after_an_error() -> None:
+def test_buffer_after_an_error_can_be_resized() -> None:
     buffer = bytearray(10)
     with tcp_pair() as pair:
         pair.near.close()
@@ -306,7 +306,7 @@ def test_a_buffer_is_free_again_after_an_error() -> None:
     buffer.append(1)  # BufferError while a view of it exists
 
 
-def test_more_than_two_gib() -> None:
+def test_receive_of_more_than_two_gib_returns_them() -> None:
     """The kernel moves 2 GiB less a page in one call at most: there must be a second one.
 
     The buffer is never touched as a whole: a fake socket only says that it was filled.
@@ -338,7 +338,7 @@ def test_more_than_two_gib() -> None:
     assert len(Sparse.sizes) == 3
 
 
-def test_tls_records_that_are_split() -> None:
+def test_split_tls_records_are_received_whole() -> None:
     """A readable socket is not a readable record: half of one must not block past the limit."""
     with tls_pair() as pair:
         pair.near.sendall(b"whole")
@@ -374,7 +374,7 @@ else:
 
 
 @pytest.mark.parametrize("patch", ["", "import gevent.monkey; gevent.monkey.patch_all()"])
-def test_gevent_runs_other_greenlets_meanwhile(patch: str) -> None:
+def test_gevent_socket_lets_other_greenlets_run(patch: str) -> None:
     code = GEVENT.format(patch=patch)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
@@ -400,7 +400,7 @@ loops = pytest.mark.parametrize("loop_name", ["asyncio", "uvloop"])
 
 
 @loops
-def test_async_receives_exactly_that(loop_name: str) -> None:
+def test_async_receive_takes_exactly_the_size(loop_name: str) -> None:
     async def main(pair: Pair) -> None:
         with sending(pair.near, DATA, b"next"):
             assert await async_recv_exactly(pair.far, len(DATA)) == DATA
@@ -411,7 +411,7 @@ def test_async_receives_exactly_that(loop_name: str) -> None:
 
 
 @loops
-def test_async_close_hands_over_what_came(loop_name: str) -> None:
+def test_async_early_close_raises_with_what_came(loop_name: str) -> None:
     async def main(pair: Pair) -> None:
         pair.near.sendall(b"half")
         pair.near.close()
@@ -423,7 +423,7 @@ def test_async_close_hands_over_what_came(loop_name: str) -> None:
 
 
 @loops
-def test_async_can_be_cancelled_and_goes_on_where_it_was(loop_name: str) -> None:
+def test_async_receive_after_a_cancelled_one_goes_on(loop_name: str) -> None:
     async def main(pair: Pair) -> None:
         buffer = bytearray(6)
         count = ReceiveCount()
@@ -442,7 +442,7 @@ def test_async_can_be_cancelled_and_goes_on_where_it_was(loop_name: str) -> None
     run(main, loop_name)
 
 
-def test_async_lets_other_tasks_run() -> None:
+def test_async_receive_lets_other_tasks_run() -> None:
     async def main(pair: Pair) -> None:
         turns = 0
 
@@ -462,7 +462,7 @@ def test_async_lets_other_tasks_run() -> None:
     run(main, "asyncio")
 
 
-def test_async_refuses_blocking_and_tls_sockets() -> None:
+def test_async_receive_refuses_blocking_and_tls_sockets() -> None:
     async def receive(sock: socket.socket) -> None:
         await async_recv_exactly(sock, 1)
 
@@ -501,7 +501,7 @@ def test_receive_without_a_time_limit_waits(pair: Pair, own: float | None, timeo
 
 
 @pytest.mark.parametrize("timeout", WRONG_LIMITS, ids=repr)
-def test_time_limit_that_is_none_is_named(pair: Pair, timeout: Any) -> None:
+def test_time_limit_that_cannot_be_is_named(pair: Pair, timeout: Any) -> None:
     pair.near.sendall(b"abcd")
     for call in (
         lambda: recv_exactly(pair.far, 4, timeout=timeout),

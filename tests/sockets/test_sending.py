@@ -47,7 +47,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("mode", ["rb", "r+b", "a+b"])
 @pytest.mark.parametrize("buffering", [0, -1])
-def test_binary_files_from_where_they_stand(path: Path, mode: str, buffering: int) -> None:
+def test_segment_of_a_binary_file_begins_at_its_position(
+    path: Path, mode: str, buffering: int
+) -> None:
     with path.open(mode, buffering=buffering) as file:
         file.seek(0)
         assert file_segment(file) == FileSegment(file.fileno(), 0, len(DATA))
@@ -59,7 +61,7 @@ def test_binary_files_from_where_they_stand(path: Path, mode: str, buffering: in
         assert file_segment(file) == FileSegment(file.fileno(), len(DATA) + 100, 0)
 
 
-def test_what_was_written_is_there(path: Path) -> None:
+def test_segment_after_a_write_includes_it(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(0, io.SEEK_END)
         file.write(b"more")
@@ -71,7 +73,7 @@ def test_what_was_written_is_there(path: Path) -> None:
         assert file.tell() == 6
 
 
-def test_temporary_files() -> None:
+def test_segment_of_a_temporary_file_is_its_descriptor() -> None:
     with tempfile.TemporaryFile() as file:
         file.write(b"abc")
         file.seek(1)
@@ -82,7 +84,7 @@ def test_temporary_files() -> None:
         assert file_segment(named) == FileSegment(named.fileno(), 0, 3)
 
 
-def test_a_spooled_file_only_from_disk() -> None:
+def test_segment_of_a_spooled_file_only_from_disk() -> None:
     with tempfile.SpooledTemporaryFile(max_size=10) as file:
         file.write(b"abc")
         file.seek(0)
@@ -120,7 +122,7 @@ class Upper(io.FileIO):
         *("buffered own class", "write-only raw", "descriptor"),
     ],
 )
-def test_what_does_not_qualify(path: Path, make: Callable[[Path], object]) -> None:
+def test_file_with_other_bytes_has_no_segment(path: Path, make: Callable[[Path], object]) -> None:
     file = make(path)
     try:
         assert file_segment(file) is None
@@ -131,7 +133,7 @@ def test_what_does_not_qualify(path: Path, make: Callable[[Path], object]) -> No
             file.close()  # type: ignore[attr-defined]
 
 
-def test_members_of_archives_do_not_qualify(path: Path) -> None:
+def test_member_of_an_archive_has_no_segment(path: Path) -> None:
     with tarfile.open(path.with_suffix(".tar"), "w") as tar:
         tar.add(path, "data")
     with tarfile.open(path.with_suffix(".tar")) as tar, tar.extractfile("data") as member:  # type: ignore[union-attr]
@@ -142,7 +144,7 @@ def test_members_of_archives_do_not_qualify(path: Path) -> None:
         assert file_segment(inner) is None
 
 
-def test_pipes_and_sockets_do_not_qualify() -> None:
+def test_pipe_and_socket_have_no_segment() -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as file, os.fdopen(writing, "wb"):
         assert file_segment(file) is None
@@ -150,7 +152,7 @@ def test_pipes_and_sockets_do_not_qualify() -> None:
         assert file_segment(stream) is None
 
 
-def test_an_empty_file_has_nothing_to_send(tmp_path: Path) -> None:
+def test_empty_file_has_nothing_to_send(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with (tmp_path / "empty").open("rb") as file:
         segment = file_segment(file)
@@ -158,7 +160,7 @@ def test_an_empty_file_has_nothing_to_send(tmp_path: Path) -> None:
         assert segment[1:] == (0, 0)
 
 
-def test_a_file_that_claims_a_size_it_has_not() -> None:
+def test_file_with_a_wrong_size_has_no_segment() -> None:
     """As /sys does; whoever reads such a file to its end gets all of it."""
     path = Path("/sys/class/net/lo/mtu")
     if not path.exists():
@@ -168,7 +170,7 @@ def test_a_file_that_claims_a_size_it_has_not() -> None:
         assert file_segment(file) is None
 
 
-def test_a_file_that_is_one_hole_has_its_size(tmp_path: Path) -> None:
+def test_file_that_is_one_hole_has_its_size(tmp_path: Path) -> None:
     with (tmp_path / "hole").open("w+b") as file, tcp_pair() as pair:
         file.truncate(5000)
         assert os.fstat(file.fileno()).st_blocks == 0
@@ -179,7 +181,7 @@ def test_a_file_that_is_one_hole_has_its_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("buffering", [0, -1])
-def test_a_closed_file_is_an_error(path: Path, buffering: int) -> None:
+def test_closed_file_raises(path: Path, buffering: int) -> None:
     file = path.open("rb", buffering=buffering)
     file.close()
     with pytest.raises(ValueError):
@@ -208,7 +210,7 @@ def contents(file: IO[bytes]) -> bytes:
 
 @pairs
 @pytest.mark.parametrize("timeout", [None, 20.0])
-def test_sends_a_part_and_leaves_the_position(
+def test_send_of_a_part_leaves_the_position(
     make: MakePair, timeout: float | None, large: IO[bytes]
 ) -> None:
     large.seek(17)
@@ -225,7 +227,7 @@ def test_sends_a_part_and_leaves_the_position(
 
 
 @pairs
-def test_a_truncated_file_ends_with_an_error(make: MakePair, path: Path) -> None:
+def test_truncated_file_raises(make: MakePair, path: Path) -> None:
     with path.open("rb") as file, make() as pair:
         segment = FileSegment(file.fileno(), 10, len(DATA))
         with pytest.raises(FileTruncated, match=f"10 of {len(DATA)} bytes"):
@@ -233,7 +235,7 @@ def test_a_truncated_file_ends_with_an_error(make: MakePair, path: Path) -> None
         assert recv_exactly(pair.far, len(DATA) - 10) == DATA[10:]
 
 
-def test_a_grown_file_is_sent_to_its_promised_length(path: Path) -> None:
+def test_grown_file_is_sent_to_its_promised_length(path: Path) -> None:
     with path.open("r+b") as file, tcp_pair() as pair:
         segment = file_segment(file)
         assert segment is not None
@@ -247,7 +249,7 @@ def test_a_grown_file_is_sent_to_its_promised_length(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [tcp_pair, unix_pair])
-def test_a_peer_that_takes_nothing_times_out(make: MakePair, large: IO[bytes]) -> None:
+def test_peer_that_takes_nothing_times_out(make: MakePair, large: IO[bytes]) -> None:
     with make() as pair:
         pair.near.settimeout(0.1)
         with pytest.raises(TimeoutError):
@@ -255,7 +257,7 @@ def test_a_peer_that_takes_nothing_times_out(make: MakePair, large: IO[bytes]) -
 
 
 @pairs
-def test_a_peer_that_has_gone(make: MakePair, large: IO[bytes]) -> None:
+def test_peer_that_has_gone_raises(make: MakePair, large: IO[bytes]) -> None:
     with make() as pair:
         pair.far.close()
         with pytest.raises(OSError) as caught:
@@ -263,7 +265,7 @@ def test_a_peer_that_has_gone(make: MakePair, large: IO[bytes]) -> None:
     assert not isinstance(caught.value, FileTruncated)
 
 
-def test_a_file_system_without_sendfile(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def test_file_system_without_sendfile_is_read(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     def refused(*args: object) -> int:
         raise OSError(22, "Invalid argument")
 
@@ -273,7 +275,7 @@ def test_a_file_system_without_sendfile(monkeypatch: pytest.MonkeyPatch, path: P
         assert recv_exactly(pair.far, len(DATA) - 1) == DATA[1:]
 
 
-def test_partial_sends(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+def test_partial_sends_of_a_file_send_all(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     whole = os.sendfile
     monkeypatch.setattr(os, "sendfile", lambda out, fd, at, size: whole(out, fd, at, min(size, 7)))
     with path.open("rb") as file, tcp_pair() as pair:
@@ -314,7 +316,7 @@ def test_signals_cut_nothing_off(tmp_path: Path) -> None:
     assert received == [size]
 
 
-def test_offsets_beyond_four_gib(tmp_path: Path) -> None:
+def test_offset_beyond_four_gib_is_sent(tmp_path: Path) -> None:
     """A sparse file: its end lies where 32-bit offsets do not reach."""
     at = (5 << 30) - 3
     with (tmp_path / "sparse").open("w+b") as file, tcp_pair() as pair:
@@ -327,7 +329,7 @@ def test_offsets_beyond_four_gib(tmp_path: Path) -> None:
         assert recv_exactly(pair.far, 7) == b"\0\0\0\0end"
 
 
-def test_more_than_two_gib_take_several_calls(
+def test_file_over_two_gib_takes_several_calls(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[int, int]] = []
@@ -344,7 +346,7 @@ def test_more_than_two_gib_take_several_calls(
     assert asked[-1] == (5 << 30, 1)
 
 
-def test_gevent_runs_other_greenlets_meanwhile(tmp_path: Path) -> None:
+def test_gevent_socket_lets_other_greenlets_run(tmp_path: Path) -> None:
     """Also where only the socket module is patched, so that waiting in poll() would stop all."""
     code = """
 import gevent.monkey
@@ -368,7 +370,7 @@ with open(sys.argv[1], "w+b") as file:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_subclass_of_socket_sends_by_its_own_method(path: Path) -> None:
+def test_subclass_of_socket_sends_by_its_own_method(path: Path) -> None:
     """Each call has the timeout for itself: sendall() would have it for a whole block."""
 
     class Narrow(socket.socket):
@@ -393,14 +395,14 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 
 @needs_nowait
-def test_a_file_that_has_just_been_written_is_in_memory(fd: int) -> None:
+def test_file_just_written_is_cached(fd: int) -> None:
     for offset, size in ((0, 1), (0, len(PAGES)), (7, STEP_BYTES), (len(PAGES) - 1, 1)):
         assert cached_bytes(fd, offset, size) == size
     # Nothing is waited for behind the end.
     assert cached_bytes(fd, len(PAGES) - 5, 100) == 100
 
 
-def test_a_file_that_was_evicted_is_not(fd: int) -> None:
+def test_evicted_file_is_not_cached(fd: int) -> None:
     wait_until_missed(fd, lambda: cached_bytes(fd, 0, len(PAGES)) == 0)
     wait_until_missed(fd, lambda: read_cached(fd, 0, 10) is None)
     assert os.pread(fd, len(PAGES), 0) == PAGES
@@ -409,7 +411,7 @@ def test_a_file_that_was_evicted_is_not(fd: int) -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1, STEP_BYTES, STEP_BYTES + 1, 2 * STEP_BYTES, len(PAGES)])
-def test_what_is_counted_ends_before_the_first_gap(
+def test_cached_bytes_end_before_the_first_gap(
     fd: int, missing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel has everything before `missing`; nothing from there on is ever counted."""
@@ -430,7 +432,7 @@ def test_what_is_counted_ends_before_the_first_gap(
 @pytest.mark.parametrize(
     "error", [BlockingIOError(), OSError(errno.EOPNOTSUPP, ""), OSError(errno.EIO, "")]
 )
-def test_what_the_kernel_does_not_vouch_for_is_not_in_memory(
+def test_bytes_that_the_kernel_cannot_report_are_not_cached(
     fd: int, error: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> int:
@@ -446,14 +448,14 @@ def test_what_the_kernel_does_not_vouch_for_is_not_in_memory(
         assert read_cached(fd, 0, 10) is None
 
 
-def test_a_system_that_cannot_be_asked(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_nowait_has_nothing_cached(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "_NOWAIT", 0)
     assert cached_bytes(fd, 0, 10) == 0
     assert read_cached(fd, 0, 10) is None
 
 
 @needs_nowait
-def test_a_block_ends_with_the_file(fd: int) -> None:
+def test_cached_block_ends_with_the_file(fd: int) -> None:
     for offset, size in ((0, 10), (len(PAGES) - 3, 10), (len(PAGES), 10)):
         assert read_cached(fd, offset, size) == PAGES[offset : offset + size]
 

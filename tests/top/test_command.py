@@ -57,7 +57,7 @@ def address() -> Iterator[str]:
         thread.join()
 
 
-def test_once_and_json(
+def test_once_and_json_print_one_view(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WSGIFAST_METRICS", address)
@@ -72,7 +72,7 @@ def test_once_and_json(
     assert "threads   8 of 8 busy" in capsys.readouterr().out
 
 
-def test_without_a_terminal_it_is_plain_text_again_and_again(address: str) -> None:
+def test_view_without_a_terminal_is_printed_repeatedly(address: str) -> None:
     process = subprocess.Popen(
         [*COMMAND, address, "--interval", "0.05"], stdout=subprocess.PIPE, cwd=ROOT, text=True
     )
@@ -90,7 +90,7 @@ def test_without_a_terminal_it_is_plain_text_again_and_again(address: str) -> No
         process.stdout and process.stdout.close()
 
 
-def test_errors_are_one_sentence(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_one_sentence(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     assert cli.main(["top", f"127.0.0.1:{port}"]) == 2
     said = capsys.readouterr().err
@@ -102,7 +102,7 @@ def test_errors_are_one_sentence(address: str, capsys: pytest.CaptureFixture[str
     assert "ADDRESS='9100x': expected a host and a port" in capsys.readouterr().err
 
 
-def test_another_server_is_told_apart(
+def test_server_without_metrics_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -135,7 +135,7 @@ def test_another_server_is_told_apart(
         thread.join()
 
 
-def test_the_missing_extra_is_named(
+def test_missing_extra_is_named(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
@@ -163,7 +163,7 @@ def on_a_terminal(
         os.close(near)
 
 
-def test_on_a_terminal_it_is_live_until_q(address: str) -> None:
+def test_view_on_a_terminal_is_live_until_q(address: str) -> None:
     with on_a_terminal(address, "--interval", "0.1") as (process, terminal):
         shown = b""
 
@@ -186,7 +186,7 @@ def test_on_a_terminal_it_is_live_until_q(address: str) -> None:
     assert re.search(rb"\x1b\[\?1049l", shown), "the terminal is given back"
 
 
-def test_a_terminal_that_nobody_knows_gets_plain_text(address: str) -> None:
+def test_unknown_terminal_gets_plain_text(address: str) -> None:
     with on_a_terminal(address, "--interval", "0.05", kind="nonsense") as (_, terminal):
         shown = b""
         while shown.count(b"8 of 8 busy") < 2:

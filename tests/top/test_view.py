@@ -58,7 +58,7 @@ def exposition(*, quick: int, slow: int, failed: int, cpu: float, memory: int = 
     )
 
 
-def test_the_time_between_two_scrapes() -> None:
+def test_rates_are_those_between_two_scrapes() -> None:
     before = parsed(exposition(quick=100, slow=0, failed=3, cpu=10.0), 100.0)
     found = view(before, parsed(exposition(quick=300, slow=20, failed=7, cpu=13.0), 102.0))
     assert found.seconds == 2
@@ -80,14 +80,14 @@ def test_the_time_between_two_scrapes() -> None:
     assert (quick.pattern, quick.requests_per_s) == ("/page", 100)
 
 
-def test_a_server_that_has_begun_anew_counts_from_nothing() -> None:
+def test_restarted_server_counts_from_nothing() -> None:
     before = parsed(exposition(quick=1000, slow=50, failed=0, cpu=99.0), 0.0)
     found = view(before, parsed(exposition(quick=30, slow=0, failed=0, cpu=2.0), 2.0))
     assert found.requests_per_s == 15
     assert found.cpu == 1
 
 
-def test_what_a_server_does_not_tell_is_none() -> None:
+def test_metric_that_is_missing_is_none() -> None:
     nothing = parsed("", 0.0)
     found = view(nothing, nothing)
     for value in (found.workers, found.requests_per_s, found.p99_s, found.cpu, found.threads):
@@ -98,7 +98,7 @@ def test_what_a_server_does_not_tell_is_none() -> None:
     ]
 
 
-def test_its_text() -> None:
+def test_view_is_written_as_text() -> None:
     before = parsed(exposition(quick=100, slow=0, failed=3, cpu=10.0), 100.0)
     after = parsed(exposition(quick=300, slow=20, failed=7, cpu=13.0), 102.0)
     text = lines(view(before, after), "127.0.0.1:9100")
@@ -114,7 +114,7 @@ def test_its_text() -> None:
     assert " ".join(line.split()) == slowest
 
 
-def test_the_text_of_slow_clients() -> None:
+def test_slow_clients_are_written_as_text() -> None:
     nothing = parsed("", 0.0)
     path = "/movie\x1b[2J"
     slow = [Client(7, f"192.0.2.{number}:5", path, 300_000, 12.0, 800.0) for number in range(3)]
@@ -125,7 +125,7 @@ def test_the_text_of_slow_clients() -> None:
     ]
 
 
-def test_figures_stay_in_sight_on_a_narrow_terminal() -> None:
+def test_figures_stay_visible_on_a_narrow_terminal() -> None:
     before = exposition(quick=100, slow=0, failed=3, cpu=10.0)
     after = exposition(quick=300, slow=20, failed=7, cpu=13.0)
     long = "/api/organizations/<int:number>/projects"
@@ -142,7 +142,7 @@ def test_figures_stay_in_sight_on_a_narrow_terminal() -> None:
     assert any("/movie/movie" in line and line.endswith("…") for line in narrow)
 
 
-def test_every_metric_that_is_read_is_in_the_catalogue() -> None:
+def test_metrics_that_are_read_are_in_the_catalogue() -> None:
     source = Path(module.__file__).read_text()
     names = set(re.findall(r'"((?:wsgifast|http)_[a-z_]+)"', source))
     names -= {"http_route", "http_response_status_code"}
@@ -154,16 +154,16 @@ def test_every_metric_that_is_read_is_in_the_catalogue() -> None:
     ("share", "expected"),
     [(0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (0.75, 2.0), (0.99, 2.0), (1.0, 2.0)],
 )
-def test_quantiles_are_as_prometheus_has_them(share: float, expected: float) -> None:
+def test_quantile_equals_that_of_prometheus(share: float, expected: float) -> None:
     found = quantile(share, {1.0: 2, 2.0: 3, math.inf: 4})
     assert found == pytest.approx(expected)
 
 
-def test_without_an_observation_there_is_no_quantile() -> None:
+def test_quantile_without_an_observation_is_none() -> None:
     assert quantile(0.5, {}) is None
     assert quantile(0.5, {1.0: 0, math.inf: 0}) is None
 
 
-def test_what_is_no_exposition() -> None:
+def test_text_that_is_no_exposition_is_refused() -> None:
     with pytest.raises(WSGIFastError, match="text format"):
         parsed("<!doctype html>\n<p>hello", 0.0)
