@@ -162,7 +162,10 @@ class ContentCoding:
 
     async def _flushed(self, block: bytes) -> bytes:
         assert self.compressor is not None
-        return await self._added(block) + self.compressor.flush()
+        assert self._coding is not None
+        if len(block) < _THREAD_BYTES[self._coding]:
+            return self.compressor.flushed(block)
+        return await in_thread(self.compressor.flushed, block)
 
     async def _added(self, block: bytes) -> bytes:
         assert self.compressor is not None

@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.coded import Decoder, decoded
-from wsgifast import ConfigurationError
+from wsgifast import Compression, ConfigurationError
 from wsgifast.compression.codings import (
     DEFAULT_LEVELS,
     LEVELS,
     MAX_PADDING_BYTES,
+    TOTALS,
     available_codings,
     checked_codings,
     compress_file,
     compressor,
 )
+from wsgifast.metrics.requests import RequestMetrics
 
 CODINGS = ("zstd", "br", "gzip")
 TEXT = b'{"name": "value", "other": [1, 2, 3]}\n' * 400
@@ -116,3 +118,20 @@ def test_available_codings_without_packages_is_gzip() -> None:
         "br needs the package brotli, which is not installed: pip install brotli",
     ]
     assert available_codings() == CODINGS
+
+
+def test_totals_count_what_is_compressed() -> None:
+    options = Compression(padding=False)
+    before = TOTALS.uncoded_bytes["br"], TOTALS.coded_bytes["br"], TOTALS.cpu_seconds["br"]
+    whole = options.compressor("br", "text/plain", 5000).whole(b"x" * 5000)
+    stream = options.compressor("br", "text/plain", None)
+    parts = [stream.add(b"a" * 10), stream.flush(), stream.flushed(b"b" * 20), stream.finish()]
+    assert TOTALS.uncoded_bytes["br"] - before[0] == 5030
+    assert TOTALS.coded_bytes["br"] - before[1] == len(whole) + sum(map(len, parts))
+    assert TOTALS.cpu_seconds["br"] > before[2]
+    found = {
+        (point.metric.name, *point.labels): point.value for point in RequestMetrics().collect()
+    }
+    assert found["wsgifast_uncoded_bytes_total", "br"] == TOTALS.uncoded_bytes["br"]
+    assert found["wsgifast_coded_bytes_total", "br"] == TOTALS.coded_bytes["br"]
+    assert found["wsgifast_compression_cpu_seconds_total", "br"] == TOTALS.cpu_seconds["br"]

@@ -109,7 +109,8 @@ def test_what_the_process_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         metrics = exported(reader)
         assert len(asked) == collections
         told = {name: (type(m.data).__name__, m.data.data_points) for name, m in metrics.items()}
-        assert told.pop("wsgifast.content_length_errors")[0] == "Sum"
+        for name in ("content_length_errors", "uncoded", "coded", "compression_cpu"):
+            assert told.pop(f"wsgifast.{name}")[0] == "Sum"
         assert [(kind, each.value) for kind, (each,) in told.values()] == [
             ("Sum", 0), ("Sum", 3), ("Sum", 4), ("Gauge", 7), ("Sum", collections)
         ]  # fmt: skip

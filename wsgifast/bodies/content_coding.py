@@ -127,7 +127,7 @@ class ContentCoding:
         compressor = self.compressor
         if compressor is None or not block:
             return block
-        return self._count(block, compressor.add(block) + compressor.flush())
+        return self._count(block, compressor.flushed(block))
 
     def _start(self, decision: Decision, size: int | None) -> Compressor:
         assert decision.coding is not None

@@ -6,11 +6,15 @@ work.
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
+import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from time import thread_time
 from typing import Any
 
 from ..checks import list_of_text
@@ -116,6 +120,63 @@ class Compressor:
     def whole(self, content: bytes) -> bytes:
         """Compress a whole body."""
         return self.add(content) + self.finish()
+
+    def flushed(self, block: bytes) -> bytes:
+        """Compress a block, and hold nothing of it back."""
+        return self.add(block) + self.flush()
+
+
+class Totals:
+    """What this process has compressed, by coding: bytes before and after, and CPU seconds."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._lock = threading.Lock()
+        self.uncoded_bytes: Counter[str] = Counter()
+        self.coded_bytes: Counter[str] = Counter()
+        self.cpu_seconds: dict[str, float] = dict.fromkeys(SIBLING_SUFFIXES, 0.0)
+
+    def count(self, coding: str, uncoded_bytes: int, coded_bytes: int, cpu_seconds: float) -> None:
+        with self._lock:
+            self.uncoded_bytes[coding] += uncoded_bytes
+            self.coded_bytes[coding] += coded_bytes
+            self.cpu_seconds[coding] += cpu_seconds
+
+
+TOTALS = Totals()
+# A forked worker counts from zero: its parent reports what it has counted by itself.
+os.register_at_fork(after_in_child=TOTALS.reset)
+
+
+class Counted(Compressor):
+    """Counts what a compressor does in :data:`TOTALS`."""
+
+    def __init__(self, coding: str, inner: Compressor) -> None:
+        self._coding = coding
+        self._inner = inner
+
+    def add(self, block: bytes) -> bytes:
+        return self._counted(self._inner.add, block)
+
+    def flush(self) -> bytes:
+        return self._counted(lambda _: self._inner.flush(), b"")
+
+    def finish(self) -> bytes:
+        return self._counted(lambda _: self._inner.finish(), b"")
+
+    def whole(self, content: bytes) -> bytes:
+        return self._counted(self._inner.whole, content)
+
+    def flushed(self, block: bytes) -> bytes:
+        return self._counted(self._inner.flushed, block)
+
+    def _counted(self, call: Callable[[bytes], bytes], block: bytes) -> bytes:
+        began = thread_time()
+        coded = call(block)
+        TOTALS.count(self._coding, len(block), len(coded), thread_time() - began)
+        return coded
 
 
 class _Gzip(Compressor):

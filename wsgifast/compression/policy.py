@@ -19,7 +19,7 @@ from ..checks import check_switches, is_count, shown
 from ..errors import ConfigurationError
 from ..http.framing import has_body
 from ..http.head import TOKEN, parse_length
-from .codings import DEFAULT_LEVELS, LEVELS, Compressor, checked_codings, compressor
+from .codings import DEFAULT_LEVELS, LEVELS, Compressor, Counted, checked_codings, compressor
 
 Header = tuple[str, str]
 
@@ -115,7 +115,8 @@ class Compression:
         :param size: in bytes; None for a stream.
         """
         padding = self.padding and _PADDED.match(content_type.strip().lower()) is not None
-        return compressor(coding, level=self.levels[coding], size=size, padding=padding)
+        made = compressor(coding, level=self.levels[coding], size=size, padding=padding)
+        return Counted(coding, made)
 
     def is_worth_it(self, content_type: str, asked: bool | None) -> bool:
         """Whether bodies of a Content-Type are compressed.

@@ -11,8 +11,9 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
+from time import thread_time
 
-from ..compression.codings import compressor
+from ..compression.codings import TOTALS, compressor
 from ..compression.policy import Header, coded_copy_tag, coded_tag, uncoded_headers_dropped
 from ..sockets.sending import FileSegment, has_its_size
 from .conditions import is_etag
@@ -39,13 +40,15 @@ class CodedCopy(Kept):
     """A file in a content coding.
 
     :ivar body: None if the file does not get smaller.
+    :ivar uncoded_bytes: the size of the file.
     """
 
-    __slots__ = ("_made", "body", "checksum")
+    __slots__ = ("_made", "body", "checksum", "uncoded_bytes")
 
-    def __init__(self, body: bytes | None) -> None:
+    def __init__(self, body: bytes | None, uncoded_bytes: int) -> None:
         super().__init__(_COPY_COST_BYTES + len(body or b""))
         self.body = body
+        self.uncoded_bytes = uncoded_bytes
         self.checksum = zlib.crc32(body or b"")
         # One pair, so that threads see both or neither.
         self._made: tuple[Sequence[Header], Representation] | None = None
@@ -63,7 +66,10 @@ class CodedCopy(Kept):
         # A date is that of the uncoded file, too.
         if facts.if_range is not None and '"' not in facts.if_range:
             facts = facts._replace(range=None)
-        return self.representation(headers, coding, etag, ranges=ranges).plan(facts)
+        plan = self.representation(headers, coding, etag, ranges=ranges).plan(facts)
+        if plan.status == 200 and plan.segments:
+            TOTALS.count(coding, self.uncoded_bytes, len(self.body or b""), 0)
+        return plan
 
     def representation(
         self, headers: Sequence[Header], coding: str, etag: str | None, *, ranges: bool = True
@@ -157,8 +163,10 @@ def _make(segment: FileSegment, coding: str, identity: Identity) -> CodedCopy | 
         missing -= len(block)
     if identity_of(os.fstat(fd)) != identity:
         return None
+    began = thread_time()
     coded = compressor(coding, level=_LEVELS[coding], size=size).whole(b"".join(blocks))
-    return CodedCopy(coded if len(coded) <= size * (1 - _MIN_SAVING) else None)
+    TOTALS.count(coding, 0, 0, thread_time() - began)  # its bytes each time that they are sent
+    return CodedCopy(coded if len(coded) <= size * (1 - _MIN_SAVING) else None, size)
 
 
 # Of the whole process: the limit is one, whatever is wrapped how often.

@@ -56,6 +56,7 @@ ATTRIBUTES: Final = {
     "http_route": "http.route",
     "url_scheme": "url.scheme",
     "wsgifast_sent_as": "wsgifast.sent_as",
+    "coding": "wsgifast.coding",
     "kind": "wsgifast.kind",
     "reason": "wsgifast.reason",
     "state": "wsgifast.state",
@@ -84,6 +85,7 @@ CONNECTION_STATES: Final = (
 
 # What a connection was doing when its time was over.
 _TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
+_CODINGS = ("zstd", "br", "gzip")
 _ENDS = ("max_requests", "max_rss_bytes", "max_lifetime_s", "stuck", "failed", "stopped")
 
 # The bounds that the conventions advise, and three smaller ones, for short responses.
@@ -133,6 +135,21 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
             "wsgifast_content_length_errors_total", "counter", "{response}", ("kind",),
             "Bodies that did not match their Content-Length: short, long, or corrected in time.",
             known=("short", "long", "corrected"),
+        ),
+        Metric(
+            "wsgifast_uncoded_bytes_total", "counter", "By", ("coding",),
+            "Bytes of bodies that were sent compressed, before compression: zstd, br, gzip.",
+            known=_CODINGS,
+        ),
+        Metric(
+            "wsgifast_coded_bytes_total", "counter", "By", ("coding",),
+            "The same bodies' bytes after compression.",
+            known=_CODINGS,
+        ),
+        Metric(
+            "wsgifast_compression_cpu_seconds_total", "counter", "s", ("coding",),
+            "Processor time of compressing bodies.",
+            known=_CODINGS,
         ),
         Metric(
             "wsgifast_clients_left_total", "counter", "{response}", (),

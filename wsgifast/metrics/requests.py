@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from ..compression.codings import TOTALS
 from .catalogue import CATALOGUE, OTHER, REQUEST_LABELS, UNKNOWN, Metric
 from .periodic import Failures
 from .points import Distribution, Point, point, points_of
@@ -292,6 +293,9 @@ class RequestMetrics:
         yield from _added_up(_REPAIRED, repaired)
         yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
+        yield from points_of("wsgifast_uncoded_bytes_total", TOTALS.uncoded_bytes)
+        yield from points_of("wsgifast_coded_bytes_total", TOTALS.coded_bytes)
+        yield from points_of("wsgifast_compression_cpu_seconds_total", TOTALS.cpu_seconds)
 
     def _active(self, ended: Iterable[_Shown]) -> Iterator[Point]:
         """How many requests are active by their labels, 0 for others that have ended."""

@@ -12,10 +12,13 @@ from gunicorn.glogging import Logger
 from ..bodies.access_log import (
     APP_US,
     CHUNKS,
+    CODED_BYTES,
+    CODING,
     PATTERN,
     SEND_US,
     SENDFILE_BYTES,
     SENT_AS,
+    UNCODED_BYTES,
     WAIT_US,
     json_line,
     sent_text,
@@ -23,7 +26,10 @@ from ..bodies.access_log import (
 from .gunicorn_support import trusts_address
 
 # Environ keys that are copied as they are, if present.
-_OURS = (SENT_AS, CHUNKS, SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
+_OURS = (
+    *(SENT_AS, CHUNKS, CODING, UNCODED_BYTES, CODED_BYTES),
+    *(SENDFILE_BYTES, WAIT_US, APP_US, SEND_US),
+)
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
