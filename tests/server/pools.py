@@ -7,10 +7,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from wsgifast.server.poller import READ, Event, make_poller
+from wsgifast.server.poller import READ, EpollPoller, Event, Poller, SelectorsPoller
 from wsgifast.server.pool import Close, Pool, Task
 
-__all__ = ["PATIENCE_S", "SIZE", "SPARE", "App", "Gate", "Harness"]
+__all__ = ["PATIENCE_S", "SIZE", "SPARE", "App", "Gate", "Harness", "poller_of"]
 
 # Waiting that only a broken pool would sit out.
 PATIENCE_S = 60.0
@@ -20,6 +20,12 @@ SPARE = "wsgifast-spare-0"
 App = Callable[[], object]
 
 
+def poller_of(kind: str) -> Poller:
+    """:param kind: "epoll" or "selectors"."""
+    kinds: dict[str, type[Poller]] = {"epoll": EpollPoller, "selectors": SelectorsPoller}
+    return kinds[kind]()
+
+
 class Harness:
     """A pool with its monitor in a thread of its own, and sockets whose events are apps.
 
@@ -27,7 +33,7 @@ class Harness:
     """
 
     def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
-        self.poller = make_poller(kind)
+        self.poller = poller_of(kind)
         self.pool: Pool[App] = Pool(size, self.poller, self)
         self.received_in: set[str] = set()
         self.ran_in: set[str] = set()

@@ -21,6 +21,7 @@ from tests.server.connections import (
 )
 from tests.workers.bench import GET, LARGE, Bench, Client, echo, large, make_bench
 from tests.workers.serving import POLLERS
+from wsgifast.server.options import Options
 from wsgifast.server.poller import READ
 from wsgifast.server.states import (
     CLOSED,
@@ -39,8 +40,8 @@ __all__ = ["bench", "make_bench"]
 @pytest.mark.parametrize(
     ("sent", "state", "seconds", "status"),
     [
-        (b"", IDLE, FastWorker.head_timeout_s, None),
-        (b"GET / HT", RECEIVING, FastWorker.head_timeout_s, 408),
+        (b"", IDLE, Options.head_timeout_s, None),
+        (b"GET / HT", RECEIVING, Options.head_timeout_s, 408),
         (KNOWN + b"01234", RECEIVING, FastWorker.body_timeout_s, 408),
         (CHUNKED + b"a\r\n01234", RECEIVING, FastWorker.body_timeout_s, 408),
         (GET, IDLE, 5, 200),
@@ -73,26 +74,26 @@ def test_a_request_that_a_busy_server_has_not_come_to_is_not_late(
     if sent:
         assert client.read_response().status == 200
     client.send(GET)
-    bench.pass_time(FastWorker.head_timeout_s + 6)
+    bench.pass_time(Options.head_timeout_s + 6)
     assert client.read_response().status == 200
     assert client.is_in(IDLE)
     client.send(b"GET / HT")
     bench.pass_time(6)
     assert client.is_in(RECEIVING)
-    bench.pass_time(FastWorker.head_timeout_s + 1)
+    bench.pass_time(Options.head_timeout_s + 1)
     assert client.read_response().status == 408
 
 
 def test_each_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
     client = bench.connect()
-    bench.pass_time(FastWorker.head_timeout_s - 1)
+    bench.pass_time(Options.head_timeout_s - 1)
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     bench.run()
-    bench.pass_time(FastWorker.head_timeout_s - 1)
+    bench.pass_time(Options.head_timeout_s - 1)
     client.send(b"\r\nGET / HTTP/1.1\r\n")
     bench.run()
     assert client.read_response().status == 200
-    bench.pass_time(FastWorker.head_timeout_s - 1)
+    bench.pass_time(Options.head_timeout_s - 1)
     client.send(b"Host: a\r\n")  # which gives it no more
     bench.run()
     bench.pass_time(2)
@@ -263,7 +264,7 @@ def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, p
             raise StopIteration
         return echo(environ, start_response)
 
-    bench = make_bench(app, attributes={"poller_kind": poller})
+    bench = make_bench(app, attributes={"poller": poller})
     client = bench.connect()
     client.send_request("/mine")
     bench.run()
@@ -284,7 +285,7 @@ def test_a_socket_that_the_app_closes_after_its_end(make_bench: MakeBench, polle
             raise StopIteration
         return echo(environ, start_response)
 
-    bench = make_bench(app, attributes={"poller_kind": poller})
+    bench = make_bench(app, attributes={"poller": poller})
     client = bench.connect()
     client.send_request("/mine")
     bench.run()

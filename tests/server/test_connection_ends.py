@@ -18,6 +18,7 @@ from tests.server.connections import (
 )
 from tests.workers.bench import GET, Bench, make_bench
 from wsgifast.errors import ClientGone
+from wsgifast.server.options import Options
 from wsgifast.server.states import (
     CLOSED,
     LINGERING,
@@ -127,7 +128,7 @@ def test_an_error_of_our_own_ends_the_connection_only(
     client, other = bench.connect(), bench.connect()
     with monkeypatch.context() as patch:
         patch.setattr(type(client.near), failing, fail)
-        bench.clock.now += FastWorker.head_timeout_s - 1
+        bench.clock.now += Options.head_timeout_s - 1
         if failing == "on_overdue":
             other.send_request()
             bench.run()

@@ -13,10 +13,10 @@ from tests.support import http2
 from tests.support.tls import client_context, write_certificate
 from tests.workers.bench import Bench, echo, make_bench
 from wsgifast.server.http2 import outgoing
+from wsgifast.server.options import Options
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.pool import Pool
 from wsgifast.server.states import CLOSED, IDLE, LINGERING, STREAMS
-from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]
 
@@ -81,7 +81,7 @@ def test_tls_handshakes(
     bench.run()
     assert gone.is_in(CLOSED)
     assert bench.log.says("has ended in its handshake")
-    bench.pass_time(FastWorker.head_timeout_s + 1)
+    bench.pass_time(Options.head_timeout_s + 1)
     assert silent.is_in(CLOSED)
     assert silent.read_to_end() == b""
     client = bench.connect()
@@ -137,7 +137,7 @@ def test_every_end_of_a_handshake_makes_room_for_another(
             received.write(succeeds.receive_all_there_is())
     bench.run()
     assert list(handshakes) == [silent.near]
-    bench.pass_time(FastWorker.head_timeout_s + 1)
+    bench.pass_time(Options.head_timeout_s + 1)
     assert not handshakes
 
 

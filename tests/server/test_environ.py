@@ -13,7 +13,7 @@ from gunicorn.http import wsgi
 from gunicorn.http.errors import ConfigurationProblem, ParseException
 from gunicorn.http.message import Request
 
-from tests.workers.serving import has_setting
+from tests.workers.serving import has_setting, using
 from wsgifast.errors import MalformedRequest
 from wsgifast.server import environ
 from wsgifast.server.environ import EnvironFactory
@@ -74,8 +74,9 @@ def made_by_gunicorn(cfg: Any, head: bytes, peer: object, server: object) -> Any
 
 
 def exchanged(cfg: Any, head: bytes, peer: object, parser: str = "gunicorn") -> Exchange:
-    worker = SimpleNamespace(check_host=False, parser=parser)
-    exchange = parsers(worker, cfg)(peer).parse(head, peer, 1)
+    worker = SimpleNamespace(check_host=False)
+    with using(parser):
+        exchange = parsers(worker, cfg)(peer).parse(head, peer, 1)
     assert exchange is not None
     return exchange
 

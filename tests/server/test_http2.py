@@ -25,7 +25,7 @@ from wsgifast.errors import ClientGone
 from wsgifast.server.exchange import Exchange
 from wsgifast.server.http2.frames import ALL_STREAMS
 from wsgifast.server.http2.stream import RUNNING, Stream
-from wsgifast.workers.worker import FastWorker
+from wsgifast.server.options import Options
 
 __all__ = ["begin", "make_bench"]
 
@@ -214,7 +214,7 @@ def test_too_little_does_not_look_whole(begin: Begin) -> None:
 
 def test_an_idle_connection_ends(begin: Begin) -> None:
     peer = begin()
-    peer.bench.pass_time(FastWorker.head_timeout_s - 1)
+    peer.bench.pass_time(Options.head_timeout_s - 1)
     assert peer.get().status == 200
     peer.bench.pass_time(4)
     peer.run()
@@ -232,7 +232,7 @@ def test_a_connection_without_a_request_ends_after_the_time_for_heads(
     begin: Begin, sends: bytes
 ) -> None:
     peer = begin(keepalive=1)
-    peer.bench.pass_time(FastWorker.head_timeout_s - 1)
+    peer.bench.pass_time(Options.head_timeout_s - 1)
     peer.socket.send(sends)
     peer.run()
     assert not peer.has_ended

@@ -32,7 +32,7 @@ def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None
         assert shared.memory.used_bytes <= 20 * len(CONTENT)
         assert len(open_descriptors() - descriptors) >= 4  # two are in memory
         assert len(warnings) == 1
-        assert f"output_memory_bytes ({20 * len(CONTENT)})" in warnings[0]
+        assert f"more than {20 * len(CONTENT)} bytes" in warnings[0]
         for client in clients:
             assert drain_armed(client, 4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
             client.queue.reset()

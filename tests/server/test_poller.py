@@ -6,13 +6,13 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
+from tests.server.pools import poller_of
 from tests.support.descriptors import open_descriptors
 from tests.workers.serving import POLLERS
-from wsgifast.errors import ConfigurationError
 from wsgifast.server.poller import (
     HUNG_UP,
     READ,
@@ -31,7 +31,7 @@ Pair = tuple[socket.socket, socket.socket]
 
 @pytest.fixture(params=POLLERS)
 def poller(request: pytest.FixtureRequest) -> Iterator[Poller]:
-    made = make_poller(request.param)
+    made = poller_of(request.param)
     yield made
     made.close()
 
@@ -256,7 +256,7 @@ def test_a_wake_returns_the_next_poll_and_only_that(poller: Poller, pair: Pair) 
 def test_a_wake_of_a_closed_poller_is_nothing() -> None:
     for kind in POLLERS:
         before = open_descriptors()
-        poller = make_poller(kind)
+        poller = poller_of(kind)
         made = open_descriptors() - before
         assert len(made) == 3
         poller.close()
@@ -290,7 +290,7 @@ def test_a_listener_s_number_may_be_a_connection_s_next(poller: Poller, pair: Pa
 
 
 def test_a_descriptor_that_is_closed_before_its_change_is_taken_up() -> None:
-    poller = make_poller("selectors")
+    poller = poller_of("selectors")
     near, far = socket.socketpair()
     with far:
         poller.add(near.fileno(), READ)
@@ -339,23 +339,14 @@ def test_each_event_goes_to_one_thread(poller: Poller) -> None:
         far.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "made"),
-    [("epoll", EpollPoller), ("selectors", SelectorsPoller), ("auto", EpollPoller)],
-)
-def test_kinds(kind: str, made: Callable[[], Poller]) -> None:
-    poller = make_poller(kind)
-    assert type(poller) is made
+def test_epoll_is_used_where_there_is_one() -> None:
+    poller = make_poller()
+    assert type(poller) is EpollPoller
     poller.close()
 
 
 def test_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(select, "epoll")
-    with pytest.raises(ConfigurationError, match="this system has none; use 'selectors'"):
-        make_poller("epoll")
-    # What "auto" makes then; selectors' own choice was made when it was imported.
-    poller = make_poller("auto")
+    poller = make_poller()  # selectors' own choice was made when it was imported
     assert type(poller) is SelectorsPoller
     poller.close()
-    with pytest.raises(ConfigurationError, match="poller_kind='kqueue': expected one of"):
-        make_poller("kqueue")

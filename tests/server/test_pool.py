@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.pools import PATIENCE_S, SIZE, SPARE, App, Gate, Harness
+from tests.server.pools import PATIENCE_S, SIZE, SPARE, App, Gate, Harness, poller_of
 from tests.support.servers import wait_for
-from wsgifast.server.poller import READ, Event, make_poller
+from wsgifast.server.poller import READ, Event
 from wsgifast.server.pool import Pool
 
 
@@ -325,7 +325,7 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
         on_saturation=lambda: None,
         **nothing,
     )
-    pool: Pool[App] = Pool(1, make_poller(kind), work)
+    pool: Pool[App] = Pool(1, poller_of(kind), work)
     gate = Gate()
     pool.start()
     pool.push(lambda: gate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.descriptors import open_descriptors
-from tests.workers.serving import has_setting
+from tests.workers.serving import has_setting, split_options
 from wsgifast.errors import BodyTooLarge, RequestError
 from wsgifast.server.limits import Budget
 from wsgifast.server.receiving import ASKED, COMPLETE, MORE, Receiver
@@ -32,8 +33,9 @@ def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> A
     cfg = Config()
     for name, value in settings.items():
         cfg.set(name, value)
-    worker = type("Configured", (FastWorker,), attributes or {})
-    told = options(worker, Settings(cfg))
+    own, fixed = split_options(attributes or {})
+    worker = type("Configured", (FastWorker,), own)
+    told = dataclasses.replace(options(worker, Settings(cfg)), **fixed)
     parser = parsers(worker, Settings(cfg))(PEER)
     return lambda: Receiver(parser, PEER, told, Budget(told.bodies_on_disk_bytes))
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from wsgifast.server.poller import READ, make_poller
+from tests.server.pools import poller_of
+from wsgifast.server.poller import READ
 from wsgifast.server.registry import Registry
 
 LATE = float("inf")
@@ -178,7 +179,7 @@ def test_an_error_at_a_connections_end_closes_it_and_stops_no_sweep(
 @pytest.mark.parametrize("known", [False, True])
 def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: bool) -> None:
     """Its number would be another connection's by the time that it is armed."""
-    poller: Any = make_poller(kind)
+    poller: Any = poller_of(kind)
     registry: Registry[Waits] = Registry(
         poller, on_closed=lambda: None, log=logging.getLogger("test")
     )

@@ -7,6 +7,7 @@ that nothing happens outside :meth:`Bench.run`, which does all of it in the test
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import ssl
@@ -24,10 +25,9 @@ from gunicorn.config import Config
 from gunicorn.workers import base
 
 from tests.support.http import Connection
-from wsgifast.server import (
-    connection,
-)
-from wsgifast.workers import FastWorker
+from tests.workers.serving import split_options
+from wsgifast.server import connection, poller, server
+from wsgifast.workers import FastWorker, wiring, worker
 
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.
@@ -138,7 +138,7 @@ class Bench:
     """A worker, and the ways to make things happen to it.
 
     :param app: WSGI; runs in the test's thread.
-    :param attributes: the worker's class attributes.
+    :param attributes: the worker's class attributes, and what :func:`.serving.fix_options` takes.
     :param settings: gunicorn's settings.
     """
 
@@ -152,7 +152,17 @@ class Bench:
         for name, value in settings.items():
             cfg.set(name, value)
         self._undo.enter_context(mock.patch("time.monotonic", self.clock.monotonic))
-        made = type("BenchWorker", (FastWorker,), attributes or {})
+        own, fixed = split_options(attributes or {})
+        kind = fixed.pop("poller", None)
+        if kind is not None:
+            make = getattr(poller, f"{kind.capitalize()}Poller")
+            self._undo.enter_context(mock.patch.object(server, "make_poller", make))
+        self._undo.enter_context(
+            mock.patch.object(
+                worker, "options", lambda *args: dataclasses.replace(wiring.options(*args), **fixed)
+            )
+        )
+        made = type("BenchWorker", (FastWorker,), own)
         self.worker = made(0, os.getppid(), [], SimpleNamespace(), 30, cfg, self.log)
         # It would change the whole process: signals, descriptors, the user.
         with mock.patch.object(base.Worker, "init_process"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -10,14 +11,20 @@ import struct
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gunicorn.config
 
 from tests.support.http import Address
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import block
+from wsgifast.server import poller, server
+from wsgifast.server.options import Options
+from wsgifast.workers import wiring, worker
+from wsgifast.workers.attributes import ATTRIBUTES
 
 POLLERS = ("epoll", "selectors")
 
@@ -27,11 +34,45 @@ from wsgifast.workers import FastWorker
 class worker_class(FastWorker):
     pass
 
+from tests.workers.serving import fix_options
+fix_options({fixed!r})
 for name, value in {attributes!r}.items():
     assert hasattr(FastWorker, name), name
     setattr(worker_class, name, value)
 {more}
 """
+_FIXED = {field.name for field in dataclasses.fields(Options)} - ATTRIBUTES.keys() | {"poller"}
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split options into class attributes of the worker and what is fixed outside of tests."""
+    fixed = {name: value for name, value in options.items() if name in _FIXED}
+    return {name: options[name] for name in options if name not in fixed}, fixed
+
+
+def fix_options(fixed: Mapping[str, Any]) -> None:
+    """Have the workers of this process use other values of what is fixed outside of tests.
+
+    :param fixed: options of the server by their names; `poller`: "epoll" or "selectors".
+    """
+    changed = dict(fixed)
+    kind = changed.pop("poller", None)
+    if kind is not None:
+        setattr(server, "make_poller", getattr(poller, f"{kind.capitalize()}Poller"))  # noqa: B010
+    make = wiring.options
+
+    def options(*args: Any) -> Options:
+        return dataclasses.replace(make(*args), **changed)
+
+    setattr(worker, "options", options)  # noqa: B010
+
+
+def using(parser: str) -> AbstractContextManager[object]:
+    """Have parsers be made of one kind.
+
+    :param parser: "httptools" or "gunicorn".
+    """
+    return mock.patch.object(wiring, "_uses_httptools", return_value=parser == "httptools")
 
 
 def has_setting(name: str) -> bool:
@@ -60,7 +101,7 @@ def fast_worker(
     """Run gunicorn with FastWorker.
 
     :param options: gunicorn's command line.
-    :param attributes: class attributes of the worker.
+    :param attributes: class attributes of the worker, and what :func:`fix_options` takes.
     :param configuration: more lines of the configuration file (hooks).
     :param fails: it ends by itself.
     """
@@ -69,9 +110,8 @@ def fast_worker(
     bind = f"unix:{address}" if isinstance(address, str) else f"{address[0]}:{address[1]}"
     with tempfile.TemporaryDirectory(prefix="wsgifast-conf-") as folder:
         conf = Path(folder, "gunicorn.conf.py")
-        conf.write_text(
-            _CONFIGURATION.format(attributes=dict(attributes or {}), more=configuration)
-        )
+        own, fixed = split_options(attributes or {})
+        conf.write_text(_CONFIGURATION.format(attributes=own, fixed=fixed, more=configuration))
         argv = gunicorn_command("-c", str(conf), "-b", bind, "--access-logfile=-", *options, app)
         with live_server(argv, address, env=env, fails=fails) as server:
             yield server

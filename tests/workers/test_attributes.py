@@ -14,10 +14,9 @@ from wsgifast.workers.attributes import InvalidWorkerOption, check_attributes
         ("body_limit", "body_limit_bytes"),
         ("body_limit_byte", "body_limit_bytes"),
         ("send_timeout", "send_timeout_s"),
-        ("header_timeout_s", "head_timeout_s"),
         ("buffered_bodies", "buffer_bodies"),
-        ("output_ahead", "output_ahead_bytes"),
-        ("poller", "poller_kind"),
+        ("responses_on_disk", "responses_on_disk_bytes"),
+        ("max_rss", "max_rss_bytes"),
     ],
 )
 def test_misspelt_attribute_is_named_with_those_that_there_are(name: str, meant: str) -> None:
@@ -29,7 +28,7 @@ def test_misspelt_attribute_is_named_with_those_that_there_are(name: str, meant:
         sentence = str(caught.value)
         assert sentence.startswith(f"FastWorker.{name}=1: ")
         assert f"is {meant} meant?" in sentence
-        assert "body_memory_bytes, body_limit_bytes, bodies_on_disk_bytes" in sentence
+        assert "body_limit_bytes, bodies_on_disk_bytes, responses_on_disk_bytes" in sentence
 
 
 def test_attributes_of_a_subclass_of_its_own() -> None:
@@ -38,7 +37,7 @@ def test_attributes_of_a_subclass_of_its_own() -> None:
 
     class Worker(Mixin, FastWorker):
         body_limit_bytes = 5
-        head_timeout_s = 0.5
+        send_timeout_s = 0.5
         memory_limit_bytes = 2**30
         db_timeout_s = 3
         health_path = "/health"

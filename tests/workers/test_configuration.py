@@ -59,11 +59,11 @@ def test_a_subclass_gets_them_and_the_class_itself_does_not(names: Any) -> None:
 
 
 def test_names_of_its_own_are_left_alone(names: Any) -> None:
-    names.parser = ModuleType("argparse")
-    names.poller_kind = lambda: None
+    names.check_host = ModuleType("check_host")
+    names.buffer_bodies = lambda: None
     names.metrics, names.check, names.timeout = True, 1, 30
     configure(FastWorker, FastWorker)
-    assert (FastWorker.parser, FastWorker.poller_kind) == ("auto", "auto")
+    assert FastWorker.check_host is FastWorker.buffer_bodies is True
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,11 @@ def test_names_of_its_own_are_left_alone(names: Any) -> None:
             "nowhere",
             "FastWorker.metrics_bind='nowhere': expected a host and a port",
         ),
-        ("parser", "llhttp", "FastWorker.parser='llhttp': expected one of"),
         # As gunicorn's `bind` may be.
         ("metrics_bind", ["a:1"], "FastWorker.metrics_bind=['a:1']: expected a host and a port"),
         ("body_timeout_s", (30,), "FastWorker.body_timeout_s=(30,): expected seconds above 0"),
         ("max_rss_bytes", Decimal("NaN"), "expected bytes above 0"),
-        ("poller_kind", {"epoll"}, "FastWorker.poller_kind={'epoll'}: expected one of"),
+        ("check_host", {"a"}, "FastWorker.check_host={'a'}: expected True or False"),
     ],
 )
 def test_a_wrong_one_is_an_error_at_the_start(
@@ -111,18 +110,18 @@ def test_a_wrong_one_at_a_reload_leaves_the_options_as_they_were(
 ) -> None:
     names.body_limit_bytes = 5
     configure(FastWorker, FastWorker)
-    names.body_limit_bytes, names.body_memory_bytes = -1, 3
+    names.body_limit_bytes, names.bodies_on_disk_bytes = -1, 3
     fresh: Any = type("Mine", (FastWorker,), {})
     worker: Any
     for worker in (FastWorker, fresh):
         caplog.clear()
         configure(worker, FastWorker)
         assert worker.body_limit_bytes == 5
-        assert worker.body_memory_bytes != 3
+        assert worker.bodies_on_disk_bytes != 3
         assert "body_limit_bytes=-1: expected bytes, 0 or more. The options stay" in caplog.text
     names.body_limit_bytes = 6
     configure(FastWorker, FastWorker)
-    assert (FastWorker.body_limit_bytes, FastWorker.body_memory_bytes) == (6, 3)
+    assert (FastWorker.body_limit_bytes, FastWorker.bodies_on_disk_bytes) == (6, 3)
 
 
 def _answers(server: LiveServer) -> int:

@@ -35,14 +35,14 @@ LIMITS = {
 
 @pytest.fixture(scope="module", params=POLLERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    with served(poller_kind=request.param, **LIMITS) as running:
+    with served(poller=request.param, **LIMITS) as running:
         yield running
 
 
 @pytest.fixture(scope="module", params=POLLERS)
 def patient(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     """For clients that go on in the end, also where the machine stalls meanwhile."""
-    with served(poller_kind=request.param) as running:
+    with served(poller=request.param) as running:
         yield running
 
 
@@ -255,7 +255,7 @@ def test_apps_run_at_once_and_downloads_go_on_while_all_threads_are_busy(
 ) -> None:
     release = tmp_path / "release"
     with (
-        served(poller_kind=poller, head_timeout_s=1.0) as server,
+        served(poller=poller, head_timeout_s=1.0) as server,
         contextlib.ExitStack() as stack,
     ):
         download = stack.enter_context(Connection(server.address, receive_buffer=65_536))

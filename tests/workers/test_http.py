@@ -56,7 +56,7 @@ def client(
     kind = request.param
     options: list[str] = []
     attributes: dict[str, object] = {
-        "poller_kind": "selectors" if "selectors" in kind else "auto",
+        "poller": "selectors" if "selectors" in kind else "epoll",
         "buffer_bodies": "streamed" not in kind,
     }
     tls = None

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.long
 @pytest.mark.parametrize("poller", POLLERS)
 def test_term_lets_a_hundred_downloads_finish(poller: str) -> None:
     with (
-        fast_worker("--graceful-timeout=200", attributes={"poller_kind": poller}) as server,
+        fast_worker("--graceful-timeout=200", attributes={"poller": poller}) as server,
         contextlib.ExitStack() as stack,
     ):
         downloads = []
@@ -163,7 +163,7 @@ def test_reload_brings_the_new_app_and_cuts_no_download(tmp_path: Path, poller: 
     module = tmp_path / "reloaded.py"
     module.write_text(RELOADED.replace("{version}", "1"))
     options = ["--reload", "--reload-engine=poll", f"--pythonpath={tmp_path}"]
-    attributes = {"poller_kind": poller}
+    attributes = {"poller": poller}
     with (
         fast_worker(*options, app="reloaded:app", attributes=attributes) as server,
         Connection(server.address, receive_buffer=65_536) as download,

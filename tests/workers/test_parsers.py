@@ -26,13 +26,12 @@ from hypothesis import strategies as st
 from tests.attacks.requests import SEEDS, cuts, mutated
 from tests.support.effort import LONG, effort
 from tests.support.programs import ProgramMissing
-from tests.workers.serving import has_setting
+from tests.workers.serving import has_setting, using
 from wsgifast.errors import RequestError
 from wsgifast.server.limits import Budget
 from wsgifast.server.parser import Parser
 from wsgifast.server.receiving import COMPLETE, MORE, Receiver
 from wsgifast.workers import FastWorker
-from wsgifast.workers.attributes import InvalidWorkerOption, check_attributes
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.plain_request import PlainRequest
 from wsgifast.workers.wiring import options, parsers
@@ -85,8 +84,9 @@ class Side:
 
     def __init__(self, parser: str, cfg: Config, peer: Any, check_host: bool) -> None:
         settings = Settings(cfg)
-        worker = SimpleNamespace(check_host=check_host, parser=parser)
-        self.parser: Parser = parsers(worker, settings)(peer)
+        worker = SimpleNamespace(check_host=check_host)
+        with using(parser):
+            self.parser: Parser = parsers(worker, settings)(peer)
         self._options = options(FastWorker, settings)
         self._peer = peer
 
@@ -309,22 +309,17 @@ def test_made_up_requests(requests: list[tuple[bytes, list[bytes]]], chance: ran
 
 
 def test_which_parser_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(parser: str, **changed: Any) -> str:
-        return type(Side(parser, configured(**changed), TRUSTED, True).parser).__name__
+    def found(**changed: Any) -> str:
+        settings = Settings(configured(**changed))
+        return type(parsers(SimpleNamespace(check_host=True), settings)(TRUSTED)).__name__
 
-    assert found("auto") == found("httptools") == "HttptoolsParser"
-    assert found("gunicorn") == "GunicornParser"
+    assert found() == "HttptoolsParser"
     if has_setting("http_parser"):  # a choice between gunicorn's own
-        assert found("auto", http_parser="python") == "GunicornParser"
-        assert found("httptools", http_parser="python") == "HttptoolsParser"
+        assert found(http_parser="python") == "GunicornParser"
     if has_setting("protocol"):
-        assert found("auto", protocol="uwsgi") == "GunicornParser"
-        assert found("httptools", protocol="uwsgi") == "GunicornParser"
+        assert found(protocol="uwsgi") == "GunicornParser"
     monkeypatch.setitem(sys.modules, "httptools", None)  # as if it were not installed
-    assert found("auto") == "GunicornParser"
-    Worker = type("Worker", (FastWorker,), {"parser": "httptools"})
-    with pytest.raises(InvalidWorkerOption, match=r"pip install 'wsgifast\[fast\]'"):
-        check_attributes(Worker, FastWorker)
+    assert found() == "GunicornParser"
 
 
 @pytest.mark.skipif(not CORPUS, reason="WSGIFAST_GUNICORN_CORPUS names no folder")

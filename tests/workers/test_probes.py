@@ -18,20 +18,22 @@ from tests.support.servers import free_port, wait_for
 from tests.workers.bench import Bench, echo, large, make_bench
 from tests.workers.serving import fast_worker, reset
 from wsgifast.commands import cli
-from wsgifast.workers.metrics import state_of
+from wsgifast.workers.metrics import UNREADY_AFTER_S, state_of
 
 pytestmark = pytest.mark.long
 
 __all__ = ["make_bench"]
 
 THREADS = 4
+# Not after seconds in which no thread was free.
+_SOON = "import wsgifast.workers.metrics; wsgifast.workers.metrics.UNREADY_AFTER_S = 0.5"
 
 
 def test_probes_while_every_thread_is_busy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    attributes = {"metrics_bind": f"127.0.0.1:{port}", "unready_after_s": 0.5}
+    attributes = {"metrics_bind": f"127.0.0.1:{port}"}
 
     def ask(path: str) -> Response:
         return get(("127.0.0.1", port), path)
@@ -47,7 +49,7 @@ def test_probes_while_every_thread_is_busy(
 
     with (
         contextlib.ExitStack() as stack,
-        fast_worker(attributes=attributes) as server,
+        fast_worker(attributes=attributes, configuration=_SOON) as server,
     ):
         wait_for(says("/readyz", 200, "ready: 1 of 1 worker"), "it is ready")
         assert ask("/readyz").header("Cache-Control") == "no-store"
@@ -92,13 +94,13 @@ MakeBench = Callable[..., Bench]
 
 
 def test_the_state_of_a_worker(make_bench: MakeBench) -> None:
-    bench = make_bench(large, attributes={"unready_after_s": 7.0}, timeout=20)
+    bench = make_bench(large, timeout=20)
     bench.worker.beaten_at = 12.5
     bench.begin()
     state = state_of(bench.server, bench.worker)
     assert state.pid == os.getpid()
     assert (state.beat_at, state.exhausted_since, state.accepts) == (12.5, None, True)
-    assert (state.unready_after_s, state.lost_after_s) == (7.0, 40)
+    assert (state.unready_after_s, state.lost_after_s) == (UNREADY_AFTER_S, 40)
     (client,) = state.slow_clients
     assert client.path == "/"
     bench.server.pool.exhaustion.since = 3.25

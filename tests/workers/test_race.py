@@ -87,7 +87,7 @@ def _client(address: Address, seed: int, end: float, failures: list[str], done: 
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.parametrize("poller", POLLERS)
 def test_everything_at_once(poller: str) -> None:
-    with fast_worker(attributes={"poller_kind": poller}) as server:
+    with fast_worker(attributes={"poller": poller}) as server:
         before = stats(server)
         failures: list[str] = []
         done: list[int] = []

@@ -48,7 +48,7 @@ class Client:
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    with served(tmp_path_factory.mktemp("tls"), poller_kind=request.param) as client:
+    with served(tmp_path_factory.mktemp("tls"), poller=request.param) as client:
         yield client
 
 
@@ -58,7 +58,7 @@ def impatient(
 ) -> Iterator[Client]:
     """For clients that stop: the server does not wait for them for long."""
     folder = tmp_path_factory.mktemp("tls")
-    with served(folder, poller_kind=request.param, body_timeout_s=1.0) as client:
+    with served(folder, poller=request.param, body_timeout_s=1.0) as client:
         yield client
 
 

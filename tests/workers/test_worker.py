@@ -47,18 +47,17 @@ def configured(name: str, value: object) -> type[FastWorker]:
                 (0, -1, "30", None, math.nan, True, 10**400),
                 (1, 0.5, 1e300, math.inf),
             )
-            for which in ("body", "head", "send")
+            for which in ("body", "send")
         ),
         *(
             (name, (-1, math.nan, 10**400), (1, 10**300, math.inf))
-            for name in ("send_least_bytes_per_s", "max_rss_bytes", "max_lifetime_s")
+            for name in ("max_rss_bytes", "max_lifetime_s")
         ),
         *(
             (f"{which}_bytes", (-1, 1.0, "1", None, True), (0, 1, 2**40))
-            for which in ("body_memory", "body_limit", "output_ahead")
+            for which in ("body_limit", "bodies_on_disk", "responses_on_disk")
         ),
         ("buffer_bodies", (1, "no", None), (True, False)),
-        ("poller_kind", ("kqueue", None), ("auto", "epoll", "selectors")),
     ],
 )
 def test_options(name: str, wrong: tuple[Any, ...], right: tuple[Any, ...]) -> None:
@@ -392,7 +391,7 @@ def test_newcomers_are_left_to_siblings_that_may_have_a_free_thread(
 
 @pytest.mark.parametrize("poller_kind", ["epoll", "selectors"])
 def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str) -> None:
-    bench = make_bench(hello, attributes={"poller_kind": poller_kind})
+    bench = make_bench(hello, attributes={"poller": poller_kind})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         bench.begin_anew(listener)
         server = bench.server

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class Options:
     """A server's options. Those that are not listed here are documented in FastWorker.
 
+    Those with a value are the same for all: nobody has needed another one.
+
     :ivar threads: how many apps run at once.
     :ivar worker_connections: the most open connections.
     :ivar keepalive_s: how long an idle connection is kept open.
@@ -28,20 +30,31 @@ class Options:
     trailer_line_bytes: int
     trailer_fields: int
     buffer_bodies: bool
-    body_memory_bytes: int
     body_limit_bytes: int
     bodies_on_disk_bytes: int
     body_timeout_s: float
-    head_timeout_s: float
     send_timeout_s: float
-    send_least_bytes_per_s: float
-    output_ahead_bytes: int
-    output_memory_bytes: int
-    response_on_disk_bytes: int
     responses_on_disk_bytes: int
-    stuck_after_s: float
     kill_stuck_after_s: float
-    poller_kind: str
+    # For a request's head, from its first byte (or the connection's begin) on; then 408. It fits
+    # into a packet or two, also of slow clients.
+    head_timeout_s: float = 20.0
+    # Larger bodies go to a temporary file: forms fit in memory, uploads do not.
+    body_memory_bytes: int = 512 * 1024
+    # A client that takes fewer on average, after send_timeout_s, is dropped, as is one that sends
+    # so few (limits.BODY_BYTES_PER_S).
+    send_least_bytes_per_s: float = 500.0
+    # What waits in memory for one client, before the next block of a generator goes to a temporary
+    # file, to twice as much until then: several times what a socket takes at once.
+    output_ahead_bytes: int = 256 * 1024
+    # For all clients together, beside a little for each; the rest waits in temporary files.
+    output_memory_bytes: int = 64 * 1024 * 1024
+    # The most of one response in a temporary file: beyond it a generator, which may be endless,
+    # waits for its client.
+    response_on_disk_bytes: int = 1024 * 1024 * 1024
+    # After so long in which no thread has ended its request, it is logged what each of them does,
+    # and another thread calls the close() that a thread owes: gunicorn's own default of a timeout.
+    stuck_after_s: float = 30.0
 
 
 @dataclass(frozen=True)

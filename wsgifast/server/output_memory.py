@@ -47,7 +47,7 @@ class OutputMemory(Budget):
             told, self._told = self._told, True
         if not told:
             self._warn(
-                "Slow clients leave more than output_memory_bytes (%d) waiting: from now on what "
+                "Slow clients leave more than %d bytes waiting in memory: from now on what "
                 "exceeds it goes to temporary files in %s",
                 self._limit_bytes,
                 tempfile.gettempdir(),

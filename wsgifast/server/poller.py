@@ -26,8 +26,6 @@ import threading
 from collections import deque
 from typing import Protocol
 
-from ..errors import ConfigurationError
-
 # epoll's values of EPOLLIN and EPOLLOUT, so that its events need no translation. An event may have
 # more bits set (EPOLLHUP, EPOLLERR): the next read or write then fails.
 READ = 0x1
@@ -37,8 +35,6 @@ HUNG_UP = 0x2000
 
 # What a non-blocking socket raises, plain or TLS, if it has to be waited for.
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-POLLERS = ("auto", "epoll", "selectors")
 
 # epoll's event mask of an armed descriptor.
 _ONCE = {
@@ -92,18 +88,9 @@ class Poller(Protocol):
         """Close the poller's own descriptors; no thread may be polling."""
 
 
-def make_poller(kind: str) -> Poller:
-    """Make a poller.
-
-    :param kind: "epoll", "selectors", or "auto" for the first of them that this system has.
-    :raises ConfigurationError: for another kind, or for epoll on a system without it.
-    """
-    if kind not in POLLERS:
-        raise ConfigurationError(f"poller_kind={kind!r}: expected one of {POLLERS}")
-    has_epoll = hasattr(select, "epoll")
-    if kind == "epoll" and not has_epoll:
-        raise ConfigurationError("poller_kind='epoll': this system has none; use 'selectors'")
-    return EpollPoller() if has_epoll and kind != "selectors" else SelectorsPoller()
+def make_poller() -> Poller:
+    """Make the best poller that this system has."""
+    return EpollPoller() if hasattr(select, "epoll") else SelectorsPoller()
 
 
 class EpollPoller:

@@ -78,7 +78,7 @@ class Server:
         self._stopping = False
         self._killed = False
         self._sweep_pushed = False
-        self.poller = make_poller(options.poller_kind)
+        self.poller = make_poller()
         self.registry: Registry[Endpoint] = Registry(
             self.poller,
             on_closed=self._on_closed,

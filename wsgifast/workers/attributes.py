@@ -6,47 +6,32 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from threading import TIMEOUT_MAX
 from typing import Any
 
 from ..checks import is_count, is_number, shown
-from ..errors import ConfigurationError, MissingExtra
+from ..errors import ConfigurationError
 from ..metrics.setup import metrics_address
-from ..server.poller import POLLERS
-
-PARSERS = ("auto", "gunicorn", "httptools")
 
 # What is expected of each kind of attribute, as errors say it; and the rule.
 _BYTES = "bytes, 0 or more", is_count
 _SECONDS = "seconds above 0", lambda value: is_number(value, least=0, most=math.inf) and value > 0
-_RATE = "bytes a second, 0 for no limit", partial(is_number, least=0, most=math.inf)
 _MEMORY = "bytes above 0, math.inf for no limit", partial(is_number, least=1, most=math.inf)
 _FLAG = "True or False", lambda value: isinstance(value, bool)
 ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "buffer_bodies": _FLAG,
     "check_host": _FLAG,
-    "body_memory_bytes": _BYTES,
     "body_limit_bytes": _BYTES,
     "bodies_on_disk_bytes": _BYTES,
-    "output_ahead_bytes": _BYTES,
-    "output_memory_bytes": _BYTES,
-    "response_on_disk_bytes": _BYTES,
     "responses_on_disk_bytes": _BYTES,
     "body_timeout_s": _SECONDS,
-    "head_timeout_s": _SECONDS,
     "send_timeout_s": _SECONDS,
-    "stuck_after_s": _SECONDS,
     "kill_stuck_after_s": _SECONDS,
-    "unready_after_s": _SECONDS,
     "max_lifetime_s": _SECONDS,
-    "send_least_bytes_per_s": _RATE,
     "max_rss_bytes": _MEMORY,
     "metrics_bind": ("an address", lambda value: True),  # checked below
-    "parser": (f"one of {PARSERS}", PARSERS.__contains__),
-    "poller_kind": (f"one of {POLLERS}", POLLERS.__contains__),
 }
-_WITH_UNITS = [name for name in ATTRIBUTES if name.endswith(("_bytes", "_s"))] + ["poller_kind"]
+_WITH_UNITS = [name for name in ATTRIBUTES if name.endswith(("_bytes", "_s"))]
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
@@ -77,9 +62,6 @@ def check_attributes(worker: Any, base: type) -> None:
             metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
         except ConfigurationError as error:
             raise InvalidWorkerOption(str(error)) from None
-    if worker.parser == "httptools" and find_spec("httptools") is None:
-        missing = MissingExtra("FastWorker.parser='httptools'", "httptools", "fast")
-        raise InvalidWorkerOption(str(missing))
 
 
 def check_settings(cfg: Any) -> None:

@@ -48,6 +48,9 @@ from .attributes import InvalidWorkerOption
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 # The most slow clients in a worker's state.
 _MOST_CLIENTS = 20
+# After so many seconds in which no thread was free, /readyz answers that a worker is not ready:
+# longer than a burst of requests, shorter than a client waits.
+UNREADY_AFTER_S = 5.0
 # The arbiter replaces a worker that is silent for its `timeout`. If one is silent for this many
 # times as long, only a restart of the server can help.
 _LOST_AFTER_TIMEOUTS = 2
@@ -256,7 +259,7 @@ def state_of(server: Server, worker: Any) -> State:
         worker.beaten_at,
         server.pool.exhaustion.since,
         server.accepts,
-        worker.unready_after_s,
+        UNREADY_AFTER_S,
         _LOST_AFTER_TIMEOUTS * worker.cfg.timeout or math.inf,
         slowest_clients(list(server.connections), time.monotonic(), most=_MOST_CLIENTS),
     )

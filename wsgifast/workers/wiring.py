@@ -43,7 +43,7 @@ def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
 
     def make(settings: Settings, *, trusted: bool) -> Parser:
         parser = GunicornParser(settings, trusted=trusted, checks_host=checks_host)
-        if not _uses_httptools(worker.parser, settings):
+        if not _uses_httptools(settings):
             return parser
         from .httptools_parser import HttptoolsParser
 
@@ -71,9 +71,7 @@ def http2(settings: Settings) -> HTTP2Options:
     )
 
 
-def _uses_httptools(parser: str, settings: Settings) -> bool:
-    if parser != "auto" or settings.uses_uwsgi:
-        return parser == "httptools" and not settings.uses_uwsgi
+def _uses_httptools(settings: Settings) -> bool:
     # A user who has set http_parser wants one of gunicorn's own.
     chosen = getattr(settings, "http_parser", "auto") != "auto"
-    return not chosen and find_spec("httptools") is not None
+    return not (chosen or settings.uses_uwsgi) and find_spec("httptools") is not None

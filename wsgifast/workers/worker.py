@@ -69,33 +69,20 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads hold no
         thread. False: the app's thread reads them from the client, as with gthread.
-    :cvar body_memory_bytes: bodies up to this size are kept in memory, larger ones in a temporary
-        file.
     :cvar body_limit_bytes: larger bodies are refused with 413, since they could fill the disk. Not
         for those that the app's thread reads.
     :cvar bodies_on_disk_bytes: the most bytes that a worker keeps of bodies in temporary files, all
         together; whose body finds no room there is answered 503.
     :cvar body_timeout_s: a client that sends nothing of its body for this many seconds is answered
         408; so is one that has sent, after this time, less than 500 bytes a second on average.
-    :cvar head_timeout_s: seconds for a request's head, from its first byte (or the connection's
-        begin) on; then 408, or if nothing of it has come, the end of the connection.
     :cvar send_timeout_s: a client that takes no byte of a response for this many seconds is
-        dropped.
-    :cvar send_least_bytes_per_s: so is one that has taken, after this time, fewer bytes a second on
-        average; 0 for any.
-    :cvar output_ahead_bytes: what waits in memory for one client, before the next block of a
-        generator goes to a temporary file; to twice as much until then. Where it must not, as with
-        a stream of events, the generator is not asked for its next block.
-    :cvar response_on_disk_bytes: the most of one response in a temporary file; beyond it the
-        generator waits for its client. 0: it always does.
-    :cvar responses_on_disk_bytes: the most of all of them.
-    :cvar output_memory_bytes: what waits in memory for all clients together, beside 32 KiB for
-        each; the rest of their responses waits in temporary files.
+        dropped; so is one that has taken, after this time, less than 500 bytes a second on average.
+    :cvar responses_on_disk_bytes: the most bytes that a worker keeps of responses in temporary
+        files, all together, for clients that take them slowly.
     :cvar check_host: answer 400 to a request whose Host header is missing (from HTTP/1.1 on),
         malformed, or not the only one (RFC 9112 section 3.2).
-    :cvar stuck_after_s: after so many seconds in which no thread has ended its request, it is
-        logged what each of them is doing.
-    :cvar kill_stuck_after_s: after so many, the worker ends, and the arbiter starts another one.
+    :cvar kill_stuck_after_s: after so many seconds in which no thread has ended its request, the
+        worker ends, and the arbiter starts another one.
         `math.inf`: never. A stream without end is such a request too.
     :cvar max_rss_bytes: with more resident memory than this, shared pages included, a worker is
         replaced as after max_requests: it serves until what is under way is over.
@@ -104,36 +91,19 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     :cvar metrics_bind: a host and a port such as "127.0.0.1:9100", at which Prometheus finds the
         metrics of all workers (docs/reference/metrics.md). The environment variable
         WSGIFAST_METRICS comes before it. None: no metrics, unless that is set.
-    :cvar unready_after_s: after so many seconds in which no thread was free, /readyz of the metrics
-        address answers that this worker is not ready.
-    :cvar parser: "gunicorn" for its own parsers, "httptools" to parse by that what is plain, and
-        only the rest by them; "auto" for httptools where it is installed, unless gunicorn's setting
-        http_parser names one of its own.
-    :cvar poller_kind: "epoll", "selectors", or "auto" for the first of them that the system
-        has.
     """
 
     buffer_bodies = True
     check_host = True
-    body_memory_bytes = 512 * 1024
     body_limit_bytes = 1024 * 1024 * 1024
     bodies_on_disk_bytes = 16 * 1024 * 1024 * 1024
     body_timeout_s = 30.0
-    head_timeout_s = 20.0
     send_timeout_s = 60.0
-    send_least_bytes_per_s = 500.0
-    output_ahead_bytes = 256 * 1024
-    output_memory_bytes = 64 * 1024 * 1024
-    response_on_disk_bytes = 1024 * 1024 * 1024
     responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
-    stuck_after_s = 30.0
     kill_stuck_after_s = math.inf
-    unready_after_s = 5.0
     max_rss_bytes: float = math.inf
     max_lifetime_s = math.inf
     metrics_bind: str | None = None
-    parser = "auto"
-    poller_kind = "auto"
 
     # gunicorn's own, named here because it ships no types.
     alive: bool
