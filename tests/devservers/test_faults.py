@@ -60,7 +60,7 @@ def open_descriptors() -> int:
 
 
 @each_kind
-def test_a_body_that_is_none_is_a_500_that_says_why(kind: str) -> None:
+def test_body_none_is_a_500_that_says_why(kind: str) -> None:
     bodies: list[Any] = [42, None, "text", b"bytes", [b"ok", "text"]]
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -77,7 +77,7 @@ def test_a_body_that_is_none_is_a_500_that_says_why(kind: str) -> None:
 
 
 @each_kind
-def test_an_error_before_the_first_byte_is_a_500_and_the_connection_goes_on(kind: str) -> None:
+def test_error_before_the_first_byte_is_a_500(kind: str) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         path = environ["PATH_INFO"]
         if path == "/called":
@@ -97,7 +97,7 @@ def test_an_error_before_the_first_byte_is_a_500_and_the_connection_goes_on(kind
 
 
 @each_kind
-def test_an_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
+def test_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
     bodies = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -119,7 +119,7 @@ def test_an_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
 
 
 @each_kind
-def test_an_error_in_close_is_logged_and_ends_the_connection(kind: str) -> None:
+def test_error_in_close_is_logged_and_ends_the_connection(kind: str) -> None:
     class Unclosable(Body):
         def close(self) -> None:
             raise LookupError("the app's own")
@@ -135,7 +135,7 @@ def test_an_error_in_close_is_logged_and_ends_the_connection(kind: str) -> None:
 
 
 @each_kind
-def test_a_malformed_head_is_a_500(kind: str) -> None:
+def test_malformed_response_head_is_a_500(kind: str) -> None:
     heads: list[tuple[Any, Any]] = [
         ("200", [("Good", "a\r\nEvil: b")]),
         ("200", [("Bad name", "a")]),
@@ -167,7 +167,7 @@ def test_a_malformed_head_is_a_500(kind: str) -> None:
 
 
 @each_kind
-def test_start_response_may_be_called_again_only_with_exc_info(kind: str) -> None:
+def test_second_start_response_needs_exc_info(kind: str) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [])
         path = environ["PATH_INFO"]
@@ -192,7 +192,7 @@ def test_start_response_may_be_called_again_only_with_exc_info(kind: str) -> Non
 
 
 @each_kind
-def test_no_start_response_is_a_500(kind: str) -> None:
+def test_missing_start_response_is_a_500(kind: str) -> None:
     with serve(lambda environ, start_response: [b"x"], kind) as served:
         assert get(served.address).status == 500
     assert "without calling start_response" in served.log
@@ -227,7 +227,7 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
     ],
 )
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_client_that_leaves_costs_nothing(kind: str, sent: bytes, reset: bool) -> None:
+def test_client_that_leaves_leaves_nothing_open(kind: str, sent: bytes, reset: bool) -> None:
     requests: list[str] = []
     bodies: list[Body] = []
 
@@ -277,7 +277,7 @@ def stalling(served: Served, target: str) -> Connection:
 @each_threaded
 @pytest.mark.parametrize("sendfile", [True, False])
 @pytest.mark.parametrize("target", ["/file", "/list", "/stream"])
-def test_a_reader_that_stalls_is_given_up(
+def test_client_that_stops_reading_is_closed(
     kind: str, target: str, sendfile: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "large"
@@ -307,7 +307,7 @@ def test_a_reader_that_stalls_is_given_up(
 
 @each_kind
 @pytest.mark.parametrize("sendfile", [True, False])
-def test_a_file_that_shrinks_while_it_is_sent_ends_the_connection(
+def test_file_that_shrinks_while_sent_ends_the_connection(
     kind: str, sendfile: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "large"
@@ -328,7 +328,7 @@ def test_a_file_that_shrinks_while_it_is_sent_ends_the_connection(
 
 
 @each_kind
-def test_the_request_body_cannot_be_read_after_its_request(kind: str) -> None:
+def test_request_body_cannot_be_read_after_its_request(kind: str) -> None:
     kept: list[Any] = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -350,7 +350,7 @@ def test_the_request_body_cannot_be_read_after_its_request(kind: str) -> None:
 
 
 @each_threaded
-def test_connections_leave_nothing_behind(kind: str, tmp_path: Path) -> None:
+def test_closed_connections_leave_no_descriptor(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
 
@@ -371,7 +371,7 @@ def test_connections_leave_nothing_behind(kind: str, tmp_path: Path) -> None:
 
 
 @each_kind
-def test_a_target_that_is_no_url_is_refused(kind: str) -> None:
+def test_target_that_is_no_url_is_refused(kind: str) -> None:
     with serve(ok, kind) as served:
         for head in (
             b"GET http://[ HTTP/1.1\r\nHost: a\r\n\r\n",

@@ -51,7 +51,7 @@ def ok(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
     return [environ["PATH_INFO"].encode("latin-1")]
 
 
-def test_exported_names() -> None:
+def test_exported_names_are_listed() -> None:
     assert devservers.__all__ == [
         "ThreadingWSGIServer",
         "WSGIRequestHandler",
@@ -67,7 +67,7 @@ def test_exported_names() -> None:
     ]
 
 
-def test_it_stands_in_for_the_standard_librarys() -> None:
+def test_server_replaces_that_of_the_standard_library() -> None:
     assert issubclass(WSGIServer, simple_server.WSGIServer)
     assert issubclass(WSGIRequestHandler, simple_server.WSGIRequestHandler)
     with make_server("127.0.0.1", 0, ok) as server:
@@ -75,7 +75,7 @@ def test_it_stands_in_for_the_standard_librarys() -> None:
         assert server.get_app() is ok
 
 
-def test_a_process_of_its_own(tmp_path: Path) -> None:
+def test_server_in_a_process_of_its_own_answers(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0123456789" * 100_000)
     port = free_port()
@@ -111,7 +111,7 @@ def test_shutdown_does_not_wait_for_idle_connections(kind: str) -> None:
         assert client.read_to_end() == b""
 
 
-def test_a_server_can_be_started_again() -> None:
+def test_server_can_be_started_again() -> None:
     with make_server("127.0.0.1", 0, ok, WSGIServer, QuietHandler) as server:
         for _ in range(2):
             thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -123,7 +123,7 @@ def test_a_server_can_be_started_again() -> None:
             thread.join()
 
 
-def test_what_does_not_end_in_time_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_that_does_not_end_in_time_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "STOP_S", 0.05)
     inside, go_on = threading.Event(), threading.Event()
 
@@ -146,12 +146,12 @@ def test_what_does_not_end_in_time_loses_its_connection(monkeypatch: pytest.Monk
         assert not closer.is_alive()
 
 
-def test_a_taken_port_leaves_nothing_open() -> None:
+def test_taken_port_leaves_nothing_open() -> None:
     with make_server("127.0.0.1", 0, ok) as server, pytest.raises(OSError):
         make_server("127.0.0.1", server.server_port, ok)
 
 
-def test_ipv6() -> None:
+def test_server_listens_on_ipv6() -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     try:
@@ -175,7 +175,7 @@ def test_handle_request_starts_a_thread_that_serves_many() -> None:
         assert client.request("/2").body == b"/2"
 
 
-def test_a_server_without_an_application_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_without_an_application_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     server = WSGIServer(("127.0.0.1", 0), QuietHandler)
     with server, Connection(("127.0.0.1", server.server_port)) as client:
         client.send_request("/")
@@ -184,7 +184,7 @@ def test_a_server_without_an_application_says_so(capsys: pytest.CaptureFixture[s
     assert "set_app" in capsys.readouterr().err
 
 
-def test_environment_variables_do_not_pose_as_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_not_in_the_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://evil")
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:

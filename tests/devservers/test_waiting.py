@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
-def test_an_idle_connection_does_not_lock_others_out(kind: str) -> None:
+def test_idle_connection_does_not_lock_others_out(kind: str) -> None:
     with (
         serve(answering(path_of), kind, keep_alive_timeout=60.0) as served,
         Connection(served.address) as idle,
@@ -33,7 +33,7 @@ def test_an_idle_connection_does_not_lock_others_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
-def test_a_silent_connection_is_sent_away_after_a_grace(
+def test_silent_connection_is_closed_after_a_grace(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "FRESH_GRACE_S", 0.05)
@@ -47,7 +47,7 @@ def test_a_silent_connection_is_sent_away_after_a_grace(
 
 
 @pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
-def test_who_has_just_connected_gets_an_answer_although_others_wait(kind: str) -> None:
+def test_new_connection_is_answered_although_others_wait(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         clients = [Connection(served.address) for _ in range(3)]
         for client in clients:
@@ -56,7 +56,7 @@ def test_who_has_just_connected_gets_an_answer_although_others_wait(kind: str) -
 
 
 @pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
-def test_a_busy_connection_ends_when_others_wait(kind: str) -> None:
+def test_busy_connection_ends_when_others_wait(kind: str) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def app(environ: WSGIEnvironment) -> list[bytes]:
@@ -74,7 +74,7 @@ def test_a_busy_connection_ends_when_others_wait(kind: str) -> None:
 
 
 @each_kind
-def test_an_idle_connection_is_closed_in_time(kind: str) -> None:
+def test_idle_connection_is_closed_in_time(kind: str) -> None:
     with (
         serve(answering(path_of), kind, keep_alive_timeout=0.05) as served,
         Connection(served.address) as client,
@@ -98,14 +98,14 @@ def is_timed_out(served: Served, sent: bytes) -> bool:
 
 
 @each_kind
-def test_a_stalled_head_is_answered_with_408(kind: str) -> None:
+def test_stalled_head_is_answered_with_408(kind: str) -> None:
     with serve(answering(path_of), kind, timeout=0.1) as served:
         sent = b"GET / HTTP/1.1\r\nHost:"
         wait_for(lambda: is_timed_out(served, sent), "408 is answered")
 
 
 @each_kind
-def test_a_stalled_request_body_is_answered_with_408(kind: str) -> None:
+def test_stalled_request_body_is_answered_with_408(kind: str) -> None:
     app = answering(lambda environ: [environ["wsgi.input"].read(5)])
     for head in (b"Content-Length: 5", b"Transfer-Encoding: chunked"):
         with serve(app, kind, timeout=0.1) as served:
@@ -115,7 +115,7 @@ def test_a_stalled_request_body_is_answered_with_408(kind: str) -> None:
 
 
 @each_threaded
-def test_a_response_ends_its_connection_while_the_server_stops(kind: str) -> None:
+def test_response_while_the_server_stops_ends_its_connection(kind: str) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def app(environ: WSGIEnvironment) -> list[bytes]:

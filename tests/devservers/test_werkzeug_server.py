@@ -52,7 +52,7 @@ def large_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tls(
+def test_server_with_tls_answers(
     kind: str, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext, large_file: Path
 ) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -114,9 +114,7 @@ def test_flask_sends_files_and_ranges(kind: str, large_file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["werkzeug", "werkzeug-single"])
-def test_the_debugger_shows_its_page_and_the_connection_goes_on(
-    kind: str, large_file: Path
-) -> None:
+def test_debugger_shows_its_page_and_the_connection_goes_on(kind: str, large_file: Path) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         if environ["PATH_INFO"] == "/fails":
             raise LookupError("look here")
@@ -136,7 +134,7 @@ def test_the_debugger_shows_its_page_and_the_connection_goes_on(
         assert client.request("/file").body == large_file.read_bytes()
 
 
-def test_a_clients_address_is_not_the_one_of_the_last_request() -> None:
+def test_address_of_a_client_is_not_that_of_the_last_request() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         start_response("200 OK", [])
         return [environ["REMOTE_ADDR"].encode()]
@@ -147,7 +145,7 @@ def test_a_clients_address_is_not_the_one_of_the_last_request() -> None:
         assert client.request("/").body == b"127.0.0.1"
 
 
-def test_a_bad_request_is_not_logged_as_the_last_one() -> None:
+def test_bad_request_is_not_logged_as_the_last_one() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         start_response("200 OK", [])
         return [b"ok"]
@@ -159,7 +157,7 @@ def test_a_bad_request_is_not_logged_as_the_last_one() -> None:
     assert served.log.count("/first") == 1
 
 
-def test_a_target_that_is_no_url_is_refused() -> None:
+def test_target_that_is_no_url_is_refused() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         raise AssertionError("the app was called")
 
@@ -168,7 +166,7 @@ def test_a_target_that_is_no_url_is_refused() -> None:
         assert client.read_to_end() == b""
 
 
-def test_an_app_that_took_the_socket_over_is_left_alone() -> None:
+def test_app_that_took_the_socket_over_is_left_alone() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         environ["werkzeug.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\nhello")
         raise ConnectionError  # as Flask-Sock ends
@@ -180,7 +178,7 @@ def test_an_app_that_took_the_socket_over_is_left_alone() -> None:
     assert served.log == ""
 
 
-def test_an_apps_own_connection_error_is_not_swallowed() -> None:
+def test_connection_error_of_the_app_is_logged() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         raise ConnectionRefusedError("the database is down")
 
@@ -189,7 +187,7 @@ def test_an_apps_own_connection_error_is_not_swallowed() -> None:
     assert "the database is down" in served.log
 
 
-def test_errors_pass_through_when_asked() -> None:
+def test_errors_pass_through_by_the_option() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         raise OSError("through")
 
@@ -236,7 +234,7 @@ def run_simple(tmp_path: Path) -> Any:
     return run
 
 
-def test_the_reloader_and_threads(run_simple: Any, tmp_path: Path) -> None:
+def test_reloader_and_threads_work(run_simple: Any, tmp_path: Path) -> None:
     module(tmp_path, "first")
     options = "threaded=True, use_reloader=True, reloader_type='stat', use_debugger=True"
     with run_simple(free_port(), options) as server:
@@ -271,7 +269,7 @@ def test_the_reloader_and_threads(run_simple: Any, tmp_path: Path) -> None:
         wait_for(is_kept_alive, "the second version answers")
 
 
-def test_processes(run_simple: Any, tmp_path: Path) -> None:
+def test_idle_connections_in_processes_make_room(run_simple: Any, tmp_path: Path) -> None:
     module(tmp_path, "first")
     with run_simple(free_port(), "processes=2") as server:
         # Idle connections are in the way of the third: one of them has to go.

@@ -36,7 +36,7 @@ def ids(**changed: Any) -> list[str]:
         return [message.id for message in (*check_settings(), *check_production())]
 
 
-def test_nothing_is_said_of_the_project() -> None:
+def test_good_project_has_no_messages() -> None:
     assert ids() == []
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_said_of_the_project() -> None:
         ({"MIDDLEWARE": [SECURITY, OURS, GZIP], "WSGIFAST_COMPRESS": True}, ["wsgifast.W009"]),
     ],
 )
-def test_what_is_said(changed: dict[str, Any], expected: list[str]) -> None:
+def test_setting_has_its_message(changed: dict[str, Any], expected: list[str]) -> None:
     assert ids(**changed) == expected
 
 
@@ -120,7 +120,7 @@ DJANGOS: dict[str, list[Any]] = {
 }
 
 
-def test_every_option_has_wrong_values_here() -> None:
+def test_wrong_values_cover_every_option() -> None:
     from wsgifast.django.settings import DJANGO_OPTIONS, OPTIONS, SITE_OPTIONS
 
     assert set(WRONG) == SITE_OPTIONS | DJANGO_OPTIONS
@@ -159,12 +159,12 @@ def test_error_names_the_value_and_the_settings_that_are_read() -> None:
     assert "WHITENOISE_SKIP_COMPRESS_EXTENSIONS" in message.hint
 
 
-def test_a_storage_without_a_manifest_is_for_development() -> None:
+def test_storage_without_a_manifest_is_a_deployment_warning() -> None:
     plain = {"BACKEND": "wsgifast.django.storage.CompressedStaticFilesStorage"}
     assert ids(STORAGES={**settings.STORAGES, "staticfiles": plain}) == ["wsgifast.W005"]
 
 
-def test_the_order_of_the_apps() -> None:
+def test_order_of_the_apps_is_checked() -> None:
     apps = [name for name in settings.INSTALLED_APPS if name != "wsgifast.django"]
     assert ids(INSTALLED_APPS=[*apps, "wsgifast.django"]) == ["wsgifast.W006"]
 
@@ -189,6 +189,6 @@ def test_runserver_leaves_static_files_to_the_middleware(data: Path) -> None:
     assert parser.parse_args(["--nostatic"]).use_static_handler is False
 
 
-def test_checks_run_with_the_others(tmp_path: Path, data: Path) -> None:
+def test_checks_run_with_manage_check(tmp_path: Path, data: Path) -> None:
     assert "no issues" in manage(data, "check")
     assert "wsgifast.W003" in manage(tmp_path, "check")

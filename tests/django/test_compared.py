@@ -44,7 +44,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must:Warning")
-def test_forty_requests() -> None:
+def test_forty_requests_are_answered_as_by_the_others() -> None:
     assert len(REQUESTS) >= 40
     page = Path("docs/moving/from-whitenoise.md").read_text(encoding="utf-8")
     with tree() as root:

@@ -88,7 +88,7 @@ def browser(server: LiveServer) -> Iterator[Browser]:
         yield browser
 
 
-def test_static_files(browser: Browser) -> None:
+def test_project_serves_static_files(browser: Browser) -> None:
     page = browser.ask("/").body.decode()
     found = re.search(r'href="(/static/[^"]*)"', page)
     assert found is not None, page
@@ -102,7 +102,7 @@ def test_static_files(browser: Browser) -> None:
     assert (part.status, part.body) == (206, browser.ask(found[1]).body[5:10])
 
 
-def test_vote_and_export(browser: Browser) -> None:
+def test_project_takes_a_vote_and_exports(browser: Browser) -> None:
     question = apps.get_model("polls", "Question").objects.latest("pk")
     choices = apps.get_model("polls", "Choice")
     choices.objects.bulk_create(
@@ -117,7 +117,7 @@ def test_vote_and_export(browser: Browser) -> None:
     assert lines[-1] == "Zwölf?,number 499,0"
 
 
-def test_upload_and_download(server: LiveServer, browser: Browser) -> None:
+def test_project_takes_an_upload_and_sends_it(server: LiveServer, browser: Browser) -> None:
     boundary = secrets.token_hex(8)  # so long that it is not in CONTENT
     head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="data.bin"'
     body = head.encode() + b"\r\n\r\n" + CONTENT + f"\r\n--{boundary}--\r\n".encode()
@@ -148,7 +148,7 @@ def test_upload_and_download(server: LiveServer, browser: Browser) -> None:
     assert browser.ask(media).status == 302
 
 
-def test_a_connection_to_the_database_is_one_threads(server: LiveServer) -> None:
+def test_database_connection_belongs_to_one_thread(server: LiveServer) -> None:
     """Django refuses the use of one in another thread, and the export reads row by row."""
 
     def ask(_: int) -> int:
@@ -178,7 +178,7 @@ print(json.dumps({"names": [name for name, _ in environment.stats.entries], "err
 """
 
 
-def test_the_user_of_locust(server: LiveServer) -> None:
+def test_user_of_locust_gets_its_pages(server: LiveServer) -> None:
     """The scenario of the load tests meets no failure."""
     call_command("loaddata", "sample", verbosity=0)
     users = get_user_model().objects

@@ -62,7 +62,7 @@ def test_gzip_middleware_encodes_whole_files_and_no_parts(root: Path) -> None:
             assert body == expected
 
 
-def test_a_part_for_a_server_that_sends_all_of_a_descriptor(root: Path) -> None:
+def test_part_on_a_server_that_sends_all_of_a_descriptor_is_right(root: Path) -> None:
     for wrapper, has_descriptor in ((WholeFileWrapper, False), (FileWrapper, True)):
         request = RequestFactory().get("/", HTTP_RANGE="bytes=5-9")
         request.META["wsgi.file_wrapper"] = wrapper
@@ -72,7 +72,7 @@ def test_a_part_for_a_server_that_sends_all_of_a_descriptor(root: Path) -> None:
         response.close()
 
 
-def test_a_file(root: Path) -> None:
+def test_uploaded_file_is_sent(root: Path) -> None:
     for path in ("large file.bin", "small.txt", "empty.txt"):
         response = ask(path)
         assert response.getvalue() == (root / path).read_bytes()
@@ -86,18 +86,18 @@ def test_a_file(root: Path) -> None:
 
 @pytest.mark.parametrize("path", ["nothing", ".hidden", "link.txt", "", "/etc/passwd", "../x"])
 @pytest.mark.parametrize("behind", [False, True])
-def test_what_is_not_there(root: Path, path: str, behind: bool) -> None:
+def test_missing_upload_is_404(root: Path, path: str, behind: bool) -> None:
     media = {"accel_redirect": {str(root): "/protected/"}} if behind else {}
     with override_settings(WSGIFAST_MEDIA=media), pytest.raises(Http404):
         ask(path)
 
 
-def test_before_the_first_upload(tmp_path: Path) -> None:
+def test_missing_folder_is_404(tmp_path: Path) -> None:
     with override_settings(MEDIA_ROOT=tmp_path / "media"), pytest.raises(Http404):
         ask("file")
 
 
-def test_nginx_is_told_the_name(root: Path) -> None:
+def test_accel_redirect_names_the_file(root: Path) -> None:
     with override_settings(WSGIFAST_MEDIA={"accel_redirect": {root: "/protected/"}}):
         for path in ("large file.bin", "small.txt"):
             for method in ("get", "head"):
@@ -115,7 +115,7 @@ def test_nginx_is_told_the_name(root: Path) -> None:
         assert ask("small.txt")["X-Sendfile"] == f"{root}/small.txt"
 
 
-def test_files_that_nginx_does_not_have(root: Path, tmp_path: Path) -> None:
+def test_file_outside_the_locations_is_sent_by_the_app(root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     locations = {str(tmp_path / "elsewhere"): "/protected/"}
     with override_settings(WSGIFAST_MEDIA={"accel_redirect": locations}):
@@ -132,7 +132,7 @@ def test_files_that_nginx_does_not_have(root: Path, tmp_path: Path) -> None:
         ({"accel_redirect": {"/no/such": "/protected/"}}, "'/no/such'"),
     ],
 )
-def test_what_cannot_work_is_said(root: Path, wrong: dict[str, Any], message: str) -> None:
+def test_wrong_setting_is_an_error(root: Path, wrong: dict[str, Any], message: str) -> None:
     from wsgifast.django.checks import check_settings
 
     with override_settings(WSGIFAST_MEDIA=wrong):
@@ -167,7 +167,7 @@ def nginx(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
         yield started
 
 
-def test_nginx_sends_what_a_user_who_is_logged_in_may_see(nginx: LiveServer) -> None:
+def test_nginx_sends_a_file_to_a_logged_in_user(nginx: LiveServer) -> None:
     from django.contrib.auth import get_user_model
 
     client = Client()

@@ -45,7 +45,7 @@ PATHS = {
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("wrapper", [None, FileWrapper])
 @pytest.mark.parametrize("make", [djangos_own, get_wsgi_application])
-def test_wsgi(path: str, wrapper: Any, make: Any) -> None:
+def test_requests_under_wsgi_are_recorded_by_pattern(path: str, wrapper: Any, make: Any) -> None:
     notes = Notes()
     environ = {**new_environ(), "PATH_INFO": path, "HTTP_HOST": "localhost"}
     if wrapper is not None:
@@ -56,7 +56,7 @@ def test_wsgi(path: str, wrapper: Any, make: Any) -> None:
 
 @pytest.mark.usefixtures("urls")
 @pytest.mark.parametrize("path", PATHS)
-def test_asgi(path: str) -> None:
+def test_requests_under_asgi_are_recorded_by_pattern(path: str) -> None:
     notes = Notes()
     app = get_asgi_application(metrics=notes)
     call(app, scope_of(path, host="localhost"), body=b"")

@@ -82,12 +82,12 @@ def ask(request: pytest.FixtureRequest) -> Ask:
     return asked
 
 
-def test_a_page(ask: Ask) -> None:
+def test_page_is_the_same(ask: Ask) -> None:
     status, headers, body = ask(lambda request: HttpResponse("page"))
     assert (status, headers["content-length"], body) == (200, "4", b"page")
 
 
-def test_a_file_has_ranges_and_conditions(ask: Ask, file: Path) -> None:
+def test_file_has_ranges_and_preconditions(ask: Ask, file: Path) -> None:
     def view(request: object) -> FileResponse:
         return FileResponse(file.open("rb"), as_attachment=True)
 
@@ -130,7 +130,7 @@ def test_several_ranges_of_a_static_file_are_sent_by_the_server(tmp_path: Path) 
     assert CONTENT[500_000:600_000] in body
 
 
-def test_a_file_that_was_read_from_and_is_said_to_be_shorter(ask: Ask, file: Path) -> None:
+def test_file_that_was_read_from_is_sent_from_there_within_its_length(ask: Ask, file: Path) -> None:
     def view(request: object) -> FileResponse:
         opened = file.open("rb")
         opened.read(1000)
@@ -147,7 +147,7 @@ def test_a_file_that_was_read_from_and_is_said_to_be_shorter(ask: Ask, file: Pat
     assert ask(shorter, range="bytes=4990-")[2] == CONTENT[5990:6000]
 
 
-def test_files_that_are_none(ask: Ask) -> None:
+def test_file_object_without_its_own_descriptor_is_sent_whole(ask: Ask) -> None:
     packed = gzip.compress(CONTENT)
     for view in (
         lambda request: FileResponse(io.BytesIO(CONTENT)),
@@ -158,7 +158,7 @@ def test_files_that_are_none(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("status", [404, 299])
-def test_a_status_of_its_own(ask: Ask, file: Path, status: int) -> None:
+def test_status_of_the_view_is_kept(ask: Ask, file: Path, status: int) -> None:
     def view(request: object) -> FileResponse:
         return FileResponse(file.open("rb"), status=status)
 
@@ -166,7 +166,7 @@ def test_a_status_of_its_own(ask: Ask, file: Path, status: int) -> None:
     assert (answer[0], answer[2]) == (status, CONTENT)
 
 
-def test_cookies_and_middleware_stay(ask: Ask, file: Path) -> None:
+def test_cookies_and_middleware_are_kept(ask: Ask, file: Path) -> None:
     def view(request: object) -> FileResponse:
         response = FileResponse(file.open("rb"))
         response.set_cookie("name", "value")
@@ -179,7 +179,7 @@ def test_cookies_and_middleware_stay(ask: Ask, file: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_middleware_that_wraps_the_content(ask: Ask, file: Path) -> None:
+def test_middleware_that_wraps_the_content_is_kept(ask: Ask, file: Path) -> None:
     file.write_bytes(b"x" * 100_000)
     middleware = ["django.middleware.gzip.GZipMiddleware"]
     for make in (
@@ -192,7 +192,7 @@ def test_middleware_that_wraps_the_content(ask: Ask, file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "stream", "page"])
-def test_everything_is_closed_once_where_the_view_ran(ask: Ask, file: Path, kind: str) -> None:
+def test_response_is_closed_once_in_the_thread_of_the_view(ask: Ask, file: Path, kind: str) -> None:
     threads: list[int] = []
     finished: list[object] = []
 
@@ -242,7 +242,7 @@ def stream(view: Callable[..., Any], on_send: Callable[[Message], None]) -> None
 
 
 @pytest.mark.filterwarnings("error")
-def test_small_blocks_that_come_quickly_leave_together(file: Path) -> None:
+def test_small_quick_blocks_are_sent_together(file: Path) -> None:
     sizes: list[int] = []
     stream(
         lambda request: StreamingHttpResponse(f"{number}\n" for number in range(20_000)),
@@ -252,7 +252,7 @@ def test_small_blocks_that_come_quickly_leave_together(file: Path) -> None:
     assert len(sizes) < 2000
 
 
-def test_a_block_does_not_wait_for_the_next() -> None:
+def test_block_does_not_wait_for_the_next() -> None:
     arrived = threading.Event()
 
     def blocks() -> Iterator[bytes]:
@@ -271,7 +271,7 @@ def test_a_block_does_not_wait_for_the_next() -> None:
     assert [body for body in bodies if body] == [b"first", b"second"]
 
 
-def test_an_iterator_waits_for_its_client() -> None:
+def test_iterator_waits_for_its_client() -> None:
     made = 0
     ahead: list[int] = []
 
@@ -295,7 +295,7 @@ def test_an_iterator_waits_for_its_client() -> None:
 
 
 @pytest.mark.skipif(django.VERSION < (5, 0), reason="it does not hear of clients that leave")
-def test_an_endless_iterator_ends_with_its_client() -> None:
+def test_endless_iterator_ends_with_its_client() -> None:
     closed = threading.Event()
 
     def blocks() -> Iterator[bytes]:
@@ -332,7 +332,7 @@ def test_an_endless_iterator_ends_with_its_client() -> None:
 
 # Django leaves the request's body to the garbage collector then.
 @pytest.mark.filterwarnings("ignore:Unclosed file:ResourceWarning")
-def test_an_iterator_that_fails() -> None:
+def test_iterator_that_fails_cuts_the_response() -> None:
     def blocks() -> Iterator[bytes]:
         yield b"first"
         raise LookupError("in the middle")
@@ -348,7 +348,7 @@ def test_an_iterator_that_fails() -> None:
     gc.collect()
 
 
-def test_what_iterates_asynchronously_by_itself_is_left_alone() -> None:
+def test_response_with_its_own_aiter_is_left_alone() -> None:
     class Own(StreamingHttpResponse):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             for part in self.streaming_content:
@@ -362,7 +362,7 @@ def test_what_iterates_asynchronously_by_itself_is_left_alone() -> None:
     assert ask_asgi(lambda request: StreamingHttpResponse(blocks()))[2] == b"ab"
 
 
-def test_a_database_connection_is_used_where_it_was_opened(ask: Ask) -> None:
+def test_database_connection_is_used_where_it_was_opened(ask: Ask) -> None:
     from django.db import connection
 
     def rows() -> Iterator[str]:

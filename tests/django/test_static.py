@@ -74,7 +74,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def test_a_collected_file(ask: Ask, hashed: str) -> None:
+def test_collected_file_is_served(ask: Ask, hashed: str) -> None:
     status, headers, body = ask(hashed)
     assert status == 200
     assert b'url("background.' in body
@@ -95,7 +95,7 @@ def test_siblings_are_negotiated(ask: Ask, root: Path) -> None:
     assert headers["Content-Encoding"] == "gzip"
 
 
-def test_validators(ask: Ask, root: Path) -> None:
+def test_static_file_has_validators(ask: Ask, root: Path) -> None:
     _, headers, _ = ask("/static/css/a.css")
     status, told, body = ask("/static/css/a.css", if_none_match=headers["ETag"])
     assert (status, body) == (304, b"")
@@ -107,7 +107,7 @@ def test_validators(ask: Ask, root: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/static/large.bin", "/static/css/a.css"])
-def test_ranges(ask: Ask, root: Path, path: str) -> None:
+def test_static_file_has_ranges(ask: Ask, root: Path, path: str) -> None:
     content = (root / path.removeprefix("/static/")).read_bytes()
     status, headers, body = ask(path, range="bytes=10-99")
     assert (status, body) == (206, content[10:100])
@@ -122,7 +122,7 @@ def test_ranges(ask: Ask, root: Path, path: str) -> None:
     assert ask(path)[2] == content
 
 
-def test_head(ask: Ask, root: Path) -> None:
+def test_head_has_the_headers_of_get(ask: Ask, root: Path) -> None:
     for path, size in ("/static/large.bin", len(LARGE)), ("/static/css/a.css", 500):
         for _ in range(2):
             status, headers, body = ask(path, "HEAD")
@@ -145,18 +145,18 @@ def test_head(ask: Ask, root: Path) -> None:
         "/robots.txt",
     ],
 )
-def test_what_is_no_file_is_djangos(ask: Ask, root: Path, path: str) -> None:
+def test_path_without_a_file_goes_to_django(ask: Ask, root: Path, path: str) -> None:
     (root / ".hidden").write_bytes(b"no")
     status, headers, _ = ask(path)
     assert status == 404
     assert "X-Frame-Options" in headers  # of middleware further in
 
 
-def test_other_methods_are_djangos(ask: Ask, root: Path) -> None:
+def test_other_method_goes_to_django(ask: Ask, root: Path) -> None:
     assert ask("/static/css/a.css", "POST")[0] in (403, 404)
 
 
-def test_a_root_for_files_beside_the_static_ones(ask: Ask, root: Path) -> None:
+def test_root_serves_files_beside_the_static_ones(ask: Ask, root: Path) -> None:
     with override_settings(WHITENOISE_ROOT=root, WHITENOISE_INDEX_FILE=True):
         assert ask("/robots.txt")[2] == b"Disallow: /\n"
         assert ask("/")[2] == b"<p>index"
@@ -186,7 +186,7 @@ def test_files_of_the_finders_need_no_collectstatic(ask: Ask, root: Path) -> Non
         ("/site/static/", "/site", "/static/css/a.css"),
     ],
 )
-def test_where_static_url_leads(
+def test_prefix_follows_static_url(
     ask: Ask, root: Path, static_url: str, script_name: str | None, path: str
 ) -> None:
     with override_settings(STATIC_URL=static_url, FORCE_SCRIPT_NAME=script_name):
@@ -195,7 +195,7 @@ def test_where_static_url_leads(
         assert ask(path)[0] == 200
 
 
-def test_settings_of_whitenoise(ask: Ask, root: Path) -> None:
+def test_settings_of_whitenoise_are_read(ask: Ask, root: Path) -> None:
     def add_headers(headers: Any, path: str, url: str) -> None:
         headers["X-Path"] = f"{Path(path).name} {url}"
 
@@ -232,14 +232,14 @@ def test_settings_of_whitenoise(ask: Ask, root: Path) -> None:
         ({"root": "/no/such/folder"}, "/no/such/folder"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_start(
+def test_wrong_setting_is_an_error_at_the_start(
     root: Path, wrong: dict[str, Any], message: str
 ) -> None:
     with override_settings(WSGIFAST_STATIC=wrong), pytest.raises(ConfigurationError, match=message):
         StaticFilesMiddleware(lambda request: request)
 
 
-def test_the_test_clients(root: Path) -> None:
+def test_test_clients_get_static_files(root: Path) -> None:
     for path in ("/static/large.bin", "/static/css/a.css"):
         response = Client().get(path)
         assert response.getvalue() == (root / path.removeprefix("/static/")).read_bytes()
@@ -256,7 +256,7 @@ def test_the_test_clients(root: Path) -> None:
     "middleware",
     ["whitenoise.middleware.WhiteNoiseMiddleware", "servestatic.middleware.ServeStaticMiddleware"],
 )
-def test_others_middleware_goes_on_in_our_applications(root: Path, middleware: str) -> None:
+def test_other_middleware_works_in_our_applications(root: Path, middleware: str) -> None:
     """WhiteNoise's files by the server; ServeStatic's responses iterate in a way of their own."""
     with override_settings(MIDDLEWARE=[middleware], SERVESTATIC_USE_MANIFEST=False):
         wsgi, asgi = get_wsgi_application(), get_asgi_application()

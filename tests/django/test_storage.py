@@ -54,7 +54,7 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_compressed(target: Path) -> None:
+def test_storage_compresses_collected_files(target: Path) -> None:
     told = collect("CompressedStaticFilesStorage")
     found = names(target)
     assert {"style.css", "style.css.gz", "style.css.br", "style.css.zst", "photo.jpg"} <= found
@@ -65,7 +65,7 @@ def test_compressed(target: Path) -> None:
     assert "style.css.gz" not in collect("CompressedStaticFilesStorage")
 
 
-def test_a_file_that_has_changed_is_compressed_again(source: Path, target: Path) -> None:
+def test_changed_file_is_compressed_again(source: Path, target: Path) -> None:
     collect("CompressedStaticFilesStorage")
     (source / "style.css").write_bytes(CSS + b"/* more */")
     (target / "style.css").unlink()
@@ -73,7 +73,7 @@ def test_a_file_that_has_changed_is_compressed_again(source: Path, target: Path)
     assert gzip.decompress((target / "style.css.gz").read_bytes()) == CSS + b"/* more */"
 
 
-def test_what_another_storage_has_compressed_is_compressed_again(target: Path) -> None:
+def test_sibling_of_another_storage_is_made_again(target: Path) -> None:
     """As WhiteNoise leaves it where a project moves: older than what Django makes anew."""
     backend = {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"}
     with override_settings(STORAGES={**settings.STORAGES, "staticfiles": backend}):
@@ -88,7 +88,7 @@ def test_what_another_storage_has_compressed_is_compressed_again(target: Path) -
     assert "style.css.gz" not in collect("CompressedManifestStaticFilesStorage")
 
 
-def test_a_dry_run_writes_nothing(target: Path) -> None:
+def test_dry_run_writes_nothing(target: Path) -> None:
     for storage in ("CompressedStaticFilesStorage", "CompressedManifestStaticFilesStorage"):
         collect(storage, dry_run=True)
         assert names(target) == set()
@@ -99,7 +99,7 @@ def hashed_names(target: Path) -> dict[str, str]:
     return paths
 
 
-def test_compressed_manifest(target: Path) -> None:
+def test_manifest_storage_compresses_hashed_files(target: Path) -> None:
     collect("CompressedManifestStaticFilesStorage")
     style = hashed_names(target)["style.css"]
     assert {"style.css", "style.css.gz", style, f"{style}.gz", f"{style}.br"} <= names(target)
@@ -114,7 +114,7 @@ def test_compressed_manifest(target: Path) -> None:
         {"WSGIFAST_STATIC": {"keep_only_hashed": True, "codings": ["gzip"]}},
     ],
 )
-def test_only_hashed_files_are_kept(target: Path, setting: dict[str, Any]) -> None:
+def test_keep_only_hashed_removes_the_others(target: Path, setting: dict[str, Any]) -> None:
     with override_settings(**setting):
         for _ in range(2):
             collect("CompressedManifestStaticFilesStorage")
@@ -125,14 +125,14 @@ def test_only_hashed_files_are_kept(target: Path, setting: dict[str, Any]) -> No
     assert not codings if "WSGIFAST_STATIC" in setting else codings
 
 
-def test_extensions_that_are_skipped(target: Path) -> None:
+def test_skipped_extension_is_not_compressed(target: Path) -> None:
     with override_settings(WHITENOISE_SKIP_COMPRESS_EXTENSIONS=("css", ".SVG")):
         collect("CompressedStaticFilesStorage")
     assert {"style.css.gz", "image.svg.gz"}.isdisjoint(names(target))
     assert "photo.jpg.gz" in names(target)
 
 
-def test_a_style_sheet_that_names_what_is_not_there(source: Path, target: Path) -> None:
+def test_style_sheet_with_a_missing_file_is_an_error(source: Path, target: Path) -> None:
     (source / "image.svg").unlink()
     with warnings.catch_warnings():
         # Django leaves the style sheet open, with its error: not to be told in another test.
@@ -159,7 +159,7 @@ def test_missing_file_and_referring_file_are_named_with_their_folders(
     assert "img/it" in str(caught.value)
 
 
-def test_a_manifest_that_is_not_strict(target: Path) -> None:
+def test_manifest_that_is_not_strict_passes_missing_files(target: Path) -> None:
     from django.contrib.staticfiles.storage import staticfiles_storage
 
     backend = {"BACKEND": "wsgifast.django.storage.CompressedManifestStaticFilesStorage"}

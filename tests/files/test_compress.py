@@ -42,7 +42,7 @@ def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def test_siblings_are_right_and_only_where_they_pay(tree: Path) -> None:
+def test_siblings_are_written_where_they_save_enough(tree: Path) -> None:
     before = set(snapshot(tree))
     os.chmod(tree / "page.html", 0o640)
     report = compress(tree)
@@ -68,7 +68,7 @@ def test_siblings_are_right_and_only_where_they_pay(tree: Path) -> None:
     assert report.smallest_bytes < report.original_bytes / 10
 
 
-def test_the_same_bytes_in_give_the_same_bytes_out(tree: Path, tmp_path: Path) -> None:
+def test_same_content_gives_the_same_siblings(tree: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere" / "copy"
     other.parent.mkdir()
     subprocess.run(["cp", "-a", str(tree), str(other)], check=True)
@@ -82,7 +82,7 @@ def test_the_same_bytes_in_give_the_same_bytes_out(tree: Path, tmp_path: Path) -
     assert (tree / MANIFEST).read_bytes() == (other / MANIFEST).read_bytes()
 
 
-def test_a_second_run_changes_nothing_and_a_change_is_followed(tree: Path) -> None:
+def test_second_run_writes_changed_files_only(tree: Path) -> None:
     compress(tree)
     before = snapshot(tree)
     again = compress(tree)
@@ -97,7 +97,7 @@ def test_a_second_run_changes_nothing_and_a_change_is_followed(tree: Path) -> No
     assert gzip.decompress((tree / "page.html.gz").read_bytes()) == TEXT[::-1]
 
 
-def test_what_was_made_here_goes_with_its_original(tree: Path) -> None:
+def test_sibling_of_a_removed_file_is_removed(tree: Path) -> None:
     compress(tree)
     (tree / "page.html").unlink()
     (tree / "css" / "site.css").write_bytes(os.urandom(3000))  # pays no more
@@ -107,7 +107,9 @@ def test_what_was_made_here_goes_with_its_original(tree: Path) -> None:
     assert not (tree / MANIFEST).exists()
 
 
-def test_what_cannot_be_removed_is_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sibling_that_cannot_be_removed_is_reported(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compress(tree, codings=["gzip"])
     (tree / "page.html").unlink()
 
@@ -120,7 +122,7 @@ def test_what_cannot_be_removed_is_told(tree: Path, monkeypatch: pytest.MonkeyPa
     assert compress(tree, codings=["gzip"]).removed == ["page.html.gz"]
 
 
-def test_a_folder_that_has_gone_is_forgotten(tree: Path) -> None:
+def test_folder_that_has_gone_is_forgotten(tree: Path) -> None:
     compress(tree, codings=["gzip"])
     for path in (tree / "css").iterdir():
         path.unlink()
@@ -131,13 +133,13 @@ def test_a_folder_that_has_gone_is_forgotten(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".git/a.txt", "css/.cache/a.txt", ".a.txt", "back\\slash.txt"])
-def test_what_is_never_served_is_never_compressed(tree: Path, name: str) -> None:
+def test_file_that_is_not_served_is_not_compressed(tree: Path, name: str) -> None:
     (tree / name).parent.mkdir(exist_ok=True)
     (tree / name).write_bytes(TEXT)
     assert name + ".gz" not in compress(tree, codings=["gzip"]).written
 
 
-def test_files_of_others_are_left_alone_unless_told(tree: Path) -> None:
+def test_sibling_of_another_tool_is_left_alone_without_overwrite(tree: Path) -> None:
     own = tree / "page.html.gz"
     own.write_bytes(b"yesterday's backup")
     os.utime(own, (1, 1))
@@ -155,7 +157,7 @@ def test_files_of_others_are_left_alone_unless_told(tree: Path) -> None:
     assert own.read_bytes() == b"edited by hand"
 
 
-def test_a_failure_leaves_no_half_file_and_is_reported(
+def test_failed_write_leaves_no_file_and_is_reported(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(source: Any, target: Any, **folders: Any) -> None:
@@ -171,7 +173,7 @@ def test_a_failure_leaves_no_half_file_and_is_reported(
     assert not [path for path in tree.rglob(".*") if path.name not in (".hidden.txt", MANIFEST)]
 
 
-def test_an_interrupt_does_not_wait_for_what_is_being_compressed(
+def test_interrupt_does_not_wait_for_running_compression(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
@@ -200,7 +202,7 @@ def test_an_interrupt_does_not_wait_for_what_is_being_compressed(
     assert {str(path.relative_to(tree)) for path in tree.rglob("*.gz")} == set(made)
 
 
-def test_a_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "brotli", None)
     assert available_codings() == ("zstd", "gzip")
     with pytest.raises(ConfigurationError, match="pip install brotli"):
@@ -218,7 +220,7 @@ def test_a_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch)
         ({"jobs": 0}, "jobs=0"),
     ],
 )
-def test_wrong_options(tree: Path, options: dict[str, Any], message: str) -> None:
+def test_wrong_option_is_refused(tree: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         compress(tree, **options)
 
@@ -226,7 +228,7 @@ def test_wrong_options(tree: Path, options: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     "content", ["[]", "", "{", '{"version": 1}', '{"version": 1, "siblings": ["a.gz"]}', "[" * 9999]
 )
-def test_a_broken_manifest_is_an_error_not_a_licence(tree: Path, content: str) -> None:
+def test_broken_manifest_is_an_error(tree: Path, content: str) -> None:
     (tree / MANIFEST).write_text(content)
     with pytest.raises(ConfigurationError, match="manifest"):
         compress(tree)
@@ -260,7 +262,7 @@ def write_manifest(root: Path, *made: str, content: bytes) -> None:
         "",
     ],
 )
-def test_a_manifest_names_nothing_but_siblings_below_its_directory(tree: Path, name: str) -> None:
+def test_manifest_naming_other_files_has_no_effect_on_them(tree: Path, name: str) -> None:
     outside = tree.parent / "x.gz"
     outside.write_bytes(TEXT)
     write_manifest(tree, name.replace("<outside>", str(tree.parent)), content=TEXT)
@@ -270,7 +272,7 @@ def test_a_manifest_names_nothing_but_siblings_below_its_directory(tree: Path, n
     assert snapshot(tree.parent) == before
 
 
-def test_a_manifest_leads_through_no_link(tree: Path) -> None:
+def test_manifest_leads_through_no_link(tree: Path) -> None:
     outside = tree.parent / "outside"
     outside.mkdir()
     (outside / "x.gz").write_bytes(TEXT)
@@ -308,7 +310,7 @@ def test_root_gives_siblings_and_manifest_their_owner(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "expected"), [(0o640, 0o600), (0o664, 0o644), (0o644, 0o644), (0o604, 0o604)]
 )
-def test_another_group_gets_no_permission_of_the_originals_group(
+def test_sibling_of_another_group_gives_it_no_permission(
     tree: Path, mode: int, expected: int
 ) -> None:
     """As where a user compresses files of a group that the user is not in."""
@@ -355,7 +357,7 @@ def test_types_that_are_coded_already_are_skipped(tree: Path) -> None:
 
 
 @NEEDS_ROOT
-def test_a_manifest_that_may_not_be_read_is_not_malformed(tree: Path) -> None:
+def test_unreadable_manifest_is_not_malformed(tree: Path) -> None:
     (tree / MANIFEST).touch(0)
     with (
         another_user(reaching=tree),
@@ -364,7 +366,7 @@ def test_a_manifest_that_may_not_be_read_is_not_malformed(tree: Path) -> None:
         compress(tree)
 
 
-def test_a_manifest_that_is_no_file_is_not_opened(tree: Path) -> None:
+def test_manifest_that_is_no_file_is_not_opened(tree: Path) -> None:
     os.mkfifo(tree / MANIFEST)  # would be waited for
     with pytest.raises(ConfigurationError, match="manifest"):
         compress(tree)
@@ -375,7 +377,7 @@ def test_a_manifest_that_is_no_file_is_not_opened(tree: Path) -> None:
         compress(tree)
 
 
-def test_siblings_that_are_no_files_are_left_alone(tree: Path) -> None:
+def test_sibling_that_is_no_file_is_left_alone(tree: Path) -> None:
     target = tree.parent / "target.gz"
     target.write_bytes(b"somebody's")
     (tree / "page.html.gz").symlink_to(target)
@@ -394,7 +396,7 @@ def test_siblings_that_are_no_files_are_left_alone(tree: Path) -> None:
     assert target.read_bytes() == b"somebody's"
 
 
-def test_a_sibling_goes_where_a_link_takes_its_originals_place(tree: Path) -> None:
+def test_sibling_is_removed_when_a_link_replaces_its_original(tree: Path) -> None:
     """It may be newer than what the link leads to, and would be sent for it."""
     compress(tree, codings=["gzip"])
     (tree / "page.html").unlink()
@@ -403,7 +405,7 @@ def test_a_sibling_goes_where_a_link_takes_its_originals_place(tree: Path) -> No
 
 
 @pytest.mark.parametrize("when", ["read", "written", "removed"])
-def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(
+def test_folder_that_becomes_a_link_is_not_followed(
     tree: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     outside = tree.parent / "outside"
@@ -439,7 +441,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(
     assert (tree.parent / "moved" / "site.css.gz").exists() == (when == "written")
 
 
-def test_what_compress_makes_static_files_sends(tree: Path) -> None:
+def test_static_files_sends_what_compress_makes(tree: Path) -> None:
     compress(tree)
     headers: dict[str, str] = {}
     app = StaticFiles(directory=tree)
@@ -453,7 +455,7 @@ def test_what_compress_makes_static_files_sends(tree: Path) -> None:
     assert body == smallest.read_bytes()
 
 
-def test_the_command_and_its_exit_status(
+def test_command_prints_a_summary_and_exits_by_it(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli.main(["compress", str(tree), "--codings", " gzip, gzip"]) == 0

@@ -73,13 +73,13 @@ NAMES: list[tuple[str, list[str] | None]] = [
 ]
 
 
-def test_names_of_a_path() -> None:
+def test_path_is_split_into_names() -> None:
     for path, names in NAMES:
         assert names_of(path, hidden_files=True) == names, path
 
 
 @pytest.mark.parametrize("path", [".env", ".git/config", "css/.htaccess", "a/.well-known/x"])
-def test_hidden_names_are_shown_only_when_asked(path: str) -> None:
+def test_hidden_name_is_served_by_the_option_only(path: str) -> None:
     assert names_of(path) is None
     assert names_of(path, hidden_files=True) == path.split("/")
 
@@ -90,7 +90,7 @@ def test_well_known_is_never_hidden() -> None:
 
 
 @given(st.text(st.sampled_from("ab./\\\0~ é\udc80"), max_size=12))
-def test_no_text_names_anything_above(path: str) -> None:
+def test_any_path_names_nothing_above_the_root(path: str) -> None:
     names = names_of(path, hidden_files=True)
     for name in names or ():
         assert name not in ("", ".", "..")
@@ -113,7 +113,7 @@ def test_files_and_directories_are_opened(tree: Path) -> None:
 
 @pytest.mark.parametrize("path", ["none", "a.txt/x", "css/none/x", "n" * 300, "css/" + "n" * 300])
 @pytest.mark.parametrize("follow", [True, False])
-def test_what_is_not_there_is_none(tree: Path, path: str, follow: bool) -> None:
+def test_missing_name_is_none(tree: Path, path: str, follow: bool) -> None:
     assert read(Directory(tree, follow_symlinks=follow), path) is None
 
 
@@ -126,7 +126,7 @@ LINKS = {
 
 
 @pytest.mark.parametrize("make", LINKS.values(), ids=LINKS)
-def test_links_out_of_the_root_need_follow_symlinks(
+def test_link_out_of_the_root_needs_follow_symlinks(
     tree: Path, make: Callable[[Path], tuple[Path, Path]]
 ) -> None:
     link, target = make(tree)
@@ -136,13 +136,13 @@ def test_links_out_of_the_root_need_follow_symlinks(
     assert read(Directory(tree, follow_symlinks=True), path) == b"secret"
 
 
-def test_a_linked_directory_outside_needs_follow_symlinks(tree: Path) -> None:
+def test_linked_directory_outside_needs_follow_symlinks(tree: Path) -> None:
     (tree / "d").symlink_to("../outside")
     assert read(Directory(tree), "d/a.txt") is None
     assert read(Directory(tree, follow_symlinks=True), "d/a.txt") == b"secret"
 
 
-def test_a_neighbour_whose_name_begins_alike_is_outside(tree: Path) -> None:
+def test_neighbour_whose_name_begins_alike_is_outside(tree: Path) -> None:
     neighbour = tree.parent / "root-2"
     neighbour.mkdir()
     (neighbour / "x").write_text("secret")
@@ -150,7 +150,7 @@ def test_a_neighbour_whose_name_begins_alike_is_outside(tree: Path) -> None:
     assert read(Directory(tree), "x") is None
 
 
-def test_links_inside_the_root_work(tree: Path) -> None:
+def test_link_inside_the_root_is_followed(tree: Path) -> None:
     (tree / "b.txt").symlink_to("a.txt")
     (tree / "css" / "up").symlink_to("../a.txt")
     (tree / "styles").symlink_to("css")
@@ -166,7 +166,7 @@ def test_links_inside_the_root_work(tree: Path) -> None:
     assert read(directory, "dots") == b"css"
 
 
-def test_the_links_of_a_mounted_volume_work(tree: Path) -> None:
+def test_links_of_a_mounted_volume_are_followed(tree: Path) -> None:
     """As orchestrators mount configuration: file -> ..data/file, ..data -> ..2026/."""
     (tree / "..2026").mkdir()
     (tree / "..2026" / "app.conf").write_text("conf")
@@ -175,7 +175,7 @@ def test_the_links_of_a_mounted_volume_work(tree: Path) -> None:
     assert read(Directory(tree), "app.conf") == b"conf"
 
 
-def test_the_root_itself_may_be_a_link(tree: Path) -> None:
+def test_root_may_be_a_link(tree: Path) -> None:
     current = tree.parent / "current"
     current.symlink_to("root")
     directory = Directory(current)
@@ -191,7 +191,7 @@ def test_the_root_itself_may_be_a_link(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_circles_of_links_end(tree: Path, follow: bool) -> None:
+def test_circle_of_links_ends(tree: Path, follow: bool) -> None:
     (tree / "one").symlink_to("two")
     (tree / "two").symlink_to("one")
     (tree / "self").symlink_to("self/x")
@@ -201,7 +201,7 @@ def test_circles_of_links_end(tree: Path, follow: bool) -> None:
     assert read(directory, "self") is None
 
 
-def test_fifos_sockets_and_devices_are_refused_without_being_opened(
+def test_fifo_socket_and_device_are_refused_unopened(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tree / "fifo")
@@ -225,7 +225,7 @@ def test_fifos_sockets_and_devices_are_refused_without_being_opened(
                 assert str(tree / name) not in opened
 
 
-def test_a_fifo_that_takes_a_files_place_before_open_does_not_block(
+def test_fifo_that_replaces_a_file_before_open_does_not_block(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -241,7 +241,7 @@ def test_a_fifo_that_takes_a_files_place_before_open_does_not_block(
 
 
 @pytest.mark.parametrize("name", ["css", "site.css"])
-def test_a_link_that_takes_a_names_place_before_open_is_not_followed(
+def test_link_that_replaces_a_name_before_open_is_not_followed(
     tree: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Between the look at a name and its opening, it becomes a link out of the root."""
@@ -263,7 +263,7 @@ def test_a_link_that_takes_a_names_place_before_open_is_not_followed(
     assert swapped == [name]
 
 
-def test_swapping_in_a_running_race_never_leads_out(tree: Path) -> None:
+def test_swapped_links_in_a_race_never_lead_out(tree: Path) -> None:
     directory = Directory(tree)
     (tree / "d").mkdir()
     (tree / "d" / "a.txt").write_text("inside")
@@ -291,7 +291,7 @@ def test_swapping_in_a_running_race_never_leads_out(tree: Path) -> None:
     assert read(directory, "d/a.txt") == b"inside"
 
 
-def test_a_name_that_no_file_system_takes_is_none(tree: Path) -> None:
+def test_name_that_no_file_system_takes_is_none(tree: Path) -> None:
     assert Directory(tree).open(["\ud800"]) is None  # no byte stands for this surrogate
 
 
@@ -301,7 +301,7 @@ def test_bytes_that_are_no_utf8_name_a_file(tree: Path) -> None:
     assert read(Directory(tree), name) == b"latin"
 
 
-def test_what_may_not_be_read_is_said_so(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_raises(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a stand-in for the kernel's answer: tests that run as root may read everything."""
     real = os.open
 
@@ -316,7 +316,7 @@ def test_what_may_not_be_read_is_said_so(tree: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.ESTALE, errno.EIO])
-def test_nothing_is_told_about_what_a_link_out_of_the_root_leads_to(
+def test_link_out_of_the_root_reveals_nothing_of_its_target(
     tree: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """Not even that it may not be looked at; by a stand-in for the kernel, as above."""
@@ -337,7 +337,7 @@ def test_nothing_is_told_about_what_a_link_out_of_the_root_leads_to(
 
 
 @NEEDS_ROOT
-def test_a_root_is_searched_with_the_rights_that_open_files(tree: Path) -> None:
+def test_root_is_searched_with_the_rights_that_open_files(tree: Path) -> None:
     tree.chmod(0o704)  # others may list it alone
     with (
         another_user(reaching=tree.parent),
@@ -347,7 +347,7 @@ def test_a_root_is_searched_with_the_rights_that_open_files(tree: Path) -> None:
 
 
 @NEEDS_ROOT
-def test_a_link_into_a_directory_that_may_not_be_searched(tree: Path) -> None:
+def test_link_into_an_unsearchable_directory_is_none(tree: Path) -> None:
     (tree / "out").symlink_to("../outside/a.txt")
     (tree / "shut").mkdir()
     (tree / "shut" / "a.txt").write_text("shut")
@@ -362,7 +362,7 @@ def test_a_link_into_a_directory_that_may_not_be_searched(tree: Path) -> None:
                 read(directory, path)
 
 
-def test_a_failing_disk_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_disk_raises(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(path: str, *args: int, **options: int) -> int:
         raise OSError(errno.EIO, "I/O error")
 
@@ -402,7 +402,7 @@ def test_no_descriptor_is_left_open(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["none", "a.txt", "\0"])
-def test_a_directory_that_is_none_is_named(tree: Path, what: str) -> None:
+def test_directory_that_is_none_is_named(tree: Path, what: str) -> None:
     with pytest.raises(ConfigurationError, match="directory=") as caught:
         Directory(tree / what)
     assert repr(str(tree / what)) in str(caught.value) or "\\x00" in str(caught.value)

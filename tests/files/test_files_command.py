@@ -28,7 +28,7 @@ def without(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tmp_path / "shadow")}
 
 
-def test_serving_a_directory_now(tree: Path, without: dict[str, str]) -> None:
+def test_files_command_serves_a_directory(tree: Path, without: dict[str, str]) -> None:
     command = [sys.executable, "-m", "wsgifast", "files", str(tree), "--bind", "0"]
     log = tree.parent / "log"
     with log.open("wb") as output:
@@ -54,7 +54,7 @@ def test_serving_a_directory_now(tree: Path, without: dict[str, str]) -> None:
     assert "ERROR" not in log.read_text()
 
 
-def test_a_reload_goes_on_listening(tree: Path) -> None:
+def test_reload_goes_on_listening(tree: Path) -> None:
     address = ("127.0.0.1", free_port())
     command = ["python", "-m", "wsgifast", "files", str(tree), "--bind", str(address[1])]
     with live_server(command, address) as server:
@@ -70,7 +70,7 @@ def test_a_reload_goes_on_listening(tree: Path) -> None:
         assert "Traceback" not in server.log()
 
 
-def test_a_taken_port_and_other_wrong_addresses(
+def test_taken_port_and_wrong_address_are_errors(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -93,7 +93,7 @@ def test_a_taken_port_and_other_wrong_addresses(
 
 
 @pytest.mark.parametrize("fallback", ["nope.html", "css", "link.txt", ".hidden.txt", "../x"])
-def test_a_fallback_that_is_not_there_is_an_error_at_the_start(
+def test_missing_fallback_is_an_error_at_the_start(
     tree: Path, capsys: pytest.CaptureFixture[str], fallback: str
 ) -> None:
     assert cli.main(["files", str(tree), "--fallback", fallback, "--bind", "0"]) == 2

@@ -16,9 +16,7 @@ from wsgifast.files.memory import Kept, MemoryCache
         st.tuples(st.sampled_from(["put", "get", "drop"]), st.integers(0, 9), st.integers(0, 60))
     ),
 )
-def test_the_bound_holds_and_the_sum_is_right(
-    bound: int, steps: list[tuple[str, int, int]]
-) -> None:
+def test_cache_keeps_to_its_bound(bound: int, steps: list[tuple[str, int, int]]) -> None:
     cache: MemoryCache[Kept] = MemoryCache(bound)
     put: dict[str, Kept] = {}
     for step, number, cost in steps:
@@ -35,7 +33,7 @@ def test_the_bound_holds_and_the_sum_is_right(
         assert len(cache) == len(kept)
 
 
-def test_what_is_in_use_stays() -> None:
+def test_value_in_use_stays_cached() -> None:
     cache: MemoryCache[Kept] = MemoryCache(10)
     cache.put("hot", Kept(1))
     for number in range(100):
@@ -44,7 +42,7 @@ def test_what_is_in_use_stays() -> None:
     assert len(cache) == 10
 
 
-def test_only_the_value_that_is_meant_is_dropped() -> None:
+def test_drop_removes_only_the_given_value() -> None:
     cache: MemoryCache[Kept] = MemoryCache(10)
     old, new = Kept(1), Kept(2)
     cache.put("key", old)
@@ -54,7 +52,7 @@ def test_only_the_value_that_is_meant_is_dropped() -> None:
     assert cache.used_bytes == 2
 
 
-def test_threads_keep_the_sum_right() -> None:
+def test_cache_used_by_threads_keeps_its_sum() -> None:
     cache: MemoryCache[Kept] = MemoryCache(500)
 
     def work(seed: int) -> None:

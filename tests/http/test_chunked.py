@@ -123,7 +123,7 @@ GOOD = [
 
 @pytest.mark.parametrize(("chunks", "body"), GOOD)
 @pytest.mark.parametrize("end", [END, b"00;last\r\n\r\n", b"0\r\nX: 1\r\nY-Z:\t \r\n\r\n"])
-def test_a_body_in_every_split(chunks: bytes, body: bytes, end: bytes) -> None:
+def test_body_in_every_split_is_decoded(chunks: bytes, body: bytes, end: bytes) -> None:
     data = chunks + end
     for pieces in every_split(data + b"GET"):
         assert decode(pieces) == (body, b"GET"), pieces
@@ -191,7 +191,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("data", BAD)
-def test_what_is_no_body_in_any_split(data: bytes) -> None:
+def test_malformed_body_in_any_split_is_refused(data: bytes) -> None:
     for pieces in every_split(data):
         assert decode(pieces) == "MalformedRequest", pieces
         assert decode(pieces, chunks=1) == "MalformedRequest", pieces
@@ -215,7 +215,7 @@ STRICTER = {
 
 
 @pytest.mark.parametrize("why", STRICTER)
-def test_what_is_refused_although_gunicorn_takes_it(why: str) -> None:
+def test_body_that_gunicorn_takes_is_refused(why: str) -> None:
     data = STRICTER[why]
     assert isinstance(read_by_gunicorn([data]), tuple)
     for size in (1, 7, 1000, len(data)):
@@ -224,7 +224,7 @@ def test_what_is_refused_although_gunicorn_takes_it(why: str) -> None:
 
 
 @pytest.mark.parametrize("line", [b"1;" + b"a" * 96, b"0" * 11 + b";" + b"a" * 86])
-def test_the_longest_size_line(line: bytes) -> None:
+def test_size_line_has_a_limit(line: bytes) -> None:
     limit = len(line) + 2
     data = line + b"\r\n"
     for pieces in ([data], [data[i : i + 1] for i in range(len(data))]):
@@ -236,7 +236,7 @@ def test_the_longest_size_line(line: bytes) -> None:
     assert decode([line + b"aa"], line_limit=limit) == "MalformedRequest"
 
 
-def test_the_longest_trailer_section() -> None:
+def test_trailer_section_has_a_limit() -> None:
     section = b"X: 1\r\nY: 2\r\n\r\n"
     data = b"0\r\n" + section
     for pieces in every_split(data):
@@ -251,7 +251,7 @@ def test_the_longest_trailer_section() -> None:
         assert not isinstance(read_by_gunicorn(pieces, line_limit=5), tuple)
 
 
-def test_the_longest_body() -> None:
+def test_body_has_a_limit() -> None:
     data = b"5\r\nabcde\r\n5\r\nfghij\r\n" + END
     for pieces in every_split(data):
         assert decode(pieces, body_limit=10) == (b"abcdefghij", b"")
@@ -260,7 +260,7 @@ def test_the_longest_body() -> None:
     assert decode([b"f" * 16 + b"\r\n"], body_limit=1 << 62) == "BodyTooLarge"
 
 
-def test_extensions_may_weigh_as_much_as_the_body() -> None:
+def test_extensions_may_be_as_long_as_the_body() -> None:
     """A signature for each chunk, say."""
     chunk = b"100;chunk-signature=%b\r\n%b\r\n" % (b"a" * 64, bytes(256))
     assert decode([chunk * 1000 + END]) == (bytes(256_000), b"")
@@ -273,7 +273,7 @@ def test_trailers_are_kept() -> None:
     assert decoder.trailers == [b"X: 1", b"Y:2"]
 
 
-def test_a_call_stops_after_so_many_chunks() -> None:
+def test_decode_stops_after_the_given_chunks() -> None:
     data = b"1\r\na\r\n" * 100 + END + NEXT
     decoder = ChunkDecoder()
     at, calls, body = 0, 0, b""
@@ -298,7 +298,7 @@ class Counted(bytes):
 
 
 @pytest.mark.parametrize("chunk", [b"1\r\na\r\n", b"2\r\nab\r\n", b"1000\r\n%b\r\n" % bytes(4096)])
-def test_the_work_is_linear(chunk: bytes) -> None:
+def test_decoding_is_linear(chunk: bytes) -> None:
     """A copy of what is left for each chunk would be thousands of times the data."""
     data = Counted(chunk * (256 * 1024 // len(chunk)))
     Counted.seen = 0
@@ -306,7 +306,7 @@ def test_the_work_is_linear(chunk: bytes) -> None:
     assert Counted.seen <= 2 * len(data)
 
 
-def test_nothing_is_kept_of_what_is_decoded() -> None:
+def test_decoded_bytes_are_not_kept() -> None:
     decoder = ChunkDecoder()
     for byte in b"fffff\r\n" + bytes(100_000):
         decoder.decode(bytes([byte]))
@@ -342,7 +342,7 @@ def refused_on_purpose(data: bytes) -> bool:
 @given(_bodies, _cuts, st.sampled_from([8190, 12, 5]), st.sampled_from([65536, 10]))
 @example(b"1\r\na\r\n" + END, [1, 2, 3], 5, 10)
 @example(b"1\r\na\r\n0100\r\n\r\n", [], 5, 65536)
-def test_never_laxer_than_gunicorn(
+def test_decoder_is_never_laxer_than_gunicorn(
     data: bytes, cuts: list[int], line_limit: int, trailer_limit: int
 ) -> None:
     limits = {"line_limit": line_limit, "trailer_limit": trailer_limit}

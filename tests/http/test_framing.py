@@ -25,7 +25,7 @@ METHODS = ["GET", "HEAD", "POST", "CONNECT", "OPTIONS"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_who_has_a_body(method: str) -> None:
+def test_method_and_status_decide_about_a_body(method: str) -> None:
     for code in CODES:
         bodiless = method == "HEAD" or code in (101, 204, 205, 304)
         tunnel = method == "CONNECT" and code < 300
@@ -53,7 +53,7 @@ def test_who_has_a_body(method: str) -> None:
         ("CONNECT", 405, 5, None, Framing(True, 5, False)),
     ],
 )
-def test_framing(
+def test_framing_follows_method_status_and_length(
     method: str, code: int, length: int | None, size: int | None, expected: Framing
 ) -> None:
     assert frame_response(method, code, length, size=size) == expected
@@ -66,7 +66,7 @@ def test_client_of_http_1_0_gets_no_chunks() -> None:
 
 
 @pytest.mark.parametrize("code", CODES[1:])
-def test_client_reads_the_end_where_it_is(code: int) -> None:
+def test_client_finds_the_end_of_the_body(code: int) -> None:
     for method, length, chunks in itertools.product(
         ["GET", "HEAD", "POST"], [None, 0, 4], [True, False]
     ):
@@ -99,7 +99,9 @@ def expect_that_a_client_reads_it(method: str, code: int, framing: Framing) -> N
 @given(
     length=st.none() | st.integers(0, 100), sizes=st.lists(st.integers(0, 60)), body=st.booleans()
 )
-def test_never_a_byte_more_than_promised(length: int | None, sizes: list[int], body: bool) -> None:
+def test_counter_admits_no_byte_over_the_length(
+    length: int | None, sizes: list[int], body: bool
+) -> None:
     counter = BodyCounter(Framing(body, length, body and length is None))
     admitted = [counter.admit(size) for size in sizes]
     limit = 0 if not body else sum(sizes) if length is None else length
@@ -132,7 +134,7 @@ def test_chunk_size_is_hexadecimal(size: int) -> None:
         ([""], True, False),
     ],
 )
-def test_client_says_whether_it_stays(
+def test_connection_header_decides_whether_to_persist(
     connection: list[str], stays_1_1: bool, stays_1_0: bool
 ) -> None:
     assert wants_to_persist(connection, http11=True) is stays_1_1

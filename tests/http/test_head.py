@@ -38,7 +38,7 @@ def test_malformed_status_is_refused(status: Any) -> None:
 
 
 @pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints", "199 Odd"])
-def test_interim_status_is_no_response(status: str) -> None:
+def test_interim_status_is_refused(status: str) -> None:
     with pytest.raises(BodyError, match="announces another response"):
         ResponseHead(status, [])
 
@@ -47,12 +47,12 @@ def test_interim_status_is_no_response(status: str) -> None:
     ("status", "code"),
     [("200 OK", 200), ("200", 200), ("404 ", 404), ("500 \xe9t\xe9\t!", 500), ("999 Odd", 999)],
 )
-def test_status_gives_its_code_the_second_time_too(status: str, code: int) -> None:
+def test_status_gives_its_code_each_time(status: str, code: int) -> None:
     assert [status_code(status), status_code(status)] == [code, code]
     assert ResponseHead(status, []).code == code
 
 
-def test_101_needs_an_upgrade() -> None:
+def test_status_101_without_an_upgrade_is_refused() -> None:
     with pytest.raises(BodyError, match="Connection: upgrade"):
         ResponseHead("101 Switching Protocols", [("Upgrade", "websocket")])
     headers = [("Upgrade", "websocket"), ("X-A", "1"), ("Connection", "keep-alive, Upgrade")]
@@ -66,7 +66,7 @@ BAD_VALUES = ["a\r\nSet-Cookie: b", "a\nb", "a\rb", "a\0b", "\x7f", "\u20ac", "\
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_bad_header_name_is_refused(name: Any) -> None:
+def test_malformed_header_name_is_refused(name: Any) -> None:
     with pytest.raises(BodyError):
         ResponseHead(OK, [(name, "secret")])
     with pytest.raises(BodyError):
@@ -75,7 +75,7 @@ def test_bad_header_name_is_refused(name: Any) -> None:
 
 @pytest.mark.parametrize("value", [*BAD_VALUES, b"a", 1, None, ["a"]])
 @pytest.mark.parametrize("name", ["X-Never-Seen", "Content-Type", "Connection", "Content-Length"])
-def test_bad_header_value_is_refused_and_not_repeated(name: str, value: Any) -> None:
+def test_malformed_header_value_is_refused_and_not_repeated(name: str, value: Any) -> None:
     for kind in ("text/plain", "1"):  # from now on the usual names are known
         ResponseHead(OK, [("Content-Type", kind), ("Content-Length", "1")])
     with pytest.raises(BodyError) as caught:
@@ -123,12 +123,12 @@ def test_hop_by_hop_header_is_dropped_each_time(name: str) -> None:
         ("closed", False),
     ],
 )
-def test_app_may_end_the_connection(value: str, closes: bool) -> None:
+def test_connection_close_of_the_app_is_noted(value: str, closes: bool) -> None:
     assert ResponseHead(OK, [("Connection", value)]).closes is closes
 
 
 @pytest.mark.parametrize("date", ["Date", "date"])
-def test_date_and_server_are_the_apps_where_it_has_them(date: str) -> None:
+def test_date_and_server_of_the_app_are_noted(date: str) -> None:
     headers = [(date, "then"), ("SERVER", "mine"), ("X", "1")]
     for _ in range(2):
         head = ResponseHead(OK, headers)
@@ -154,7 +154,7 @@ def test_content_length_that_is_no_number_is_refused(value: Any) -> None:
         assert parse_length(value) is None
 
 
-def test_two_content_lengths_have_to_agree() -> None:
+def test_content_lengths_that_differ_are_refused() -> None:
     agree = [("Content-Length", "5"), ("content-length", "05")]
     differ = [("Content-Length", "5"), ("content-length", "6")]
     assert declared_length(agree) == ResponseHead(OK, agree).content_length == 5
@@ -166,12 +166,12 @@ def test_two_content_lengths_have_to_agree() -> None:
 
 
 @given(st.integers(min_value=0, max_value=10**18 - 1))
-def test_content_length_is_what_it_says(size: int) -> None:
+def test_content_length_is_parsed(size: int) -> None:
     headers = [("Content-Length", str(size))]
     assert declared_length(headers) == ResponseHead(OK, headers).content_length == size
 
 
-def test_no_content_length_is_none_declared() -> None:
+def test_missing_content_length_is_none() -> None:
     headers = [("Content-Type", "5"), ("Content-Lengths", "5"), ("X-ontent-Lengt", "5")]
     assert declared_length(headers) is None
     assert ResponseHead(OK, headers).content_length is None
@@ -188,7 +188,7 @@ values = st.text(
     headers=st.lists(st.tuples(names, values), max_size=8),
     length=st.none() | st.integers(0, 10**6),
 )
-def test_client_reads_what_the_app_said(
+def test_encoded_head_is_read_as_the_app_gave_it(
     reason: str, headers: list[tuple[str, str]], length: int | None
 ) -> None:
     try:
@@ -210,7 +210,7 @@ def test_client_reads_what_the_app_said(
     assert [field for field in read if field not in own or field in said] == said
 
 
-def test_head_has_its_lines_in_order() -> None:
+def test_encoded_head_has_its_lines_in_order() -> None:
     head = ResponseHead("200 OK", [("X-A", "1"), ("X-B", "2")])
     sized = head.encode("1.0", Framing(True, 3, False), "Connection: close\r\n")
     assert sized == (
@@ -220,7 +220,7 @@ def test_head_has_its_lines_in_order() -> None:
     assert at_close == b"HTTP/1.1 299 \r\n\r\n"
 
 
-def test_names_and_statuses_that_are_made_up_do_not_pile_up(
+def test_caches_of_names_and_statuses_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_names", {})
@@ -242,7 +242,7 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> dict[Any, ResponseHead]:
     return kept
 
 
-def test_a_head_that_was_made_before_is_not_made_again(heads: dict[Any, ResponseHead]) -> None:
+def test_repeated_head_comes_from_the_cache(heads: dict[Any, ResponseHead]) -> None:
     def headers(value: str) -> list[tuple[str, str]]:
         return [("X-A", value), ("Content-Length", "5")]
 
@@ -264,7 +264,9 @@ def test_a_head_that_was_made_before_is_not_made_again(heads: dict[Any, Response
         iter([("X-A", "1")]),
     ],
 )
-def test_a_head_that_is_not_kept(heads: dict[Any, ResponseHead], headers: Any) -> None:
+def test_long_or_cookie_setting_head_is_not_cached(
+    heads: dict[Any, ResponseHead], headers: Any
+) -> None:
     assert len(known_head(OK, headers).headers) == 1
     assert not heads
 
@@ -277,7 +279,7 @@ class Said(str, Enum):
     VALUE = "1"
 
 
-def test_the_characters_of_an_enum_are_sent(heads: dict[Any, ResponseHead]) -> None:
+def test_member_of_an_enum_is_sent_by_its_characters(heads: dict[Any, ResponseHead]) -> None:
     """And not what it is formatted to, now or in the next response with equal headers."""
     expected = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nContent-Length: 0\r\n\r\n"
     for name in (Said.NAME, "X-A", Said.NAME):
@@ -293,20 +295,20 @@ def test_the_characters_of_an_enum_are_sent(heads: dict[Any, ResponseHead]) -> N
 
 
 @pytest.mark.parametrize("status", [OK, ["200 OK"], 200])
-def test_what_is_wrong_is_so_each_time(heads: dict[Any, ResponseHead], status: Any) -> None:
+def test_wrong_head_is_refused_each_time(heads: dict[Any, ResponseHead], status: Any) -> None:
     for _ in range(2):
         with pytest.raises(BodyError):
             known_head(status, [("X-A", 1)])
     assert not heads
 
 
-def test_heads_that_are_made_up_do_not_pile_up(heads: dict[Any, ResponseHead]) -> None:
+def test_cache_of_heads_is_bounded(heads: dict[Any, ResponseHead]) -> None:
     for number in range(2 * module._MAX_HEADS + 10):
         assert known_head(OK, [("X-A", str(number))]).headers == [("X-A", str(number))]
     assert 0 < len(heads) <= module._MAX_HEADS
 
 
-def test_a_head_is_encoded_as_it_is_asked_for() -> None:
+def test_head_is_encoded_for_its_version_and_framing() -> None:
     """Whatever it was encoded to before."""
     head = ResponseHead(OK, [("X-A", "1"), ("Content-Length", "5")])
     get, ask = head.frame("GET", chunks=True), head.frame("HEAD", chunks=True)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("name", ["app.js", "large.bin"])
-def test_changes_are_seen_at_once(site: Path, name: str) -> None:
+def test_changed_file_is_sent_at_once(site: Path, name: str) -> None:
     app = StaticFiles(directory=site)
     path = site / name
     size = path.stat().st_size
@@ -58,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_recheck_lets_a_look_at_the_disk_hold(site: Path, clock: list[float]) -> None:
+def test_file_within_recheck_s_is_not_looked_at_again(site: Path, clock: list[float]) -> None:
     app = StaticFiles(directory=site, recheck_s=5)
     settle(site / "app.js")
     before = call(app, "/app.js").body
@@ -69,7 +69,7 @@ def test_recheck_lets_a_look_at_the_disk_hold(site: Path, clock: list[float]) ->
     assert call(app, "/app.js").body == b"changed"
 
 
-def test_a_look_at_one_encoding_does_not_hold_for_another(site: Path, clock: list[float]) -> None:
+def test_recheck_counts_for_each_encoding_alone(site: Path, clock: list[float]) -> None:
     write_sibling(site / "app.js", ".gz", b"old gzip")
     write_sibling(site / "app.js", ".br", b"brotli of app.js")
     settle(*site.glob("app.js*"))
@@ -86,7 +86,7 @@ def test_a_look_at_one_encoding_does_not_hold_for_another(site: Path, clock: lis
     assert call(app, "/app.js", Accept_Encoding="gzip").body == b"new gzip"
 
 
-def test_a_swapped_directory_is_not_followed_out(site: Path) -> None:
+def test_swapped_directory_is_not_followed_out(site: Path) -> None:
     app = StaticFiles(directory=site)
     settle(site / "docs" / "index.html")
     assert call(app, "/docs/").body == b"<h1>docs</h1>"
@@ -98,7 +98,7 @@ def test_a_swapped_directory_is_not_followed_out(site: Path) -> None:
     assert call(app, "/docs/").status == 404
 
 
-def test_a_file_that_is_replaced_before_it_is_opened_again_is_looked_up_anew(
+def test_file_replaced_before_it_is_reopened_is_looked_up_again(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers and bytes are of one file, whichever it is, even if it always changes in between."""
@@ -126,7 +126,7 @@ def test_a_file_that_is_replaced_before_it_is_opened_again_is_looked_up_anew(
     assert open_descriptors() <= before
 
 
-def test_a_file_that_shrinks_while_sent_ends_in_an_error(site: Path) -> None:
+def test_file_that_shrinks_while_sent_raises(site: Path) -> None:
     app = StaticFiles(directory=site)
     for headers in ({}, {"Range": "bytes=400000-"}, {"Range": "bytes=0-9,400000-400009"}):
         (site / "large.bin").write_bytes(LARGE)
@@ -138,7 +138,7 @@ def test_a_file_that_shrinks_while_sent_ends_in_an_error(site: Path) -> None:
             iterable.close()  # type: ignore[attr-defined]
 
 
-def test_a_growing_file_is_sent_to_its_declared_length(site: Path) -> None:
+def test_growing_file_is_sent_to_its_declared_length(site: Path) -> None:
     app = StaticFiles(directory=site)
     iterable = app(environ_of("/large.bin"), lambda *args: None)  # type: ignore[arg-type]
     with (site / "large.bin").open("ab") as file:
@@ -219,7 +219,7 @@ def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
     assert used <= bound
 
 
-def test_threads_share_one_app(site: Path) -> None:
+def test_app_used_by_threads_answers_each(site: Path) -> None:
     app = StaticFiles(directory=site, cache_bytes=60_000)
     wrong: list[object] = []
     stop = threading.Event()
@@ -245,7 +245,7 @@ def test_threads_share_one_app(site: Path) -> None:
     assert not wrong
 
 
-def test_a_large_tree_costs_nothing_at_the_start(tmp_path: Path) -> None:
+def test_large_tree_costs_nothing_at_the_start(tmp_path: Path) -> None:
     for folder in range(10):
         (tmp_path / str(folder)).mkdir()
         for number in range(200):

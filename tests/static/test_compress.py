@@ -66,7 +66,7 @@ def test_file_without_sibling_is_sent_compressed(script: Path, coding: str, size
     assert ask(Range="bytes=2-8", If_Range=headers["last-modified"]).status == 200
 
 
-def test_sibling_wins(script: Path) -> None:
+def test_file_with_a_sibling_is_sent_by_it(script: Path) -> None:
     packed = gzip.compress(TEXT)
     write_sibling(script, ".gz", packed)
     settle(script)
@@ -121,7 +121,7 @@ def test_page_of_a_missing_file_is_compressed(script: Path) -> None:
         assert "etag" not in answer.headers
 
 
-def test_nothing_is_compressed_where_the_cache_is_asked(
+def test_answer_from_the_cache_compresses_nothing(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = StaticFiles(directory=script.parent, compress=True)

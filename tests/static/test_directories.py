@@ -16,7 +16,7 @@ from tests.support.effort import effort
 from wsgifast import StaticFiles
 
 
-def test_index_and_the_redirect_to_it(site: Path) -> None:
+def test_directory_redirects_to_its_index(site: Path) -> None:
     app = StaticFiles(directory=site)
     assert call(app, "/").body == b"<h1>home</h1>"
     assert call(app, "/docs/").body == b"<h1>docs</h1>"
@@ -30,7 +30,7 @@ def test_index_and_the_redirect_to_it(site: Path) -> None:
     assert call_with(app, environ).headers["location"] == "./docs/?q=%E2%82%AC%C3%A9"
 
 
-def test_a_redirect_cannot_lead_to_another_host(site: Path) -> None:
+def test_redirect_never_leads_to_another_host(site: Path) -> None:
     (site / "http:").mkdir()
     (site / "http:" / "index.html").write_text("x")
     app = StaticFiles(directory=site)
@@ -118,7 +118,7 @@ def test_prefix_without_its_slash_redirects_unless_an_app_is_behind(site: Path) 
     assert call(behind, "/a/b").body == b"the app: GET"
 
 
-def test_no_index(site: Path) -> None:
+def test_directory_without_index_is_404(site: Path) -> None:
     app = StaticFiles(directory=site, index=None)
     assert [call(app, path).status for path in ("/", "/docs", "/docs/")] == [404, 404, 404]
     assert call(app, "/docs/index.html").status == 200
@@ -129,7 +129,7 @@ SHOWN_SIZES = [
 ]  # fmt: skip
 
 
-def test_listing(site: Path) -> None:
+def test_directory_with_listing_lists_its_files(site: Path) -> None:
     hostile = '<img src=x onerror="a">&.txt'
     (site / "empty" / hostile).write_text("x")
     (site / "empty" / "a:b").mkdir()
@@ -161,7 +161,7 @@ def test_listing(site: Path) -> None:
     assert b".hidden" in shown.body
 
 
-def test_hidden_files_when_asked(site: Path) -> None:
+def test_hidden_file_is_served_by_the_option(site: Path) -> None:
     assert call(StaticFiles(directory=site, hidden_files=True), "/.env").body == b"SECRET=1"
     (site / ".well-known").mkdir()
     (site / ".well-known" / "security.txt").write_text("Contact: x")
@@ -181,9 +181,7 @@ def test_fallback_answers_routes_but_not_missing_assets(site: Path) -> None:
     assert call(app, "/users/7").status == 404
 
 
-def test_several_directories_the_first_wins_also_when_it_gets_the_file_later(
-    site: Path, tmp_path: Path
-) -> None:
+def test_first_directory_that_has_the_file_wins(site: Path, tmp_path: Path) -> None:
     first = tmp_path / "first"
     first.mkdir()
     app = StaticFiles(directory=[first, site])

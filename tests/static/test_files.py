@@ -30,7 +30,7 @@ from wsgifast.bodies.files import FileSlice
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
-def test_a_file_is_served_whole(site: Path, cache_bytes: int) -> None:
+def test_file_is_served_whole(site: Path, cache_bytes: int) -> None:
     app = StaticFiles(directory=site, cache_bytes=cache_bytes)
     settle(site / "app.js")
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_head_has_the_headers_and_no_body(site: Path) -> None:
         assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
 
 
-def test_a_small_file_is_one_block_and_a_large_one_in_the_servers_wrapper(site: Path) -> None:
+def test_small_file_is_one_block_and_a_large_one_is_wrapped(site: Path) -> None:
     app = StaticFiles(directory=site)
     assert len(call(app, "/app.js").iterable) == 1
     for headers in ({}, {"Range": "bytes=100000-200000"}):
@@ -59,7 +59,7 @@ def test_a_small_file_is_one_block_and_a_large_one_in_the_servers_wrapper(site: 
         assert isinstance(wrapped.filelike, FileSlice)
 
 
-def test_without_a_wrapper_a_file_iterates_and_closes_by_itself(site: Path) -> None:
+def test_file_without_a_wrapper_is_iterated_and_closed(site: Path) -> None:
     environ = environ_of("/large.bin")
     del environ["wsgi.file_wrapper"]
     answer = call_with(StaticFiles(directory=site), environ)
@@ -93,7 +93,7 @@ NO_FILES = [
 ]
 
 
-def test_what_is_no_file_is_404(site: Path) -> None:
+def test_path_without_a_file_is_404(site: Path) -> None:
     app = StaticFiles(directory=site)
     for path in NO_FILES:
         answer = call(app, path)
@@ -101,19 +101,19 @@ def test_what_is_no_file_is_404(site: Path) -> None:
         assert b"SECRET" not in answer.body, path
 
 
-def test_an_empty_path_is_the_root(site: Path) -> None:
+def test_empty_path_is_the_root(site: Path) -> None:
     assert call(StaticFiles(directory=site), "").body == b"<h1>home</h1>"
 
 
 @given(path=st.text(st.sampled_from("/.adocs\\\0%2eé"), max_size=15))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(100))
-def test_no_path_is_a_server_error(site: Path, path: str) -> None:
+def test_any_path_is_no_server_error(site: Path, path: str) -> None:
     answer = call(StaticFiles(directory=site, listing=True), "/" + path)
     assert answer.status in (200, 302, 404)
     assert b"SECRET" not in answer.body
 
 
-def test_names_that_are_not_ascii(site: Path) -> None:
+def test_name_that_is_not_ascii_is_served(site: Path) -> None:
     (site / "café.txt").write_text("utf-8")
     (site / os.fsdecode(b"caf\xe9.txt")).write_text("latin-1")
     app = StaticFiles(directory=site)
@@ -121,7 +121,7 @@ def test_names_that_are_not_ascii(site: Path) -> None:
     assert call(app, "/caf\udce9.txt").body == b"latin-1"
 
 
-def test_special_files_are_404_and_do_not_block(site: Path) -> None:
+def test_special_file_is_404_and_does_not_block(site: Path) -> None:
     os.mkfifo(site / "fifo")
     (site / "null").symlink_to("/dev/null")
     for app in (
@@ -132,20 +132,20 @@ def test_special_files_are_404_and_do_not_block(site: Path) -> None:
         assert call(app, "/null").status == 404
 
 
-def test_links_out_of_the_directory(site: Path) -> None:
+def test_link_out_of_the_directory_needs_the_option(site: Path) -> None:
     (site.parent / "secret.txt").write_text("outside")
     (site / "link.txt").symlink_to("../secret.txt")
     assert call(StaticFiles(directory=site), "/link.txt").status == 404
     assert call(StaticFiles(directory=site, follow_symlinks=True), "/link.txt").body == b"outside"
 
 
-def test_a_path_that_a_server_has_left_as_text(site: Path) -> None:
+def test_path_left_as_text_by_the_server_is_served(site: Path) -> None:
     (site / "\u20ac.txt").write_text("euro")
     environ = {**environ_of("/"), "PATH_INFO": "/\u20ac.txt"}  # against PEP 3333: no latin-1
     assert call_with(StaticFiles(directory=site), environ).body == b"euro"
 
 
-def test_a_precompressed_sibling_out_of_the_directory_is_not_sent(site: Path) -> None:
+def test_sibling_out_of_the_directory_is_not_sent(site: Path) -> None:
     (site.parent / "secret.gz").write_bytes(b"secret")
     (site / "app.js.gz").symlink_to("../secret.gz")
     answer = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip")
@@ -153,7 +153,7 @@ def test_a_precompressed_sibling_out_of_the_directory_is_not_sent(site: Path) ->
     assert answer.body == (site / "app.js").read_bytes()
 
 
-def test_a_file_that_may_not_be_read_is_403_and_logged(
+def test_unreadable_file_is_403_and_logged(
     site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = os.open

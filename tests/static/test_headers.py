@@ -17,7 +17,7 @@ from wsgifast import StaticFiles
 from wsgifast.bodies.segments import SegmentedBody
 
 
-def test_types_and_charset(site: Path) -> None:
+def test_file_has_its_type_and_charset(site: Path) -> None:
     names = {
         "a.js": "text/javascript; charset=utf-8",
         "a.mjs": "text/javascript; charset=utf-8",
@@ -110,7 +110,7 @@ def test_allowed_origins_see_the_headers_of_ranges(site: Path) -> None:
     assert name not in call(StaticFiles(directory=site), "/app.js").headers
 
 
-def test_caching_and_cors_headers(site: Path) -> None:
+def test_file_has_caching_and_cors_headers(site: Path) -> None:
     assert call(StaticFiles(directory=site), "/app.js").headers["cache-control"] == (
         "max-age=60, public"
     )
@@ -129,7 +129,7 @@ def test_caching_and_cors_headers(site: Path) -> None:
     assert seen == [(str(site / "app.js"), "/s/app.js")]
 
 
-def test_add_headers_changes_them_for_every_status(site: Path) -> None:
+def test_add_headers_applies_to_every_status(site: Path) -> None:
     def add(headers: Headers, path: str, url: str) -> None:
         headers["X-Path"] = f"{path} {url}"
         headers["Cache-Control"] = "no-store"
@@ -148,7 +148,7 @@ def test_add_headers_changes_them_for_every_status(site: Path) -> None:
     assert call(app, "/large.bin", If_None_Match='"mine"').status == 304
 
 
-def test_entity_tags_by_stat_by_content_or_none(site: Path) -> None:
+def test_entity_tag_follows_the_option(site: Path) -> None:
     by_stat, by_content = StaticFiles(directory=site), StaticFiles(directory=site, etag="content")
     for name in ("app.js", "large.bin"):
         stat_tag = call(by_stat, f"/{name}").headers["etag"]
@@ -161,7 +161,7 @@ def test_entity_tags_by_stat_by_content_or_none(site: Path) -> None:
 
 @pytest.mark.parametrize("name", ["app.js", "large.bin"])
 @pytest.mark.parametrize("kept", [True, False])
-def test_conditions_and_ranges(site: Path, name: str, kept: bool) -> None:
+def test_preconditions_and_ranges_are_answered(site: Path, name: str, kept: bool) -> None:
     app = StaticFiles(directory=site, cache_bytes=(1 << 20) * kept)
     settle(site / name)
     content = (site / name).read_bytes()
@@ -236,7 +236,7 @@ CONDITIONS = {
     ),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_kept_file_is_answered_as_one_that_is_not(
+def test_cached_file_is_answered_as_an_uncached_one(
     site: Path, method: str, headers: dict[str, str]
 ) -> None:
     """The short way for kept files says what the whole of the core says."""

@@ -43,7 +43,7 @@ def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
         yield running
 
 
-def test_files_ranges_and_conditions_on_one_connection(server: LiveServer) -> None:
+def test_connection_serves_files_ranges_and_preconditions(server: LiveServer) -> None:
     for _ in range(2):
         small = server.get("/app.js")
         assert (small.status, small.body) == (200, SMALL), small
@@ -85,7 +85,7 @@ def test_head_has_length_ranges_and_tag_of_get(server: LiveServer, target: str) 
         assert head.header(name) == get.header(name), name
 
 
-def test_no_target_leads_out(server: LiveServer) -> None:
+def test_any_target_stays_in_the_directory(server: LiveServer) -> None:
     for target in (
         *("/../secret", "/%2e%2e/secret", "/..%2fsecret", "/docs/..%2f..%2fsecret"),
         *("//etc/passwd", "/..%5csecret", "/%00", "/app.js%00.html", "/%ff%fe"),
@@ -96,7 +96,7 @@ def test_no_target_leads_out(server: LiveServer) -> None:
         assert b"secret" not in answer.body, target
 
 
-def test_a_file_that_shrinks_while_it_is_sent_ends_the_connection_and_is_logged(
+def test_file_that_shrinks_while_sent_ends_the_connection_and_is_logged(
     server: LiveServer, root: Path
 ) -> None:
     path = root / "shrinking.bin"

@@ -62,9 +62,7 @@ from wsgifast.files.rules import HeaderRules
         ({"allow_all_origins": "*"}, "allow_all_origins is True or False, not '*'"),
     ],
 )
-def test_wrong_options_are_named_when_the_object_is_made(
-    site: Path, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_option_is_named_at_once(site: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         StaticFiles(**{"directory": site, **options})
     assert message in str(caught.value)
@@ -79,7 +77,7 @@ def test_wrong_options_are_named_when_the_object_is_made(
         ((), {"directory": ".", "listings": True}, TypeError, "'listings'"),
     ],
 )
-def test_wrong_arguments_are_told_by_the_name_of_the_class(
+def test_wrong_argument_names_the_class(
     static_files: Any,
     arguments: tuple[str, ...],
     options: dict[str, Any],
@@ -92,7 +90,7 @@ def test_wrong_arguments_are_told_by_the_name_of_the_class(
     assert way_out in str(caught.value)
 
 
-def test_rules_do_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_do_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host's own mime.types must not change what is sent."""
     import mimetypes
 

@@ -21,7 +21,7 @@ from wsgifast.files.found import has_same_time, is_outdated
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_siblings_appear_change_and_disappear_at_once(site: Path, settled: bool) -> None:
+def test_sibling_that_appears_or_changes_is_seen_at_once(site: Path, settled: bool) -> None:
     original = site / "app.js"
     packed = gzip.compress(original.read_bytes())
     app = StaticFiles(directory=site)
@@ -57,7 +57,7 @@ def test_siblings_appear_change_and_disappear_at_once(site: Path, settled: bool)
     assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
 
 
-def test_a_stale_sibling_is_not_sent(site: Path) -> None:
+def test_outdated_sibling_is_not_sent(site: Path) -> None:
     original = site / "app.js"
     write_sibling(original, ".gz", b"of an earlier content", age_s=1)
     app = StaticFiles(directory=site)
@@ -144,7 +144,9 @@ def test_sibling_made_by_whitenoise_is_sent(site: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("content", "age_s"), [(b"of an earlier content", 1), (b"", 0), (b"x" * 10_000, 0)]
 )
-def test_a_sibling_of_no_use_is_sent_once_it_is(site: Path, content: bytes, age_s: float) -> None:
+def test_unusable_sibling_is_sent_once_it_is_usable(
+    site: Path, content: bytes, age_s: float
+) -> None:
     original = site / "app.js"
     write_sibling(original, ".gz", content, age_s=age_s)
     settle(*site.glob("app.js*"))
@@ -156,7 +158,7 @@ def test_a_sibling_of_no_use_is_sent_once_it_is(site: Path, content: bytes, age_
     assert call(app, "/app.js", Accept_Encoding="gzip").body == b"fresh"
 
 
-def test_siblings_that_are_no_use(site: Path) -> None:
+def test_unusable_sibling_is_not_sent(site: Path) -> None:
     original = site / "app.js"
     write_sibling(original, ".gz", b"x" * 10_000)  # larger than the original
     (site / "app.js.br").mkdir()
@@ -165,7 +167,7 @@ def test_siblings_that_are_no_use(site: Path) -> None:
     assert answer.body == original.read_bytes()
 
 
-def test_a_large_sibling_is_sent_from_its_file(site: Path) -> None:
+def test_large_sibling_is_sent_from_its_file(site: Path) -> None:
     (site / "big.txt").write_bytes(LARGE * 2)
     write_sibling(site / "big.txt", ".zst", LARGE)
     app = StaticFiles(directory=site)
@@ -185,7 +187,7 @@ STEPS = st.tuples(
 
 @given(steps=st.lists(STEPS, min_size=3, max_size=6))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(30))
-def test_what_is_kept_is_what_the_disk_says(
+def test_cached_answer_equals_that_from_disk(
     site: Path, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, Any]]
 ) -> None:
     """Beside a model that looks at everything each time."""

@@ -15,7 +15,7 @@ from tests.support.descriptors import open_descriptors
 from wsgifast import StaticFiles
 
 
-def test_as_an_app_it_answers_everything(site: Path) -> None:
+def test_app_without_another_answers_everything(site: Path) -> None:
     app = StaticFiles(directory=site)
     answer = call(app, "/app.js", "POST")
     assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
@@ -23,7 +23,7 @@ def test_as_an_app_it_answers_everything(site: Path) -> None:
     assert call(StaticFiles(directory=site, prefix="/static"), "/app.js").status == 404
 
 
-def test_as_middleware_it_passes_on_what_it_has_not(site: Path) -> None:
+def test_middleware_passes_other_requests_on(site: Path) -> None:
     app = StaticFiles(app_behind, directory=site, prefix="/static/")
     assert call(app, "/static/app.js").body.startswith(b"let")
     assert call(app, "/static/none").body == b"the app: GET"
@@ -33,7 +33,7 @@ def test_as_middleware_it_passes_on_what_it_has_not(site: Path) -> None:
     assert call(app, "/staticapp.js").body == b"the app: GET"
 
 
-def test_it_keeps_to_wsgi(site: Path) -> None:
+def test_static_files_under_validator_keeps_to_wsgi(site: Path) -> None:
     app: Any = validator(StaticFiles(app_behind, directory=site))
     for path in ("/app.js", "/large.bin", "/none", "/docs", "/nothing.txt"):
         for method in ("GET", "HEAD"):
@@ -73,7 +73,7 @@ class _Errors:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
-def test_no_answer_leaves_a_descriptor_open(site: Path, cache_bytes: int) -> None:
+def test_any_answer_leaves_no_descriptor_open(site: Path, cache_bytes: int) -> None:
     write_sibling(site / "app.js", ".gz", b"packed")
     settle(site / "app.js", site / "app.js.gz", site / "large.bin")
     app = StaticFiles(directory=site, cache_bytes=cache_bytes, listing=True, etag="content")
@@ -89,7 +89,7 @@ def test_no_answer_leaves_a_descriptor_open(site: Path, cache_bytes: int) -> Non
                 assert open_descriptors() <= before, (path, method, headers)
 
 
-def test_a_refusing_start_response_leaks_no_descriptor(site: Path) -> None:
+def test_failing_start_response_leaves_no_descriptor_open(site: Path) -> None:
     def refusing(*args: object) -> None:
         raise RuntimeError("headers sent")
 
@@ -100,7 +100,7 @@ def test_a_refusing_start_response_leaks_no_descriptor(site: Path) -> None:
     assert open_descriptors() <= before
 
 
-def test_a_failure_at_a_sibling_leaks_no_descriptor(
+def test_failure_at_a_sibling_leaves_no_descriptor_open(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for suffix in (".zst", ".br", ".gz"):

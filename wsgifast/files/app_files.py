@@ -44,10 +44,10 @@ def plan_file_body(
     an ETag is made from the file's size, modification time and name. No Last-Modified is added,
     since caches may use it for a heuristic freshness of days (RFC 9111, section 4.2.2).
 
-    A file that was made for this answer (:func:`is_made_for_one_answer`) gets no ETag. Of one with
-    an ETag of the app's own, a part is sent with an If-Range alone that has the tag, and no
-    Accept-Ranges: many clients download in parts without If-Range, and would put pieces of several
-    answers together.
+    A file that was made for this answer (:func:`is_made_for_one_answer`) gets no ETag. If the app
+    has sent an ETag with it, parts are sent only to requests whose If-Range has that tag, and
+    Accept-Ranges is not sent: many clients download in parts without If-Range, and would put pieces
+    of several answers together.
 
     :param headers: the app's; a Content-Length among them is the whole body's.
     :param file: the app's file object; only its name is used.
@@ -117,7 +117,7 @@ def plan_coded_file(
 
 
 def is_made_for_one_answer(file: object, fd: int, began_ns: int | None = None) -> bool:
-    """Whether the next answer may have another file, or none: another request makes its own.
+    """Whether a file was made for this answer, so that the next one may have another, or none.
 
     It is a temporary file, one that has no name in any directory, or one that was modified since
     the request began. With None for `began_ns` the last is not looked at.

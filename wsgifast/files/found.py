@@ -167,7 +167,7 @@ class Found(Kept):
 
 
 def has_same_time(one: os.stat_result, other: os.stat_result) -> bool:
-    """Whether two files have the same modification time, or the one is the other's, rounded.
+    """Whether two files have the same modification time, or one time is the other, rounded.
 
     Not any difference below a second will do: the original may have been written again.
     """

@@ -34,7 +34,7 @@ log = logging.getLogger("wsgifast.files")
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 # Up to this size a copy from memory is cheaper than opening the file and a call of sendfile.
 _MEMORY_FILE_BYTES = 128 * 1024
-# A file may take this fraction of the cache, lest it evict too many others.
+# A file may take this fraction of the cache, so that it does not evict too many others.
 _MEMORY_FILE_SHARE = 8
 # The page for files that are missing, as on GitHub Pages, Netlify and Cloudflare Pages.
 _MISSING_PAGE = "404.html"
