@@ -32,8 +32,7 @@ from wsgifast.metrics.patterns import note_django_pattern
 from wsgifast.metrics.requests import Recorder
 from wsgifast.sockets import FileSegment
 
-from .files.delivery import Delivery
-from .files.request import request_facts
+from .files import FileSender, Received, request_facts
 from .instrumented import INSTRUMENTED
 from .messages import Message, Receive, Scope, Send, response_start, text_headers
 from .middleware import ASGIFast
@@ -73,17 +72,18 @@ def get_asgi_application(
     return ASGIFast(handler, coalesce=coalesce, metrics=metrics, traces=traces, compress=compress)
 
 
-class _Channel(Delivery):
-    """The send() of a request, which Django's handler hands on as it is, and its scope with it."""
+class _Channel:
+    """The send() of a request, which Django's handler hands on as it is, with what it needs."""
 
-    __slots__ = ()
+    __slots__ = ("_send", "files", "scope")
 
-    @property
-    def scope(self) -> Scope:
-        return self._scope
+    def __init__(self, scope: Scope, received: Received, send: Send) -> None:
+        self.scope = scope
+        self.files = FileSender(scope, received, send)
+        self._send = send
 
     async def __call__(self, message: Message) -> None:
-        await self._server_send(message)
+        await self._send(message)
 
 
 class _Handler(ASGIHandler):
@@ -93,8 +93,8 @@ class _Handler(ASGIHandler):
         self._conditional = conditional
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        channel = _Channel(scope, receive, send)
-        await super().__call__(scope, channel.receive, channel)
+        received = Received(receive)
+        await super().__call__(scope, received.receive, _Channel(scope, received, send))
 
     async def send_response(self, response: Any, send: _Channel) -> None:
         if INSTRUMENTED in send.scope:
@@ -160,14 +160,16 @@ class _Handler(ASGIHandler):
             if plan is not None:
                 status, headers, segments = plan.status, plan.raw_headers, plan.segments
         await channel(response_start(status, headers))
-        await channel.send_segments([_moved(run, segment.offset) for run in segments], segment.fd)
+        await channel.files.send_segments(
+            [_moved(run, segment.offset) for run in segments], segment.fd
+        )
 
 
 async def _send_segments(channel: _Channel, segments: Sequence[Segment], start: Message) -> None:
     """Send a head, and bytes and runs of one file."""
     fd = next(segment.fd for segment in segments if isinstance(segment, FileSegment))
     await channel(start)
-    await channel.send_segments(
+    await channel.files.send_segments(
         [s if isinstance(s, bytes) else ByteRange(s.offset, s.size) for s in segments], fd
     )
 

@@ -35,6 +35,12 @@ logger = logging.getLogger("wsgifast")
 INSTRUMENTED = "asgifast.instrumented"
 
 
+def note_sent_as(scope: Scope, sent_as: str) -> None:
+    """Note how a body was sent, if its request is recorded."""
+    if INSTRUMENTED in scope:
+        scope[INSTRUMENTED].sent_as = sent_as
+
+
 class Instrumented:
     """An ASGI app whose requests are recorded when the app has returned, and its file is sent.
 

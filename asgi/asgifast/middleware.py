@@ -19,8 +19,9 @@ from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
 from .content_coding import ContentCoding
 from .examined import Examined
 from .extensions import COALESCING, FILE_EXTENSIONS, PLANNED
-from .files.handler import FileMessages
-from .instrumented import INSTRUMENTED, Instrumented
+from .file_messages import FileMessages
+from .files import Received
+from .instrumented import INSTRUMENTED, Instrumented, note_sent_as
 from .loops import BackgroundTask, Loop, outcome, running_loop
 from .messages import (
     PATHSEND,
@@ -37,6 +38,7 @@ from .messages import (
 from .pathsend import Offer, PathsendDecision, without_files
 from .request_coding import call_decoding, has_coded_body
 from .send_order import SendOrder
+from .servers import forward_start
 from .whole_responses import whole_sender_for
 
 
@@ -174,31 +176,30 @@ class ASGIFast:
         exchange._scope = scope
         exchange._server_receive = receive
         exchange._server_send = send
-        exchange._kept = ()
-        exchange._is_awaited = exchange._is_examined = False
-        exchange._start = exchange._order = None
+        exchange._is_examined = False
+        exchange.start = exchange._order = exchange._received = None
         exchange._coding = coding
         app = self._call  # two steps, which cost CPython less than one
         try:
             # The server reports what is returned, if it is not None.
             result = await app(inner, exchange.receive, exchange.send)  # type: ignore[func-returns-value]
         except BaseException as error:
-            if exchange._start is not None or exchange._is_examined:
+            if exchange.start is not None or exchange._is_examined:
                 await exchange.failed(error)
             raise
-        if exchange._start is not None or exchange._is_examined:
+        if exchange.start is not None or exchange._is_examined:
             await exchange.finish()
         return result
 
 
-class _Exchange(FileMessages):
+class _Exchange:
     """The receive() and send() of one request.
 
     Most responses are a head and one message of bytes, and need nothing done: the head is held
     until that message, and both are passed on. After any other message each one is examined, but
     for those of a stream that are best passed on at once.
 
-    `_start` is the head, held until the next message, as servers hold it (ASGI, "Response Start"):
+    `start` is the head, held until the next message, as servers hold it (ASGI, "Response Start"):
     that of a file may still change. Without a Content-Length it may be the head of a stream, whose
     first message may take a while: then it is held until the end of the loop's turn, and the task
     `_head_sent` sends it. The first small message that is not the last makes the `_coalescer`.
@@ -209,11 +210,23 @@ class _Exchange(FileMessages):
     """
 
     __slots__ = (
-        "_coalescer", "_has_text", "_head_sent", "_is_examined", "_may_coalesce", "_offer",
-        "_order",
+        "_coalescer", "_coding", "_files", "_has_text", "_head_sent", "_headers", "_is_examined",
+        "_may_coalesce", "_offer", "_options", "_order", "_received", "_scope", "_server_receive",
+        "_server_send", "start",
     )  # fmt: skip
 
+    _options: ASGIFast
+    _scope: Scope
+    _server_receive: Receive
+    _server_send: Send
+    _coding: ContentCoding | None
     _is_examined: bool
+    # None until the app receives, or sends a file.
+    _received: Received | None
+    start: Message | None
+    _headers: list[tuple[bytes, bytes]]
+    # None until the app sends a file.
+    _files: FileMessages | None
     _coalescer: Coalescer | None
     _has_text: bool
     _head_sent: BackgroundTask | None
@@ -223,12 +236,13 @@ class _Exchange(FileMessages):
     # None until something may have to wait.
     _order: SendOrder | None
 
-    # Not Delivery's.
-    __init__ = object.__init__
+    def receive(self) -> Awaitable[Message]:
+        """The receive() that the app is given."""
+        return self._all_received().receive()
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
-        start = self._start
+        start = self.start
         if start is not None:
             coding = self._coding
             if coding is not None and not self._is_examined and coding.may_change(start, message):
@@ -237,10 +251,10 @@ class _Exchange(FileMessages):
             send = self._server_send
             send_whole = whole_sender_for(send)
             if send_whole is not None and not self._is_examined:
-                self._start = None  # whatever the server raises
+                self.start = None  # whatever the server raises
                 if send_whole(getattr(send, "__self__", None), start, message, None):
                     return
-                self._start = start
+                self.start = start
         elif not self._is_examined:
             if message["type"] == "http.response.start":
                 self._hold(message)
@@ -277,12 +291,12 @@ class _Exchange(FileMessages):
         """Send a message, after the head if that is held."""
         if not self._is_examined:
             body = whole_body(message)
-            if self._start is None:
+            if self.start is None:
                 if body == b"":  # such as the end of what was sent whole
                     await self._server_send(message)
                     return
             elif body is not None and self._scope["method"] != "HEAD":
-                await self._forward_start()
+                await forward_start(self, self._server_send)
                 await self._server_send(message)
                 return
             self._examine()
@@ -290,19 +304,19 @@ class _Exchange(FileMessages):
 
     async def _send_coded(self, message: Message) -> None:
         """Send a head and the message behind it, compressed if they are a whole response."""
-        start = self._start
+        start = self.start
         if start is None or self._is_examined or whole_body(message) is None:
             await self._send_next(message)
             return
         assert self._coding is not None
-        self._start = None  # it does not leave while a thread compresses
+        self.start = None  # it does not leave while a thread compresses
         start, message = await self._coding.whole(start, message)
         send_whole = whole_sender_for(self._server_send)
         if send_whole is None or not send_whole(
             getattr(self._server_send, "__self__", None), start, message, None
         ):
-            self._start = start
-            await self._forward_start()
+            self.start = start
+            await forward_start(self, self._server_send)
             if self._scope["method"] == "HEAD":
                 message = {**message, "body": b""}
             await self._server_send(message)
@@ -312,16 +326,17 @@ class _Exchange(FileMessages):
         self._is_examined = True
         if self._coding is not None:
             self._server_send = self._coding.stream(self._server_send)
-        self._headers = self._start["headers"] if self._start is not None else []
+        self._headers = self.start["headers"] if self.start is not None else []
         self._has_text = False
         self._head_sent = None
-        self._coalescer = None
+        self._coalescer = self._files = None
         self._offer = _examine_it
+        # asgifast's protocols do it themselves, but behind the compressor.
+        extensions = self._scope.get("extensions") or ()
         self._may_coalesce = (
             self._options.coalesce
             and self._scope["method"] != "HEAD"
-            # asgifast's protocols do it themselves, behind the compressor
-            and (self._coding is not None or not self.offers(COALESCING))
+            and (self._coding is not None or COALESCING not in extensions)
         )
 
     def _converted(self, body: object) -> bytes:
@@ -339,18 +354,18 @@ class _Exchange(FileMessages):
         kind = message["type"]
         if self._head_sent is not None:
             await self._wait_for_head()
-        start = self._start
+        start = self.start
         if kind == "http.response.body":
             body = message.get("body", b"")
             if type(body) is not bytes:
-                self._note_sent_as("rescued")
+                note_sent_as(self._scope, "rescued")
                 message = {**message, "body": (body := self._converted(body))}
             is_head = self._scope["method"] == "HEAD"
             if body and is_head:
                 body = b""  # daphne would send it
                 message = {**message, "body": body}
             if start is not None:
-                await self._forward_start()
+                await forward_start(self, self._server_send)
             if message.get("more_body"):
                 if not self._may_coalesce:
                     self._offer = _examine_it if is_head else self._pass_it_on
@@ -359,7 +374,7 @@ class _Exchange(FileMessages):
                         assert self._order is not None  # it has let this message through
                         self._coalescer = Coalescer(self._server_send, self._order)
                         self._offer = self._coalescer.offer
-                        self._note_sent_as("coalesced")
+                        note_sent_as(self._scope, "coalesced")
                     await self._coalescer.add(body)
                     return
                 elif self._coalescer is not None:
@@ -374,28 +389,36 @@ class _Exchange(FileMessages):
             await self._server_send(message)
         elif kind == "http.response.start":
             if start is not None:
-                await self._forward_start()  # the server raises for the second one
+                await forward_start(self, self._server_send)  # the server raises for the second one
             self._headers = self._hold(message)
-        elif kind == PATHSEND:
-            self._leave_file()
-            await self._flush()
-            if PLANNED in message:
-                await self._send_planned(message)
-            else:
-                await self._send_path(message)
-        elif kind == ZEROCOPYSEND:
-            self._leave_file()
-            await self._flush()
-            await self._send_zero_copy(message)
+        elif kind in (PATHSEND, ZEROCOPYSEND):
+            await self._send_file(message)
         else:
             await self._flush()
             if start is not None:
-                await self._forward_start()
+                await forward_start(self, self._server_send)
             await self._server_send(message)
 
-    def _leave_file(self) -> None:
+    async def _send_file(self, message: Message) -> None:
         if self._coding is not None:
             self._coding.leave_file()
+        await self._flush()
+        files = self._files
+        if files is None:
+            files = self._files = FileMessages(
+                self._scope, self._all_received(), self._server_send, self._coding,
+                ranges=self._options.ranges, conditional=self._options.conditional,
+            )  # fmt: skip
+        start, self.start = self.start, None
+        try:
+            await files.send(message, start, self._headers)
+        finally:
+            self.start, files.start = files.start, None
+
+    def _all_received(self) -> Received:
+        if self._received is None:
+            self._received = Received(self._server_receive)
+        return self._received
 
     async def finish(self) -> None:
         """The app has returned: send what is held."""
@@ -404,7 +427,7 @@ class _Exchange(FileMessages):
 
     async def failed(self, error: BaseException) -> None:
         """The app has raised: send what it sent before; if it was cancelled, nothing more."""
-        self._start = None
+        self.start = None
         if not self._is_examined:
             return
         if isinstance(error, Exception):
@@ -421,23 +444,23 @@ class _Exchange(FileMessages):
     async def _send_held(self) -> None:
         if self._is_examined:
             await self._wait_for_head()
-        if self._start is not None:
-            await self._forward_start()
+        if self.start is not None:
+            await forward_start(self, self._server_send)
         await self._flush()
 
     def _hold(self, message: Message) -> list[tuple[bytes, bytes]]:
         """Hold a head, whose headers it returns; without a Content-Length to the turn's end."""
         start, headers, is_declared = copied_head(message)
-        self._start = start
+        self.start = start
         if not is_declared:
             loop = running_loop()
             loop.call_soon(partial(self._on_turn_end, loop))
         return headers
 
     def _on_turn_end(self, loop: Loop) -> None:
-        if self._start is not None and not self._is_examined:
+        if self.start is not None and not self._is_examined:
             self._examine()
-        start, self._start = self._start, None
+        start, self.start = self.start, None
         if start is not None:
             self._head_sent = loop.create_task(sending(self._server_send, start))
 

@@ -9,9 +9,7 @@ from collections import OrderedDict
 from wsgifast.checks import needs
 from wsgifast.files import Plan, RequestFacts, describe, stat_etag
 
-from .files.delivery import Delivery
-from .files.reading import NotAFile, open_regular
-from .files.request import request_facts
+from .files import FileSender, NotAFile, Received, open_regular, request_facts
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start, text_headers
 
@@ -59,7 +57,7 @@ class FileResponse(responses.FileResponse):
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # a kilobyte of headers, for as long as the slowest client reads
-            await Delivery(scope, receive, send).send_segments(
+            await FileSender(scope, Received(receive), send).send_segments(
                 segments, fd, os.path.abspath(os.fsdecode(self.path))
             )
         finally:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from .messages import Send
+from .messages import Message, Send
 
 
 class UvicornVersions(NamedTuple):
@@ -36,7 +36,24 @@ def has_to_wait(send: Send) -> bool | None:
     return waits
 
 
-def has_head(send: Send) -> bool | None:
-    """Whether the head was taken from the app; None if send() is not uvicorn's."""
-    has: bool | None = getattr(getattr(send, "__self__", None), "response_started", None)
-    return has
+class HoldsStart(Protocol):
+    start: Message | None
+
+
+async def forward_start(holder: HoldsStart, send: Send, planned: Message | None = None) -> None:
+    """Send the head of a response if it is held; it still is if send() is cancelled before.
+
+    :param planned: what is sent in its place.
+    """
+    start, holder.start = holder.start, None
+    if start is None:
+        return
+    try:
+        await send(start if planned is None else planned)
+    except Exception:
+        raise
+    except BaseException:
+        # Whether uvicorn has taken the head; other servers are not asked.
+        if getattr(getattr(send, "__self__", None), "response_started", None) is False:
+            holder.start = start
+        raise

@@ -7,8 +7,7 @@ import os
 from wsgifast.checks import check_app
 from wsgifast.files.site import NOT_ALLOWED, Answer, StaticFilesBase
 
-from .files.delivery import Delivery
-from .files.request import request_facts
+from .files import FileSender, Received, request_facts
 from .loops import in_thread
 from .messages import ASGIApp, Receive, Scope, Send, response_body, response_start
 
@@ -88,7 +87,7 @@ async def _send(answer: Answer, scope: Scope, receive: Receive, send: Send) -> N
         elif len(segments) == 1 and isinstance(segments[0], bytes):
             await send(response_body(segments[0]))
         else:
-            await Delivery(scope, receive, send).send_segments(segments, fd)
+            await FileSender(scope, Received(receive), send).send_segments(segments, fd)
     finally:
         if fd is not None:
             os.close(fd)

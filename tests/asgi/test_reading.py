@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from asgifast.files.reading import read_block
+from asgifast.files import read_block
 
 from wsgifast.sockets import sending
 

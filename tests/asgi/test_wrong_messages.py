@@ -12,8 +12,7 @@ from typing import Any
 import asgifast
 import pytest
 import uvloop
-from asgifast import ASGIFast
-from asgifast.files import parsing
+from asgifast import ASGIFast, files
 from asgifast.messages import ASGIApp, Receive, Scope, Send
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from hypothesis import given, settings
@@ -385,7 +384,7 @@ def test_a_file_that_cannot_be_opened_is_a_500(
     app: ASGIApp = gone_app(tmp_path, base=base)
     served = ASGIFast(app) if wrapped else app
     monkeypatch.setattr("asgifast.protocols.file_body.open_for_pathsend", _open_all_but_large)
-    monkeypatch.setattr("asgifast.files.handler.open_for_pathsend", _open_all_but_large)
+    monkeypatch.setattr("asgifast.file_messages.open_for_pathsend", _open_all_but_large)
 
     async def talk(path: str) -> bytes:
         async with serving(protocol, served, pathsend=None) as client:
@@ -398,7 +397,7 @@ def test_a_file_that_cannot_be_opened_is_a_500(
         assert b"Internal Server Error" in answer.partition(b"\r\n\r\n")[2]
 
 
-_open = parsing.open_for_pathsend
+_open = files.open_for_pathsend
 
 
 def _open_all_but_large(path: str) -> Any:

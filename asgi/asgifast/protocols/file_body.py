@@ -21,13 +21,14 @@ from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES, SendfileUnavailable, read_cached
 
 from ..extensions import PlannedBody
-from ..files.parsing import (
+from ..files import (
     RequestedFile,
     RequestedPath,
     open_for_pathsend,
     parse_pathsend,
+    send_segment,
+    send_unsized,
 )
-from ..files.reading import send_segment, send_unsized
 from ..messages import Message, declared_length, response_body
 from .transport import CoalescingTransport, Rest
 

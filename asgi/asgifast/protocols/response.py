@@ -8,7 +8,7 @@ from typing import Any
 
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
 from ..extensions import PLANNED, RECORDING
-from ..files.parsing import parse_zerocopysend
+from ..files import parse_zerocopysend
 from ..messages import PATHSEND, ZEROCOPYSEND, Message, copied_head
 from ..send_order import SendOrder
 from .file_body import FileBody, open_path

@@ -16,7 +16,7 @@ from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES
 
-from ..files.reading import read_block
+from ..files import read_block
 from ..loops import next_turn
 from ..messages import Message, copied_head, declared_length, response_body
 from ..protocols.file_body import SMALL_FILE_BYTES

@@ -1,1 +1,0 @@
-"""How files go out as ASGI messages, on any server: reads, extensions, ranges."""
