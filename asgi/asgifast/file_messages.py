@@ -13,7 +13,6 @@ from wsgifast.files.directory import identity_of
 from wsgifast.sockets import FileSegment
 
 from .content_coding import ContentCoding
-from .extensions import PLANNED
 from .files import (
     UNCONDITIONAL,
     FileSender,
@@ -29,6 +28,7 @@ from .instrumented import note_sent_as
 from .loops import in_thread
 from .messages import (
     PATHSEND,
+    PLANNED,
     ZEROCOPYSEND,
     Message,
     Scope,

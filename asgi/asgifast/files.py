@@ -18,13 +18,14 @@ from wsgifast.files import ByteRange, RequestFacts
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
 from wsgifast.sockets.sending import BLOCK_BYTES, read_cached
 
-from .extensions import PLANNED, PlannedBody
 from .loops import ended, in_thread, next_turn, running_loop
 from .messages import (
     PATHSEND,
+    PLANNED,
     ZEROCOPYSEND,
     Message,
     PathSend,
+    PlannedBody,
     Receive,
     Scope,
     Send,

@@ -12,9 +12,11 @@ from wsgifast.http.framing import has_body
 from wsgifast.metrics.patterns import asgi_pattern
 from wsgifast.metrics.requests import Asked, LengthError, Recorder, Recording, asked_of_scope
 
-from .extensions import COALESCING, PLANNED, RECORDING
 from .messages import (
+    COALESCING,
     PATHSEND,
+    PLANNED,
+    RECORDING,
     ZEROCOPYSEND,
     ASGIApp,
     Message,
@@ -27,7 +29,7 @@ from .messages import (
 if TYPE_CHECKING:
     from wsgifast.metrics.opentelemetry import CurrentSpans
 
-    from .extensions import PlannedBody
+    from .messages import PlannedBody
 
 logger = logging.getLogger("wsgifast")
 

@@ -15,16 +15,18 @@ from wsgifast.compression.policy import WISH, Compression, compression_for
 from wsgifast.metrics.backends import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
-from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
+from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, SendOrder, sending
 from .content_coding import ContentCoding
 from .examined import Examined
-from .extensions import COALESCING, FILE_EXTENSIONS, PLANNED
 from .file_messages import FileMessages
 from .files import Received
 from .instrumented import INSTRUMENTED, Instrumented, note_sent_as
 from .loops import BackgroundTask, Loop, outcome, running_loop
 from .messages import (
+    COALESCING,
+    FILE_EXTENSIONS,
     PATHSEND,
+    PLANNED,
     ZEROCOPYSEND,
     ASGIApp,
     Message,
@@ -37,7 +39,6 @@ from .messages import (
 )
 from .pathsend import Offer, PathsendDecision, without_files
 from .request_coding import call_decoding, has_coded_body
-from .send_order import SendOrder
 from .servers import forward_start
 from .whole_responses import whole_sender_for
 
@@ -285,7 +286,7 @@ class _Exchange:
         try:
             await send(*message)
         finally:
-            order.leave()
+            order.release()
 
     async def _send_next(self, message: Message) -> None:
         """Send a message, after the head if that is held."""

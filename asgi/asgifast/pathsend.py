@@ -18,9 +18,8 @@ from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
 from .dispatch import MustRead, leaves_bodies_alone
-from .extensions import PLANNED
 from .loops import in_thread
-from .messages import PATHSEND, ZEROCOPYSEND
+from .messages import PATHSEND, PLANNED, ZEROCOPYSEND
 
 # What the wrappers of apps have their app in. They pass on messages of any type.
 _WRAPPERS = {

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast, FileResponse
-from asgifast.extensions import PLANNED, PlannedBody
-from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.messages import PLANNED, Message, PlannedBody, Receive, Scope, Send
 
 from wsgifast import BodyError
 from wsgifast.files import ByteRange

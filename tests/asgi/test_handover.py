@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 from asgifast import FileResponse, StaticFiles
-from asgifast.extensions import PLANNED, PlannedBody
-from asgifast.messages import ASGIApp, Receive, Scope, Send
+from asgifast.messages import PLANNED, ASGIApp, PlannedBody, Receive, Scope, Send
 from starlette import responses
 from starlette.background import BackgroundTask
 

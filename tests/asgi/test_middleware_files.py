@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
-from asgifast.extensions import COALESCING, FILE_EXTENSIONS
-from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.messages import COALESCING, FILE_EXTENSIONS, Message, Receive, Scope, Send
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse as StarletteFileResponse
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast
+from asgifast.coalescing import SendOrder
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
-from asgifast.send_order import SendOrder
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from uvicorn.protocols.http import h11_impl, httptools_impl
 
@@ -279,7 +279,7 @@ async def _pass(order: SendOrder, passed: list[int], number: int, goes: asyncio.
         passed.append(number)
         await goes.wait()
     finally:
-        order.leave()
+        order.release()
 
 
 def test_who_gives_up_holds_nobody_up() -> None:
@@ -319,14 +319,14 @@ def test_on_trio() -> None:
                 passed.append(number)
                 await trio.lowlevel.checkpoint()
             finally:
-                order.leave()
+                order.release()
 
         async with trio.open_nursery() as nursery:
             order.is_taken = True
             for number in range(3):
                 nursery.start_soon(one, number)
                 await testing.wait_all_tasks_blocked()
-            order.leave()
+            order.release()
         assert not order.is_taken
 
     trio.run(run)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast.extensions import PLANNED
-from asgifast.messages import Message
+from asgifast.messages import PLANNED, Message
 
 from wsgifast import BodyError
 from wsgifast.sockets.sending import FileTruncated

@@ -20,7 +20,6 @@ from wsgifast.files import ByteRange
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES, SendfileUnavailable, read_cached
 
-from ..extensions import PlannedBody
 from ..files import (
     RequestedFile,
     RequestedPath,
@@ -29,7 +28,7 @@ from ..files import (
     send_segment,
     send_unsized,
 )
-from ..messages import Message, declared_length, response_body
+from ..messages import Message, PlannedBody, declared_length, response_body
 from .transport import CoalescingTransport, Rest
 
 if TYPE_CHECKING:

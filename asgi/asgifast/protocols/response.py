@@ -6,11 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
-from ..extensions import PLANNED, RECORDING
+from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held, SendOrder
 from ..files import parse_zerocopysend
-from ..messages import PATHSEND, ZEROCOPYSEND, Message, copied_head
-from ..send_order import SendOrder
+from ..messages import PATHSEND, PLANNED, RECORDING, ZEROCOPYSEND, Message, copied_head
 from .file_body import FileBody, open_path
 from .transport import CoalescingTransport
 
@@ -78,7 +76,7 @@ class Response(FileBody):
         try:
             await self._send_next(message)
         finally:
-            order.leave()
+            order.release()
 
     def _begin_to_hold(self) -> Held | None:
         cycle = self._cycle

@@ -13,8 +13,8 @@ from wsgifast.http.framing import chunk, chunk_size_line
 
 from ..coalescing import COALESCED_BYTES
 from ..exporting import figures, instrumented
-from ..extensions import COALESCING
 from ..messages import (
+    COALESCING,
     ASGIApp,
     Message,
     Receive,
