@@ -133,7 +133,7 @@ class FileBody(ABC):
         """Send the rest of the body, or hand over what the socket does not take now.
 
         :param close: called when the file is no longer needed.
-        :param recording: told of the body's end.
+        :param recording: records the body's end.
         """
         self._left = 0
         following = iter(segments)

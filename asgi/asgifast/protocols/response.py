@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from wsgifast.http.framing import chunk, chunk_size_line
+
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held, SendOrder
 from ..files import parse_zerocopysend
 from ..messages import PATHSEND, PLANNED, RECORDING, ZEROCOPYSEND, Message, copied_head
@@ -212,7 +214,7 @@ class Response(FileBody):
         await self.sent()
 
     def release(self) -> None:
-        """Called by the transport, too. Of an error the app's next send() is told."""
+        """Write what is held; called by the transport, too. The next send() raises its error."""
         data = self._held.take() if self._held is not None else b""
         if not data or self._cycle.disconnected:
             return
@@ -224,7 +226,25 @@ class Response(FileBody):
             return
         self._transport.write(framed)
 
+    # Framing: as over httptools and zttp, where uvicorn's cycle counts and frames the body itself.
+
     def _frame(self, data: bytes) -> bytes:
         """Have the server count body bytes; return them in their framing."""
-        before, after = self._frame_for(len(data))
-        return before + data + after if before else data
+        if self._cycle.chunked_encoding:
+            return chunk(data)
+        count(self._cycle, len(data))
+        return data
+
+    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
+        cycle = self._cycle
+        if cycle.chunked_encoding:
+            return chunk_size_line(size), b"\r\n"
+        count(cycle, size)
+        return b"", b""
+
+
+def count(cycle: Any, size: int) -> None:
+    """Count body bytes of a response with a Content-Length."""
+    if size > cycle.expected_content_length:
+        raise RuntimeError("Response content longer than Content-Length")
+    cycle.expected_content_length -= size

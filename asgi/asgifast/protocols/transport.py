@@ -104,7 +104,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if type(data) is not bytes and not isinstance(data, (bytes, bytearray, memoryview)):
-            data = bytes(memoryview(data))  # now, as nobody could be told at the turn's end
+            data = bytes(memoryview(data))  # now, as at the turn's end nobody could raise it
         size = len(data)
         if self.flush_follows and 0 < size < COALESCED_BYTES:
             self.flush_follows = False

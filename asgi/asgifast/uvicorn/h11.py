@@ -29,6 +29,10 @@ class _Bytes:
 class H11Response(Response):
     __slots__ = ()
 
+    def _frame(self, data: bytes) -> bytes:
+        before, after = self._frame_for(len(data))
+        return before + data + after if before else data
+
     def _frame_for(self, size: int) -> tuple[bytes, bytes]:
         stand_in: Any = _Bytes(size)
         parts = self._cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))

@@ -7,7 +7,8 @@ from typing import Any
 
 from wsgifast.checks import needs
 
-from .protocol import CountedResponse, FileSending, check
+from ..protocols.response import Response
+from .protocol import FileSending, check
 
 with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
     import httptools
@@ -25,7 +26,7 @@ check(httptools_impl, "HttpToolsProtocol", _STATE, *_METHODS)
 class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     """uvicorn's HttpToolsProtocol with sendfile."""
 
-    _response_class = CountedResponse
+    _response_class = Response
 
     def data_received(self, data: bytes) -> None:
         """As uvicorn's, which drops what comes behind the head of a request to upgrade."""

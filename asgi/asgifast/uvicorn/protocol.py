@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.checks import needs
 from wsgifast.errors import WSGIFastError
-from wsgifast.http.framing import chunk, chunk_size_line
 
 from ..coalescing import COALESCED_BYTES
 from ..exporting import figures, instrumented
@@ -104,29 +103,6 @@ _OF_THE_FLOW = {
 _OF_THE_PROTOCOL = {
     "connection_lost", "connection_made", "eof_received", "resume_writing", "shutdown",
 }  # fmt: skip
-
-
-class CountedResponse(Response):
-    """A response whose cycle counts and frames the body itself: over httptools and zttp."""
-
-    __slots__ = ()
-
-    def _frame(self, data: bytes) -> bytes:
-        return chunk(data) if self._cycle.chunked_encoding else super()._frame(data)
-
-    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
-        cycle = self._cycle
-        if cycle.chunked_encoding:
-            return chunk_size_line(size), b"\r\n"
-        count(cycle, size)
-        return b"", b""
-
-
-def count(cycle: Any, size: int) -> None:
-    """Count body bytes of a response with a Content-Length."""
-    if size > cycle.expected_content_length:
-        raise RuntimeError("Response content longer than Content-Length")
-    cycle.expected_content_length -= size
 
 
 class SimpleResponse:
@@ -368,15 +344,15 @@ class FileSending(_Base):
         return self.cycle is not None and self.cycle.more_body
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
+        self._detach()
         super().connection_lost(exc)
         cycle = self._answered
         if cycle is not None and not cycle.response_complete:
-            # With pipelining uvicorn has told the last request alone.
+            # With pipelining uvicorn does this for the last request alone.
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def _leave(self) -> None:
+    def _detach(self) -> None:
         """The connection is lost, or another protocol's: drop what refers to this one."""
         figures.open.pop(self, None)
         self.transport.lost()
@@ -432,7 +408,7 @@ class FileSending(_Base):
         :param rest: what was received behind the request: frames, which uvicorn drops.
         """
         self.transport.flush()
-        self._leave()
+        self._detach()
         self.transport = self.transport.real
         read_plainly(self.transport)
         if rest:

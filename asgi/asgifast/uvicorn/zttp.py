@@ -20,15 +20,9 @@ from ..files import read_block
 from ..loops import next_turn
 from ..messages import Message, copied_head, declared_length, response_body
 from ..protocols.file_body import SMALL_FILE_BYTES
-from ..protocols.response import Response
+from ..protocols.response import Response, count
 from ..protocols.transport import CoalescingTransport, Rest
-from .protocol import (
-    CountedResponse,
-    FileSending,
-    UnsupportedUvicorn,
-    check,
-    count,
-)
+from .protocol import FileSending, UnsupportedUvicorn, check
 from .uploads import Upload
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
@@ -57,8 +51,8 @@ _FRAMING, _LENGTH = {b"content-length", b"transfer-encoding"}, [b"content-length
 class _Uncounted:
     """The sending half of a zttp connection for one response whose body zttp does not see.
 
-    zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp is told
-    that the body is chunked, and its head is corrected. uvicorn counts, too.
+    zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp gets a
+    chunked head, which is corrected when it has encoded it. uvicorn counts, too.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -86,7 +80,7 @@ class _Uncounted:
         return out
 
 
-class ZttpResponse(CountedResponse):
+class ZttpResponse(Response):
     """Over HTTP/1.1: uvicorn counts and frames for zttp as it does for httptools."""
 
     __slots__ = ()
