@@ -66,7 +66,7 @@ def success(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.breach")
+    parser = argparse.ArgumentParser(prog="python -m loadtests.breach", description=__doc__)
     parser.add_argument("--trials", type=int, default=100)
     trials = parser.parse_args().trials
     print("| coding | padding | of each length | requests for a digit | digits found |")
