@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import ConfigurationError
+from ...http.head import header_value
 from ..arguments import STATUS_PART_FAILED, check_path, check_writable, given_headers
 from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
@@ -125,7 +126,7 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
     wrapping = {"coalesce": True} if options.coalesce and not asgi else {}
     served = sides(target, server, classes, wrapping, more)
     given_fields = given_headers(options)
-    if not any(name.lower() == "accept-encoding" for name, _ in given_fields):
+    if header_value(given_fields, "accept-encoding") is None:
         given_fields.append(BROWSER_ACCEPT_ENCODING)
     headers = tuple(f"{name}: {value}" for name, value in given_fields)
     client = locust.client(options.users, give_up_s=give_up_s)
