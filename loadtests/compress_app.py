@@ -1,0 +1,144 @@
+"""Apps whose responses are compressed, by wsgifast or by others: COMPRESS names which.
+
+`flask_app` and `asgi_app` have the same bodies: /json (about 800 kB), /html (60 kB), /small (3 kB),
+/csv and /ndjson (streams of rows), /script.js (a file).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+CONTENDER = os.environ.get("COMPRESS", "raw")
+_ROWS = 5_000
+_LIST = [
+    {
+        "id": number,
+        "name": f"item {number * 7919 % 10_007}",
+        "price": number * 37 % 997 / 10,
+        "tags": ["new", "sale", "blue"][: number % 4],
+        "description": "A thing of some use in the house and in the garden",
+        "seller": {"id": number % 97, "country": "DE"},
+    }
+    for number in range(_ROWS)
+]
+JSON = json.dumps(_LIST[:4700]).encode()
+_ROW = '<tr><td>{id}</td><td><a href="/items/{id}">{name}</a></td><td>{price}</td></tr>\n'
+HTML = ("<table>" + "".join(_ROW.format(**item) for item in _LIST[:800]) + "</table>").encode()
+SMALL = HTML[:3000]
+
+
+def _script() -> Path:
+    path = Path(tempfile.gettempdir()) / f"compress-{os.getuid()}" / "script.js"
+    path.parent.mkdir(exist_ok=True)
+    functions = (f"function f{n}(a, b) {{ return a * {n} + b[{n % 13}]; }}\n" for n in range(6000))
+    text = "".join(functions)
+    if not path.exists() or path.stat().st_size != len(text):
+        path.write_text(text)
+    return path
+
+
+SCRIPT = _script()
+
+
+def csv_rows() -> Iterator[bytes]:
+    for item in _LIST:
+        yield "{id},{name},{price}\n".format(**item).encode()
+
+
+def json_lines() -> Iterator[bytes]:
+    for item in _LIST[:2000]:
+        yield json.dumps(item).encode() + b"\n"
+
+
+def flask_app() -> Any:
+    import flask
+
+    app = flask.Flask(__name__)
+
+    def of(body: Any, kind: str) -> Any:
+        return lambda: flask.Response(body() if callable(body) else body, content_type=kind)
+
+    for path, body, kind in (
+        ("/json", JSON, "application/json"),
+        ("/html", HTML, "text/html; charset=utf-8"),
+        ("/small", SMALL, "text/html; charset=utf-8"),
+        ("/csv", csv_rows, "text/csv"),
+        ("/ndjson", json_lines, "application/x-ndjson"),
+    ):
+        app.add_url_rule(path, path, of(body, kind))
+    app.add_url_rule("/script.js", "script", lambda: flask.send_file(SCRIPT))
+    if CONTENDER == "flask-compress":
+        import flask_compress
+
+        app.config["COMPRESS_MIMETYPES"] = [
+            "application/json", "application/x-ndjson", "text/html", "text/csv", "text/javascript",
+        ]  # fmt: skip
+        flask_compress.Compress(app)
+    if CONTENDER.startswith("wsgifast"):
+        from wsgifast import WSGIFast
+
+        coalesces = CONTENDER.endswith("coalesce")
+        return WSGIFast(app.wsgi_app, compress=True, coalesce=coalesces)
+    return app
+
+
+def asgi_app() -> Any:
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    def whole(body: bytes, kind: str) -> Any:
+        async def answer(request: Request) -> Response:
+            return Response(body, media_type=kind)
+
+        return answer
+
+    def stream(rows: Any, kind: str) -> Any:
+        async def made() -> AsyncIterator[bytes]:
+            for row in rows():
+                yield row
+
+        async def answer(request: Request) -> Response:
+            return StreamingResponse(made(), media_type=kind)
+
+        return answer
+
+    async def script(request: Request) -> Response:
+        return FileResponse(SCRIPT)
+
+    middleware: list[Any] = []
+    if CONTENDER == "gzip-middleware":
+        from starlette.middleware.gzip import GZipMiddleware
+
+        middleware = [Middleware(GZipMiddleware)]
+    elif CONTENDER == "starlette-compress":
+        from starlette_compress import CompressMiddleware
+
+        middleware = [Middleware(CompressMiddleware)]
+    elif CONTENDER == "brotli-asgi":
+        from brotli_asgi import BrotliMiddleware
+
+        middleware = [Middleware(BrotliMiddleware)]
+    app = Starlette(
+        routes=[
+            Route("/json", whole(JSON, "application/json")),
+            Route("/html", whole(HTML, "text/html")),
+            Route("/small", whole(SMALL, "text/html")),
+            Route("/csv", stream(csv_rows, "text/csv")),
+            Route("/ndjson", stream(json_lines, "application/x-ndjson")),
+            Route("/script.js", script),
+        ],
+        middleware=middleware,
+    )
+    if CONTENDER.startswith("wsgifast"):
+        from asgifast import ASGIFast
+
+        return ASGIFast(app, compress=True)
+    return app
