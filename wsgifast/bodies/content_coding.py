@@ -34,7 +34,10 @@ class ContentCoding:
     :param environ: the app sees its own tags in the preconditions: see
         :func:`~wsgifast.compression.policy.app_preconditions`.
     :ivar compressor: of the body, once the head has been decided; None if it is sent as it is.
+    :ivar is_done_by_server: the server compresses the blocks of a stream, those of write() too.
     """
+
+    is_done_by_server = False
 
     def __init__(self, compression: Compression, environ: WSGIEnvironment) -> None:
         self.compression = compression
@@ -110,7 +113,18 @@ class ContentCoding:
             yield self.flushed_block(block)
         # Not after an error: the client must see that the body was cut.
         if self.compressor is not None:
-            yield self._count(b"", self.compressor.finish())
+            yield self.end()
+
+    def end(self) -> bytes:
+        """Return the rest of a compressed body, and its end."""
+        assert self.compressor is not None
+        return self._count(b"", self.compressor.finish())
+
+    @property
+    def coded_bytes(self) -> int:
+        """The size of what has been compressed so far."""
+        size: int = self.environ.get(CODED_BYTES, 0)
+        return size
 
     def unflushed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Compress blocks that exist already: none has to be flushed."""
@@ -119,7 +133,7 @@ class ContentCoding:
         for block in blocks:
             if coded := self._count(block, compressor.add(block)):
                 yield coded
-        yield self._count(b"", compressor.finish())
+        yield self.end()
 
     def flushed_block(self, block: bytes) -> bytes:
         """Compress and flush one block, if the body is compressed: a lazy app decides about its

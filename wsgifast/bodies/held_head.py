@@ -106,8 +106,9 @@ class HeldHead:
                 f"{self.app_name} calls write(), which this server does not have although PEP 3333 "
                 "requires it: yield the data"
             )
-        if self.codes_stream and self.coding is not None:
-            chunk = self.coding.flushed_block(chunk)
+        coding = self.coding
+        if self.codes_stream and coding is not None and not coding.is_done_by_server:
+            chunk = coding.flushed_block(chunk)
         self._server_write(chunk)
 
     # What the middleware asks

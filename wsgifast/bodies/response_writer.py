@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from ..errors import BodyError, ClientGone
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
 from ..http.head import ResponseHead, known_head
 from ..sockets.sending import SMALL_FILE_BYTES, FileSegment, FileTruncated
+from .content_coding import ContentCoding
 from .files import is_in_memory, segment_of
 from .held_head import check_second_start
 from .segments import SegmentedBody, read_whole
-from .streams import is_event_stream
+from .streams import Stream, is_event_stream
 from .wrappers import held_in, holds_all, iterated, known_file
 
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
+# A block is compressed under the lock of its output, in pieces of this size.
+_COMPRESSED_BYTES = 16 * 1024
 # How often it is seen whether a client is there to whom nothing is sent.
 _LOOK_AGAIN_S = 1.0
 
@@ -40,15 +44,25 @@ class Output(Protocol):
     def write(self, data: bytes, /) -> None: ...
     def write_all(self, buffers: Sequence[bytes], /) -> None: ...
     def begin_stream(
-        self, data: bytes, /, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
+        self,
+        data: bytes,
+        /,
+        *,
+        frame: Callable[[bytes], bytes] | None,
+        may_run_ahead: bool,
+        compresses: bool = False,
     ) -> Callable[[bytes], object]:
         """Send the beginning of a stream.
 
         :param frame: frames each further block; None if they are sent as they are.
+        :param compresses: whether `frame` compresses, too.
         :param may_run_ahead: whether output may be buffered for a slow client while the app goes
             on.
         :returns: what sends a further block, which it may hold back while more may follow at once.
         """
+
+    def end_stream(self, end: Callable[[], bytes], /) -> None:
+        """Send the end of a stream, which is made once all its blocks have been framed."""
 
     def check_client(self) -> None:
         """Nothing is sent, for it has all been: see that the client has not left."""
@@ -73,10 +87,13 @@ class ResponseWriter:
     :ivar closes: whether the connection has to end after this response, as its head says.
     """
 
+    # Whether the output frames the blocks of a stream that come quickly together.
+    joins_blocks = False
     # The values until start_response is called.
     status_code = 0
     _head: ResponseHead | None = None
     closes = True
+    _coding: ContentCoding | None = None  # of a stream that is compressed here
     _write_next: Callable[[bytes], object]  # set by the beginning of a stream
     _looks_at: float | None = None  # when to look for the client of a response without a body
 
@@ -139,6 +156,10 @@ class ResponseWriter:
         :raises ClientGone: if the client has left; where there is no body, as to HEAD, what is
             written is dropped until then.
         """
+        coding = self._coding
+        if coding is not None and coding.compressor is not None:
+            self._write_coded_block(data, coding)
+            return
         self._write_block(data)
         if self.counter.is_cut:
             raise BodyError(self.counter.complaint("", self.status_code))
@@ -203,6 +224,13 @@ class ResponseWriter:
                 self.write_segments(held.segments)
             elif (file := known_file(held)) is not None:
                 self.write_file(body, file)
+            elif (
+                self.joins_blocks
+                and type(held) is Stream
+                and held.coding is not None
+                and not self.headers_sent  # by write()
+            ):
+                self.write_coded(held, held.coding)
             else:
                 self.write_stream(iterated(body))
         finally:
@@ -253,6 +281,52 @@ class ResponseWriter:
             if self.counter.dropped:  # the stream may be endless
                 break
         self.close()
+
+    def write_coded(self, stream: Stream, coding: ContentCoding) -> None:
+        """Send a stream that is compressed, with one flush for the blocks that leave together.
+
+        They are compressed where they are framed, under the output's lock, a little at a time.
+        """
+        coding.is_done_by_server = True
+        self._coding = coding
+        blocks = stream.uncoded()
+        for block in blocks:
+            if coding.compressor is None:  # the head has been decided by now
+                self._coding = None
+                self.write_stream(chain((block,), blocks))
+                return
+            self._write_coded_block(block, coding)
+        if coding.compressor is None:
+            self.close()
+            return
+        head = self._unsent_head()
+        is_chunked = self._framing.chunked
+        self.headers_sent = True
+        self._output.end_stream(
+            lambda: head + (chunk(coding.end()) + LAST_CHUNK if is_chunked else coding.end())
+        )
+        self.counter.sent = coding.coded_bytes
+
+    def _write_coded_block(self, block: bytes, coding: ContentCoding) -> None:
+        if not block:
+            return
+        if self.headers_sent:
+            for at in range(0, len(block), _COMPRESSED_BYTES):
+                self._write_next(block[at : at + _COMPRESSED_BYTES])
+        else:
+            head = self._checked_head()
+            frame: Callable[[bytes], bytes] = coding.flushed_block
+            if self._framing.chunked:
+                frame = _chunked(frame)
+            begin = self._encoded_head() + frame(block)
+            self.headers_sent = True
+            self._write_next = self._output.begin_stream(
+                begin,
+                frame=frame,
+                may_run_ahead=not is_event_stream(head.headers),
+                compresses=True,
+            )
+        self.counter.sent = coding.coded_bytes
 
     def _write_rest(self, blocks: Iterator[Any]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""
@@ -358,6 +432,10 @@ class ResponseWriter:
         if self._head is None:
             raise BodyError("the app returned a body without calling start_response")
         return self._head
+
+
+def _chunked(compress: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    return lambda data: chunk(compress(data))
 
 
 def not_bytes(block: object) -> BodyError:

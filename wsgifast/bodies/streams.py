@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BodyTooShort
 from .access_log import CHUNKS, LENGTH_ERROR, SAMPLED_CHUNKS, SENT_AS, stream_kind
 from .chunks import coalesced
+from .content_coding import ContentCoding
 from .files import close_body
 from .held_head import HeldHead
 from .wrappers import iterated
@@ -46,9 +47,17 @@ class Stream:
         environ[SENT_AS] = "no-body" if head.no_body else "stream"
 
     def __iter__(self) -> Iterator[bytes]:
-        chunks = self._coalesced() if self._coalesce else self._chunks()
-        coding = self._head.coding
-        return coding.flushed(chunks) if self._head.codes_stream and coding else chunks
+        coding = self.coding
+        return self.uncoded() if coding is None else coding.flushed(self.uncoded())
+
+    @property
+    def coding(self) -> ContentCoding | None:
+        """What compresses the blocks, if it has a compressor once the first one has come."""
+        return self._head.coding if self._head.codes_stream else None
+
+    def uncoded(self) -> Iterator[bytes]:
+        """Iterate the blocks for a server that compresses them itself; FastWorker does."""
+        return self._coalesced() if self._coalesce else self._chunks()
 
     def _coalesced(self) -> Iterator[bytes]:
         chunks = self._chunks()

@@ -177,10 +177,18 @@ class Outlet:
         self.write_all([data])
 
     def begin_stream(
-        self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
+        self,
+        data: bytes,
+        *,
+        frame: Callable[[bytes], bytes] | None,
+        may_run_ahead: bool,
+        compresses: bool = False,
     ) -> Callable[[bytes], None]:
         self.write_all([data])
         return self.write if frame is None else lambda block: self.write(frame(block))
+
+    def end_stream(self, end: Callable[[], bytes]) -> None:
+        self.write(end())
 
     def write_all(
         self, buffers: Sequence[bytes | memoryview], *, more_follows: bool = False

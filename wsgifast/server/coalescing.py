@@ -12,6 +12,9 @@ from .limits import Budget
 _COALESCE_S = 0.0005
 # Blocks are coalesced up to this size: larger writes are no cheaper per byte.
 _COALESCED_BYTES = 64 * 1024
+# The same of blocks that are compressed when they are framed: by whatever thread takes them, under
+# the queue's lock.
+_COMPRESSED_BYTES = 16 * 1024
 # What may wait there however little memory is left: a single block would be a system
 # call, or a write to a temporary file.
 _WAITING_ANYWAY_BYTES = 16 * 1024
@@ -30,13 +33,14 @@ class HeldBlocks:
     :param frame: frames blocks that are sent together, as one chunk; None for no framing.
     :param memory: reserves memory for what waits before a slow client.
     :param most_waiting: how many bytes may wait there.
+    :param compresses: whether `frame` compresses, too.
     :ivar blocks: unframed, none of them empty.
     :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
     """
 
     __slots__ = (
-        "_coalescing", "_frame", "_last_block", "_memory", "_most_waiting", "_queue", "_reserved",
-        "blocks", "size",
+        "_coalescing", "_frame", "_last_block", "_memory", "_most_held", "_most_waiting", "_queue",
+        "_reserved", "blocks", "size",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +51,7 @@ class HeldBlocks:
         *,
         memory: Budget,
         most_waiting: int,
+        compresses: bool = False,
     ) -> None:
         self.blocks: list[bytes] = []
         self.size = 0
@@ -55,7 +60,8 @@ class HeldBlocks:
         self._frame = frame
         self._last_block = time.monotonic()  # when the app handed it over
         self._memory = memory
-        self._most_waiting = most_waiting
+        self._most_held = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
+        self._most_waiting = _COMPRESSED_BYTES if compresses else most_waiting
         self._reserved = 0  # the writer sets it, and who takes the blocks resets it
 
     def write(self, block: bytes) -> None:
@@ -73,7 +79,7 @@ class HeldBlocks:
             # finds this one.
             if size < (self._reserved or self._reserve()) and queue.error is None:
                 return
-        elif behind and size < _COALESCED_BYTES and queue.error is None:
+        elif behind and size < self._most_held and queue.error is None:
             coalescing = self._coalescing
             if queue in coalescing.queues or coalescing.add(queue):
                 return

@@ -79,12 +79,18 @@ class OutputQueue(SendQueue):
         self.write_all((rest,))
 
     def begin_stream(
-        self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
+        self,
+        data: bytes,
+        *,
+        frame: Callable[[bytes], bytes] | None,
+        may_run_ahead: bool,
+        compresses: bool = False,
     ) -> Callable[[bytes], None]:
         """Send the beginning of a stream.
 
         :param data: the head, and the first block, framed.
         :param frame: frames blocks that are sent together, as one chunk; None for no framing.
+        :param compresses: whether `frame` compresses, so that little is to be given to it at once.
         :returns: what sends a further block; see :meth:`.HeldBlocks.write`.
         """
         rules = self._rules
@@ -95,10 +101,18 @@ class OutputQueue(SendQueue):
             memory=rules.memory,
             # An event stream must not run further ahead of its client.
             most_waiting=rules.ahead_bytes if may_run_ahead else rules.ahead_bytes // 4,
+            compresses=compresses,
         )
         self.may_run_ahead = may_run_ahead
         self.write(data)
         return held.write
+
+    def end_stream(self, end: Callable[[], bytes]) -> None:
+        """Send the end of a stream, which is made once all its blocks have been framed."""
+        with self.lock:
+            self._queue_held()
+            data = end()
+        self.write(data)
 
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Send several buffers, in one system call if possible; never waits for the client."""

@@ -17,6 +17,8 @@ from .stream_output import Fields, StreamOutput
 class HTTP2Response(Response):
     """A :class:`~..response.Response` whose `output` is a :class:`StreamOutput`."""
 
+    joins_blocks = False  # its lock is the whole connection's
+
     def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
         super().__init__(req, output, settings)
         self._stream = cast(StreamOutput, output)

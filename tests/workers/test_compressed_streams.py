@@ -1,0 +1,161 @@
+"""Compressed streams on FastWorker: blocks that come quickly share a flush, and none waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.coded import Decoder, decoded
+from tests.support.http import Connection
+from tests.support.servers import LiveServer, wait_for
+from tests.workers.serving import fast_worker
+from wsgifast import Compression, WSGIFast
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+CODINGS = ("zstd", "br", "gzip")
+ROWS = [b"%d,name %d,%d\n" % (number, number % 97, number * 7) for number in range(5000)]
+LARGE = [b"".join(ROWS), b"", b"x" * 300_000, b"end"]
+_next = threading.Semaphore(0)
+
+
+def events() -> Iterator[bytes]:
+    for number in range(20):
+        yield b"event %02d\n" % number
+        assert _next.acquire(timeout=30)
+
+
+def failing() -> Iterator[bytes]:
+    yield from ROWS[:500]
+    raise RuntimeError("midway")
+
+
+def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+    """Calls write() between blocks, and before the first one."""
+    write = start_response("200 OK", [("Content-Type", "text/plain")])
+    for row in ROWS[:100]:
+        write(b"w")
+        yield row
+        write(row)
+
+
+def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    path = environ["PATH_INFO"]
+    if path == "/next":
+        _next.release()
+    kind = "image/png" if path == "/image" else "text/plain"
+    if path == "/lazy":
+        return lazy(environ, start_response)
+    write = start_response("200 OK", [("Content-Type", kind)])
+    if path == "/written":
+        write(b"written")
+    bodies: dict[str, Any] = {
+        "/events": events, "/failing": failing, "/large": lambda: iter(LARGE),
+        "/empty": lambda: iter(()),
+        "/next": lambda: [b"ok"],
+    }  # fmt: skip
+    return bodies.get(path, lambda: iter(ROWS))()  # type: ignore[no-any-return]
+
+
+app = WSGIFast(raw, compress=Compression(min_bytes=0))
+
+
+def behind(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """A middleware that looks at each block of the body."""
+    return (block.replace(b"\0", b"\0") for block in app(environ, start_response))
+
+
+FORMAT = (
+    "%(U)s %(B)s %({wsgifast.coding}e)s %({wsgifast.uncoded_bytes}e)s %({wsgifast.coded_bytes}e)s"
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with fast_worker(f"--access-logformat={FORMAT}", app=f"{__name__}:app") as running:
+        yield running
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_quick_blocks_share_a_flush(server: LiveServer, coding: str) -> None:
+    whole = b"".join(ROWS)
+    answer = server.get("/rows", headers=[("Accept-Encoding", coding)])
+    assert answer.header("Content-Encoding") == coding
+    assert decoded(coding, answer.body) == whole
+    # With a flush for each row it has about as many bytes as before.
+    assert len(answer.body) < len(whole) / 2
+    line = f"/rows {len(answer.body)} {coding} {len(whole)} {len(answer.body)}"
+    wait_for(lambda: line in server.log(), server.log)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_large_and_empty_blocks_arrive_whole(server: LiveServer, coding: str) -> None:
+    for _ in range(3):
+        answer = server.get("/large", headers=[("Accept-Encoding", coding)])
+        assert decoded(coding, answer.body) == b"".join(LARGE)
+    answer = server.get("/empty", headers=[("Accept-Encoding", coding)])
+    assert decoded(answer.header("Content-Encoding"), answer.body) == b""
+    answer = server.get("/image", headers=[("Accept-Encoding", coding)])
+    assert answer.header("Content-Encoding") is None
+    assert answer.body == b"".join(ROWS)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_each_block_arrives_before_the_next_is_made(server: LiveServer, coding: str) -> None:
+    decoder = Decoder(coding)
+    with Connection(server.address) as connection:
+        connection.send_request("/events", headers=[("Accept-Encoding", coding)])
+        head = connection.read_head()
+        assert head.header("Content-Encoding") == coding
+        came = b""
+        for number in range(20):
+            while not came.endswith(b"event %02d\n" % number):
+                came += decoder.add(connection.read_chunk())
+            assert server.get("/next").body == b"ok"
+        rest = connection.read_to_end_of_chunks()
+    decoder.add(rest)
+    assert came == b"".join(b"event %02d\n" % number for number in range(20))
+
+
+def test_what_is_written_stays_in_order(server: LiveServer) -> None:
+    for coding in CODINGS:
+        answer = server.get("/written", headers=[("Accept-Encoding", coding)])
+        assert decoded(coding, answer.body) == b"written" + b"".join(ROWS)
+        answer = server.get("/lazy", headers=[("Accept-Encoding", coding)])
+        assert decoded(coding, answer.body) == b"".join(b"w" + row + row for row in ROWS[:100])
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_stream_that_fails_has_no_end(server: LiveServer, coding: str) -> None:
+    with Connection(server.address) as connection:
+        connection.send_request("/failing", headers=[("Accept-Encoding", coding)])
+        connection.read_head()
+        rest = connection.read_to_end()
+    assert not rest.endswith(b"0\r\n\r\n")
+
+
+def test_http_1_0_gets_the_same_without_chunks(server: LiveServer) -> None:
+    with Connection(server.address) as connection:
+        connection.send(b"GET /rows HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n")
+        head = connection.read_head()
+        assert head.header("Transfer-Encoding") is None
+        assert decoded("gzip", connection.read_to_end()) == b"".join(ROWS)
+
+
+def test_middleware_around_sees_compressed_blocks() -> None:
+    with fast_worker(app=f"{__name__}:behind") as server:
+        answer = server.get("/rows", headers=[("Accept-Encoding", "br")])
+        assert decoded("br", answer.body) == b"".join(ROWS)
+
+
+def test_slow_client_gets_all_of_it(server: LiveServer) -> None:
+    with Connection(server.address) as connection:
+        for _ in range(20):  # pipelined: the server is ahead of this client
+            connection.send_request("/large", headers=[("Accept-Encoding", "gzip")])
+        for _ in range(20):
+            answer = connection.read_response()
+            assert decoded("gzip", answer.body) == b"".join(LARGE)
