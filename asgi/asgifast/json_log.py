@@ -12,8 +12,8 @@ class JSONFormatter(logging.Formatter):
     """A formatter for the logger uvicorn.access.
 
     In a logging configuration (``uvicorn --log-config FILE``): ``"()":
-    "asgifast.json_log.JSONFormatter"``. What uvicorn does not tell its log, such as bytes and
-    times, cannot be there.
+    "asgifast.json_log.JSONFormatter"``. What uvicorn does not log, such as bytes and times,
+    cannot be there.
     """
 
     def format(self, record: logging.LogRecord) -> str:

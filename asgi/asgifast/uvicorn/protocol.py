@@ -26,14 +26,19 @@ from ..messages import (
 )
 from ..pathsend import Offer
 from ..protocols.file_body import UNKNOWN_PATHSEND, logger
-from ..protocols.idle_timer import IdleTimerLoop
 from ..protocols.read_buffer import read_plainly
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
 from ..servers import UVICORN
 from ..whole_responses import SendWhole, add_sender, whole_sender_for
-from .memory import Pipeline, forget_request, make_small, shared
-from .upgrades import FramesBehindRequest
+from .replaced_parts import (
+    FramesBehindRequest,
+    IdleTimerLoop,
+    Pipeline,
+    forget_request,
+    make_small,
+    shared,
+)
 from .uploads import Upload
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
