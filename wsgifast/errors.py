@@ -40,6 +40,15 @@ def without_frames(error: _Error) -> _Error:
     return error
 
 
+# Those for which Python before 3.13 has an older RFC's phrase.
+_PHRASES = {
+    413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+}
+
+
 class WSGIFastError(Exception):
     """The base of all: the message names the value that was wrong and the way out."""
 
@@ -62,8 +71,8 @@ class RequestError(WSGIFastError, OSError):
 
     @property
     def reason(self) -> str:
-        """The status's phrase (RFC 9110 section 15), whatever this Python calls it."""
-        return "Content Too Large" if self.status == 413 else HTTPStatus(self.status).phrase
+        """The status's phrase; see :func:`reason_phrase`."""
+        return reason_phrase(self.status)
 
 
 class BodyTooLarge(RequestError):
@@ -105,3 +114,8 @@ class MissingExtra(WSGIFastError, ImportError):
         )
         self.package = package
         self.extra = extra
+
+
+def reason_phrase(status: int) -> str:
+    """Return a status's phrase (RFC 9110 section 15), whatever this Python calls it."""
+    return _PHRASES.get(status) or HTTPStatus(status).phrase

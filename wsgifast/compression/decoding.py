@@ -14,6 +14,7 @@ from typing import Any
 
 from ..checks import check_switches, is_count, shown
 from ..errors import ConfigurationError
+from ..http.framing import list_members
 from .codings import MAX_ZSTD_WINDOW_LOG, SIBLING_SUFFIXES, ZSTD_MODULE, available_codings
 
 # Of a decoded body, with ``decompress=True``.
@@ -81,7 +82,7 @@ def request_decoder(content_encoding: str, max_bytes: int) -> RequestDecoder | N
 
     :raises RefusedBody: for another coding, or several.
     """
-    names = [name.strip(" \t").lower() for name in content_encoding.split(",")]
+    names = list_members(content_encoding)
     names = [name for name in names if name not in ("", "identity")]
     if not names:
         return None

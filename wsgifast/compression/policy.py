@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ..checks import check_switches, is_count, shown
 from ..errors import ConfigurationError
-from ..http.framing import has_body
+from ..http.framing import has_body, list_members
 from ..http.head import TOKEN, parse_length
 from .codings import DEFAULT_LEVELS, LEVELS, Compressor, Counted, checked_codings, compressor
 
@@ -323,7 +323,7 @@ def with_vary(headers: Iterable[Header]) -> list[Header]:
     at = None
     for index, (name, value) in enumerate(result):
         if len(name) == 4 and name.lower() == "vary":
-            members = [member.strip(" \t").lower() for member in value.split(",")]
+            members = list_members(value)
             if "*" in members or "accept-encoding" in members:
                 return result
             at = index

@@ -11,6 +11,7 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import NamedTuple
 
+from ..errors import reason_phrase
 from ..sockets.sending import FileSegment
 from .conditions import (
     FIRST_KNOWN_SECOND,
@@ -48,8 +49,7 @@ NO_TEXT: tuple[Header, ...] = (
     ("Content-Length", "0"),
 )
 
-_STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
-_STATUS_LINES[416] = "416 Range Not Satisfiable"  # Python before 3.13 has an older RFC's phrase
+_STATUS_LINES = {status.value: f"{status.value} {reason_phrase(status)}" for status in HTTPStatus}
 
 
 class RequestFacts(NamedTuple):

@@ -149,6 +149,11 @@ def chunk_size_line(size: int) -> bytes:
     return b"%x\r\n" % size
 
 
+def list_members(value: str) -> list[str]:
+    """Return the members of a header that is a list of tokens, in lower case (RFC 9110 5.6.1)."""
+    return [member.strip(" \t") for member in value.lower().split(",")]
+
+
 def wants_to_persist(connection: Iterable[str], *, http11: bool) -> bool:
     """Return whether a client wants a persistent connection (RFC 9112 9.3).
 
@@ -156,5 +161,5 @@ def wants_to_persist(connection: Iterable[str], *, http11: bool) -> bool:
     :param http11: with HTTP/1.1 a connection persists unless there is "close"; with HTTP/1.0, only
         if there is "keep-alive".
     """
-    options = {option.strip(" \t").lower() for value in connection for option in value.split(",")}
+    options = {option for value in connection for option in list_members(value)}
     return "close" not in options and (http11 or "keep-alive" in options)

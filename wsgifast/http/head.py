@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import BodyError
-from .framing import Framing, frame_response
+from .framing import Framing, frame_response, list_members
 
 # token of RFC 9110 5.6.2, as a regular expression: methods, field names, codings, ...
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -145,7 +145,7 @@ class ResponseHead:
             raise BodyError(f"the status is {status!r} without a 'Connection: upgrade'")
 
     def _take_options(self, connection: str) -> None:
-        options = {option.strip(" \t") for option in connection.lower().split(",")}
+        options = list_members(connection)
         self.closes = self.closes or "close" in options
         self.upgrades = self.upgrades or "upgrade" in options
 
