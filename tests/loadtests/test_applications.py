@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from dataclasses import replace
 
 import pytest
@@ -82,6 +83,16 @@ def test_a_304_has_the_tag_of_the_coded_body() -> None:
     unchanged = without(Exchange(304, HEADERS), "ETag", 'W/"1"')
     ours = {**raw, ("/", "browser"): packed, ("/", "If-None-Match browser"): unchanged}
     assert compare(raw, raw, ours).worse == []
+
+
+def test_a_range_of_a_coded_body_is_one_of_what_is_sent() -> None:
+    coded = gzip.compress(os.urandom(1000))
+    raw = {**RAW, ("/", "browser"): PAGE, ("/", "Range browser"): PAGE}
+    packed = replace(PACKED, sent=coded)
+    for part, worse in ((coded[100:300], 0), (coded[99:299], 1)):
+        ranged = replace(packed, status=206, body=part, sent=part)
+        ours = {**raw, ("/", "browser"): packed, ("/", "Range browser"): ranged}
+        assert len(compare(raw, raw, ours).worse) == worse
 
 
 def test_what_the_application_itself_changes_says_nothing() -> None:
