@@ -42,6 +42,12 @@ LINES: Mapping[str, Sequence[str]] = {
         "with {asgi.file-large|our protocol|cost ratio} % of its CPU",
         "on stock uvicorn {asgi.file-large|uvicorn + ASGIFast} times",
     ),
+    "`WSGIFast(app, compress=True)`, `ASGIFast(app, compress=True)`": (
+        "zstd, br and gzip for pages, JSON, streams and files",
+        "streams still arrive block by block",
+        "files keep validators and ranges, and are compressed once",
+        "the app's own 304 works",
+    ),
     "`wsgifast.devservers`": (
         "200 bytes {nodelay.small.wsgiref|wsgifast wsgiref} times as fast on wsgiref's server, "
         "{nodelay.small.werkzeug|wsgifast werkzeug} times on Werkzeug's",
