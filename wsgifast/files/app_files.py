@@ -131,7 +131,7 @@ def is_made_for_one_answer(file: object, fd: int, began_ns: int | None = None) -
         return False
     tick_ns = _TICK_NS if facts.st_mtime_ns % 10**9 else _COARSE_TICK_NS
     # The second: a copy has the time of its original, and its inode was changed just now.
-    return facts.st_mtime_ns >= began_ns - tick_ns or facts.st_ctime_ns >= began_ns
+    return facts.st_mtime_ns >= began_ns - tick_ns or facts.st_ctime_ns >= began_ns - _TICK_NS
 
 
 def _file_etag(file: Any, segment: FileSegment) -> str | None:
