@@ -9,9 +9,11 @@ which the source is not there, or not the one that runs, too.
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 # What may be read and set of the response.
@@ -23,6 +25,10 @@ _BACK_DOORS = frozenset({"dir", "eval", "exec", "locals", "vars"})
 _BACK_DOOR_ATTRIBUTES = frozenset(
     {"_getframe", "_send", "body_iterator", "currentframe", "f_locals", "send"}
 )
+# What an endpoint that calls an ASGI app passes to it.
+_SENDING = frozenset({"_receive", "_send", "receive", "send"})
+# The most functions of an app that are looked at behind one endpoint.
+_MAX_FOLLOWED = 200
 
 
 class MustRead(Exception):
@@ -52,6 +58,48 @@ def leaves_bodies_alone(function: object, *, is_method: bool, may_read: bool) ->
             _found.clear()
         _found[code, is_method] = _looks_harmless(code, "".join(lines), is_method)
     return _found[code, is_method]
+
+
+def may_wrap_send(function: Any) -> bool:
+    """Whether an endpoint may call an ASGI app, such as a response, with a send() of its own.
+
+    For that it needs the request's scope, and names a receive() or send(), or makes one. Functions
+    that it calls by name, or that a decorator keeps, are looked at, too.
+    """
+    waiting = [function]
+    seen: dict[int, Any] = {}
+    packages: set[str] = set()
+    while waiting:
+        found = waiting.pop()
+        while isinstance(found, partial):
+            found = found.func
+        if not isinstance(found, (FunctionType, MethodType)) and callable(found):
+            found = type(found).__call__
+        found = getattr(found, "__func__", found)
+        if not isinstance(found, FunctionType) or id(found) in seen:
+            continue
+        package = str(found.__globals__.get("__name__")).partition(".")[0]
+        if not seen:  # functools.wraps() copies __module__ from what is decorated
+            packages |= {package, found.__module__.partition(".")[0]}
+        if package not in packages:
+            continue
+        if len(seen) == _MAX_FOLLOWED:
+            return True
+        seen[id(found)] = found
+        codes = list(_codes(found.__code__))
+        names = {name for code in codes for name in (*code.co_names, *code.co_varnames)}
+        if "scope" in names and (
+            not _SENDING.isdisjoint(names)
+            or any(code.co_flags & inspect.CO_COROUTINE for code in codes[1:])
+        ):
+            return True
+        known = inspect.getclosurevars(found)
+        waiting += [
+            each
+            for each in (*known.nonlocals.values(), *known.globals.values())
+            if isinstance(each, (FunctionType, MethodType))
+        ]
+    return False
 
 
 def _looks_harmless(code: CodeType, source: str, is_method: bool) -> bool:

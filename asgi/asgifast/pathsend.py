@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
-from .dispatch import MustRead, leaves_bodies_alone
+from .dispatch import MustRead, leaves_bodies_alone, may_wrap_send
 from .loops import in_thread
 from .messages import PATHSEND, PLANNED, ZEROCOPYSEND
 
@@ -285,11 +285,12 @@ class _Layers:
         if name in _ROUTES:
             if not _is_original(type(layer), "handle"):
                 raise _unknown(name)
-            inside = getattr(layer, _ROUTES[name])
+            inside, endpoint = getattr(layer, _ROUTES[name]), getattr(layer, "endpoint", None)
             path = str(getattr(layer, "path", "")).partition("{")[0]
             if len(path) > 1 and len(self._withheld) < _MAX_WITHHELD:
-                self._look_behind(inside, path)
+                self._look_behind(inside, endpoint, path)
                 return ()
+            self._look_at_endpoint(endpoint)
             return [inside]
         if name == _ROUTE_GROUP:
             return self._watched(layer.routes)
@@ -300,14 +301,23 @@ class _Layers:
             return [layer.app]
         raise _unknown(name)
 
-    def _look_behind(self, app: Any, path: str) -> None:
+    def _look_behind(self, app: Any, endpoint: Any, path: str) -> None:
         """Look at an app that gets no request whose path has not this part."""
         seen = dict(self._seen)
         try:
+            self._look_at_endpoint(endpoint)
             self._look_at(app)
         except _Unknown as unknown:
             self._withheld[path] = str(unknown)
             self._seen = seen  # it may be found elsewhere, too
+
+    def _look_at_endpoint(self, endpoint: Any) -> None:
+        functions = vars(endpoint).values() if isinstance(endpoint, type) else [endpoint]
+        if any(map(may_wrap_send, functions)):
+            name = getattr(endpoint, "__qualname__", endpoint)
+            raise _Unknown(
+                f"the endpoint {name} may call apps with a send() of its own; {_WAY_OUT}"
+            )
 
     def _watched(self, known: list[Any]) -> list[Any]:
         self.lists.append((known, len(known)))
@@ -335,6 +345,8 @@ class _Layers:
     def _in_app(self, app: Any, name: str) -> Iterable[Any]:
         stack = app.middleware_stack
         self.stacks.append((app, stack))
+        for handler in app.exception_handlers.values():
+            self._look_at_endpoint(handler)
         if stack is not None:
             return [stack]
         if "build_middleware_stack" in vars(app) or not _is_original(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import gzip
 import linecache
@@ -170,6 +171,58 @@ async def bare_endpoint(request: Request) -> Response:
 
 
 COUNTED = Middleware(Counting)
+
+
+def test_endpoints_that_may_wrap_send_are_not_offered_it(folder: Path) -> None:
+    path = folder / "text.txt"
+
+    async def captured(response: Response, request: Request) -> Response:
+        blocks = []
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                blocks.append(message["body"])
+
+        await response(request.scope, request.receive, send)
+        return Response(b"".join(blocks).upper())
+
+    def upper(endpoint: Any) -> Any:
+        @functools.wraps(endpoint)
+        async def wrapper(request: Request) -> Response:
+            return await captured(endpoint(request), request)
+
+        return wrapper
+
+    def plain(request: Request) -> Response:
+        return FileResponse(path)
+
+    async def direct(request: Request) -> Response:
+        return await captured(FileResponse(path), request)
+
+    async def of_an_app(request: Request) -> Response:
+        app: Any = Starlette(routes=[Route("/{path:path}", plain)])
+        return await captured(app, request)
+
+    class Own(HTTPEndpoint):
+        async def get(self, request: Request) -> Response:
+            return await captured(FileResponse(path), request)
+
+    async def failing(request: Request) -> Response:
+        raise LookupError
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return await captured(FileResponse(path), request)
+
+    fast = FastAPI()
+    fast.get("/file", response_model=None)(direct)
+    endpoints: tuple[Any, ...] = (upper(plain), direct, of_an_app, functools.partial(direct), Own)
+    apps: list[Any] = [Starlette(routes=[Route("/file", each)]) for each in endpoints]
+    apps.append(Starlette(routes=[Route("/", failing)], exception_handlers={LookupError: on_error}))
+    apps.append(fast)
+    for app in apps:
+        decision = decide_pathsend(app)
+        assert not decision.offered or decision.withheld == ("/file",), app
+    assert offered_to(Starlette(routes=[Route("/file", plain)]))
 
 
 def test_it_is_withheld_below_an_unknown_mount_alone(folder: Path) -> None:
