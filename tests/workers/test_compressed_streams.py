@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.coded import Decoder, decoded
 from tests.support.http import Connection
+from tests.support.http2 import Connected
 from tests.support.servers import LiveServer, wait_for
+from tests.support.tls import client_context, write_certificate
 from tests.workers.serving import fast_worker
 from wsgifast import Compression, WSGIFast
 
@@ -159,3 +162,28 @@ def test_slow_client_gets_all_of_it(server: LiveServer) -> None:
         for _ in range(20):
             answer = connection.read_response()
             assert decoded("gzip", answer.body) == b"".join(LARGE)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_http2_shares_flushes_too(coding: str, tmp_path: Path) -> None:
+    pem = write_certificate(tmp_path / "server.pem")
+    options = [f"--certfile={pem}", f"--keyfile={pem}", "--http-protocols=h2,h1"]
+    with (
+        fast_worker(*options, app=f"{__name__}:app") as server,
+        Connection(server.address, tls=client_context("h2")) as connection,
+    ):
+        client = Connected(connection.sock)
+        client.begin()
+        accepted = [("accept-encoding", coding)]
+        whole = {"/rows": b"".join(ROWS), "/large": b"".join(LARGE), "/empty": b""}
+        streams = {client.ask(path, headers=accepted): path for path in [*whole, "/rows"]}
+        client.flush()
+        for stream, path in streams.items():
+            answer = client.answer(stream)
+            assert answer.ended, path
+            assert answer.headers["content-encoding"] == coding
+            assert decoded(coding, answer.body) == whole[path]
+            assert len(answer.body) <= len(whole[path]) / 2 + 120
+        failing = client.ask("/failing", headers=accepted)
+        client.flush()
+        assert client.answer(failing).reset is not None

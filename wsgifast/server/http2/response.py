@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from ...bodies.content_coding import ContentCoding
+from ...bodies.streams import Stream
 from ...errors import BodyError
 from ...http.framing import Framing, frame_response
 from ...http.head import ResponseHead, trailer_fields
@@ -16,8 +18,6 @@ from .stream_output import Fields, StreamOutput
 
 class HTTP2Response(Response):
     """A :class:`~..response.Response` whose `output` is a :class:`StreamOutput`."""
-
-    joins_blocks = False  # its lock is the whole connection's
 
     def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
         super().__init__(req, output, settings)
@@ -51,6 +51,11 @@ class HTTP2Response(Response):
     def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
         super().write_segments(segments)
         self._end_stream()
+
+    def write_coded(self, stream: Stream, coding: ContentCoding) -> None:
+        super().write_coded(stream, coding)
+        if coding.compressor is not None:
+            self._end_stream()
 
     def close(self) -> None:
         super().close()
