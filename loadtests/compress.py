@@ -48,7 +48,7 @@ CONTENDERS = (
 )
 BODIES = {
     "json": "/json", "html": "/html", "small": "/small", "csv": "/csv", "ndjson": "/ndjson",
-    "script": "/script.js",
+    "events": "/events", "script": "/script.js",
 }  # fmt: skip
 # Of the link's namespaces, whose addresses nobody else has (RFC 2544: for benchmarks).
 _CLIENT, _SERVER = "198.18.77.1", "198.18.77.2"

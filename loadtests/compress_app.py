@@ -1,20 +1,24 @@
 """Apps whose responses are compressed, by wsgifast or by others: COMPRESS names which.
 
 `flask_app` and `asgi_app` have the same bodies: /json (about 800 kB), /html (60 kB), /small (3 kB),
-/csv and /ndjson (streams of rows), /script.js (a file).
+/csv and /ndjson (streams of rows), /events (a hundred HTML fragments, 3 ms apart), /script.js (a
+file).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 CONTENDER = os.environ.get("COMPRESS", "raw")
 _ROWS = 5_000
+_EVENTS, _BETWEEN_EVENTS_S = 100, 0.003
 _LIST = [
     {
         "id": number,
@@ -55,6 +59,19 @@ def json_lines() -> Iterator[bytes]:
         yield json.dumps(item).encode() + b"\n"
 
 
+def event(number: int) -> bytes:
+    """As Datastar's: a fragment of the page."""
+    item = _LIST[number]
+    row = _ROW.format(**item).rstrip()
+    return f'event: patch\ndata: <div id="row-{number}" class="row new">{row}</div>\n\n'.encode()
+
+
+def events() -> Iterator[bytes]:
+    for number in range(_EVENTS):
+        yield event(number)
+        time.sleep(_BETWEEN_EVENTS_S)
+
+
 def flask_app() -> Any:
     import flask
 
@@ -69,6 +86,7 @@ def flask_app() -> Any:
         ("/small", SMALL, "text/html; charset=utf-8"),
         ("/csv", csv_rows, "text/csv"),
         ("/ndjson", json_lines, "application/x-ndjson"),
+        ("/events", events, "text/event-stream"),
     ):
         app.add_url_rule(path, path, of(body, kind))
     app.add_url_rule("/script.js", "script", lambda: flask.send_file(SCRIPT))
@@ -80,10 +98,11 @@ def flask_app() -> Any:
         ]  # fmt: skip
         flask_compress.Compress(app)
     if CONTENDER.startswith("wsgifast"):
-        from wsgifast import WSGIFast
+        from wsgifast import Compression, WSGIFast
 
         coalesces = CONTENDER.endswith("coalesce")
-        return WSGIFast(app.wsgi_app, compress=True, coalesce=coalesces)
+        options = Compression(event_streams=True)
+        return WSGIFast(app.wsgi_app, compress=options, coalesce=coalesces)
     return app
 
 
@@ -110,6 +129,14 @@ def asgi_app() -> Any:
 
         return answer
 
+    async def of_events(request: Request) -> Response:
+        async def made() -> AsyncIterator[bytes]:
+            for number in range(_EVENTS):
+                yield event(number)
+                await asyncio.sleep(_BETWEEN_EVENTS_S)
+
+        return StreamingResponse(made(), media_type="text/event-stream")
+
     async def script(request: Request) -> Response:
         return FileResponse(SCRIPT)
 
@@ -133,6 +160,7 @@ def asgi_app() -> Any:
             Route("/small", whole(SMALL, "text/html")),
             Route("/csv", stream(csv_rows, "text/csv")),
             Route("/ndjson", stream(json_lines, "application/x-ndjson")),
+            Route("/events", of_events),
             Route("/script.js", script),
         ],
         middleware=middleware,
@@ -140,5 +168,7 @@ def asgi_app() -> Any:
     if CONTENDER.startswith("wsgifast"):
         from asgifast import ASGIFast
 
-        return ASGIFast(app, compress=True)
+        from wsgifast import Compression
+
+        return ASGIFast(app, compress=Compression(event_streams=True))
     return app
