@@ -29,6 +29,7 @@ from wsgifast.commands.bench.processes import HOST, free_port, running
 
 _GUNICORN = "python -m gunicorn --threads 4 -b {host}:{port} --log-level warning"
 _WSGI = " 'loadtests.compress_app:flask_app()'"
+_DJANGO = " 'loadtests.compress_app:django_app()'"
 _UVICORN = "python -m uvicorn --factory --host {host} --port {port} --no-access-log"
 _ASGI = " loadtests.compress_app:asgi_app"
 _FAST = " -k wsgifast.workers.FastWorker"
@@ -40,6 +41,8 @@ CONTENDERS = (
     ("flask-compress", "flask_compress", _GUNICORN + " -k gthread" + _WSGI, _ALL),
     ("wsgifast", None, _GUNICORN + _FAST + _WSGI, _ALL),
     ("wsgifast-coalesce", None, _GUNICORN + _FAST + _WSGI, _ALL),
+    ("django-gzip", None, _GUNICORN + " -k gthread" + _DJANGO, ("gzip",)),
+    ("wsgifast-django", None, _GUNICORN + _FAST + _DJANGO, _ALL),
     ("raw", None, _UVICORN + _ASGI, ("identity",)),
     ("gzip-middleware", None, _UVICORN + _ASGI, ("gzip",)),
     ("starlette-compress", "starlette_compress", _UVICORN + _ASGI, _ALL),
