@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import flask
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.support.coded import decoded
 from tests.support.files import write_settled
@@ -317,3 +319,55 @@ def test_unknown_wrapper_of_the_server_keeps_what_is_not_compressed(text: Path) 
     server.finish()
     server, body = asked("text/plain")
     assert decoded("gzip", server.finish()) == TEXT
+
+
+VALUES = st.none() | st.text(st.characters(max_codepoint=255, categories=["L", "N", "P", "S"]))
+CODED = VALUES | st.sampled_from(
+    [
+        "gzip",
+        "br;q=0.5, zstd;q=0",
+        "*",
+        "*;q=0",
+        "identity;q=0",
+        "x-gzip",
+        "",
+        "gzip;q=2",
+        "," * 500,
+    ]
+)
+TAGGED = VALUES | st.sampled_from(
+    ['"own"', 'W/"own+gzip"', '"own+br-00000000"', "*", 'W/"own~zstd"', '"a", "own+gzip-"', '"']
+)
+RANGED = st.none() | st.sampled_from(["bytes=0-9", "bytes=-1", "bytes=5-2", "bytes=0-0,5-9", "x"])
+
+
+@given(accepted=CODED, none_match=TAGGED, match=TAGGED, if_range=TAGGED, range_=RANGED)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_header_gets_an_answer_that_decodes(
+    text: Path,
+    accepted: str | None,
+    none_match: str | None,
+    match: str | None,
+    if_range: str | None,
+    range_: str | None,
+) -> None:
+    asked = {
+        "HTTP_ACCEPT_ENCODING": accepted, "HTTP_IF_NONE_MATCH": none_match, "HTTP_RANGE": range_,
+        "HTTP_IF_MATCH": match, "HTTP_IF_RANGE": if_range,
+    }  # fmt: skip
+    given_ = {name: value for name, value in asked.items() if value is not None}
+    for app in (
+        WSGIFast(sending(lambda: text.open("rb"), ("ETag", '"own"')), compress=True),
+        StaticFiles(directory=text.parent, compress=True),
+        WSGIFast(sending(lambda: [TEXT], ("ETag", '"own"')), compress=True),
+    ):
+        server = Server(app, new_environ(path="/text.txt", **given_))
+        body = server.finish()
+        status = server.head[0][:3]
+        assert status in ("200", "206", "304", "412", "416")
+        length = server.header("Content-Length")
+        assert status == "304" or length == str(len(body))
+        if status == "200":
+            assert decoded(server.header("Content-Encoding"), body) == TEXT
+        if status != "412":
+            assert server.header("Vary") == "Accept-Encoding"
