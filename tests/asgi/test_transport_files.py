@@ -85,6 +85,9 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
     clock = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
     monkeypatch.setattr(file_transfer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     assert not is_limited_after(0.5)
+    # Quick and slow in turn, as a slow client is whose first receive is quick.
+    clock = itertools.chain.from_iterable([float(n)] * 2 for n in itertools.count())
+    assert is_limited_after(0.5)
 
 
 @pytest.mark.parametrize("cold", [(300_000, FILE_BYTES), (0, 900_000)], ids=["end", "beginning"])

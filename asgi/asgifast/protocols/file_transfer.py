@@ -71,6 +71,7 @@ class FileTransfer:
         "_timer",
         "_waiter",
         "_waiting_since",
+        "_was_quick",
         "_watched",
     )
 
@@ -92,6 +93,7 @@ class FileTransfer:
         self._cached_to = 0
         self._waiter: asyncio.Future[Progress] | None = None
         self._waiting_since = 0.0
+        self._was_quick = False
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         # The socket's descriptor while it is watched.
@@ -228,7 +230,9 @@ class FileTransfer:
             return
         if self._owner.may_grow:
             now = time.monotonic()
-            if now - self._waiting_since < QUICK_S:
+            was_quick, self._was_quick = self._was_quick, now - self._waiting_since < QUICK_S
+            # Twice in a row: a slow peer's first receive is quick, too.
+            if was_quick and self._was_quick:
                 self._owner.may_grow = False
                 with contextlib.suppress(OSError):  # the peer has gone; sending will raise
                     release_send_buffer(self._sock)
