@@ -127,7 +127,7 @@ class Sender:
 
     __slots__ = (
         "_full_since", "_is_full", "_may_grow", "_prepared", "_refusals", "_refused",
-        "_rules", "_sock", "_taken", "_wait", "encrypts", "send", "sends_files",
+        "_rules", "_sock", "_taken", "_wait", "_was_quick", "encrypts", "send", "sends_files",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
@@ -138,6 +138,7 @@ class Sender:
         self.sends_files = rules.options.sendfile and not self.encrypts and hasattr(os, "sendfile")
         self._prepared = False  # whether the socket's options have been set
         self._may_grow = False  # whether it is the small one
+        self._was_quick = False  # it was writable again soon, when it was last full
         self._full_since = 0.0
         self._is_full = False  # the socket has taken only a part of the last send
         self._refused = 0  # bytes of a file that TLS has refused, and must be given again
@@ -305,7 +306,11 @@ class Sender:
 
     def _on_writable(self) -> None:
         """The socket is writable again; give a fast client a larger buffer."""
-        if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
+        if not self._may_grow:
+            return
+        was_quick, self._was_quick = self._was_quick, time.monotonic() - self._full_since < QUICK_S
+        # Twice in a row: a slow client's first receive is quick, too.
+        if was_quick and self._was_quick:
             self._may_grow = False
             with contextlib.suppress(OSError):  # the client has gone: the next send fails
                 release_send_buffer(cast(SocketLike, self._sock))
