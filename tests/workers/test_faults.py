@@ -219,7 +219,8 @@ def test_generator_is_not_far_ahead_in_memory(patient: LiveServer) -> None:
             stack.enter_context(connection)
             connection.send_request("/chunks/2000-100000")
             connection.read_head()
-        assert stats(patient)["rss_kib"] - before < 30_000  # of 200 MB each
+        # Of 200 MB each; while the disk is slower than the app, up to 8 MB of each are in memory.
+        assert stats(patient)["rss_kib"] - before < 60_000
 
 
 def test_file_that_shrinks_ends_the_connection(patient: LiveServer) -> None:
