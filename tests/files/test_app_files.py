@@ -126,6 +126,7 @@ def test_range_beyond_four_gigabytes_is_sent(server: LiveServer, root: Path) -> 
         file.seek(-3, os.SEEK_END)
         file.write(b"end")
     os.utime(root / "sparse", (1.7e9, 1.7e9))
+    files.wait_until_old(root / "sparse")
     for header in ("bytes=-5", f"bytes={size - 5}-"):
         response = server.get("/sparse", headers=[("Range", header)])
         assert response.status == 206, str(response)

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 
 import werkzeug.wsgi
 
+from tests.support.files import write_old
 from wsgifast import WSGIFast
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ def path_of(content: str) -> str:
     """A file that is older than any request."""
     path = Path(_folder.name, content)
     if not path.exists():
-        path.write_bytes(CONTENTS[content])
-        os.utime(path, (1.7e9, 1.7e9))
+        write_old(path, CONTENTS[content])
     return str(path)
 
 

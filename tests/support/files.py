@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from wsgifast import WSGIFast
+from wsgifast.files.app_files import _TICK_NS
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -23,6 +24,13 @@ def write_old(path: Path, content: bytes = b"") -> None:
     """Write a file that is older than any request: only of such a file are ranges offered."""
     path.write_bytes(content)
     os.utime(path, (1.7e9, 1.7e9))
+    wait_until_old(path)
+
+
+def wait_until_old(path: str | os.PathLike[str]) -> None:
+    """Wait until the change of a file's inode lies before any request, by the kernel's clock too."""
+    while time.time_ns() < os.stat(path).st_ctime_ns + 2 * _TICK_NS:
+        time.sleep(_TICK_NS / 1e9)
 
 
 class WholeFileWrapper:
