@@ -171,7 +171,7 @@ def test_pathsend_is_recommended_only_where_it_changes_nothing(tmp_path: Path) -
             await send({"type": "http.response.pathsend", "path": str(sent)})
             return
         with path.open("rb") as file:
-            while data := file.read(65536):
+            while data := file.read(8192):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body"})
 

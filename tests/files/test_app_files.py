@@ -335,6 +335,7 @@ class TestInProcess:
         Path(root, "other").write_bytes(CONTENT)
         facts = os.stat(root / "file")
         os.utime(root / "other", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        files.wait_until_old(root / "other")
         tags = [
             Call(files.app, target).headers["etag"]
             for target in ("/file", "/file?read", "/file?length=100", "/other")
@@ -461,6 +462,7 @@ def test_file_of_before_the_request_offers_parts(tmp_path: Path) -> None:
     assert "etag" not in Call(WSGIFast(app), "/").headers
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - 50_000_000))
+    files.wait_until_old(path)
     call = Call(WSGIFast(app), "/", range="bytes=0-4")
     assert (call.content, call.status) == (CONTENT[:5], "206 Partial Content")
 

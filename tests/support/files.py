@@ -28,7 +28,7 @@ def write_old(path: Path, content: bytes = b"") -> None:
 
 
 def wait_until_old(path: str | os.PathLike[str]) -> None:
-    """Wait until the change of a file's inode lies before any request, by the kernel's clock too."""
+    """Wait until a file's inode was changed before any request, by the kernel's clock too."""
     while time.time_ns() < os.stat(path).st_ctime_ns + 2 * _TICK_NS:
         time.sleep(_TICK_NS / 1e9)
 
