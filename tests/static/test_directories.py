@@ -84,7 +84,8 @@ def test_redirect_of_a_mount_point_stays_at_its_host(site: Path, mount: str, que
     base = "http://here" + quote(mount, errors="surrogatepass")
     target = urlsplit(urljoin(base, location))
     assert (target.scheme, target.netloc) == ("http", "here")
-    assert target.path == quote(mount, errors="surrogatepass") + "/"
+    if {"", ".", ".."}.isdisjoint(mount.split("/")[1:]):  # which urljoin() leaves out
+        assert target.path == quote(mount, errors="surrogatepass") + "/"
 
 
 def test_mount_point_without_an_index_or_listing_is_no_file(site: Path) -> None:

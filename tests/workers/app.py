@@ -342,6 +342,8 @@ def do_meet(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]
 
 
 def do_stuck(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    if "HTTP_X_FILE" in environ:  # made when the app has begun
+        Path(environ["HTTP_X_FILE"]).touch()
     time.sleep(FOREVER_S)
     raise AssertionError("nobody waits for this")
 

@@ -88,10 +88,10 @@ def test_worker_that_ends_closes_elsewhere_what_a_stuck_thread_owes(
         stalled(server, notes),
         Connection(server.address) as stuck,
     ):
-        stuck.send_request("/stuck")
+        began = notes.with_name("began")
+        stuck.send_request("/stuck", headers=[("X-File", str(began))])
+        wait_for(began.exists, "the thread is stuck")
         assert not lines(notes)
-        with Connection(server.address):  # which the spare thread accepts
-            pass
         server.stop(number)
         assert lines(notes) == ["other"]
 
