@@ -130,8 +130,9 @@ def is_made_for_one_answer(file: object, fd: int, began_ns: int | None = None) -
     if began_ns is None:
         return False
     tick_ns = _TICK_NS if facts.st_mtime_ns % 10**9 else _COARSE_TICK_NS
-    # The second: a copy has the time of its original, and its inode was changed just now.
-    return facts.st_mtime_ns >= began_ns - tick_ns or facts.st_ctime_ns >= began_ns - _TICK_NS
+    # The second: a copy has the time of its original, and its inode was changed just now. Without
+    # the tick: a file that was put in place just before the request is one of its own.
+    return facts.st_mtime_ns >= began_ns - tick_ns or facts.st_ctime_ns >= began_ns
 
 
 def _file_etag(file: Any, segment: FileSegment) -> str | None:
