@@ -101,6 +101,35 @@ def _value(action: argparse.Action) -> str:
     return f"[{value}]" if action.option_strings and action.nargs == "?" else value
 
 
+_METRICS_NAMES = """
+## Python names
+
+```{eval-rst}
+.. autoclass:: wsgifast.metrics.Recorder
+   :members:
+
+.. autoclass:: wsgifast.metrics.Answered
+
+.. autoclass:: wsgifast.metrics.RequestMetrics
+   :members:
+
+.. autoclass:: wsgifast.metrics.Collector
+   :members:
+
+.. autoclass:: wsgifast.metrics.Point
+   :members:
+
+.. autoclass:: wsgifast.metrics.Distribution
+   :members:
+
+.. autoclass:: wsgifast.metrics.Metric
+   :members:
+
+.. py:data:: wsgifast.metrics.CATALOGUE
+
+   Every metric by its name; this page is made of it.
+```
+"""
 _METRICS_BY: tuple[tuple[str, tuple[metrics.Reporter, ...]], ...] = (
     ("Of any server: WSGIFast, ASGIFast and FastWorker", metrics.ANY_SERVER),
     ("FastWorker, and asgifast's protocols and workers", metrics.SOCKETS),
@@ -141,7 +170,7 @@ def metrics_page() -> str:
         f"| `{metric.opentelemetry_name}` | `{metric.unit}` | `{metric.name}` |"
         for metric in metrics.CATALOGUE.values()
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, _METRICS_NAMES])
 
 
 def _metric_labels(metric: metrics.Metric) -> tuple[str, ...]:
