@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from wsgifast.commands.arguments import count, option, seconds
-from wsgifast.commands.bench.measuring import measure
+from wsgifast.commands.bench.runner import measure
 from wsgifast.commands.bench.slow_clients import raise_open_files
 from wsgifast.commands.bench.tables import Profile, Table
 

@@ -6,9 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from wsgifast.commands.bench.load import Client, Load, Task
 from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn
-from wsgifast.commands.bench.tables import BYTES, REQUESTS, Contender, Row, Server, Table, Unit
+from wsgifast.commands.bench.tables import (
+    BYTES,
+    REQUESTS,
+    Client,
+    Contender,
+    Load,
+    Row,
+    Server,
+    Table,
+    Task,
+    Unit,
+)
 
 from .clients import raw, wrk
 from .payloads import files

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from wsgifast.commands.bench.load import Client, Load, Task
 from wsgifast.commands.bench.processes import Address, temporary_folder
+from wsgifast.commands.bench.tables import Client, Load, Task
 from wsgifast.commands.client import unverified_tls
 
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from wsgifast.commands.bench.load import cpu_seconds
 from wsgifast.commands.bench.processes import HOST, free_port, running
+from wsgifast.commands.bench.tables import cpu_seconds
 
 _GUNICORN = "python -m gunicorn --threads 4 -b {host}:{port} --log-level warning"
 _WSGI = " 'loadtests.compress_app:flask_app()'"

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from subprocess import DEVNULL, Popen
 
-from wsgifast.commands.bench.load import Client, Load, Task
 from wsgifast.commands.bench.processes import (
     HOST,
     free_port,
@@ -25,7 +24,7 @@ from wsgifast.commands.bench.processes import (
     temporary_folder,
     wait_until,
 )
-from wsgifast.commands.bench.tables import Row, Server, Unit
+from wsgifast.commands.bench.tables import Client, Load, Row, Server, Task, Unit
 
 from .bench import row, table
 from .calls import CALLS

@@ -23,10 +23,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.support.slow_clients import opening
-from wsgifast.commands.bench.load import Client, Load, Task, family, resident_bytes
 from wsgifast.commands.bench.serving import gunicorn
 from wsgifast.commands.bench.slow_clients import GATHER_S, TURN_S, Crowd, Kind
-from wsgifast.commands.bench.tables import Row, Server, Unit
+from wsgifast.commands.bench.tables import (
+    Client,
+    Load,
+    Row,
+    Server,
+    Task,
+    Unit,
+    family,
+    resident_bytes,
+)
 from wsgifast.commands.client import HTTPClient, unverified_tls
 from wsgifast.server.pool import MAX_SPARES
 

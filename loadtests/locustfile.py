@@ -19,7 +19,7 @@ from locust import constant, tag, task
 
 from loadtests.app import SHAPES
 from loadtests.payloads import FILE_BYTES
-from wsgifast.commands.bench.downloads import DownloadUser
+from wsgifast.commands.bench.locust_process import DownloadUser
 
 
 def _visit(path: str, size: int) -> Callable[[DownloadUser], None]:

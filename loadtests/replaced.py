@@ -28,11 +28,10 @@ from pathlib import Path
 
 import psutil
 
-from wsgifast.commands.bench.load import Client, Load, Task
 from wsgifast.commands.bench.processes import Address, temporary_folder, wait_until
 from wsgifast.commands.bench.runner import running_server
 from wsgifast.commands.bench.serving import gunicorn
-from wsgifast.commands.bench.tables import Row, Server, Unit
+from wsgifast.commands.bench.tables import Client, Load, Row, Server, Task, Unit
 
 from .bench import APP, FAST, row, table
 from .clients import BadAnswer, Connection, NoAnswer

@@ -16,9 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.slow_clients import KINDS, others, slow_clients
-from wsgifast.commands.bench.load import Client, Load, Task, resident_bytes
 from wsgifast.commands.bench.slow_clients import SlowClients
-from wsgifast.commands.bench.tables import Row, Unit
+from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit, resident_bytes
 
 from .asgi import APP as ASGI_APP
 from .asgi import HTTP2

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from wsgifast.commands.bench.load import Client, Load, Task, family
+from wsgifast.commands.bench.tables import Client, Load, Task, family
 
 from .clients import children_cpu_s
 from .payloads import MIB

@@ -15,10 +15,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from wsgifast.commands.bench.load import Client, Load, Task
 from wsgifast.commands.bench.locust_client import Locust
 from wsgifast.commands.bench.serving import gunicorn, served, sides
-from wsgifast.commands.bench.tables import BYTES, REQUESTS, Row, Server, Unit
+from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, Server, Task, Unit
 
 from .app import SHAPES
 from .bench import APP, FAST, Case, Side, pair, row, rows, table, with_its_cpu

@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 from locust import constant, task
 from locust.exception import StopUser
 
-from wsgifast.commands.bench.downloads import DownloadUser
+from wsgifast.commands.bench.locust_process import DownloadUser
 
 LOGIN = "/admin/login/"
 FORM = "application/x-www-form-urlencoded"

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from loadtests.bench import row, table
 from loadtests.clients import percentile, percentiles
 from loadtests.servers import small
-from wsgifast.commands.bench.load import Client, Load, Task
 from wsgifast.commands.bench.processes import Address
-from wsgifast.commands.bench.tables import Unit
+from wsgifast.commands.bench.tables import Client, Load, Task, Unit
 from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoalescingWriter
 
 MESSAGE_BYTES = 32

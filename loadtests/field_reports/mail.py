@@ -21,10 +21,9 @@ from loadtests.bench import row, table
 from loadtests.servers import small
 from tests.support.mailservers import PASSWORD, dovecot
 from tests.support.programs import ProgramMissing, program
-from wsgifast.commands.bench.load import Client, Load, Task
 from wsgifast.commands.bench.processes import HOST
 from wsgifast.commands.bench.runner import running_server
-from wsgifast.commands.bench.tables import BYTES, REQUESTS, Row
+from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, Task
 from wsgifast.mail import IMAP4, SMTP
 
 # An everyday message without attachment: 1 kB.

@@ -14,9 +14,8 @@ from functools import partial
 
 from loadtests.bench import row, table
 from loadtests.servers import small
-from wsgifast.commands.bench.load import Client, Load, Task
 from wsgifast.commands.bench.processes import started
-from wsgifast.commands.bench.tables import Row, Server, Unit
+from wsgifast.commands.bench.tables import Client, Load, Row, Server, Task, Unit
 from wsgifast.sockets import ReceiveCount, recv_exactly, recv_exactly_into
 
 # One Ethernet packet's payload, as it comes from a slow link.

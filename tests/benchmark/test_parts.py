@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast import ConfigurationError
-from wsgifast.commands.bench.load import Seen, Task, cpu_seconds, look
 from wsgifast.commands.bench.locust_client import Locust, LocustFailed, Run
 from wsgifast.commands.bench.processes import HOST, RunningServer, ServerFailed, free_port, running
 from wsgifast.commands.bench.serving import served
+from wsgifast.commands.bench.tables import Seen, Task, cpu_seconds, look
 from wsgifast.commands.client import decoded
 
 APP = "tests.benchmark.apps:app"
@@ -100,7 +100,7 @@ def test_a_look(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at("/secret", "Cookie: a=b") == (6, True, True)
     assert at("/away") == (0, True, True)
     assert at("/str")[1:] == (False, True)
-    monkeypatch.setattr("wsgifast.commands.bench.load.LOOK_S", 0.2)
+    monkeypatch.setattr("wsgifast.commands.bench.tables.LOOK_S", 0.2)
     with pytest.raises(ConfigurationError, match="/forever: no end of the answer"):
         at("/forever")
     nobody = look(Task(address=(HOST, free_port())))

@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 
 from wsgifast import ConfigurationError, WSGIFastError
 from wsgifast.commands.bench import report
-from wsgifast.commands.bench.budget import budget, over_budget
-from wsgifast.commands.bench.load import Client, Load, Seen, Task
-from wsgifast.commands.bench.measuring import measure
+from wsgifast.commands.bench.comparison import budget, over_budget
 from wsgifast.commands.bench.report import (
     as_html,
     as_json,
@@ -33,8 +31,19 @@ from wsgifast.commands.bench.report import (
     verdict,
 )  # fmt: skip
 from wsgifast.commands.bench.results import Difference, Ratio, Result, interval
-from wsgifast.commands.bench.runner import alternate, run
-from wsgifast.commands.bench.tables import REQUESTS, Contender, Profile, Row, Table, Unit
+from wsgifast.commands.bench.runner import alternate, measure, run
+from wsgifast.commands.bench.tables import (
+    REQUESTS,
+    Client,
+    Contender,
+    Load,
+    Profile,
+    Row,
+    Seen,
+    Table,
+    Task,
+    Unit,
+)
 from wsgifast.commands.page import ratio_chart
 from wsgifast.commands.terminal import table
 

@@ -15,8 +15,7 @@ from docs.benchmarks import publish
 from docs.benchmarks.chart import BARS, THEMES, chart
 from docs.benchmarks.gains import figures_shown, gains
 from docs.benchmarks.published import Figures, Published, read
-from wsgifast.commands.bench.load import Load
-from wsgifast.commands.bench.tables import Contender, Row, Table
+from wsgifast.commands.bench.tables import Contender, Load, Row, Table
 
 MACHINE: dict[str, str | int] = {
     "cores": 2, "processor": "P", "system": "Linux 6.1-x", "tcp": "cubic",

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from tests.doctor.apps import file_path, wsgi_app
 from wsgifast import WSGIFast
 from wsgifast.commands.doctor import Report, as_text, examination, examine
-from wsgifast.commands.doctor.page import as_html
+from wsgifast.commands.doctor.formats import as_html
 
 Answer = Callable[[], tuple[str, list[tuple[str, str]], Any]]
 

@@ -20,9 +20,8 @@ from starlette.routing import Route
 
 from wsgifast import ConfigurationError
 from wsgifast.commands.doctor import as_text, examine
-from wsgifast.commands.doctor.endpoints import from_access_log, from_urls_file
+from wsgifast.commands.doctor.endpoints import from_access_log, from_openapi, from_urls_file
 from wsgifast.commands.doctor.model import Found
-from wsgifast.commands.doctor.openapi import from_openapi
 
 
 def test_urls_file(tmp_path: Path) -> None:

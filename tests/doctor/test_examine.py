@@ -32,10 +32,9 @@ from wsgifast.commands.doctor import (
     examination,
     examine,
     explain,
-    judge,
+    findings,
 )
-from wsgifast.commands.doctor.formats import as_github, as_junit
-from wsgifast.commands.doctor.page import as_html
+from wsgifast.commands.doctor.formats import as_github, as_html, as_junit
 from wsgifast.commands.loading import unwrapped
 from wsgifast.commands.terminal import width_of
 
@@ -251,7 +250,7 @@ def test_what_to_do_is_never_cut_off() -> None:
 
 def test_a_busy_machine_is_no_loop_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """The turns of the first two requests take long, and no other."""
-    for module in (examination, judge):
+    for module in (examination, findings):
         monkeypatch.setattr(module, "BLOCKED_S", 0.4)  # more than this machine may stand still
     asked = 0
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.commands.doctor.formats import as_github, as_json, as_junit, as_text
+from wsgifast.commands.doctor.formats import as_github, as_html, as_json, as_junit, as_text
 from wsgifast.commands.doctor.model import (
     Endpoint,
     Finding,
@@ -19,7 +19,6 @@ from wsgifast.commands.doctor.model import (
     Report,
     Unreached,
 )
-from wsgifast.commands.doctor.page import as_html
 from wsgifast.commands.terminal import width_of
 
 HOSTILE = [

@@ -31,13 +31,13 @@ from wsgifast.commands.doctor import Endpoint, as_text, examine
 from wsgifast.commands.doctor.endpoints import (
     filled,
     filled_by_prefix,
+    from_openapi,
     from_paths,
     from_urls_file,
     values_in,
 )
-from wsgifast.commands.doctor.links import links_of
 from wsgifast.commands.doctor.model import Recording
-from wsgifast.commands.doctor.openapi import from_openapi
+from wsgifast.commands.doctor.search import links_of
 
 NAMES = ("/logout", "/createUser", "/startScan", "/list", "/", "/item/<int:id>", "/item/<id>/edit")
 

@@ -19,9 +19,8 @@ from loadtests.leaks import (
     measure,
 )
 from loadtests.payloads import files
-from wsgifast.commands.bench.load import Task
 from wsgifast.commands.bench.runner import running_server
-from wsgifast.commands.bench.tables import Contender
+from wsgifast.commands.bench.tables import Contender, Task
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

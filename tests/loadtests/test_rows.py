@@ -14,12 +14,11 @@ from loadtests import asgi, jit, wsgi
 from loadtests.__main__ import UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
 from tests.support.programs import program
-from wsgifast.commands.bench.load import Task
 from wsgifast.commands.bench.report import problems
 from wsgifast.commands.bench.results import Result
 from wsgifast.commands.bench.runner import run, running_server
 from wsgifast.commands.bench.serving import served
-from wsgifast.commands.bench.tables import BYTES, Profile, Table
+from wsgifast.commands.bench.tables import BYTES, Profile, Table, Task
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

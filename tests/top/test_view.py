@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from wsgifast import WSGIFastError
-from wsgifast.commands.top import view as module
-from wsgifast.commands.top.command import lines
-from wsgifast.commands.top.view import Client, parsed, quantile, view
+from wsgifast.commands import scrapes as module
+from wsgifast.commands.scrapes import Client, parsed, quantile, view
+from wsgifast.commands.top import lines
 from wsgifast.metrics import CATALOGUE
 
 BOUNDS = ("0.01", "0.1", "1.0", "+Inf")

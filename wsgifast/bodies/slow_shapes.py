@@ -1,7 +1,7 @@
 """Slow shapes of bodies: the rule, for the doctor and in production, and what is logged there.
 
 :func:`slow_shape` is a pure function of the sizes and times of a body's chunks. It returns ids of
-the doctor's findings; wsgifast.commands.doctor.catalogue describes them. With `report_slow_shapes`,
+the doctor's findings; wsgifast.commands.doctor.findings describes them. With `report_slow_shapes`,
 :class:`Examined` measures a share of an app's responses, and :class:`Reports` logs the findings.
 """
 

@@ -13,14 +13,13 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import WSGIFastError
-from . import compress, files
+from . import compress, files, top
 from .arguments import STATUS_CUT_OFF, STATUS_INTERRUPTED, STATUS_NOT_STARTED, STATUS_USAGE, Parser
 from .bench import command as bench
 from .doctor import command as doctor
 from .loading import AppNotLoaded
 from .run import command as run
 from .terminal import show
-from .top import command as top
 
 _BEGIN = """\
 start with your app, as module:app:

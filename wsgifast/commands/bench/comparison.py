@@ -1,14 +1,15 @@
-"""Compares an app as it is and wrapped: `wsgifast bench`."""
+"""Compares an app as it is and wrapped: `wsgifast bench`, and its budgets for the figures."""
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
+import re
 import shlex
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import ConfigurationError
@@ -16,15 +17,14 @@ from ...http.head import header_value
 from ..arguments import STATUS_PART_FAILED, check_path, check_writable, given_headers
 from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
-from ..terminal import next_steps, show
-from .budget import budget, over_budget
-from .load import Client, Load, Task, look
+from ..terminal import next_steps, number_text, show
 from .locust_client import GIVE_UP_S, Locust, LocustFailed
-from .measuring import measure
 from .processes import HOST, free_port, orderly_end
+from .results import Ratio, Result
+from .runner import measure
 from .serving import FAST_WORKER, found_app, sides
 from .slow_clients import downloads, raise_open_files, slow_clients
-from .tables import Contender, Profile, Row, Table
+from .tables import REQUESTS, Client, Contender, Load, Profile, Row, Table, Task, look
 
 # Beside slow clients a server may be stuck, so requests time out sooner.
 _GIVE_UP_BESIDE_SLOW_S = 5.0
@@ -163,3 +163,90 @@ def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
         return replace(load, facts={"slow ones": float(crowd.gathered)})
 
     return run
+
+
+_UNITS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds
+_BAR = re.compile(r"([a-z0-9-]+) *(<=|>=|=) *([0-9]+(?:\.[0-9]+)?) *(us|ms|s|)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """:ivar least: more is better: the bar is the least that it may be."""
+
+    of: Callable[[Result, str], float | Ratio | None]
+    least: bool
+    unit: str = ""
+
+
+def _ratio(result: Result, name: str) -> float | Ratio | None:
+    ratio = result.ratio(name, REQUESTS.rate)
+    if ratio is None and result.median(name, REQUESTS.rate):
+        return float("inf")  # the unwrapped app never succeeded
+    return ratio
+
+
+FIGURES = {
+    "ratio": _Figure(_ratio, least=True),
+    "cpu-ratio": _Figure(lambda r, name: r.ratio(name, REQUESTS.cost), least=False),
+    "requests": _Figure(lambda r, name: r.median(name, REQUESTS.rate), True, "/s"),
+    **{
+        f"p{p}": _Figure(lambda r, name, p=p: r.latency_ms(name, p), False, " ms")  # type: ignore[misc]
+        for p in (50, 95, 99)
+    },
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One figure, and its limit."""
+
+    name: str
+    value: float
+
+    def missed(self, result: Result, name: str) -> tuple[str, bool] | None:
+        """A sentence, if a contender misses it; and whether that is sure, for all the noise."""
+        figure = FIGURES[self.name]
+        found = figure.of(result, name)
+        seen = found.median if isinstance(found, Ratio) else found
+        if seen is not None and (seen >= self.value if figure.least else seen <= self.value):
+            return None
+        said = "is not known" if seen is None else f"is {number_text(seen)}{figure.unit}"
+        kind = "least" if figure.least else "most"
+        bar = f"{self.value:,.10g}{figure.unit} at the {kind}"
+        where = f"{result.row.title}, {name}"
+        if isinstance(found, Ratio) and found.noise and found.low <= self.value <= found.high:
+            low, high = number_text(found.low), number_text(found.high)
+            return f"not decided: {where}: {self.name} is {low}..{high}, and is to be {bar}", False
+        return f"over budget: {where}: {self.name} {said}, not {bar}", True
+
+
+def budget(text: str) -> list[Bar]:
+    """Parse limits that are separated by commas. "=" means "no worse than".
+
+    :raises ConfigurationError: if it is none.
+    """
+    return [_bar(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _bar(text: str) -> Bar:
+    found = _BAR.fullmatch(text)
+    if found is None or found[1] not in FIGURES:
+        raise ConfigurationError(
+            f"--budget {text}: write FIGURE=BAR, such as p99=50ms; figures: {', '.join(FIGURES)}"
+        )
+    name, sign, value, unit = found.groups()
+    figure = FIGURES[name]
+    if sign != "=" and (sign == ">=") != figure.least:
+        right = ">=" if figure.least else "<="
+        raise ConfigurationError(f"--budget {text}: write {name}{right}{value}{unit}")
+    if unit and figure.unit != " ms":
+        raise ConfigurationError(f"--budget {text}: {name} is not a time")
+    return Bar(name, float(value) * _UNITS[unit])
+
+
+def over_budget(bars: Sequence[Bar], results: Iterable[Result]) -> Iterator[tuple[str, bool]]:
+    """For each limit that the last contender of a row misses a sentence, and whether it is sure."""
+    for result in results:
+        for bar in bars:
+            if (missed := bar.missed(result, list(result.runs)[-1])) is not None:
+                yield missed

@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from ...errors import WSGIFastError
 from ..loading.servers import START
-from .load import Client, Load, Task
 from .processes import HOST, Address, free_port, started
+from .tables import Client, Load, Task
 
 # A request without a byte for so long has failed. Slow raw bodies take seconds.
 GIVE_UP_S = 60.0

@@ -1,7 +1,7 @@
 """The processes of a benchmark: real servers, which do not outlive it however it ends.
 
 Each is a process group of its own and is ended by its own id, with everything it has started. If
-the benchmark is killed and has no time to clean up, the guard ends them: see `guard`.
+the benchmark is killed and has no time to clean up, another process ends them, the guard.
 """
 
 from __future__ import annotations
@@ -39,6 +39,19 @@ STOP_S = 10.0
 _UNASSIGNED_PORTS = range(10_000, 32_000)
 # How much of a log an error message repeats: the end is where the reason stands.
 LOG_TAIL_LINES = 25
+
+
+# The guard. Its input is a line for each process group: "+1234" that it has begun, "-1234" that it
+# has ended. The end of the input is the end of the benchmark; what is left is killed.
+_GUARD = """
+import contextlib, os, signal, sys
+groups = set()
+for line in sys.stdin.buffer:
+    (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
+for group in groups:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+"""
 
 
 class ServerFailed(WSGIFastError, RuntimeError):
@@ -145,9 +158,8 @@ def started(
 
     def announce() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.write(
-            guard, b"+%d\n" % os.getpid()
-        )  # in the child, so that nothing can happen in between
+        # In the child, so that nothing can happen in between.
+        os.write(guard, b"+%d\n" % os.getpid())
 
     try:
         process = subprocess.Popen(command, start_new_session=True, preexec_fn=announce, **options)
@@ -176,8 +188,9 @@ def started(
 @cache
 def _guard() -> IO[bytes]:
     """The guard's input, which ends with this process."""
-    command = [sys.executable, "-c", START, "wsgifast.commands.bench.guard"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _GUARD], stdin=subprocess.PIPE, start_new_session=True
+    )
     assert process.stdin is not None  # a pipe, see above
     atexit.register(process.communicate)
     return process.stdin

@@ -16,9 +16,8 @@ from typing import Any
 
 from .. import page
 from ..terminal import cell_text, printable, table, tables
-from .load import Seen
 from .results import Difference, Ratio, Result
-from .tables import MIN_ROUNDS, Profile, Table
+from .tables import MIN_ROUNDS, Profile, Seen, Table
 
 READING = (
     "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "

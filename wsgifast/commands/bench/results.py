@@ -10,8 +10,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from ..terminal import number_text
-from .load import Load, Seen
-from .tables import Row
+from .tables import Load, Row, Seen
 
 # A side that spends this share of a run on its own CPU is busy all the time.
 BUSY = 0.85

@@ -19,14 +19,12 @@ from ...checks import Interface, check_app, interface_of
 from ...errors import ConfigurationError
 from ...http.head import header_value
 from ..loading import unwrapped
-from .catalogue import CATALOGUE, explain, known_ids
-from .endpoints import NAMED, from_paths
+from .endpoints import NAMED, Fetch, from_paths
 from .examination import Observer, observer
+from .findings import CATALOGUE, add_to, explain, findings_of, known_ids
 from .formats import as_text
 from .frameworks import from_framework
-from .judge import add_to, findings_of
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
-from .openapi import Fetch
 from .search import Allow, Search
 
 __all__ = [
@@ -85,7 +83,7 @@ def examine(
     :param silence: ids of findings to leave out.
     :param name: what the report calls the app.
     :param interface: "WSGI" or "ASGI", where it cannot be seen.
-    :param found: returns endpoints and what was not reached, from endpoints.py and openapi.py here;
+    :param found: returns endpoints and what was not reached, from endpoints.py here;
         called with a function that requests a path of the app.
     :param progress: called before each endpoint with its number, their count, and itself.
     :raises ConfigurationError: if the app is none, an id is unknown, or there is nothing to ask.

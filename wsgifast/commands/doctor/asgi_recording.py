@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from ...errors import WSGIFastError
 from ..loading import described
 from .model import Endpoint, Recording
-from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
+from .recording import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
 
 App = Callable[..., Awaitable[None]]
 T = TypeVar("T")

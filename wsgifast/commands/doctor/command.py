@@ -28,11 +28,10 @@ from ..arguments import (
 from ..loading import load_app
 from ..terminal import next_steps, output_width, printable, progress_line, show
 from . import examine
-from .catalogue import explain
-from .endpoints import from_access_log, from_paths, from_urls_file
+from .endpoints import Fetch, from_access_log, from_openapi, from_paths, from_urls_file
+from .findings import explain
 from .formats import FORMATS, as_text, baseline_of
 from .model import SEVERITIES, Endpoint, Found, Report
-from .openapi import Fetch, from_openapi
 from .search import Allow
 
 # Paths in the suggested command: each takes about 15 seconds.
@@ -225,7 +224,7 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
     else:
         show(FORMATS[options.format](report))
     if options.html:
-        from .page import as_html
+        from .formats import as_html
 
         write_file(options.html, as_html(report))
     if not report.observations and not report.findings:

@@ -14,8 +14,7 @@ from ...bodies.streams import is_event_stream
 from ...errors import ConfigurationError
 from ..arguments import check_path
 from ..client import Answer, HTTPClient, NoAnswer
-from .catalogue import CATALOGUE, known_ids
-from .judge import add_to, answers_error, findings_of
+from .findings import CATALOGUE, add_to, answers_error, findings_of, known_ids
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.

@@ -1,29 +1,262 @@
 """A server that records: one request in this process, through a real socket to a client.
 
-It sends a body like gunicorn's gthread worker: the head and each chunk by a send of its own, framed
+What the servers for WSGI and ASGI share: the response, framed and recorded; the client, at the
+other end of the connection; the files that an app opens for its body. And the one for WSGI, which
+sends a body like gunicorn's gthread worker: the head and each chunk by a send of its own, framed
 for HTTP/1.1, and files in its `wsgi.file_wrapper` by sendfile. So the CPU time that it measures is
 what such a server would spend.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 from wsgiref import util
 
 from ...bodies.held_head import check_second_start
-from ...errors import BodyError
-from ...http.framing import chunk_size_line
+from ...errors import BodyError, WSGIFastError
+from ...http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line, frame_response
+from ...http.head import ResponseHead
 from ...server.environ import header_key
 from ...sockets.sending import FileSegment, file_segment, send_file_segment
 from ..loading import described
 from .model import Endpoint, Recording
-from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
+
+# Further chunks are not recorded; the endpoint is judged by these.
+_MAX_CHUNKS = 1_000_000
+# How long a client does not read, to see whether it occupies the app's thread.
+HELD_S = 0.3
+# Its receive buffer: an app's thread that has more to hand over than this and the server's send
+# buffer has to wait.
+_SLOW_BUFFER_BYTES = 64 * 1024
+_READ_BYTES = 1 << 20
+# Smaller files gain nothing from sendfile.
+_LEAST_FILE_BYTES = 16 * 1024
+# An audit hook cannot be removed, so it is added once and does nothing most of the time.
+_watched = threading.local()
+_everywhere: list[str] | None = None
+_adding_hook = threading.Lock()
+_has_hook = False
+
+
+class RecordedRequest:
+    """A request to an app: its response is framed for HTTP/1.1, sent and recorded.
+
+    Subclasses call the app and send. What the app does wrong is recorded, and raised.
+
+    :cvar begin: what the app has to do before it may send a body.
+    :param inspect: False: do not record each chunk.
+    """
+
+    begin: str
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        endpoint: Endpoint,
+        recording: Recording,
+        client: RecordingClient,
+        *,
+        inspect: bool,
+    ) -> None:
+        self._app = app
+        self._endpoint = endpoint
+        self._recording = recording
+        self._client = client
+        self._inspect = inspect
+        # None before the app has begun its response, and before the head is sent.
+        self._head: ResponseHead | None = None
+        self._framing: Framing | None = None
+        self._counter: BodyCounter
+
+    def _transmit(self, data: bytes) -> None:
+        """Send bytes to the client."""
+        raise NotImplementedError
+
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._recording.sends += 1
+            self._transmit(data)
+
+    def _fails(self, problem: str) -> WSGIFastError:
+        """Record what the app did wrong; returns an exception to raise."""
+        self._recording.problem = problem
+        return WSGIFastError(problem)
+
+    def _start(self, status: str, headers: Sequence[tuple[str, str]]) -> None:
+        """:raises WSGIFastError: if the head cannot be sent."""
+        try:
+            self._head = head = ResponseHead(status, headers)
+        except WSGIFastError as error:
+            raise self._fails(str(error)) from None
+        self._recording.status = head.code
+        self._recording.headers = list(headers)
+
+    def _send_head(self) -> Framing:
+        """Send the head, if that has not been done.
+
+        :raises WSGIFastError: if there is none.
+        """
+        head, framing = self._head, self._framing
+        if head is None:
+            raise self._fails(f"a body, or its end, came before {self.begin}")
+        if framing is None:
+            framing = frame_response(self._endpoint.method, head.code, head.content_length)
+            self._framing = framing
+            self._counter = BodyCounter(framing)
+            self._send(head.encode("1.1", framing, ""))
+        return framing
+
+    def _send_chunk(self, data: bytes) -> None:
+        """Send a chunk, framed, without what exceeds the Content-Length."""
+        framing = self._send_head()
+        data = data[: self._counter.admit(len(data))]
+        if self._inspect:
+            self._recording.sent(data)
+        self._send(chunk(data) if data and framing.chunked else data)
+
+    def _send_end(self) -> None:
+        self._send(LAST_CHUNK if self._send_head().chunked else b"")
+
+    def _record(self, data: Any, wait_s: float) -> None:
+        """Record a chunk that the app has produced.
+
+        :param wait_s: how long it took.
+        :raises WSGIFastError: if it is not bytes.
+        """
+        if not isinstance(data, bytes):
+            raise self._fails(f"a chunk is a {type(data).__name__}")
+        if self._inspect:
+            self._record_size(len(data), wait_s)
+            self._recording.keep(data)
+
+    def _record_size(self, size: int, wait_s: float = 0.0) -> None:
+        chunks = self._recording.chunks
+        if chunks.count < _MAX_CHUNKS:
+            chunks.add(size, wait_s)
+
+    def _check_length(self, *, is_file: bool = False) -> None:
+        """Record a problem if the length of the body differs from the Content-Length.
+
+        :param is_file: it came in `wsgi.file_wrapper`, which sends no more than Content-Length says
+            (PEP 3333).
+        """
+        if self._framing is None or not self._framing.has_body:
+            return
+        said = f"Content-Length says {self._recording.declared} bytes, the body"
+        if self._counter.missing:
+            self._recording.problem = f"{said} has {self._counter.sent}"
+        elif self._counter.dropped and not is_file:
+            self._recording.problem = f"{said} goes on for {self._counter.dropped} more"
+
+
+class RecordingClient:
+    """The other end of the connection: reads everything, at once or after a while.
+
+    :param reads: False for a client that takes nothing until :meth:`read_on`.
+    """
+
+    def __init__(self, *, reads: bool = True) -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
+            self._sock = socket.socket()
+            if not reads:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
+            self._sock.connect(listener.getsockname())
+            self.server_side, _ = listener.accept()
+        if not reads:
+            self.server_side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SLOW_BUFFER_BYTES)
+        self.server_side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        #: The client's own CPU seconds; whole once it is closed.
+        self.cpu_s = 0.0
+        self._may_read = threading.Event()
+        if reads:
+            self._may_read.set()
+        self._thread = threading.Thread(target=self._read, name="wsgifast-doctor-client")
+        self._thread.start()
+
+    def read_on(self) -> None:
+        self._may_read.set()
+
+    def close(self) -> None:
+        """Close both sides; an app that is still sending gets an error."""
+        self._may_read.set()
+        with contextlib.suppress(OSError):
+            self.server_side.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self.server_side.close()
+        self._sock.close()
+
+    def _read(self) -> None:
+        began = time.thread_time()
+        self._may_read.wait()
+        buffer = bytearray(1 << 20)
+        with contextlib.suppress(OSError):
+            while self._sock.recv_into(buffer):
+                pass
+        self.cpu_s = time.thread_time() - began
+
+
+def note_file(recording: Recording, fd: int, offset: int, size: int) -> None:
+    """Note what sendfile has sent of a file."""
+    while size and (data := os.pread(fd, min(size, _READ_BYTES), offset)):
+        recording.sent(data)
+        offset += len(data)
+        size -= len(data)
+
+
+@contextlib.contextmanager
+def body_file_noted(recording: Recording, *, everywhere: bool = False) -> Iterator[None]:
+    """Note which of the files that are opened for reading is the body, in `file_bytes`.
+
+    :param everywhere: opened by any thread; otherwise only by this one.
+    """
+    global _everywhere, _has_hook
+    with _adding_hook:
+        if not _has_hook:
+            sys.addaudithook(_on_audit_event)
+            _has_hook = True
+    paths: list[str] = []
+    if everywhere:
+        _everywhere = paths
+    else:
+        _watched.paths = paths
+    try:
+        yield
+    finally:
+        _everywhere = _watched.paths = None
+    size = recording.declared or recording.chunks.total
+    if size >= _LEAST_FILE_BYTES and any(_has_size(path, size) for path in paths):
+        recording.file_bytes = size
+
+
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "open":
+        return
+    paths = getattr(_watched, "paths", None)
+    if paths is None:
+        paths = _everywhere
+    if paths is None:
+        return
+    path, mode = arguments[0], arguments[1]
+    reads = mode is None or not set(str(mode)) & set("wax+")
+    if reads and isinstance(path, (str, bytes, os.PathLike)):
+        paths.append(os.fsdecode(path))
+
+
+def _has_size(path: str, size: int) -> bool:
+    try:
+        return os.stat(path).st_size == size
+    except OSError:
+        return False
+
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo

@@ -25,8 +25,7 @@ from typing import Any
 
 from ...checks import Interface
 from ...errors import ConfigurationError
-from .app import AwaitedApp, ServerName, load_app, unwrapped
-from .modules import AppNotLoaded, described
+from . import AppNotLoaded, AwaitedApp, ServerName, described, load_app, unwrapped
 
 # Runs a module like `python -m`, which would look for its imports in the working directory first:
 # a file there may have the name of a module of Python's own.

@@ -8,17 +8,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...checks import size_text
-from ...errors import WSGIFastError
-from ...metrics.setup import VARIABLE, metrics_address
-from ...sockets.options import Address
-from .. import terminal
-from ..arguments import add_parser, count, option, seconds
-from ..terminal import fitted, printable, table
-from .view import View, clients, scrape, view
+from ..checks import size_text
+from ..errors import WSGIFastError
+from ..metrics.setup import VARIABLE, metrics_address
+from ..sockets.options import Address
+from . import terminal
+from .arguments import add_parser, count, option, seconds
+from .scrapes import View, clients, scrape, view
+from .terminal import fitted, printable, table
+
+try:
+    import curses
+except ImportError:  # a Python without it
+    curses = None  # type: ignore[assignment]
 
 _DEFAULT_ADDRESS = "127.0.0.1:9100"
 _INTERVAL_S = 2.0
@@ -64,14 +69,9 @@ def _run(options: argparse.Namespace) -> int:
     address = metrics_address(shown.removeprefix("http://").partition("/")[0], "ADDRESS")
     watch = _Watch(address, options.most)
     if not (options.once or options.json) and sys.stdout.isatty():
-        try:
-            from .screen import show
-        except ImportError:  # a Python without curses
-            pass
-        else:
-            first = f"Looking at {watch.name} ..."
-            if show(watch.lines_or_error, first, interval_s=options.interval):
-                return 0
+        first = f"Looking at {watch.name} ..."
+        if _shown_live(watch.lines_or_error, first, interval_s=options.interval):
+            return 0
     while True:
         time.sleep(options.interval)
         if options.json:
@@ -213,3 +213,59 @@ def _time(seconds: float | None) -> str:
 
 def _size(size: float | None) -> str:
     return "-" if size is None else size_text(size)
+
+
+_QUIT = (ord("q"), 27)  # or Escape
+
+
+def _shown_live(next_lines: Callable[[], Sequence[str]], first: str, *, interval_s: float) -> bool:
+    """Redraw the view until q or Ctrl-C.
+
+    :param next_lines: makes the next one.
+    :param first: what is shown until there is one.
+    :param interval_s: seconds between two of them.
+    :returns: False, and nothing is drawn, on an unknown kind of terminal, or without curses.
+    """
+    if curses is None:
+        return False
+    try:
+        curses.setupterm()
+    except curses.error:
+        return False
+    try:
+        curses.wrapper(_loop, next_lines, [first], interval_s)
+    except KeyboardInterrupt:
+        pass
+    return True
+
+
+def _loop(
+    window: curses.window,
+    next_lines: Callable[[], Sequence[str]],
+    lines: Sequence[str],
+    interval_s: float,
+) -> None:
+    try:
+        curses.curs_set(0)
+    except curses.error:
+        pass  # a terminal that cannot hide it
+    due = time.monotonic() + interval_s
+    while True:
+        _draw(window, lines)
+        window.timeout(max(0, round((due - time.monotonic()) * 1000)))
+        if window.getch() in _QUIT:
+            return
+        if time.monotonic() >= due:  # or the window has another size
+            lines = next_lines()
+            due = time.monotonic() + interval_s
+
+
+def _draw(window: curses.window, lines: Sequence[str]) -> None:
+    height, width = window.getmaxyx()
+    window.erase()
+    for row, line in enumerate(lines[: height - 1]):
+        # Not into the last column: the cursor could not go on behind it.
+        style = curses.A_BOLD if row == 0 else curses.A_NORMAL
+        window.addnstr(row, 0, printable(line), width - 1, style)
+    window.addnstr(height - 1, 0, "q quits", width - 1, curses.A_DIM)
+    window.refresh()

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...checks import needs
-from ...errors import WSGIFastError
-from ...metrics.catalogue import CONNECTION_STATES
-from ...metrics.setup import VARIABLE
-from ...sockets.options import Address
-from ..client import HTTPClient, NoAnswer
+from ..checks import needs
+from ..errors import WSGIFastError
+from ..metrics.catalogue import CONNECTION_STATES
+from ..metrics.setup import VARIABLE
+from ..sockets.options import Address
+from .client import HTTPClient, NoAnswer
 
 # A server that is asked on its own address answers in milliseconds.
 _TIMEOUT_S = 5.0

@@ -1,1 +1,0 @@
-"""`wsgifast top`: watches a running server in a terminal, by its metrics."""
