@@ -17,8 +17,7 @@ from tests.support.effort import effort
 from tests.workers.bench import Bench, echo
 from wsgifast.errors import MalformedRequest
 from wsgifast.http.request_head import request_head, trailer_lines
-from wsgifast.server.http2.floods import PERIOD_S, RESETS, WINDOWS, Flood, Floods
-from wsgifast.server.http2.frames import Frames
+from wsgifast.server.http2.frames import PERIOD_S, RESETS, WINDOWS, Flood, Floods, Frames
 from wsgifast.server.options import HTTP2Options
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]

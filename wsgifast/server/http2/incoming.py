@@ -18,11 +18,9 @@ from ..exchange import Exchange
 from ..parser import Parser
 from ..poller import WOULD_BLOCK
 from ..request_body import Spool
-from .floods import Flood
-from .frames import ALL_STREAMS, StreamRefused
+from .frames import ALL_STREAMS, Flood, StreamRefused
 from .outgoing import LEAVING, OPEN, Outgoing
-from .stream import MOST_RECEIVED_BYTES, READY, RECEIVING, Stream
-from .uploads import StreamedUpload
+from .stream import MOST_RECEIVED_BYTES, READY, RECEIVING, Stream, StreamedUpload
 
 # Bytes of one receive: a TLS record (RFC 8446 section 5.1).
 _RECEIVE_BYTES = 16 * 1024

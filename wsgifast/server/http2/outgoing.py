@@ -28,8 +28,7 @@ from ..limits import ClientWait, UploadPace
 from ..output import OutputQueue
 from ..poller import READ, WRITE
 from ..sending import LONG_TURN_BYTES, Sender
-from .floods import Floods
-from .frames import Frames, goaway
+from .frames import Floods, Frames, goaway
 
 # What a stream frames before the others have their turn: with the headers of four frames of the
 # length that every client accepts, it fills four TLS records. Less where memory is short.

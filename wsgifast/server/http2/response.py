@@ -1,19 +1,40 @@
-"""A response on a stream: HTTP/1's semantics in HTTP/2's frames (RFC 9113 section 8)."""
+"""A response on a stream: HTTP/1's semantics in HTTP/2's frames (RFC 9113 section 8).
+
+The output of a stream is the same queue as HTTP/1's, over a sender that makes frames. An HTTP/1
+queue sends until the socket is full. This one sends until a flow-control window is used up, of the
+stream or of the connection (RFC 9113 section 5.2), or until the connection's own output queue has
+something left, which is where the frames go. All output runs under the connection's lock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from h2.exceptions import ProtocolError
 
 from ...bodies.content_coding import ContentCoding
 from ...bodies.streams import Stream
-from ...errors import BodyError
+from ...errors import BodyError, ClientGone
 from ...http.framing import Framing, frame_response
 from ...http.head import ResponseHead, trailer_fields
-from ...sockets.sending import FileSegment
+from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
+from ..backlog import Backlog
+from ..limits import ClientWait
 from ..output import OutputQueue
 from ..response import Response, ResponseSettings, header_lines
-from .stream_output import Fields, StreamOutput
+from ..send_queue import OutputOwner
+from ..sending import Turn
+
+if TYPE_CHECKING:
+    from .outgoing import Outgoing
+
+# The least that is read from a disk.
+_LEAST_READ_BYTES = 4096
+
+Fields = list[tuple[bytes, bytes]]
 
 
 class HTTP2Response(Response):
@@ -94,3 +115,225 @@ def _encoded(headers: Iterable[tuple[str, str]]) -> Fields:
         for name, value in headers
         if name.lower() != "upgrade"
     ]
+
+
+class StreamSender:
+    """Makes the frames of one stream; implements :class:`~..sending.SenderLike`.
+
+    :param number: of the stream.
+    :ivar head: of the response, until it is sent.
+    :ivar has_head: whether it has been sent.
+    :ivar trailers: to be sent after the body.
+    :ivar ends_after: the size of the whole body; None until it is known. An empty queue does not
+        mean the end: its writer may be putting the rest into a temporary file.
+    :ivar sent: body bytes that have been framed.
+    :ivar has_ended: whether END_STREAM has been sent.
+    """
+
+    __slots__ = (
+        "_number", "_session", "_window_wait", "ends_after", "has_ended", "has_head", "head",
+        "sent", "trailers",
+    )  # fmt: skip
+
+    def __init__(self, session: Outgoing, number: int) -> None:
+        self._session = session
+        self._number = number
+        self._window_wait: ClientWait | None = None  # most streams need none
+        self.head: Fields | None = None
+        self.has_head = False
+        self.trailers: Fields = []
+        self.ends_after: int | None = None
+        self.sent = 0
+        self.has_ended = False
+
+    def send(self, data: bytes) -> int:
+        """Send as much of a block as the windows and the connection's queue take now."""
+        session = self._session
+        self._send_head()
+        size = len(data)
+        if size:
+            # A window may be negative (RFC 9113 section 6.9.2).
+            room = 0 if session.is_congested else max(0, self._room())
+            size = min(size, room, session.quantum)
+        self._send_data(data[:size], of=len(data))
+        session.transmit()
+        return size
+
+    def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
+        session = self._session
+        if self._window_wait is not None:
+            self._window_wait.end()
+        left = session.quantum
+        try:
+            self._send_head()
+            while (first := backlog.first) is not None:
+                room = 0 if session.is_congested else min(left, self._room())
+                if room <= 0:
+                    return Turn.FULL
+                of = backlog.size
+                data: bytes | memoryview
+                if isinstance(first, FileSegment):
+                    offset = first.offset + backlog.file_sent
+                    size = min(room, first.size - backlog.file_sent, BLOCK_BYTES)
+                    read = view_cached(first.fd, offset, size)
+                    if read is None:
+                        return Turn.DISK
+                    if not read:
+                        raise FileTruncated(first.size - backlog.file_sent, first.size)
+                    data = read
+                    backlog.advance_file(len(data), by_kernel=False)
+                else:
+                    data = _gather(backlog, room)
+                left -= len(data)
+                self._send_data(data, of=of)
+            self._send_data(b"", of=0)
+            return Turn.DONE
+        finally:
+            session.on_framed(session.quantum - left)
+
+    def send_interim(self, head: Fields) -> None:
+        self._session.check(self._number)
+        self._frame_head(head)
+        self._session.transmit()
+
+    def pace(self, now: float) -> tuple[float, int] | None:
+        return None if self._window_wait is None else self._window_wait.pace(now)
+
+    def has_lost_client(self) -> bool:
+        return False  # the connection's owner hears of it, and fails the stream
+
+    def is_held_back(self) -> bool:
+        """Whether its own window, or the connection's, is used up."""
+        return self._room() <= 0
+
+    def wait_until(self, *, again: bool) -> float:
+        if self._session.frames.stream_window(self._number) > 0:
+            return math.inf  # the connection keeps it waiting, which has a deadline of its own
+        if self._window_wait is None:
+            self._window_wait = self._session.rules.new_wait()
+        return self._window_wait.begin()
+
+    def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
+        # No more than the windows allow: it waits in memory.
+        most = min(max(self._room(), _LEAST_READ_BYTES), BLOCK_BYTES)
+        size = min(segment.size - backlog.file_sent, most)
+        data = os.pread(segment.fd, size, segment.offset + backlog.file_sent)
+        if not data:
+            raise FileTruncated(segment.size - backlog.file_sent, segment.size)
+        return data
+
+    def record_file(self, backlog: Backlog, done: int | bytes) -> None:
+        if isinstance(done, bytes):
+            backlog.insert_read(done)
+
+    def _room(self) -> int:
+        frames = self._session.frames
+        return min(frames.window, frames.stream_window(self._number))
+
+    def _send_head(self) -> None:
+        self._session.check(self._number)
+        if self.head is not None:
+            head, self.head = self.head, None
+            self.has_head = True
+            self._frame_head(head)
+
+    def _frame_head(self, head: Fields, *, ends: bool = False) -> None:
+        try:
+            self._session.frames.send_headers(self._number, head, end_stream=ends)
+        except ProtocolError as error:  # the client has just caused a connection error
+            raise ClientGone(str(error)) from error
+
+    def _send_data(self, data: bytes | memoryview, *, of: int) -> None:
+        """Frame a part of the body, which may be empty, and END_STREAM after the last part.
+
+        :param of: bytes that were to be sent; the windows may have allowed fewer.
+        """
+        size = len(data)
+        self.sent += size
+        ends = self.sent == self.ends_after and not self.has_ended
+        ends_here = ends and not self.trailers
+        if size or ends_here:
+            try:
+                frames = self._session.frames.send_body(self._number, data, end_stream=ends_here)
+            except ProtocolError as error:  # as above
+                raise ClientGone(str(error)) from error
+            held_back = size < of and self._room() <= 0  # the last frame was cut short
+            self._session.floods.earn_windows(size, frames=frames - held_back)
+        if ends and self.trailers:
+            self._frame_head(self.trailers, ends=True)
+        self.has_ended = self.has_ended or ends
+        if self._window_wait is not None:
+            self._window_wait.taken += size
+
+
+class StreamOutput(OutputQueue):
+    """The output of one stream.
+
+    :ivar stream_sender: its sender, by what only a stream's has.
+    """
+
+    __slots__ = ("stream_sender",)
+
+    def __init__(self, session: Outgoing, owner: OutputOwner, number: int) -> None:
+        self.stream_sender = StreamSender(session, number)
+        super().__init__(self.stream_sender, owner, session.rules, session.lock)
+
+    def begin(self, head: Fields) -> None:
+        """Set the head, which is sent with the first bytes."""
+        self.stream_sender.head = head
+
+    def send_interim(self, head: Fields) -> None:
+        """Send the head of an interim response (RFC 9110 section 15.2).
+
+        :raises ClientGone: if the client has gone.
+        """
+        with self.lock:
+            self._check()
+            self._or_fail(lambda: self.stream_sender.send_interim(head))
+
+    def lose(self, most: int) -> int:
+        """Count framed bytes that the connection has not sent as dropped; returns how many."""
+        size = min(most, self.stream_sender.sent)
+        self._dropped += size
+        return size
+
+    def end(self, size: int, trailers: Fields | None = None) -> None:
+        """Everything has been written: END_STREAM goes out with the last byte.
+
+        :param size: of the body, in bytes.
+        :raises ClientGone: if the client has gone.
+        """
+        with self.lock:
+            self._check()
+            if self.stream_sender.has_ended:
+                return
+            self._queue_held()
+            self.stream_sender.trailers = trailers or []
+            self.stream_sender.ends_after = size
+            if self.bytes_queued:
+                self._send_or_raise()
+            elif not self.draining:
+                self._or_fail(lambda: self.stream_sender.send(b""))
+
+    def _or_fail(self, send: Callable[[], object]) -> None:
+        try:
+            send()
+        except OSError as error:
+            self._fail(error)
+            raise ClientGone(str(error)) from error
+
+
+def _gather(backlog: Backlog, room: int) -> bytes | memoryview:
+    """Take bytes from the front of a backlog, at most `room`."""
+    parts: list[memoryview] = []
+    left: list[memoryview] = []
+    for buffer in backlog.buffers()[0]:
+        part = buffer[:room]
+        parts.append(part)
+        room -= len(part)
+        if len(part) < len(buffer):
+            left.append(buffer[len(part) :])
+        if not room:
+            break
+    backlog.replace_buffers(len(parts), left)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
