@@ -374,7 +374,7 @@ def test_streams_begin_under_the_lock(begin: Begin) -> None:
             assert near.outgoing.lock._is_owned()  # type: ignore[attr-defined]
             super().__setitem__(number, stream)
 
-    near.streams = near.outgoing.streams = near.incoming._streams = Streams()
+    near.streams = near.outgoing.streams = Streams()
     assert peer.get(method="POST", body=b"a").body == b"a"
     assert peer.get(method="GET").status == 200
 

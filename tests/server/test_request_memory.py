@@ -456,7 +456,7 @@ def test_nothing_is_left_of_a_stream_that_is_refused_in_its_body(
 ) -> None:
     app = App(small)
     peer = begin(app, attributes={"body_limit_bytes": 10})
-    parser = peer.near.incoming._parser
+    parser = peer.near._parser
     parse = parser.parse_stream
 
     def noting(*args: Any, **more: Any) -> Any:

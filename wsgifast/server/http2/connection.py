@@ -13,30 +13,39 @@ which they were made (HPACK depends on it). Nobody waits for a client under the 
 
 A *lost* connection waits for no event: the thread that ends its last stream closes it.
 
-These are states of sending; for the connection, all of them are the state STREAMS (states.py). Two
-parts do the rest: Incoming (incoming.py) understands what is received, for the owner; Outgoing
-(outgoing.py) sends, and is what the streams know of their connection.
+These are states of sending; for the connection, all of them are the state STREAMS (states.py). The
+sending half is apart (outgoing.py), and is what the streams know of their connection.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
-from ...errors import ClientGone
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+
+from ...errors import BodyTooLarge, ClientGone
+from ...http.request_head import request_head, trailer_lines
 from ..channel import Channel
 from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
 from ..parser import Parser
-from ..poller import READ, WRITE
+from ..poller import READ, WOULD_BLOCK, WRITE
+from ..request_body import Spool
 from ..states import STREAMS
-from .frames import ALL_STREAMS
-from .incoming import Incoming
+from .frames import ALL_STREAMS, Flood, StreamRefused
 from .outgoing import LEAVING, LOST, OPEN, Outgoing
-from .stream import RUNNING, Stream
+from .stream import MOST_RECEIVED_BYTES, READY, RECEIVING, RUNNING, Stream, StreamedUpload
 
+# Bytes of one receive: a TLS record (RFC 8446 section 5.1).
+_RECEIVE_BYTES = 16 * 1024
 # How long after the first GOAWAY new streams are accepted: the client may have sent them before.
 _SECOND_GOAWAY_S = 1.0
 
@@ -49,24 +58,27 @@ class HTTP2Connection(Endpoint):
     :param before: what had its socket until then.
     :param parser: for the requests of its client.
     :ivar outgoing: the sending half, which the streams use.
-    :ivar incoming: the receiving half.
     :ivar streams: those that are not over, by number.
     """
 
     __slots__ = (
-        "_deadline_of_idle", "_is_in_turn", "_lock", "_second_goaway_at", "exchange", "incoming",
-        "outgoing", "streams",
+        "_deadline_of_idle", "_floods", "_frames", "_is_in_turn", "_last_stream", "_lock",
+        "_parser", "_ready", "_second_goaway_at", "exchange", "outgoing", "streams",
     )  # fmt: skip
 
     def __init__(self, core: Core, before: Endpoint, parser: Parser) -> None:
         super().__init__(core, before.sock, before.peer, before.address, STREAMS)
         self.known, self.proxy = before.known, before.proxy
         self.outgoing = outgoing = Outgoing(core, self, self._end)
-        self.incoming = Incoming(outgoing, parser)
         self.output = outgoing.output
         self.exchange = None  # each stream has its own
         self.streams: dict[int, Stream] = outgoing.streams
+        self._floods = outgoing.floods
+        self._frames = outgoing.frames
         self._lock = outgoing.lock
+        self._parser = parser
+        self._ready: list[Stream] = []  # whose apps can run
+        self._last_stream = ALL_STREAMS  # the highest number that is accepted
         self._is_in_turn = False  # a thread owns the connection and will close it if it must
         self._deadline_of_idle = self.deadline
         self._second_goaway_at: float | None = None  # set with the first GOAWAY
@@ -83,17 +95,17 @@ class HTTP2Connection(Endpoint):
             if exchange is not None:
                 with contextlib.suppress(ClientGone):  # the owner's next event tells of it
                     self.output.write_all((_SWITCH,))
-                self.outgoing.frames.begin(exchange.upgrade)
+                self._frames.begin(exchange.upgrade)
                 is_head = exchange.req.method == "HEAD"
                 stream = self.streams[1] = Stream(self.outgoing, 1, is_head=is_head)
                 stream.exchange = exchange
                 stream.has_ended = True
-                self.incoming.make_ready(stream)
+                self._make_ready(stream)
             else:
-                self.outgoing.frames.begin()
+                self._frames.begin()
             self.outgoing.transmit_or_wait()
         if received:
-            self.incoming.take(received)
+            self._take(received)
         return self._end_turn()
 
     def on_event(self, events: int) -> Channel | None:
@@ -104,13 +116,13 @@ class HTTP2Connection(Endpoint):
         if events & WRITE:
             self.outgoing.on_writable()
         if events & ~WRITE or not events:
-            if self.incoming.may_need_disk() and self._core.wait_for_disk(self, self._receive):
+            if self._may_need_disk() and self._core.wait_for_disk(self, self._receive_on_disk):
                 return None
-            self.incoming.receive()
+            self._receive()
         return self._end_turn()
 
-    def _receive(self) -> Channel | None:
-        self.incoming.receive()
+    def _receive_on_disk(self) -> Channel | None:
+        self._receive()
         return self._end_turn()
 
     def on_overdue(self) -> None:
@@ -127,7 +139,7 @@ class HTTP2Connection(Endpoint):
         for stream in [each for each in list(self.streams.values()) if each.deadline < now]:
             stream.on_overdue()
         if not self.streams and self._deadline_of_idle < now:
-            had_a_request = self.outgoing.frames.highest_inbound_stream_id
+            had_a_request = self._frames.highest_inbound_stream_id
             timeouts["keepalive" if had_a_request else "head"] += 1
             self._leave()
         with self._lock:
@@ -175,7 +187,7 @@ class HTTP2Connection(Endpoint):
             self.send_goaway()
         with self._lock:
             self._is_in_turn = False
-            ready, self.incoming.ready = self.incoming.ready, []
+            ready, self._ready = self._ready, []
             state = self.outgoing.state
             if state is LOST and self.streams:
                 return None  # the thread that ends the last one goes on
@@ -197,6 +209,160 @@ class HTTP2Connection(Endpoint):
     def _run_soon(self, stream: Channel | None) -> None:
         if stream is not None:
             self._core.run_soon(lambda: stream)
+
+    # Receiving: frames go to their streams
+
+    def _may_need_disk(self) -> bool:
+        """Whether the next receive may write to a temporary file."""
+        return any(stream.may_need_disk() for stream in list(self.streams.values()))
+
+    def _receive(self) -> None:
+        bodies = any(not stream.has_ended for stream in list(self.streams.values()))
+        size = MOST_RECEIVED_BYTES if bodies else _RECEIVE_BYTES
+        try:
+            with self._lock:  # both directions share one TLS object
+                data = self.sock.recv(size)
+        except WOULD_BLOCK:
+            return
+        except OSError as error:
+            self.outgoing.lose(error)
+            return
+        if data:
+            self._take(data)
+        else:
+            self.outgoing.lose(ConnectionError("the client has left"))
+
+    def _take(self, data: bytes) -> None:
+        try:
+            with self._lock:
+                found = self._frames.take(data)
+            for event in found:
+                handle = _HANDLERS.get(type(event))
+                if handle is not None:
+                    handle(self, event)
+        except ProtocolError as error:
+            self._end_badly(error)
+        except Flood as error:
+            with self._lock:
+                self._frames.refuse_more()
+            self._end_badly(error)
+
+    def _on_request(self, event: events.RequestReceived) -> None:
+        number = event.stream_id
+        if number > self._last_stream:
+            with self._lock:
+                self._frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            self._floods.count_reset(time.monotonic())
+            return
+        is_head = (b":method", b"HEAD") in event.headers
+        stream = Stream(self.outgoing, number, is_head=is_head)
+        with self._lock:  # another thread may be looking at all of them, for the end of one
+            self.streams[number] = stream
+        try:
+            head, scheme = request_head(event.headers)
+            ends = event.stream_ended is not None
+            # Never number 1: a PROXY header or a preface cannot come before it on a stream.
+            exchange = self._parser.parse_stream(
+                head, self.peer, number + 1, scheme=scheme, has_body=not ends
+            )
+            stream.exchange = exchange
+            if ends:
+                exchange.body = io.BytesIO()
+                stream.has_ended = True
+                self._make_ready(stream)
+            elif stream.begin(exchange, self._body_of(exchange, number)):
+                self._make_ready(stream)
+        except Exception as error:  # noqa: BLE001 - each is answered
+            stream.refuse(error)
+
+    def _body_of(self, exchange: Exchange, number: int) -> Spool | StreamedUpload:
+        """Return what receives a request's body.
+
+        :raises BodyTooLarge: if its Content-Length is over the limit.
+        """
+        options = self._core.options
+        if not options.buffer_bodies:
+            return StreamedUpload(self.outgoing, number)
+        limit = options.body_limit_bytes
+        if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
+            raise BodyTooLarge(f"The request body is longer than {limit} bytes")
+        # The bodies of one connection share what one body may keep in memory.
+        waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
+        return Spool(options.body_memory_bytes // waiting, limit, self._core.bodies_on_disk)
+
+    def _on_refused(self, event: StreamRefused) -> None:
+        if event.malformed:
+            core = self._core
+            core.counters.refused[400] += 1
+            peer = self.peer
+            core.log.warning("Invalid request from %s: %s", peer, event.malformed)
+        self._fail(event.stream_id, "the stream has been reset")
+        self._floods.count_reset(time.monotonic())
+
+    def _fail(self, number: int, reason: str) -> None:
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.fail(ClientGone(reason))
+
+    def _on_data(self, event: events.DataReceived) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is None:
+            self.outgoing.acknowledge(event.flow_controlled_length, event.stream_id)
+            return
+        if event.data:
+            self.outgoing.uploads.count(len(event.data))
+        try:
+            stream.take(event.data, event.flow_controlled_length)
+        except Exception as error:  # noqa: BLE001 - each is answered
+            stream.refuse(error)
+
+    def _on_trailers(self, event: events.TrailersReceived) -> None:
+        stream = self.streams.get(event.stream_id)
+        exchange = None if stream is None else stream.exchange
+        if stream is not None and exchange is not None:
+            try:
+                self._parser.take_trailers(exchange.req, trailer_lines(event.headers))
+            except Exception as error:  # noqa: BLE001 - each is answered
+                stream.refuse(error)
+
+    def _on_end(self, event: events.StreamEnded) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None and stream.end_request():
+            self._make_ready(stream)
+
+    def _on_reset(self, event: events.StreamReset) -> None:
+        self._floods.count_reset(time.monotonic())
+        self._fail(event.stream_id, "the stream is reset")
+
+    def _on_window(self, event: events.WindowUpdated) -> None:
+        with self._lock:
+            if event.stream_id:
+                stream = self.streams.get(event.stream_id)
+                if stream is not None:
+                    self.outgoing.unblock(stream)
+            else:
+                self.outgoing.unblock_all()
+
+    def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
+        if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+            with self._lock:
+                self.outgoing.unblock_all()
+
+    def _on_goaway(self, event: events.ConnectionTerminated) -> None:
+        if event.error_code:
+            self.outgoing.drop(ConnectionError("the client has ended the connection"))
+        else:
+            self.outgoing.state = LEAVING if self.outgoing.state is OPEN else self.outgoing.state
+
+    def _make_ready(self, stream: Stream) -> None:
+        stream.make_ready()
+        self._ready.append(stream)
+
+    def _end_badly(self, error: Exception) -> None:
+        """A connection error (RFC 9113 section 5.4.1); h2 has made the GOAWAY frame."""
+        with self._lock:
+            self.outgoing.transmit_or_wait()
+        self.outgoing.drop(error)
 
     # Ends
 
@@ -240,5 +406,18 @@ class HTTP2Connection(Endpoint):
         with self._lock:
             if self.outgoing.state is OPEN:
                 self.outgoing.state = LEAVING
-                self.incoming.last_stream = self.outgoing.frames.highest_inbound_stream_id
-                self.outgoing.announce_end(self.incoming.last_stream)
+                self._last_stream = self._frames.highest_inbound_stream_id
+                self.outgoing.announce_end(self._last_stream)
+
+
+_HANDLERS: dict[type[events.Event], Callable[[HTTP2Connection, Any], None]] = {
+    events.RequestReceived: HTTP2Connection._on_request,
+    StreamRefused: HTTP2Connection._on_refused,
+    events.DataReceived: HTTP2Connection._on_data,
+    events.TrailersReceived: HTTP2Connection._on_trailers,
+    events.StreamEnded: HTTP2Connection._on_end,
+    events.StreamReset: HTTP2Connection._on_reset,
+    events.WindowUpdated: HTTP2Connection._on_window,
+    events.RemoteSettingsChanged: HTTP2Connection._on_settings,
+    events.ConnectionTerminated: HTTP2Connection._on_goaway,
+}
