@@ -12,7 +12,7 @@ import pytest
 from tests.support import http2
 from tests.support.tls import client_context, write_certificate
 from tests.workers.bench import Bench, echo, make_bench
-from wsgifast.server.http2 import outgoing
+from wsgifast.server.http2 import multiplexer
 from wsgifast.server.options import Options
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.pool import Pool
@@ -184,7 +184,7 @@ def test_http2_is_agreed_on(
 ) -> None:
     ways: list[int] = []
     monkeypatch.setattr(Pool, "share_work", lambda pool: ways.append(1))
-    monkeypatch.setattr(outgoing, "LONG_TURN_BYTES", 60_000)
+    monkeypatch.setattr(multiplexer, "LONG_TURN_BYTES", 60_000)
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/large":

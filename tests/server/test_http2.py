@@ -356,7 +356,7 @@ def test_an_error_of_ours_ends_one_connection(
     def fail(*args: object, **options: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(peer.near.outgoing.frames, "send_body", fail)
+    monkeypatch.setattr(peer.near.mux.frames, "send_body", fail)
     peer.open(100, stream)
     peer.send_only()
     peer.bench.run()
@@ -371,10 +371,10 @@ def test_streams_begin_under_the_lock(begin: Begin) -> None:
 
     class Streams(dict[int, Any]):
         def __setitem__(self, number: int, stream: Any) -> None:
-            assert near.outgoing.lock._is_owned()  # type: ignore[attr-defined]
+            assert near.mux.lock._is_owned()  # type: ignore[attr-defined]
             super().__setitem__(number, stream)
 
-    near.streams = near.outgoing.streams = Streams()
+    near.streams = near.mux.streams = Streams()
     assert peer.get(method="POST", body=b"a").body == b"a"
     assert peer.get(method="GET").status == 200
 
@@ -410,7 +410,7 @@ def test_a_stream_may_end_while_it_is_failed(begin: Begin) -> None:
         def __init__(self, peer: Peer) -> None:
             Leaves.__init__(self, None)
             self._seen = []
-            Stream.__init__(self, peer.near.outgoing, 99, is_head=False)
+            Stream.__init__(self, peer.near.mux, 99, is_head=False)
 
         def _set(self, exchange: Any) -> None:
             self._seen = [exchange]

@@ -308,7 +308,7 @@ def test_the_table_of_sent_headers_is_not_the_clients_to_enlarge(begin: Begin) -
     peer.state.update_settings({SettingCodes.HEADER_TABLE_SIZE: 2**31})
     for _ in range(100):
         assert peer.get().status == 200
-    assert len(peer.near.outgoing.frames.encoder.header_table.dynamic_entries) < 40
+    assert len(peer.near.mux.frames.encoder.header_table.dynamic_entries) < 40
 
 
 def test_long_headers_are_sent_plain(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,11 +346,11 @@ def test_header_blocks_have_a_limit(begin: Begin) -> None:
 
 def test_unknown_settings_are_not_kept(begin: Begin) -> None:
     peer = begin()
-    known = len(peer.near.outgoing.frames.remote_settings)
+    known = len(peer.near.mux.frames.remote_settings)
     values = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(1000, 3000))
     peer.socket.send(len(values).to_bytes(3, "big") + b"\4\0\0\0\0\0" + values)
     peer.run()
-    assert len(peer.near.outgoing.frames.remote_settings) == known
+    assert len(peer.near.mux.frames.remote_settings) == known
     assert peer.get().status == 200
 
 

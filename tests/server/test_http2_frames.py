@@ -146,7 +146,7 @@ def asked(window: int, frame_bytes: int) -> Frames:
     client.ask()
     frames = Frames(OPTIONS, lambda frame: None)
     frames.begin()
-    frames.take(client.state.data_to_send())
+    frames.receive(client.state.data_to_send())
     frames.data_to_send()
     frames.send_headers(1, [(b":status", b"200")])
     return frames

@@ -183,7 +183,7 @@ def test_what_a_reset_body_has_used_of_the_window_is_given_back(begin: Begin) ->
         peer.run()
         assert peer.answers[number].reset == PROTOCOL_ERROR
     assert not peer.goaways
-    frames = peer.near.outgoing.frames
+    frames = peer.near.mux.frames
     assert frames._inbound_flow_control_window_manager.current_window_size > 10_000
 
 

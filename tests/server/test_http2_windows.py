@@ -23,7 +23,7 @@ from tests.server.http2_streams import (
 from tests.workers.bench import LARGE, make_bench
 from wsgifast.server.backlog import Backlog
 from wsgifast.server.figures import gauges, slowest_clients
-from wsgifast.server.http2 import outgoing
+from wsgifast.server.http2 import connection, multiplexer
 from wsgifast.sockets.sending import FileSegment
 from wsgifast.workers.worker import FastWorker
 
@@ -173,7 +173,7 @@ def test_a_full_socket(begin: Begin) -> None:
     peer.send_only()
     peer.bench.run()  # and nobody receives
     assert peer.near.output.draining
-    assert peer.near.output.bytes_queued <= 2 * outgoing._QUANTUM_BYTES
+    assert peer.near.output.bytes_queued <= 2 * multiplexer._QUANTUM_BYTES
     assert peer.streams == 3
     peer.run()
     assert all(len(peer.answers[each].body) == LARGE for each in streams)
@@ -196,7 +196,7 @@ def test_a_client_that_takes_no_answers_is_not_read(begin: Begin) -> None:
         peer.state.ping(b"12345678")
     peer.near.output.draining = True  # nothing leaves
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outgoing, "_CLOGGED_BYTES", 1000)
+        patch.setattr(connection, "_MOST_UNSENT_BYTES", 1000)
         armed = peer.bench.armed()
         peer.send_only()
         peer.bench.run()
@@ -278,7 +278,7 @@ def test_nobody_waits_for_the_window_of_a_connection_any_more(begin: Begin) -> N
         peer.send_only()
         another_thread(peer)
         another_thread(peer)  # the turn of the stream after its first
-        assert peer.near.streams[large].is_held_back
+        assert peer.near.streams[large].is_blocked
         peer.state.reset_stream(large)
         peer.send_only()
         another_thread(peer)

@@ -130,7 +130,7 @@ def test_frames_that_the_kernel_has_not_taken_are_not_logged_as_sent(
     peer.bench.run()
     taken = len(peer.socket.receive_all_there_is())
     assert taken < LARGE
-    assert peer.near.outgoing.output.bytes_left() > 10_000
+    assert peer.near.output.bytes_left() > 10_000
     peer.socket.close()
     peer.bench.run()
     assert len(peer.bench.log.requests) == streams

@@ -9,18 +9,19 @@ threads. The lock also guards h2's state and the output queue, so that frames le
 which they were made (HPACK depends on it). Nobody waits for a client under the lock.
 
     open --error, or the client has gone--> lost --no app runs--> closed
-         --GOAWAY for all streams, then for new ones--> leaving --no stream is left--> closed
+         --GOAWAY for all streams, then for new ones--> going away --no stream is left--> closed
 
 A *lost* connection waits for no event: the thread that ends its last stream closes it.
 
 These are states of sending; for the connection, all of them are the state STREAMS (states.py). The
-sending half is apart (outgoing.py), and is what the streams know of their connection.
+sending half is apart (multiplexer.py), and is what the streams know of their connection.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -41,9 +42,11 @@ from ..poller import READ, WOULD_BLOCK, WRITE
 from ..request_body import Spool
 from ..states import STREAMS
 from .frames import ALL_STREAMS, Flood, StreamRefused
-from .outgoing import LEAVING, LOST, OPEN, Outgoing
+from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
 from .stream import MOST_RECEIVED_BYTES, READY, RECEIVING, RUNNING, Stream, StreamedUpload
 
+# With more unsent bytes than this, nothing is received: the client does not read our answers.
+_MOST_UNSENT_BYTES = 128 * 1024
 # Bytes of one receive: a TLS record (RFC 8446 section 5.1).
 _RECEIVE_BYTES = 16 * 1024
 # How long after the first GOAWAY new streams are accepted: the client may have sent them before.
@@ -57,30 +60,33 @@ class HTTP2Connection(Endpoint):
 
     :param before: what had its socket until then.
     :param parser: for the requests of its client.
-    :ivar outgoing: the sending half, which the streams use.
+    :ivar mux: the sending half, which the streams use.
     :ivar streams: those that are not over, by number.
     """
 
     __slots__ = (
         "_deadline_of_idle", "_floods", "_frames", "_is_in_turn", "_last_stream", "_lock",
-        "_parser", "_ready", "_second_goaway_at", "exchange", "outgoing", "streams",
+        "_parser", "_ready", "_second_goaway_at", "_until_sent", "_wants_write", "exchange", "mux",
+        "streams",
     )  # fmt: skip
 
     def __init__(self, core: Core, before: Endpoint, parser: Parser) -> None:
         super().__init__(core, before.sock, before.peer, before.address, STREAMS)
         self.known, self.proxy = before.known, before.proxy
-        self.outgoing = outgoing = Outgoing(core, self, self._end)
-        self.output = outgoing.output
+        self.mux = mux = Multiplexer(core, self)
+        self.output = mux.output
         self.exchange = None  # each stream has its own
-        self.streams: dict[int, Stream] = outgoing.streams
-        self._floods = outgoing.floods
-        self._frames = outgoing.frames
-        self._lock = outgoing.lock
+        self.streams: dict[int, Stream] = mux.streams
+        self._floods = mux.floods
+        self._frames = mux.frames
+        self._lock = mux.lock
         self._parser = parser
         self._ready: list[Stream] = []  # whose apps can run
         self._last_stream = ALL_STREAMS  # the highest number that is accepted
         self._is_in_turn = False  # a thread owns the connection and will close it if it must
         self._deadline_of_idle = self.deadline
+        self._wants_write = False  # the output queue waits for the socket
+        self._until_sent = math.inf  # and gives the client up then
         self._second_goaway_at: float | None = None  # set with the first GOAWAY
 
     # Called by the connection's owner.
@@ -97,15 +103,15 @@ class HTTP2Connection(Endpoint):
                     self.output.write_all((_SWITCH,))
                 self._frames.begin(exchange.upgrade)
                 is_head = exchange.req.method == "HEAD"
-                stream = self.streams[1] = Stream(self.outgoing, 1, is_head=is_head)
+                stream = self.streams[1] = Stream(self.mux, 1, is_head=is_head)
                 stream.exchange = exchange
                 stream.has_ended = True
                 self._make_ready(stream)
             else:
                 self._frames.begin()
-            self.outgoing.transmit_or_wait()
+            self.mux.transmit_or_wait()
         if received:
-            self._take(received)
+            self._handle(received)
         return self._end_turn()
 
     def on_event(self, events: int) -> Channel | None:
@@ -114,7 +120,7 @@ class HTTP2Connection(Endpoint):
             return None
         self._is_in_turn = True
         if events & WRITE:
-            self.outgoing.on_writable()
+            self._on_writable()
         if events & ~WRITE or not events:
             if self._may_need_disk() and self._core.wait_for_disk(self, self._receive_on_disk):
                 return None
@@ -133,22 +139,22 @@ class HTTP2Connection(Endpoint):
         self._is_in_turn = True
         now = time.monotonic()
         timeouts = self._core.counters.timeouts
-        if self.outgoing.until_sent < now or self.outgoing.blocked_until < now:
+        if self._until_sent < now or self.mux.blocked_until < now:
             timeouts["send"] += 1
-            self.outgoing.lose(TimeoutError("the client took no byte in time"))
+            self.mux.lose(TimeoutError("the client took no byte in time"))
         for stream in [each for each in list(self.streams.values()) if each.deadline < now]:
             stream.on_overdue()
         if not self.streams and self._deadline_of_idle < now:
             had_a_request = self._frames.highest_inbound_stream_id
             timeouts["keepalive" if had_a_request else "head"] += 1
-            self._leave()
+            self._go_away()
         with self._lock:
             deadlines = [stream.deadline for stream in self.streams.values()]
             self.deadline = min(deadlines, default=self._deadline_of_idle)
-            self.outgoing.cap_deadline(self.outgoing.until_sent)
-            self.outgoing.cap_deadline(self.outgoing.blocked_until)
-            if self._second_goaway_at is not None and self.outgoing.state is OPEN:
-                self.outgoing.cap_deadline(self._second_goaway_at)
+            self.cap_deadline(self._until_sent)
+            self.cap_deadline(self.mux.blocked_until)
+            if self._second_goaway_at is not None and self.mux.state is OPEN:
+                self.cap_deadline(self._second_goaway_at)
         self._run_soon(self._end_turn())
 
     def retry(self) -> None:
@@ -157,14 +163,14 @@ class HTTP2Connection(Endpoint):
             self._discard(0)
             return
         self._is_in_turn = True
-        self.outgoing.wait_for_socket()
+        self._wait_for_socket()
         self._run_soon(self._end_turn())
 
     def _let_go(self) -> bool:
         with self._lock:
             self._is_in_turn = True
-            if self.outgoing.state is not LOST:
-                self.outgoing.drop(ClientGone("closed"))
+            if self.mux.state is not LOST:
+                self.mux.drop(ClientGone("closed"))
             self._is_in_turn = False
             return not self.streams
 
@@ -178,23 +184,23 @@ class HTTP2Connection(Endpoint):
         return [self, *list(self.streams.values())]
 
     def owes_goaway(self) -> bool:
-        return self._second_goaway_at is None and self.outgoing.state is OPEN
+        return self._second_goaway_at is None and self.mux.state is OPEN
 
     def _end_turn(self) -> Channel | None:
         """The owner's last step: send, wait for the next event, and return what is to run."""
-        self.outgoing.pump()
-        if self.outgoing.state is OPEN and self._core.is_ending():
+        self.mux.pump()
+        if self.mux.state is OPEN and self._core.is_ending():
             self.send_goaway()
         with self._lock:
             self._is_in_turn = False
             ready, self._ready = self._ready, []
-            state = self.outgoing.state
+            state = self.mux.state
             if state is LOST and self.streams:
                 return None  # the thread that ends the last one goes on
-            ends = state is LOST or (state is LEAVING and not self.output.draining)
+            ends = state is LOST or (state is GOING_AWAY and not self.output.draining)
             ends = ends and not self.streams
             if not ends:
-                awaited = self.outgoing.awaited()
+                awaited = self._awaited()
                 if awaited & READ and self.has_more_in_tls():
                     self._core.resume(self)
                 else:
@@ -212,6 +218,13 @@ class HTTP2Connection(Endpoint):
 
     # Receiving: frames go to their streams
 
+    def _on_writable(self) -> None:
+        with self._lock:
+            if self._wants_write:
+                self._wants_write = False
+                self._until_sent = math.inf
+                self.output.on_writable()
+
     def _may_need_disk(self) -> bool:
         """Whether the next receive may write to a temporary file."""
         return any(stream.may_need_disk() for stream in list(self.streams.values()))
@@ -225,27 +238,27 @@ class HTTP2Connection(Endpoint):
         except WOULD_BLOCK:
             return
         except OSError as error:
-            self.outgoing.lose(error)
+            self.mux.lose(error)
             return
         if data:
-            self._take(data)
+            self._handle(data)
         else:
-            self.outgoing.lose(ConnectionError("the client has left"))
+            self.mux.lose(ConnectionError("the client has left"))
 
-    def _take(self, data: bytes) -> None:
+    def _handle(self, data: bytes) -> None:
         try:
             with self._lock:
-                found = self._frames.take(data)
+                found = self._frames.receive(data)
             for event in found:
                 handle = _HANDLERS.get(type(event))
                 if handle is not None:
                     handle(self, event)
         except ProtocolError as error:
-            self._end_badly(error)
+            self._end_with_error(error)
         except Flood as error:
             with self._lock:
-                self._frames.refuse_more()
-            self._end_badly(error)
+                self._frames.end_flood()
+            self._end_with_error(error)
 
     def _on_request(self, event: events.RequestReceived) -> None:
         number = event.stream_id
@@ -255,7 +268,7 @@ class HTTP2Connection(Endpoint):
             self._floods.count_reset(time.monotonic())
             return
         is_head = (b":method", b"HEAD") in event.headers
-        stream = Stream(self.outgoing, number, is_head=is_head)
+        stream = Stream(self.mux, number, is_head=is_head)
         with self._lock:  # another thread may be looking at all of them, for the end of one
             self.streams[number] = stream
         try:
@@ -282,7 +295,7 @@ class HTTP2Connection(Endpoint):
         """
         options = self._core.options
         if not options.buffer_bodies:
-            return StreamedUpload(self.outgoing, number)
+            return StreamedUpload(self.mux, number)
         limit = options.body_limit_bytes
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
             raise BodyTooLarge(f"The request body is longer than {limit} bytes")
@@ -307,12 +320,12 @@ class HTTP2Connection(Endpoint):
     def _on_data(self, event: events.DataReceived) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is None:
-            self.outgoing.acknowledge(event.flow_controlled_length, event.stream_id)
+            self.mux.acknowledge(event.flow_controlled_length, event.stream_id)
             return
         if event.data:
-            self.outgoing.uploads.count(len(event.data))
+            self.mux.uploads.count(len(event.data))
         try:
-            stream.take(event.data, event.flow_controlled_length)
+            stream.receive(event.data, event.flow_controlled_length)
         except Exception as error:  # noqa: BLE001 - each is answered
             stream.refuse(error)
 
@@ -339,47 +352,73 @@ class HTTP2Connection(Endpoint):
             if event.stream_id:
                 stream = self.streams.get(event.stream_id)
                 if stream is not None:
-                    self.outgoing.unblock(stream)
+                    self.mux.unblock(stream)
             else:
-                self.outgoing.unblock_all()
+                self.mux.unblock_all()
 
     def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
         if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
             with self._lock:
-                self.outgoing.unblock_all()
+                self.mux.unblock_all()
 
     def _on_goaway(self, event: events.ConnectionTerminated) -> None:
         if event.error_code:
-            self.outgoing.drop(ConnectionError("the client has ended the connection"))
+            self.mux.drop(ConnectionError("the client has ended the connection"))
         else:
-            self.outgoing.state = LEAVING if self.outgoing.state is OPEN else self.outgoing.state
+            self.mux.state = GOING_AWAY if self.mux.state is OPEN else self.mux.state
 
     def _make_ready(self, stream: Stream) -> None:
         stream.make_ready()
         self._ready.append(stream)
 
-    def _end_badly(self, error: Exception) -> None:
+    def _end_with_error(self, error: Exception) -> None:
         """A connection error (RFC 9113 section 5.4.1); h2 has made the GOAWAY frame."""
         with self._lock:
-            self.outgoing.transmit_or_wait()
-        self.outgoing.drop(error)
+            self.mux.transmit_or_wait()
+        self.mux.drop(error)
+
+    # Waiting; for any thread
+
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        """See :class:`~..send_queue.OutputOwner`; the connection may have any owner, or none."""
+        self._until_sent = deadline
+        self.cap_deadline(deadline)
+        if retry:
+            self.retries = True
+        else:
+            self._wait_for_socket()
+
+    def _wait_for_socket(self) -> None:
+        """Have the owner's next event come as soon as the socket is writable."""
+        with self._lock:
+            self._wants_write = True
+            self._core.registry.change(self, self._awaited())
+
+    def _awaited(self) -> int:
+        """The events to wait for."""
+        is_full = self.output.draining and self.output.bytes_queued > _MOST_UNSENT_BYTES
+        return (0 if is_full else READ) | (WRITE if self._wants_write else 0)
+
+    def cap_deadline(self, deadline: float) -> None:
+        """Have the sweep look at the connection by then at the latest."""
+        self.deadline = min(self.deadline, deadline)
 
     # Ends
 
-    def _end(self, stream: Stream) -> None:
+    def end_stream(self, stream: Stream) -> None:
         if self._forget(stream):
             self.leave()
 
     def _forget(self, stream: Stream) -> bool:
         """Drop a stream that is over; returns whether it was the last of a lost connection."""
         with self._lock:
-            self.outgoing.forget(stream)
-            if self.outgoing.state is LOST:
+            self.mux.forget(stream)
+            if self.mux.state is LOST:
                 return not self.streams and not self._is_in_turn
             if self.streams:
                 return False
-            if self.outgoing.state is LEAVING:
-                self.outgoing.wait_for_socket()
+            if self.mux.state is GOING_AWAY:
+                self._wait_for_socket()
                 return False
             if not self.output.draining:
                 self.output.reset()
@@ -396,18 +435,18 @@ class HTTP2Connection(Endpoint):
         with self._lock:
             if self._second_goaway_at is None:
                 self._second_goaway_at = now + _SECOND_GOAWAY_S
-                self.outgoing.cap_deadline(self._second_goaway_at)
-                self.outgoing.announce_end(ALL_STREAMS)
+                self.cap_deadline(self._second_goaway_at)
+                self.mux.send_goaway(ALL_STREAMS)
             elif self._second_goaway_at <= now:
-                self._leave()
+                self._go_away()
 
-    def _leave(self) -> None:
+    def _go_away(self) -> None:
         """Accept no new stream; the connection ends after the last one."""
         with self._lock:
-            if self.outgoing.state is OPEN:
-                self.outgoing.state = LEAVING
+            if self.mux.state is OPEN:
+                self.mux.state = GOING_AWAY
                 self._last_stream = self._frames.highest_inbound_stream_id
-                self.outgoing.announce_end(self._last_stream)
+                self.mux.send_goaway(self._last_stream)
 
 
 _HANDLERS: dict[type[events.Event], Callable[[HTTP2Connection, Any], None]] = {

@@ -147,6 +147,7 @@ class Frames(H2Connection):
     """h2's connection, which resets single streams and survives a client's GOAWAY.
 
     :param admit: called with each received frame before anything is done with it; may raise.
+    :ivar body_bytes: framed since the last :meth:`data_to_send`.
     """
 
     remote_settings: _SmallSettings
@@ -172,6 +173,7 @@ class Frames(H2Connection):
         self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
         self._most_streams = options.max_concurrent_streams
         self._bodies: list[bytes] = []  # framed here; h2's own buffer comes after them
+        self.body_bytes = 0
         self.local_settings = _OwnSettings(client=False, initial_values=values)
         self.remote_settings = _SmallSettings(client=True)
         self.max_inbound_frame_size = options.max_frame_bytes
@@ -189,7 +191,7 @@ class Frames(H2Connection):
         if self._smaller_window is not None:
             self.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: self._smaller_window})
 
-    def take(self, data: bytes) -> list[Any]:
+    def receive(self, data: bytes) -> list[Any]:
         """Parse what was received.
 
         :returns: h2's events, and :class:`StreamRefused`.
@@ -205,7 +207,7 @@ class Frames(H2Connection):
         block = self.incoming_buffer._headers_buffer
         limit = self._header_block_bytes
         if limit and block and sum(len(frame.data) for frame in block) > limit:
-            self.refuse_more()
+            self.end_flood()
             raise DenialOfServiceError("a header block that is too long")
         return events
 
@@ -241,10 +243,12 @@ class Frames(H2Connection):
         self._bodies.append(b"".join(parts))
         self.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
+        self.body_bytes += size
         return len(parts) // 2
 
     def data_to_send(self, amount: int | None = None) -> bytes:
         """Return everything framed since the last call."""
+        self.body_bytes = 0
         bodies = self._bodies
         if not bodies:
             return super().data_to_send(amount)
@@ -253,7 +257,7 @@ class Frames(H2Connection):
             bodies.append(super().data_to_send())
         return bodies[0] if len(bodies) == 1 else b"".join(bodies)
 
-    def refuse_more(self) -> None:
+    def end_flood(self) -> None:
         """End the connection with ENHANCE_YOUR_CALM (RFC 9113 section 7)."""
         self.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
 

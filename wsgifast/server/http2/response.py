@@ -29,7 +29,7 @@ from ..send_queue import OutputOwner
 from ..sending import Turn
 
 if TYPE_CHECKING:
-    from .outgoing import Outgoing
+    from .multiplexer import Multiplexer
 
 # The least that is read from a disk.
 _LEAST_READ_BYTES = 4096
@@ -131,12 +131,12 @@ class StreamSender:
     """
 
     __slots__ = (
-        "_number", "_session", "_window_wait", "ends_after", "has_ended", "has_head", "head",
+        "_mux", "_number", "_window_wait", "ends_after", "has_ended", "has_head", "head",
         "sent", "trailers",
     )  # fmt: skip
 
-    def __init__(self, session: Outgoing, number: int) -> None:
-        self._session = session
+    def __init__(self, mux: Multiplexer, number: int) -> None:
+        self._mux = mux
         self._number = number
         self._window_wait: ClientWait | None = None  # most streams need none
         self.head: Fields | None = None
@@ -148,26 +148,26 @@ class StreamSender:
 
     def send(self, data: bytes) -> int:
         """Send as much of a block as the windows and the connection's queue take now."""
-        session = self._session
+        mux = self._mux
         self._send_head()
         size = len(data)
         if size:
             # A window may be negative (RFC 9113 section 6.9.2).
-            room = 0 if session.is_congested else max(0, self._room())
-            size = min(size, room, session.quantum)
+            room = 0 if mux.is_congested else max(0, self._room())
+            size = min(size, room, mux.quantum)
         self._send_data(data[:size], of=len(data))
-        session.transmit()
+        mux.transmit()
         return size
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
-        session = self._session
+        mux = self._mux
         if self._window_wait is not None:
             self._window_wait.end()
-        left = session.quantum
+        left = mux.quantum
         try:
             self._send_head()
             while (first := backlog.first) is not None:
-                room = 0 if session.is_congested else min(left, self._room())
+                room = 0 if mux.is_congested else min(left, self._room())
                 if room <= 0:
                     return Turn.FULL
                 of = backlog.size
@@ -189,12 +189,13 @@ class StreamSender:
             self._send_data(b"", of=0)
             return Turn.DONE
         finally:
-            session.on_framed(session.quantum - left)
+            if not mux.is_pumping:
+                mux.transmit()
 
     def send_interim(self, head: Fields) -> None:
-        self._session.check(self._number)
+        self._mux.check(self._number)
         self._frame_head(head)
-        self._session.transmit()
+        self._mux.transmit()
 
     def pace(self, now: float) -> tuple[float, int] | None:
         return None if self._window_wait is None else self._window_wait.pace(now)
@@ -202,15 +203,15 @@ class StreamSender:
     def has_lost_client(self) -> bool:
         return False  # the connection's owner hears of it, and fails the stream
 
-    def is_held_back(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether its own window, or the connection's, is used up."""
         return self._room() <= 0
 
     def wait_until(self, *, again: bool) -> float:
-        if self._session.frames.stream_window(self._number) > 0:
+        if self._mux.frames.stream_window(self._number) > 0:
             return math.inf  # the connection keeps it waiting, which has a deadline of its own
         if self._window_wait is None:
-            self._window_wait = self._session.rules.new_wait()
+            self._window_wait = self._mux.rules.new_wait()
         return self._window_wait.begin()
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
@@ -227,11 +228,11 @@ class StreamSender:
             backlog.insert_read(done)
 
     def _room(self) -> int:
-        frames = self._session.frames
+        frames = self._mux.frames
         return min(frames.window, frames.stream_window(self._number))
 
     def _send_head(self) -> None:
-        self._session.check(self._number)
+        self._mux.check(self._number)
         if self.head is not None:
             head, self.head = self.head, None
             self.has_head = True
@@ -239,7 +240,7 @@ class StreamSender:
 
     def _frame_head(self, head: Fields, *, ends: bool = False) -> None:
         try:
-            self._session.frames.send_headers(self._number, head, end_stream=ends)
+            self._mux.frames.send_headers(self._number, head, end_stream=ends)
         except ProtocolError as error:  # the client has just caused a connection error
             raise ClientGone(str(error)) from error
 
@@ -254,11 +255,11 @@ class StreamSender:
         ends_here = ends and not self.trailers
         if size or ends_here:
             try:
-                frames = self._session.frames.send_body(self._number, data, end_stream=ends_here)
+                frames = self._mux.frames.send_body(self._number, data, end_stream=ends_here)
             except ProtocolError as error:  # as above
                 raise ClientGone(str(error)) from error
-            held_back = size < of and self._room() <= 0  # the last frame was cut short
-            self._session.floods.earn_windows(size, frames=frames - held_back)
+            is_cut = size < of and self._room() <= 0  # the last frame, by a window
+            self._mux.floods.earn_windows(size, frames=frames - is_cut)
         if ends and self.trailers:
             self._frame_head(self.trailers, ends=True)
         self.has_ended = self.has_ended or ends
@@ -274,9 +275,9 @@ class StreamOutput(OutputQueue):
 
     __slots__ = ("stream_sender",)
 
-    def __init__(self, session: Outgoing, owner: OutputOwner, number: int) -> None:
-        self.stream_sender = StreamSender(session, number)
-        super().__init__(self.stream_sender, owner, session.rules, session.lock)
+    def __init__(self, mux: Multiplexer, owner: OutputOwner, number: int) -> None:
+        self.stream_sender = StreamSender(mux, number)
+        super().__init__(self.stream_sender, owner, mux.rules, mux.lock)
 
     def begin(self, head: Fields) -> None:
         """Set the head, which is sent with the first bytes."""

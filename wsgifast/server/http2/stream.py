@@ -33,7 +33,7 @@ from .response import HTTP2Response, StreamOutput
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from .outgoing import Outgoing
+    from .multiplexer import Multiplexer
 
 RECEIVING: Final = "receiving"
 READY: Final = "ready"
@@ -53,32 +53,32 @@ class Stream:
     :param number: of the stream.
     :param is_head: whether the method is HEAD; known even if the request is refused.
     :ivar deadline: when to give up on the client; monotonic.
-    :ivar is_held_back: it has something to send, and a window is used up.
+    :ivar is_blocked: it has something to send, and a window is used up.
     :ivar has_ended: the client has sent END_STREAM.
     """
 
     __slots__ = (
-        "_is_head", "_received_before", "_session", "_spool", "deadline", "exchange", "has_ended",
-        "is_held_back", "number", "output", "state",
+        "_is_head", "_mux", "_received_before", "_spool", "deadline", "exchange", "has_ended",
+        "is_blocked", "number", "output", "state",
     )  # fmt: skip
 
     response_class = HTTP2Response
 
-    def __init__(self, session: Outgoing, number: int, *, is_head: bool) -> None:
-        self._session = session
+    def __init__(self, mux: Multiplexer, number: int, *, is_head: bool) -> None:
+        self._mux = mux
         self._is_head = is_head
         self.number = number
         self.exchange: Exchange | None = None
-        self.output = StreamOutput(session, self, number)
+        self.output = StreamOutput(mux, self, number)
         self.state = RECEIVING
         self.deadline = math.inf
-        self.is_held_back = False
+        self.is_blocked = False
         self.has_ended = False
         self._spool: Spool | None = None  # the body being received, if it is buffered
-        self._received_before = session.uploads.received
+        self._received_before = mux.uploads.received
 
     def connection(self) -> Owner:
-        return self._session.connection
+        return self._mux.connection
 
     # The request; called by the connection's owner
 
@@ -101,7 +101,7 @@ class Stream:
         """Whether the next part of the body may be written to a temporary file."""
         return self._spool is not None and self._spool.may_need_disk(MOST_RECEIVED_BYTES)
 
-    def take(self, data: bytes, size: int) -> None:
+    def receive(self, data: bytes, size: int) -> None:
         """Receive a part of the body.
 
         :param size: its size in the flow-control windows, padding included.
@@ -112,7 +112,7 @@ class Stream:
         if upload is not None:
             upload.feed(data, size)
             return
-        self._session.acknowledge(size, self.number)
+        self._mux.acknowledge(size, self.number)
         exchange = self.exchange
         if self.state is RECEIVING and exchange is not None and self._spool is not None:
             self._spool.write(data)
@@ -144,14 +144,14 @@ class Stream:
         return upload
 
     def _await_more(self, exchange: Exchange) -> None:
-        uploads = self._session.uploads
+        uploads = self._mux.uploads
         self.deadline = uploads.deadline(exchange.started, self._received_before)
-        self._session.cap_deadline(self.deadline)
+        self._mux.connection.cap_deadline(self.deadline)
 
     # The app's turn
 
     def begin_app(self) -> bool:
-        with self._session.lock:
+        with self._mux.lock:
             if self.state is not READY:
                 return False
             self.state = RUNNING
@@ -177,12 +177,12 @@ class Stream:
 
     def close_when_sent(self, close: Callable[[], object]) -> None:
         assert self.exchange is not None
-        self.exchange.close = self._session.core.postpone(close, self.exchange.req)
+        self.exchange.close = self._mux.core.postpone(close, self.exchange.req)
 
     def app_is_done(self) -> None:
         output = self.output
         output.flush()
-        with self._session.lock:
+        with self._mux.lock:
             self.state = SENDING
             if output.draining:
                 output.closing = True
@@ -197,7 +197,7 @@ class Stream:
         An app that runs already gets it when it reads the body.
         """
         if self.state is RECEIVING:
-            self._session.core.refuse(self, self.exchange, error)
+            self._mux.core.refuse(self, self.exchange, error)
             self.app_is_done()
         elif (upload := self._upload) is not None:
             upload.fail(error)
@@ -210,7 +210,7 @@ class Stream:
             if self.deadline > time.monotonic():
                 return  # it has sent other bodies meanwhile
         waited_for = "body" if self.state is RECEIVING else "send"
-        self._session.core.counters.timeouts[waited_for] += 1
+        self._mux.core.counters.timeouts[waited_for] += 1
         if self.state is RECEIVING:
             self.refuse(RequestError(408, "The request did not come in time"))
         else:
@@ -218,7 +218,7 @@ class Stream:
 
     def fail(self, error: Exception) -> None:
         """The response can no longer be sent, or nobody waits for it."""
-        with self._session.lock:
+        with self._mux.lock:
             state = self.state
             self.deadline = math.inf
             self.output.fail(error)
@@ -230,31 +230,31 @@ class Stream:
             self.finish()
         elif state is READY or state is RECEIVING:
             self._drop_body()
-            self._session.end(self)
+            self._mux.connection.end_stream(self)
 
     def close(self) -> None:
         """Give up after an internal error."""
-        with self._session.lock:
+        with self._mux.lock:
             if self.state is not OVER:
                 self.state = SENDING
         self.finish()
 
     def finish(self) -> None:
         """The response has been sent, or never will be."""
-        with self._session.lock:
+        with self._mux.lock:
             if self.state is OVER:
                 return
             self.state = OVER
         exchange = self.exchange
         if exchange is not None:
-            core, error = self._session.core, self.output.error
+            core, error = self._mux.core, self.output.error
             core.on_sent(self, exchange, time.monotonic(), error)
             if exchange.close is not None:
                 core.make_due(exchange.close)
             if isinstance(error, FileTruncated):
                 core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
         self._drop_body()
-        self._session.end(self)
+        self._mux.connection.end_stream(self)
 
     def _drop_body(self) -> None:
         exchange, self.exchange = self.exchange, None
@@ -268,10 +268,10 @@ class Stream:
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         self.deadline = deadline
-        self._session.queue(self)
+        self._mux.enqueue(self)
 
     def resume_sending(self) -> None:
-        self._session.queue(self, is_over=True)
+        self._mux.enqueue(self, is_over=True)
 
 
 class StreamedUpload(io.RawIOBase):
@@ -284,14 +284,14 @@ class StreamedUpload(io.RawIOBase):
     :ivar failure: why the body cannot be read to its end.
     """
 
-    def __init__(self, session: Outgoing, number: int) -> None:
+    def __init__(self, mux: Multiplexer, number: int) -> None:
         self.failure: Exception | None = None
-        self._session = session
+        self._mux = mux
         self._number = number
-        self._came = threading.Condition(session.lock)
+        self._came = threading.Condition(mux.lock)
         self._parts: deque[tuple[memoryview, int]] = deque()  # with the padding of each
         self._has_ended = False
-        self._received_before = session.uploads.received
+        self._received_before = mux.uploads.received
         self._waited_s = 0.0
 
     # Called by the connection's owner
@@ -303,9 +303,9 @@ class StreamedUpload(io.RawIOBase):
         """
         with self._came:
             # The connection's window opens at once: other streams need it.
-            self._session.open_window(size, None)
+            self._mux.open_window(size, None)
             if self.closed or not data:
-                self._session.open_window(size, self._number)
+                self._mux.open_window(size, self._number)
             else:
                 self._parts.append((memoryview(data), size - len(data)))
                 self._came.notify_all()
@@ -348,7 +348,7 @@ class StreamedUpload(io.RawIOBase):
             if size < len(part):
                 self._parts.appendleft((part[size:], padding))
                 padding = 0
-            self._session.open_window(size + padding, self._number)
+            self._mux.open_window(size + padding, self._number)
             return size
 
     def _wait(self) -> None:
@@ -364,4 +364,4 @@ class StreamedUpload(io.RawIOBase):
         self._waited_s += time.monotonic() - began
 
     def _deadline(self, began: float) -> float:
-        return self._session.uploads.deadline(began, self._received_before, self._waited_s)
+        return self._mux.uploads.deadline(began, self._received_before, self._waited_s)
