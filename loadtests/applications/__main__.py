@@ -8,7 +8,9 @@ Each gets a virtual environment of its own, with this checkout in it. It is requ
 server as it is, twice, which shows what differs by itself; then under WSGIFast and FastWorker, or
 ASGIFast and asgifast's protocol, and by `wsgifast run`. Pages, their scripts, styles and images,
 files and calls of the API are requested by GET and HEAD, in ranges, with validators and with
-codings; the statuses, the decoded bodies, the sizes and the headers are compared.
+codings; the statuses, the decoded bodies, the sizes and the headers are compared. An answer to HEAD
+is compared with the same server's answer to GET: what it has is to be equal, and it may only leave
+out what a coding changes, where the client accepts one and GET's body is coded or might be.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from wsgifast.commands.terminal import show, table
 from ..payloads import REPORTS
 from .catalogue import APPLICATIONS, Application, Ask
 from .environment import AGAIN, RAW, ROOT, Environment, NotRunning
-from .exchanges import ANSWER_S, Exchange, Key, ask_all, compare, links
+from .exchanges import ANSWER_S, PLAIN, Exchange, Key, ask_all, compare, links
 
 _SHOWN = 8
 _MAY_END_S = 20.0
@@ -121,7 +123,7 @@ def tried(application: Application, folder: Path, limit_s: float) -> dict[str, A
     result["statuses"] = {
         f"{path} [{variant}]": one.error or one.status
         for (path, variant), one in answers[RAW].items()
-        if variant == "identity"
+        if variant == PLAIN
     }
     return result
 

@@ -24,6 +24,14 @@ _OF_CONNECTIONS = {
 }  # fmt: skip
 _TIMES = {"server-timing", "x-process-time", "x-response-time", "x-runtime"}
 _OF_CODINGS = {"content-encoding", "etag"}
+# What a HEAD may leave out where GET's body is coded or might be: a server need not make a body to
+# learn its coded length or tag (RFC 9110, section 9.3.2).
+_CHANGED_BY_CODING = {
+    "accept-ranges", "content-digest", "content-encoding", "content-length", "content-md5",
+    "digest", "etag", "repr-digest",
+}  # fmt: skip
+# What a request says of codings, by what follows its variant's name.
+_ACCEPTED = {"": [], " identity": [("Accept-Encoding", "identity")], " browser": [BROWSER]}
 # More of these is better.
 _WELCOME = {"accept-ranges", "content-range", "etag", "last-modified", "vary"}
 # What differs from request to request, or from process to process.
@@ -61,6 +69,7 @@ class Exchange:
 
 
 Key = tuple[str, str]  # a request and its variant
+PLAIN = "GET"  # or the request's own method, without Accept-Encoding
 
 
 @dataclass
@@ -91,23 +100,23 @@ def ask_all(
         plain = _ask(client, path, ask)
         if ask.once:
             continue
-        found[label, "identity"] = plain
-        found[label, "gzip"] = _ask(client, path, ask, [("Accept-Encoding", "gzip")])
-        browser = found[label, "browser"] = _ask(client, path, ask, [BROWSER])
-        if ask.method != "GET":
-            continue
-        found[label, "HEAD"] = _ask(client, path, ask, method="HEAD")
-        found[label, "HEAD browser"] = _ask(client, path, ask, [BROWSER], method="HEAD")
-        wanted = ("Range", "bytes={}-{}".format(*_RANGE))
-        found[label, "Range"] = _ask(client, path, ask, [wanted])
-        found[label, "Range browser"] = _ask(client, path, ask, [wanted, BROWSER])
-        for variant, seen, more in (("", plain, []), (" browser", browser, [BROWSER])):
+        found[label, PLAIN] = plain
+        found[label, f"{PLAIN} gzip"] = _ask(client, path, ask, [("Accept-Encoding", "gzip")])
+        for codings, accepted in _ACCEPTED.items():
+            if codings:
+                found[label, PLAIN + codings] = _ask(client, path, ask, accepted)
+            if ask.method != "GET":
+                continue
+            seen = found[label, PLAIN + codings]
+            found[label, f"HEAD{codings}"] = _ask(client, path, ask, accepted, method="HEAD")
+            more = [("Range", "bytes={}-{}".format(*_RANGE)), *accepted]
+            found[label, f"Range{codings}"] = _ask(client, path, ask, more)
             if tag := seen.header("etag"):
-                validators = [("If-None-Match", tag), *more]
-                found[label, f"If-None-Match{variant}"] = _ask(client, path, ask, validators)
+                more = [("If-None-Match", tag), *accepted]
+                found[label, f"If-None-Match{codings}"] = _ask(client, path, ask, more)
             if changed := seen.header("last-modified"):
-                validators = [("If-Modified-Since", changed), *more]
-                found[label, f"If-Modified-Since{variant}"] = _ask(client, path, ask, validators)
+                more = [("If-Modified-Since", changed), *accepted]
+                found[label, f"If-Modified-Since{codings}"] = _ask(client, path, ask, more)
     return found
 
 
@@ -142,7 +151,7 @@ def links(found: Mapping[Key, Exchange]) -> Iterator[Ask]:
     seen = {path.partition("?")[0] for path, _ in found}
     kinds: dict[str, int] = {}
     for (path, variant), exchange in found.items():
-        if variant != "identity" or "html" not in exchange.header("content-type"):
+        if variant != PLAIN or "html" not in exchange.header("content-type"):
             continue
         for match in _LINK.finditer(exchange.body):
             url = urljoin(path, unescape(match[1].decode(errors="replace")))
@@ -171,7 +180,7 @@ def compare(
     outcome = Outcome()
     for key, one in ours.items():
         path, variant = key
-        asked = ours[path, "browser" if variant.endswith("browser") else "identity"]
+        asked = _get(ours, key)
         if key not in raw:
             # A validator that only ours has.
             if one.status == 304 or (one.status == asked.status and one.body == asked.body):
@@ -179,7 +188,7 @@ def compare(
             else:
                 outcome.worse.append(f"{path} [{variant}]: {one.error or one.status}")
             continue
-        worse, better, varies = _compared(raw, again.get(key, raw[key]), key, one, asked)
+        worse, better, varies = _compared(raw, again, key, one, asked)
         outcome.worse += [f"{path} [{variant}]: {text}" for text in worse]
         outcome.better += [f"{path} [{variant}]: {text}" for text in better]
         outcome.same += not (worse or better or varies)
@@ -189,14 +198,24 @@ def compare(
     return outcome
 
 
+def _get(found: Mapping[Key, Exchange], key: Key) -> Exchange:
+    """The answer to a GET with the same codings."""
+    return found[key[0], PLAIN + key[1].removeprefix(key[1].partition(" ")[0])]
+
+
 def _compared(
-    exchanges: Mapping[Key, Exchange], again: Exchange, key: Key, ours: Exchange, full: Exchange
+    exchanges: Mapping[Key, Exchange],
+    exchanges_again: Mapping[Key, Exchange],
+    key: Key,
+    ours: Exchange,
+    full: Exchange,
 ) -> tuple[list[str], list[str], bool]:
     """What is worse, what is better, and whether the app itself changes its answer.
 
     :param full: what the contender answers to a GET with the same codings.
     """
     raw, variant = exchanges[key], key[1]
+    again = exchanges_again.get(key, raw)
     if raw.error or ours.error:
         if raw.error and not ours.error:
             return [], [f"an answer in place of: {raw.error}"], False
@@ -204,7 +223,7 @@ def _compared(
     if raw.status != ours.status:
         if again.status != raw.status:
             return [], [], True
-        whole = exchanges[key[0], "identity"].body
+        whole = exchanges[key[0], PLAIN].body
         if ours.header("content-encoding"):
             whole = full.sent  # the range is one of the coded body
         start, end = _RANGE
@@ -214,7 +233,15 @@ def _compared(
         if variant.startswith("If-") and ours.status == 304:
             return [], [f"304 in place of {raw.status}"], False
         return [f"status {ours.status} in place of {raw.status}"], [], False
-    worse, better = _compared_headers(raw, again, ours, full, "HEAD" in variant)
+    if variant.startswith("HEAD"):
+        may_omit = variant.endswith("browser") and (
+            bool(full.header("content-encoding"))
+            or "accept-encoding" in _tokens(full.header("vary"))
+        )
+        raw_full = _get(exchanges, key)
+        worse, better = _compared_heads(raw, raw_full, again, ours, full, may_omit=may_omit)
+    else:
+        worse, better = _compared_headers(raw, again, ours, full)
     varies = _normal(raw.body) != _normal(again.body)
     if not varies and raw.body != ours.body and _normal(raw.body) != _normal(ours.body):
         lengths = f"{len(ours.body):,} in place of {len(raw.body):,}"
@@ -235,8 +262,44 @@ def _difference(before: bytes, now: bytes) -> str:
     return f"{one[start : at + _AROUND]!r} became {other[start : at + _AROUND]!r}"
 
 
+def _compared_heads(
+    raw: Exchange,
+    raw_full: Exchange,
+    again: Exchange,
+    ours: Exchange,
+    full: Exchange,
+    *,
+    may_omit: bool,
+) -> tuple[list[str], list[str]]:
+    """What is worse and better in an answer to HEAD, which is to say what the same side's GET says.
+
+    :param raw_full: what the app as it is answers to a GET.
+    :param full: what the contender does.
+    :param may_omit: its GET is coded, or might be.
+    """
+    worse, better = [], []
+    names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
+    for name in sorted(names - _OF_CONNECTIONS | {"content-length"}):
+        before, now, wanted = _value(raw, name), _value(ours, name), _value(full, name)
+        if now and now != before and now == wanted:
+            better.append(f"{name}: {ours.header(name)}")
+        if _value(again, name) != before or now == (before if not now else wanted):
+            continue
+        if not now and may_omit and name in _CHANGED_BY_CODING:
+            continue
+        if now == before and before != _value(raw_full, name):
+            continue  # the app's own HEAD differs from its GET
+        if name == "content-length" and now and wanted and _normal(full.body) != full.body:
+            # A token in a page may be of another length each time.
+            now = now if abs(int(now) - int(wanted)) > _TOKEN_BYTES else wanted
+        if now != wanted or not now:
+            was = f"in place of {before or 'none'}"
+            worse.append(f"{name}: {now or 'none'} {was}, GET has {wanted or 'none'}")
+    return worse, better
+
+
 def _compared_headers(
-    raw: Exchange, again: Exchange, ours: Exchange, full: Exchange, is_head: bool
+    raw: Exchange, again: Exchange, ours: Exchange, full: Exchange
 ) -> tuple[list[str], list[str]]:
     """:param full: what the contender answers to a GET with the same codings."""
     worse, better = [], []
@@ -265,11 +328,6 @@ def _compared_headers(
     same_coding = ours.header("content-encoding") == raw.header("content-encoding")
     if length and not own and same_coding and ours.status != 304:
         worse.append("no Content-Length")
-    if is_head and length and own and own not in (length, str(full.wire_bytes)):
-        # A token in a page may be of another length each time.
-        has_token = _normal(full.body) != full.body
-        if not (has_token and abs(int(own) - int(length)) <= _TOKEN_BYTES):
-            worse.append(f"Content-Length {own} in place of {length}")
     return worse, better
 
 

@@ -21,8 +21,8 @@ HEADERS = (
 PAGE = Exchange(200, HEADERS, BODY, len(BODY))
 PACKED = Exchange(200, (*HEADERS, ("Content-Encoding", "gzip")), BODY, len(gzip.compress(BODY)))
 RAW = {
-    ("/", "identity"): PAGE,
-    ("/", "browser"): PACKED,
+    ("/", "GET"): PAGE,
+    ("/", "GET browser"): PACKED,
     ("/", "HEAD"): replace(PAGE, body=b"", wire_bytes=0),
     ("/", "Range"): PAGE,
     ("/", "If-None-Match"): PAGE,
@@ -37,69 +37,102 @@ def without(exchange: Exchange, name: str, value: str | None = None) -> Exchange
 @pytest.mark.parametrize(
     ("variant", "ours", "worse", "better"),
     [
-        ("identity", PAGE, "", ""),
-        ("identity", replace(PAGE, status=500), "status 500 in place of 200", ""),
-        ("identity", Exchange(error="no answer"), "no answer", ""),
-        ("identity", replace(PAGE, body=BODY[:-1]), "other bytes", ""),
-        ("identity", replace(PAGE, wire_bytes=2 * len(BODY)), "bytes sent in place of", ""),
-        ("identity", without(PAGE, "ETag"), "etag: none", ""),
-        ("identity", without(PAGE, "ETag", '"2"'), 'etag: "2" in place of "1"', ""),
-        ("identity", without(PAGE, "Content-Length"), "no Content-Length", ""),
-        ("identity", without(PAGE, "Set-Cookie"), "set-cookie", ""),
-        ("identity", without(PAGE, "Set-Cookie", "session=two; Path=/; HttpOnly"), "", ""),
-        ("identity", without(PAGE, "Set-Cookie", "session=two; Path=/"), "set-cookie", ""),
-        ("identity", without(PAGE, "Vary", "Accept-Encoding, Cookie"), "", "vary"),
-        ("identity", without(PAGE, "Vary", "Cookie"), "vary: Cookie", ""),
-        ("identity", without(PAGE, "Accept-Ranges", "bytes"), "", "accept-ranges: bytes"),
-        ("identity", without(PAGE, "Cache-Control", "public"), "cache-control: public", ""),
-        ("identity", replace(without(PACKED, "ETag", '"1+gzip"'), wire_bytes=99), "", "gzip"),
-        ("identity", without(PACKED, "ETag"), "etag: none", "gzip"),
-        ("identity", without(PACKED, "Vary", "Cookie"), "without Vary", "gzip"),
-        ("browser", without(PACKED, "Content-Encoding"), "content-encoding: none", ""),
-        ("browser", replace(PACKED, wire_bytes=len(BODY)), "bytes sent in place of", ""),
-        ("browser", replace(PACKED, wire_bytes=99), "", "99 bytes sent"),
+        ("GET", PAGE, "", ""),
+        ("GET", replace(PAGE, status=500), "status 500 in place of 200", ""),
+        ("GET", Exchange(error="no answer"), "no answer", ""),
+        ("GET", replace(PAGE, body=BODY[:-1]), "other bytes", ""),
+        ("GET", replace(PAGE, wire_bytes=2 * len(BODY)), "bytes sent in place of", ""),
+        ("GET", without(PAGE, "ETag"), "etag: none", ""),
+        ("GET", without(PAGE, "ETag", '"2"'), 'etag: "2" in place of "1"', ""),
+        ("GET", without(PAGE, "Content-Length"), "no Content-Length", ""),
+        ("GET", without(PAGE, "Set-Cookie"), "set-cookie", ""),
+        ("GET", without(PAGE, "Set-Cookie", "session=two; Path=/; HttpOnly"), "", ""),
+        ("GET", without(PAGE, "Set-Cookie", "session=two; Path=/"), "set-cookie", ""),
+        ("GET", without(PAGE, "Vary", "Accept-Encoding, Cookie"), "", "vary"),
+        ("GET", without(PAGE, "Vary", "Cookie"), "vary: Cookie", ""),
+        ("GET", without(PAGE, "Accept-Ranges", "bytes"), "", "accept-ranges: bytes"),
+        ("GET", without(PAGE, "Cache-Control", "public"), "cache-control: public", ""),
+        ("GET", replace(without(PACKED, "ETag", '"1+gzip"'), wire_bytes=99), "", "gzip"),
+        ("GET", without(PACKED, "ETag"), "etag: none", "gzip"),
+        ("GET", without(PACKED, "Vary", "Cookie"), "without Vary", "gzip"),
+        ("GET browser", without(PACKED, "Content-Encoding"), "content-encoding: none", ""),
+        ("GET browser", replace(PACKED, wire_bytes=len(BODY)), "bytes sent in place of", ""),
+        ("GET browser", replace(PACKED, wire_bytes=99), "", "99 bytes sent"),
         ("HEAD", replace(without(PAGE, "Content-Length", "0"), body=b"", wire_bytes=0),
-         "Content-Length 0 in place of", ""),
+         "content-length: 0 in place of", ""),
         ("Range", replace(PAGE, status=206, body=BODY[100:300]), "", "206 in place of 200"),
         ("Range", replace(PAGE, status=206, body=BODY[101:301]), "status 206", ""),
         ("If-None-Match", Exchange(304, HEADERS), "", "304 in place of 200"),
-        ("identity", Exchange(304, HEADERS), "status 304", ""),
+        ("GET", Exchange(304, HEADERS), "status 304", ""),
     ],
 )  # fmt: skip
 def test_what_is_worse_and_what_is_better(
     variant: str, ours: Exchange, worse: str, better: str
 ) -> None:
-    found = compare(RAW, RAW, {**RAW, ("/", variant): ours})
+    raw = dict(RAW)
+    if variant != "HEAD":
+        del raw["/", "HEAD"]  # it would differ from GET
+    found = compare(raw, raw, {**raw, ("/", variant): ours})
     assert bool(found.worse) == bool(worse), found
     assert bool(found.better) == bool(better), found
     assert any(worse in line for line in found.worse) or not worse, found
     assert any(better in line for line in found.better) or not better, found
-    assert found.same == len(RAW) - bool(worse or better)
+    assert found.same == len(raw) - bool(worse or better)
+
+
+@pytest.mark.parametrize("codings", ["", " identity", " browser"])
+@pytest.mark.parametrize("missing", ["ETag", "Content-Length", "Accept-Ranges", "Content-Type"])
+def test_a_head_omits_only_what_the_coding_of_its_get_changes(codings: str, missing: str) -> None:
+    page = without(PAGE, "Accept-Ranges", "bytes")
+    packed = without(without(PACKED, "ETag", 'W/"1+gzip"'), "Content-Length", "99")
+    head = replace(page, body=b"", wire_bytes=0)
+    raw = {("/", f"GET{codings}"): page, ("/", f"HEAD{codings}"): head}
+    ours = {**raw, ("/", f"HEAD{codings}"): without(head, missing)}
+    may_omit = codings == " browser" and missing != "Content-Type"
+    assert bool(compare(raw, raw, ours).worse) is not may_omit
+    if codings == " browser":
+        coded_head = replace(packed, body=b"", wire_bytes=0)
+        ours = {("/", "GET browser"): packed, ("/", "HEAD browser"): without(coded_head, missing)}
+        assert bool(compare(raw, raw, ours).worse) is not may_omit
+        # Nothing of the uncoded body may be said of the coded one.
+        ours["/", "HEAD browser"] = without(head, "Content-Encoding", "gzip")
+        assert len(compare(raw, raw, ours).worse) == 3
+
+
+def test_a_head_that_differs_from_its_get_without_us_too_may_differ() -> None:
+    raw = {("/", "GET"): PAGE, ("/", "HEAD"): without(PAGE, "Content-Length", "0")}
+    assert compare(raw, raw, raw).worse == []
 
 
 def test_a_304_has_the_tag_of_the_coded_body() -> None:
-    raw = {**RAW, ("/", "browser"): PAGE, ("/", "If-None-Match browser"): Exchange(304, HEADERS)}
+    raw = {
+        **RAW,
+        ("/", "GET browser"): PAGE,
+        ("/", "If-None-Match browser"): Exchange(304, HEADERS),
+    }
     packed = without(PACKED, "ETag", 'W/"1"')
     unchanged = without(Exchange(304, HEADERS), "ETag", 'W/"1"')
-    ours = {**raw, ("/", "browser"): packed, ("/", "If-None-Match browser"): unchanged}
+    ours = {**raw, ("/", "GET browser"): packed, ("/", "If-None-Match browser"): unchanged}
     assert compare(raw, raw, ours).worse == []
 
 
 def test_a_range_of_a_coded_body_is_one_of_what_is_sent() -> None:
     coded = gzip.compress(os.urandom(1000))
-    raw = {**RAW, ("/", "browser"): PAGE, ("/", "Range browser"): PAGE}
+    raw = {**RAW, ("/", "GET browser"): PAGE, ("/", "Range browser"): PAGE}
     packed = replace(PACKED, sent=coded)
     for part, worse in ((coded[100:300], 0), (coded[99:299], 1)):
         ranged = replace(packed, status=206, body=part, sent=part)
-        ours = {**raw, ("/", "browser"): packed, ("/", "Range browser"): ranged}
+        ours = {**raw, ("/", "GET browser"): packed, ("/", "Range browser"): ranged}
         assert len(compare(raw, raw, ours).worse) == worse
 
 
 def test_what_the_application_itself_changes_says_nothing() -> None:
-    key = "/", "identity"
+    key = "/", "GET"
     again = {**RAW, key: replace(without(PAGE, "ETag", '"7"'), body=BODY.replace(b"9", b"8"))}
     ours = {**RAW, key: replace(without(PAGE, "ETag", '"8"'), body=BODY.replace(b"9", b"7"))}
-    found = compare(RAW, again, ours)
+    del ours["/", "HEAD"], again["/", "HEAD"]
+    raw = {at: one for at, one in RAW.items() if at in ours}
+    found = compare(raw, again, ours)
     assert (found.worse, found.better, found.varies) == ([], [], 1)
 
 
@@ -119,7 +152,7 @@ def test_what_the_application_itself_changes_says_nothing() -> None:
 )
 def test_a_token_or_a_time_is_not_compared(one: str, other: str) -> None:
     raw, ours = (
-        {**RAW, ("/", "identity"): replace(PAGE, body=BODY + f'<input value="{value}">'.encode())}
+        {**RAW, ("/", "GET"): replace(PAGE, body=BODY + f'<input value="{value}">'.encode())}
         for value in (one, other)
     )
     found = compare(raw, raw, ours)
@@ -133,7 +166,7 @@ def test_pages_lead_to_their_scripts_styles_and_images() -> None:
         <script src="/a.css"></script>
     """
     page = replace(PAGE, body=html)
-    found = {("/pages/", "identity"): page, ("/pages/", "gzip"): page}
+    found = {("/pages/", "GET"): page, ("/pages/", "GET gzip"): page}
     assert [ask.path for ask in links(found)] == ["/a.css?v=1", "/pages/b.js", "/c.png"]
 
 
@@ -149,7 +182,8 @@ def test_every_variant_of_a_request_is_answered() -> None:
             found.append(ask_all(client, asks, {"name": "crumbs"}))
     raw, ours = found
     assert {variant for _, variant in raw} == {
-        "identity", "gzip", "browser", "HEAD", "HEAD browser", "Range", "Range browser",
+        "GET", "GET gzip", "GET identity", "GET browser", "HEAD", "HEAD identity", "HEAD browser",
+        "Range", "Range identity", "Range browser",
     }  # fmt: skip
     assert {path for path, _ in raw} == {"/", "/crumbs", "POST /away"}
     assert ("POST /away", "HEAD") not in raw
