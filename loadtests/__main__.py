@@ -6,26 +6,31 @@
     python -m loadtests instructions.                what a request costs, counted by valgrind
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
+    python -m loadtests compress. --link 20          compression, over a link of 20 Mbit/s
 
 A KEY selects rows; --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
 run replaces the rows that it measured and keeps the others. Contenders take turns. `all` excludes
-the rows of the last three lines, whose figures are not published.
+the rows of the last four lines, whose figures are not published. Behind a link is Locust alone, so
+rows of other clients mean nothing there; where none can be made, a line says so and nothing runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from wsgifast.commands.arguments import count, option, seconds
+from wsgifast.commands.bench.processes import HOST
 from wsgifast.commands.bench.runner import measure
 from wsgifast.commands.bench.slow_clients import raise_open_files
 from wsgifast.commands.bench.tables import Profile, Table
 
-from . import asgi, instructions, jit, leaks, metrics, replaced, slow, wsgi
+from . import asgi, compress, instructions, jit, leaks, metrics, replaced, slow, wsgi
 from .field_reports import coalescing, mail, receive
+from .link import ADDRESS, NoLink, link
 from .payloads import REPORTS
 
 # A round of the longest row, four servers in turn beside 2,000 downloads, takes a minute.
@@ -33,7 +38,9 @@ PROFILES = {
     "quick": Profile(0.3, noise=True),
     "release": Profile(1.0, row_seconds=300.0, full=True, noise=True),
 }
-UNPUBLISHED = [instructions.TABLE, leaks.TABLE, replaced.TABLE]
+UNPUBLISHED = [
+    instructions.TABLE, leaks.TABLE, replaced.TABLE, compress.compress_table(wsgi.LOCUST),
+]  # fmt: skip
 
 
 def tables() -> list[Table]:
@@ -60,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option(parser, "--rounds", "N", "runs of each contender", type=count)
     option(parser, "--row-seconds", "S", "start no round of a row after this time", type=seconds)
     option(parser, "--page", "NAME", "name of the page (default: load-tests, or the table's name)")
+    option(parser, "--link", "MBIT", "over a link of so many megabits a second", type=count)
     strict = "exit with 1 if the last contender of a row fails, or bodies differ"
     option(parser, "--strict", help=strict)
     given = parser.parse_args(arguments)
@@ -77,9 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_open_files()  # servers and crowds inherit it
     page = given.page or ("load-tests" if len(kept) > 1 else "")
     title = page.replace("-", " ").capitalize()
-    with wsgi.LOCUST:
+    folder, host = REPORTS / given.profile, HOST
+    with contextlib.ExitStack() as stack:
+        if given.link:
+            try:
+                wsgi.LOCUST.within = stack.enter_context(link(given.link))
+            except NoLink as error:
+                print(error)
+                return 0
+            folder, host = folder / f"{given.link}-mbit", ADDRESS
+        stack.enter_context(wsgi.LOCUST)
         results, status = measure(
-            kept, profile, folder=REPORTS / given.profile, page_name=page, page_title=title,
+            kept, profile, folder=folder, host=host, page_name=page, page_title=title,
             keep_rows=True,
         )  # fmt: skip
     return status or int(given.strict and not all(result.is_good for result in results))

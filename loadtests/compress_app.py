@@ -1,6 +1,6 @@
 """Apps whose responses are compressed, by wsgifast or by others: COMPRESS names which.
 
-`flask_app`, `django_app` and `asgi_app` have the same bodies: /json (about 800 kB), /html (60 kB),
+`flask_app` and `asgi_app` have the same bodies: /json (about 800 kB), /html (60 kB),
 /small (3 kB), /csv and /ndjson (streams of rows), /events (a hundred HTML fragments, 3 ms apart),
 /script.js (a file).
 """
@@ -97,47 +97,11 @@ def flask_app() -> Any:
             "application/json", "application/x-ndjson", "text/html", "text/csv", "text/javascript",
         ]  # fmt: skip
         flask_compress.Compress(app)
-    if CONTENDER.startswith("wsgifast"):
+    if CONTENDER == "wsgifast":
         from wsgifast import Compression, WSGIFast
 
-        coalesces = CONTENDER.endswith("coalesce")
-        options = Compression(event_streams=True)
-        return WSGIFast(app.wsgi_app, compress=options, coalesce=coalesces)
+        return WSGIFast(app.wsgi_app, compress=Compression(event_streams=True, padding=False))
     return app
-
-
-def django_app() -> Any:
-    from django.conf import settings
-    from django.http import FileResponse, HttpResponse, StreamingHttpResponse
-    from django.urls import path
-
-    def view(answer: Any) -> Any:
-        return lambda request: answer()
-
-    compresses = CONTENDER == "django-gzip"
-    settings.configure(
-        ALLOWED_HOSTS=["*"],
-        SECRET_KEY="of a benchmark",
-        ROOT_URLCONF=__name__,
-        MIDDLEWARE=["django.middleware.gzip.GZipMiddleware"] if compresses else [],
-        WSGIFAST_COMPRESS={"event_streams": True} if CONTENDER.startswith("wsgifast") else False,
-    )
-    globals()["urlpatterns"] = [
-        path("json", view(lambda: HttpResponse(JSON, "application/json"))),
-        path("html", view(lambda: HttpResponse(HTML))),
-        path("small", view(lambda: HttpResponse(SMALL))),
-        path("csv", view(lambda: StreamingHttpResponse(csv_rows(), "text/csv"))),
-        path("ndjson", view(lambda: StreamingHttpResponse(json_lines(), "application/x-ndjson"))),
-        path("events", view(lambda: StreamingHttpResponse(events(), "text/event-stream"))),
-        path("script.js", view(lambda: FileResponse(SCRIPT.open("rb")))),
-    ]
-    from wsgifast.django import get_wsgi_application
-
-    if CONTENDER.startswith("wsgifast"):
-        return get_wsgi_application()
-    from django.core.wsgi import get_wsgi_application as get_djangos
-
-    return get_djangos()
 
 
 def asgi_app() -> Any:
@@ -175,18 +139,10 @@ def asgi_app() -> Any:
         return FileResponse(SCRIPT)
 
     middleware: list[Any] = []
-    if CONTENDER == "gzip-middleware":
-        from starlette.middleware.gzip import GZipMiddleware
-
-        middleware = [Middleware(GZipMiddleware)]
-    elif CONTENDER == "starlette-compress":
+    if CONTENDER == "starlette-compress":
         from starlette_compress import CompressMiddleware
 
         middleware = [Middleware(CompressMiddleware)]
-    elif CONTENDER == "brotli-asgi":
-        from brotli_asgi import BrotliMiddleware
-
-        middleware = [Middleware(BrotliMiddleware)]
     app = Starlette(
         routes=[
             Route("/json", whole(JSON, "application/json")),
@@ -199,10 +155,10 @@ def asgi_app() -> Any:
         ],
         middleware=middleware,
     )
-    if CONTENDER.startswith("wsgifast"):
+    if CONTENDER == "wsgifast":
         from asgifast import ASGIFast
 
         from wsgifast import Compression
 
-        return ASGIFast(app, compress=Compression(event_streams=True))
+        return ASGIFast(app, compress=Compression(event_streams=True, padding=False))
     return app

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from loadtests import asgi, jit, wsgi
 from loadtests.__main__ import UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
+from loadtests.link import ADDRESS, NoLink, link
 from tests.support.programs import program
 from wsgifast.commands.bench.report import problems
 from wsgifast.commands.bench.results import Result
@@ -107,13 +111,37 @@ def test_every_row_of_every_table_has_a_key_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["ranges.1MiB", "flask.lines-fast"],
+    ["ranges.1MiB", "flask.lines-fast", "compress.wsgi.small.gzip", "compress.asgi.small.gzip"],
 )
 def test_a_row_gives_a_figure_for_every_contender(key: str) -> None:
-    result = _measured(key, 0, -1)
+    result = _measured(key, 0, 1)
     for name in result.runs:
         assert result.median(name, result.row.unit.rate), problems([result])
     assert not result.differs
+
+
+def test_what_is_behind_a_link_reaches_a_server_and_the_link_is_removed() -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            within = stack.enter_context(link(20))
+        except NoLink as error:
+            pytest.skip(str(error))
+        server = stack.enter_context(socket.create_server((ADDRESS, 0)))
+        ask = f"import socket; socket.create_connection({server.getsockname()!r}).sendall(b'x')"
+        subprocess.run([*within, sys.executable, "-c", ask], check=True)
+        sock, _ = server.accept()
+        with sock:
+            assert sock.recv(10) == b"x"
+    listed = subprocess.run(["ip", "addr"], capture_output=True, text=True, check=True).stdout
+    assert ADDRESS not in listed
+
+
+def test_where_no_link_can_be_made_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["compress.wsgi.small.gzip", "--link", "20"]) == 0
+    assert capsys.readouterr().out.startswith("no link of 20 Mbit/s can be made here: ")
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
@@ -62,11 +63,13 @@ class Locust:
     :ivar processes: workers to start on this machine; 0: a single process without workers.
     :ivar expect_workers: workers that are started elsewhere, by :func:`worker_command`.
     :ivar master: where these find their master.
+    :ivar within: what its command begins with, such as "ip netns exec NAME".
     """
 
     processes: int = 0
     expect_workers: int = 0
     master: Address = (HOST, MASTER_PORT)
+    within: Sequence[str] = ()
     _process: subprocess.Popen[str] | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _runs: int = 0
@@ -126,7 +129,8 @@ class Locust:
             role = ["master", host, str(port), str(workers)]
             for _ in range(self.processes):
                 self._start(worker_command((host, port)), subprocess.DEVNULL)
-        self._process = self._start([sys.executable, "-c", START, _PROCESS, *role], subprocess.PIPE)
+        command = [*self.within, sys.executable, "-c", START, _PROCESS, *role]
+        self._process = self._start(command, subprocess.PIPE)
         self._answer()
 
     def _start(self, command: list[str], pipe: int) -> subprocess.Popen[str]:
