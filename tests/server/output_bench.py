@@ -21,11 +21,10 @@ from tests.support.descriptors import open_descriptors
 from tests.support.servers import wait_for
 from tests.support.socket_options import send_buffer_is_limited
 from wsgifast.server import sending
-from wsgifast.server.coalescing import Coalescing
+from wsgifast.server.coalescing import Coalescing, OutputRules
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import OutputQueue
-from wsgifast.server.output_rules import OutputRules
 from wsgifast.server.poller import WOULD_BLOCK
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.wiring import options as options_of

@@ -12,7 +12,7 @@ import pytest
 
 from wsgifast.server import acceptor as accepting
 from wsgifast.server.acceptor import HURRIED_S, MOST_HANDSHAKES, Acceptor
-from wsgifast.server.states import HANDSHAKE, IDLE
+from wsgifast.server.endpoint import HANDSHAKE, IDLE
 
 LISTENER = 3
 

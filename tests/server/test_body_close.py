@@ -17,7 +17,7 @@ from tests.server.http2_streams import Begin, begin
 from tests.support.servers import wait_for
 from tests.workers.bench import GET, LARGE, Bench, Client, make_bench
 from wsgifast import WSGIFast
-from wsgifast.server.states import SENDING
+from wsgifast.server.endpoint import SENDING
 from wsgifast.sockets import FileSegment
 
 __all__ = ["begin", "make_bench"]

@@ -21,16 +21,9 @@ from tests.server.connections import (
 )
 from tests.workers.bench import GET, LARGE, Bench, Client, echo, large, make_bench
 from tests.workers.serving import POLLERS
+from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, RECEIVING, RUNNING, SENDING
 from wsgifast.server.options import Options
 from wsgifast.server.poller import READ
-from wsgifast.server.states import (
-    CLOSED,
-    IDLE,
-    LINGERING,
-    RECEIVING,
-    RUNNING,
-    SENDING,
-)
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
 

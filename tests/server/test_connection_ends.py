@@ -18,12 +18,8 @@ from tests.server.connections import (
 )
 from tests.workers.bench import GET, Bench, make_bench
 from wsgifast.errors import ClientGone
+from wsgifast.server.endpoint import CLOSED, LINGERING, SENDING
 from wsgifast.server.options import Options
-from wsgifast.server.states import (
-    CLOSED,
-    LINGERING,
-    SENDING,
-)
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
 

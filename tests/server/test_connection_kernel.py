@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.workers.bench import LARGE, Bench, large, make_bench
+from wsgifast.server.endpoint import CLOSED, RECEIVING
 from wsgifast.server.poller import WRITE
-from wsgifast.server.states import CLOSED, RECEIVING
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]

@@ -20,13 +20,8 @@ from tests.server.connections import (
     fill,
 )
 from tests.workers.bench import GET, Bench, echo, make_bench
+from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, SKIPPING
 from wsgifast.server.poller import READ, WRITE
-from wsgifast.server.states import (
-    CLOSED,
-    IDLE,
-    LINGERING,
-    SKIPPING,
-)
 from wsgifast.server.streamed_body import DRAIN_BYTES
 
 __all__ = ["bench", "make_bench"]

@@ -12,11 +12,11 @@ import pytest
 from tests.support import http2
 from tests.support.tls import client_context, write_certificate
 from tests.workers.bench import Bench, echo, make_bench
+from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, STREAMS
 from wsgifast.server.http2 import multiplexer
 from wsgifast.server.options import Options
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.pool import Pool
-from wsgifast.server.states import CLOSED, IDLE, LINGERING, STREAMS
 
 __all__ = ["make_bench"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsgifast.server.drain import _YOUNG_S, Drain
+from wsgifast.server.server import _YOUNG_S, Drain
 
 
 class Worker:

@@ -15,9 +15,9 @@ from gunicorn.http.message import Request
 
 from tests.workers.serving import has_setting, using
 from wsgifast.errors import MalformedRequest
-from wsgifast.server import environ
-from wsgifast.server.environ import EnvironFactory
-from wsgifast.server.exchange import Exchange
+from wsgifast.http import request_head
+from wsgifast.server.application import EnvironFactory
+from wsgifast.server.receiving import Exchange
 from wsgifast.workers import gunicorn_support, httptools_parser
 from wsgifast.workers.gunicorn_parser import Unreader
 from wsgifast.workers.gunicorn_support import Settings, environ_part
@@ -132,7 +132,7 @@ def test_names_that_are_remembered_are_not_too_many(parser: str) -> None:
         fields = b"".join(b"X-%d: 1\r\n" % (start + number) for number in range(50))
         head = b"GET / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n"
         assert made(cfg, head, PEER, SERVER, parser)[f"HTTP_X_{start + 49}"] == "1"
-    keys = environ._keys if parser == "gunicorn" else httptools_parser._keys
+    keys = request_head._keys if parser == "gunicorn" else httptools_parser._keys
     assert 100 < len(keys) < 1000
 
 

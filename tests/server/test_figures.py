@@ -12,8 +12,7 @@ import pytest
 
 from tests.server.monitored import Monitored, exhaust, monitored
 from tests.workers.bench import GET, LARGE, Bench, echo, large, make_bench
-from wsgifast.server.counters import _MOST_WAITS, Counters
-from wsgifast.server.figures import gauges
+from wsgifast.server.counters import _MOST_WAITS, Counters, gauges
 from wsgifast.server.server import Server
 from wsgifast.workers import FastWorker
 

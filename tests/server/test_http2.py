@@ -22,10 +22,10 @@ from tests.server.http2_streams import (
 )
 from tests.workers.bench import LARGE, echo, make_bench
 from wsgifast.errors import ClientGone
-from wsgifast.server.exchange import Exchange
 from wsgifast.server.http2.frames import ALL_STREAMS
 from wsgifast.server.http2.stream import RUNNING, Stream
 from wsgifast.server.options import Options
+from wsgifast.server.receiving import Exchange
 
 __all__ = ["begin", "make_bench"]
 

@@ -22,7 +22,7 @@ from tests.server.http2_streams import (
 )
 from tests.workers.bench import LARGE, make_bench
 from wsgifast.server.backlog import Backlog
-from wsgifast.server.figures import gauges, slowest_clients
+from wsgifast.server.counters import gauges, slowest_clients
 from wsgifast.server.http2 import connection, multiplexer
 from wsgifast.sockets.sending import FileSegment
 from wsgifast.workers.worker import FastWorker

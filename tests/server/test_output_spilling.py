@@ -18,7 +18,7 @@ from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from tests.support.servers import wait_for
 from wsgifast.errors import ClientGone
-from wsgifast.server.output_rules import OutputRules
+from wsgifast.server.coalescing import OutputRules
 
 __all__ = ["content", "in_quick_succession"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.server.pools import poller_of
+from wsgifast.server.endpoint import Registry
 from wsgifast.server.poller import READ
-from wsgifast.server.registry import Registry
 
 LATE = float("inf")
 
@@ -71,16 +71,16 @@ def poller() -> Any:
 
 
 @pytest.fixture
-def registry(poller: Any) -> Registry[Waits]:
+def registry(poller: Any) -> Any:
     return Registry(poller, on_closed=lambda: None, log=logging.getLogger("test"))
 
 
-def wait(registry: Registry[Waits], *connections: Waits) -> None:
+def wait(registry: Any, *connections: Waits) -> None:
     for connection in connections:
         registry.wait(connection, READ)
 
 
-def test_an_event_claims_what_waits_and_only_once(registry: Registry[Waits], poller: Any) -> None:
+def test_an_event_claims_what_waits_and_only_once(registry: Any, poller: Any) -> None:
     connection = Waits(fd=7)
     assert registry.claim(7) is None
     wait(registry, connection)
@@ -91,7 +91,7 @@ def test_an_event_claims_what_waits_and_only_once(registry: Registry[Waits], pol
     assert poller.events == [("add", 7, READ), ("arm", 7, READ)]
 
 
-def test_only_what_is_overdue_or_retrying_is_swept(registry: Registry[Waits]) -> None:
+def test_only_what_is_overdue_or_retrying_is_swept(registry: Any) -> None:
     late, retrying, waiting = Waits(fd=7, overdue=True), Waits(fd=8, retrying=True), Waits(fd=9)
     wait(registry, late, retrying, waiting)
     registry.sweep(0.0)
@@ -99,7 +99,7 @@ def test_only_what_is_overdue_or_retrying_is_swept(registry: Registry[Waits]) ->
     assert registry.waiting == {9: waiting}
 
 
-def test_what_has_an_event_meanwhile_is_left_to_it(registry: Registry[Waits]) -> None:
+def test_what_has_an_event_meanwhile_is_left_to_it(registry: Any) -> None:
     first, second = Waits(fd=7, overdue=True), Waits(fd=8, overdue=True)
     wait(registry, first, second)
     first.meanwhile = lambda: registry.claim(8)
@@ -108,9 +108,7 @@ def test_what_has_an_event_meanwhile_is_left_to_it(registry: Registry[Waits]) ->
 
 
 @pytest.mark.parametrize("why", ["overdue", "retrying"])
-def test_a_descriptor_that_is_used_again_meanwhile_is_left_alone(
-    registry: Registry[Waits], why: str
-) -> None:
+def test_a_descriptor_that_is_used_again_meanwhile_is_left_alone(registry: Any, why: str) -> None:
     first, closed, other = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True}), Waits(fd=8)
     wait(registry, first, closed)
 
@@ -125,9 +123,7 @@ def test_a_descriptor_that_is_used_again_meanwhile_is_left_alone(
 
 
 @pytest.mark.parametrize("why", ["overdue", "retrying"])
-def test_connection_that_has_had_a_turn_meanwhile_is_not_swept(
-    registry: Registry[Waits], why: str
-) -> None:
+def test_connection_that_has_had_a_turn_meanwhile_is_not_swept(registry: Any, why: str) -> None:
     first, second = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True})
     wait(registry, first, second)
 
@@ -143,7 +139,7 @@ def test_connection_that_has_had_a_turn_meanwhile_is_not_swept(
 
 
 def test_event_of_connection_that_is_swept_comes_again_when_it_waits(
-    registry: Registry[Waits], poller: Any
+    registry: Any, poller: Any
 ) -> None:
     connection = Waits(fd=7, overdue=True)
     wait(registry, connection)
@@ -159,7 +155,7 @@ def test_event_of_connection_that_is_swept_comes_again_when_it_waits(
 
 
 def test_an_error_at_a_connections_end_closes_it_and_stops_no_sweep(
-    registry: Registry[Waits],
+    registry: Any,
 ) -> None:
     sock, peer = socket.socketpair()
     with peer:
@@ -180,9 +176,7 @@ def test_an_error_at_a_connections_end_closes_it_and_stops_no_sweep(
 def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: bool) -> None:
     """Its number would be another connection's by the time that it is armed."""
     poller: Any = poller_of(kind)
-    registry: Registry[Waits] = Registry(
-        poller, on_closed=lambda: None, log=logging.getLogger("test")
-    )
+    registry: Any = Registry(poller, on_closed=lambda: None, log=logging.getLogger("test"))
     sock, peer = socket.socketpair()
     connection = Waits(sock)
     swept: list[threading.Thread] = []
@@ -222,9 +216,7 @@ def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: 
     poller.close()
 
 
-def test_an_event_that_comes_while_it_is_armed_is_not_lost(
-    registry: Registry[Waits], poller: Any
-) -> None:
+def test_an_event_that_comes_while_it_is_armed_is_not_lost(registry: Any, poller: Any) -> None:
     connection = Waits(fd=7)
     claimed: list[Waits | None] = []
     poller.meanwhile = lambda: claimed.append(registry.claim(7))
@@ -233,7 +225,7 @@ def test_an_event_that_comes_while_it_is_armed_is_not_lost(
     assert not registry.waiting
 
 
-def test_a_number_that_is_anothers_by_now(registry: Registry[Waits]) -> None:
+def test_a_number_that_is_anothers_by_now(registry: Any) -> None:
     """The app has closed a socket that it had taken over: its connection ends with that."""
     connection = Waits(socket.socket())
     fd = connection.fd
@@ -252,7 +244,7 @@ def test_a_number_that_is_anothers_by_now(registry: Registry[Waits]) -> None:
     other.close()
 
 
-def test_whose_socket_is_closed_ends_no_other_of_its_number(registry: Registry[Waits]) -> None:
+def test_whose_socket_is_closed_ends_no_other_of_its_number(registry: Any) -> None:
     connection = Waits(socket.socket())
     connection.sock.close()
     other = Waits(fd=connection.fd)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
-from wsgifast.server.limits import Budget
-from wsgifast.server.request_body import BodyCollector, Spool
+from wsgifast.server.disk import Budget, Spool
+from wsgifast.server.receiving import BodyCollector
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 DISK_BYTES = 1 << 40

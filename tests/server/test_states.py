@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wsgifast.server import states
+from wsgifast.server import endpoint
 from wsgifast.server.connection import _ON_EVENT, _ON_OVERDUE
-from wsgifast.server.states import (
+from wsgifast.server.endpoint import (
     ANSWERED,
     BEGUN,
     CLOSED,
@@ -27,7 +27,7 @@ from wsgifast.server.states import (
     STREAMS,
     SWITCHES,
     TRANSITIONS,
-)  # fmt: skip
+)
 
 EVENTS = {ANSWERED, BEGUN, GONE, LEAVES, READY, REFUSED, SECURED, STAYS, SKIPS, SWITCHES}
 
@@ -41,7 +41,7 @@ def after(state: str, *events: str) -> str:
 def test_every_state_has_its_row_and_says_what_is_done_in_it() -> None:
     # In STREAMS it is another object, of HTTP/2.
     assert {*TRANSITIONS} - {STREAMS} == {*_ON_EVENT} == {*_ON_OVERDUE}
-    constants = [value for name, value in vars(states).items() if name.isupper()]
+    constants = [value for name, value in vars(endpoint).items() if name.isupper()]
     named = {value for value in constants if isinstance(value, str)}
     assert {*TRANSITIONS} | EVENTS == named
     for moves in TRANSITIONS.values():

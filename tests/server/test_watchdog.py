@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from wsgifast.server.watchdog import Watchdog
+from wsgifast.server.monitor import Watchdog
 
 
 class Log:

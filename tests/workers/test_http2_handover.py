@@ -10,7 +10,7 @@ import pytest
 from tests.support import http2
 from tests.workers.bench import Bench, echo, make_bench
 from tests.workers.serving import has_setting
-from wsgifast.server.states import RECEIVING, STREAMS
+from wsgifast.server.endpoint import RECEIVING, STREAMS
 
 __all__ = ["make_bench"]
 

@@ -28,9 +28,8 @@ from tests.support.effort import LONG, effort
 from tests.support.programs import ProgramMissing
 from tests.workers.serving import has_setting, using
 from wsgifast.errors import RequestError
-from wsgifast.server.limits import Budget
-from wsgifast.server.parser import Parser
-from wsgifast.server.receiving import COMPLETE, MORE, Receiver
+from wsgifast.server.disk import Budget
+from wsgifast.server.receiving import COMPLETE, MORE, Parser, Receiver
 from wsgifast.workers import FastWorker
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.plain_request import PlainRequest

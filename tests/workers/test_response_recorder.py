@@ -18,7 +18,7 @@ from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
 from wsgifast.metrics import CATALOGUE, Answered, Collector, Distribution, RequestMetrics, points
 from wsgifast.metrics.opentelemetry import Instruments
-from wsgifast.server.figures import gauges
+from wsgifast.server.counters import gauges
 from wsgifast.workers import FastWorker
 from wsgifast.workers import metrics as worker_metrics
 from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_reporting

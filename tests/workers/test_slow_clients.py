@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.workers.bench import LARGE, PEER, Bench, large, make_bench
-from wsgifast.server.figures import slowest_clients
+from wsgifast.server.counters import slowest_clients
 
 __all__ = ["make_bench"]
 

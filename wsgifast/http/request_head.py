@@ -1,5 +1,7 @@
 """A request's head: its Host, its end in bytes that come in pieces, and HTTP/2's in HTTP/1's form.
 
+The names of headers become keys of an environ by CGI's rule (RFC 3875 section 4.1.18).
+
 The HTTP/1 parser then parses an HTTP/2 request (RFC 9113 section 8), too, so that the same rules
 and limits hold for both versions, whichever parser is used.
 """
@@ -29,6 +31,11 @@ _ENDS_LINE = re.compile(rb"[\r\n\0]")
 # percent-encoded.
 _TARGET = re.compile(rb"[!-~\x80-\xff]+")
 _SAFE = "".join(map(chr, range(0x21, 0x7F)))
+# The last one counts, as in gunicorn, whose parser refuses repeated ones anyway.
+_SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
+# Clients choose the names, so the number of remembered keys is limited.
+_keys: dict[str, str] = {}
+_MAX_KEYS = 500
 
 
 def check_host(values: Sequence[str], *, http11: bool) -> None:
@@ -136,3 +143,41 @@ def _line(name: bytes, value: bytes) -> bytes:
     if not _TOKEN.fullmatch(name) or _ENDS_LINE.search(value):
         raise MalformedRequest("a malformed header")
     return b"%b: %b\r\n" % (name, value)
+
+
+def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers under their environ keys; repeated ones are joined (RFC 9110 section 5.3).
+
+    :param headers: names in upper case, and values.
+    """
+    fields: dict[str, str] = {}
+    repeated: dict[str, list[str]] | None = None
+    for name, value in headers:
+        key = _keys.get(name) or _learn(name)
+        if key in fields and key not in _SINGLE:
+            if repeated is None:
+                repeated = {}
+            repeated.setdefault(key, [fields[key]]).append(value)
+        else:
+            fields[key] = value
+    if repeated is not None:
+        # Joined once at the end: joining one by one would take quadratic time.
+        for key, values in repeated.items():
+            fields[key] = ",".join(values)
+    return fields
+
+
+def header_key(name: str) -> str:
+    """Return the environ key of a header.
+
+    :param name: in upper case.
+    """
+    key = name.replace("-", "_")
+    return key if key in _SINGLE and "_" not in name else f"HTTP_{key}"
+
+
+def _learn(name: str) -> str:
+    key = header_key(name)
+    if len(_keys) < _MAX_KEYS:
+        _keys[name] = key
+    return key

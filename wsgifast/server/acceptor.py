@@ -30,8 +30,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .endpoint import HANDSHAKE
 from .poller import Poller
-from .states import HANDSHAKE
 
 # Most connections accepted in one turn: more would delay other events, and leave siblings idle.
 _ACCEPTS = 16

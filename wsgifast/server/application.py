@@ -1,24 +1,47 @@
-"""Calls the WSGI app for each request, answers for it when it fails, and logs the request."""
+"""Calls the WSGI app for each request, answers for it when it fails, and logs the request.
+
+The environ has the same keys and values as gunicorn's. What all requests of a listener share is in
+a template, which is copied for each request; an idle connection keeps nothing. Security is the
+parser's part: it decides which headers get here.
+"""
 
 from __future__ import annotations
 
 import html
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from types import GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 from ..bodies.access_log import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from ..bodies.response_writer import NOT_STARTED
-from ..errors import ClientGone, RequestError
+from ..errors import ClientGone, MalformedRequest, RequestError
 from ..http.framing import BodyCounter
-from .app_socket import AppSocket
 from .backlog import Backlog
-from .channel import Channel
-from .environ import EnvironFactory
-from .exchange import Exchange
+from .receiving import Exchange
 from .response import Response, ResponseSettings
+
+if TYPE_CHECKING:
+    from .connection import Channel
+    from .endpoint import Endpoint
+
+_PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+# Set for each request, in the order in which the template has them.
+_OF_EACH = (
+    "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
+    "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
+)  # fmt: skip
+# What an app may use without taking the socket over.
+_HARMLESS = frozenset(
+    {
+        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
+        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
+    }
+)  # fmt: skip
 
 
 class Application:
@@ -70,7 +93,8 @@ class Application:
         self._may_stay = may_stay
         self._answer_error = answer_error
         self._on_answered = on_answered
-        # See endpoint.Core: without an access log, `on_answered` itself.
+        # Called by channels when a response has been sent, or never will be; without an access
+        # log it is `on_answered` itself.
         self.on_sent = self._log_exchange if logs_access else on_answered or _nothing
 
     def run(self, channel: Channel) -> None:
@@ -264,3 +288,118 @@ def _error_page(error: RequestError) -> bytes:
         f"HTTP/1.1 {error.status:d} {reason}\r\nConnection: close\r\nContent-Type: text/html\r\n"
         f"Content-Length: {len(page)}\r\n\r\n{page}"
     ).encode("latin-1", "replace")
+
+
+class EnvironFactory:
+    """Makes the environs of one worker.
+
+    :param worker_part: what is the same in all of them.
+    """
+
+    def __init__(self, worker_part: dict[str, Any]) -> None:
+        self._script_name = os.environ.get("SCRIPT_NAME", "")
+        self._worker_part = {
+            "wsgi.version": (1, 0),
+            "wsgi.multithread": True,
+            "wsgi.run_once": False,
+            "wsgi.input_terminated": True,
+            **worker_part,
+        }
+        self._shared: dict[Any, dict[str, Any]] = {}  # templates, by the listener's address
+
+    def make(
+        self, exchange: Exchange, sock: object, peer: object, server: Any, *, check: bool = True
+    ) -> dict[str, Any]:
+        """Make the environ of a request.
+
+        :param sock: the value of `gunicorn.socket`.
+        :param peer: the client's address as accept() returned it.
+        :param server: the listener's address. For a Unix socket, SERVER_NAME is taken from the
+            request's Host instead.
+        :param check: False to accept any path, for the log of a request that is refused anyway.
+        :raises MalformedRequest: if the path is not below SCRIPT_NAME.
+        """
+        req = exchange.req
+        fields = exchange.fields
+        version = req.version
+        path = req.path
+        script_name = exchange.script_name
+        if script_name is None:
+            script_name = self._script_name
+        if script_name:
+            if path.startswith(script_name):
+                path = path[len(script_name) :]
+            elif check:
+                raise MalformedRequest(
+                    f"Request path {path!r} does not start with SCRIPT_NAME {script_name!r}"
+                )
+        if "%" in path or not path.isascii():
+            path = decoded_path(path)
+        shared = self._shared.get(server)
+        if shared is None:
+            shared = self._shared[server] = self._share(server)
+        environ = shared.copy()
+        environ["gunicorn.socket"] = sock
+        environ["wsgi.input"] = exchange.body
+        environ["wsgi.url_scheme"] = req.scheme
+        environ["REQUEST_METHOD"] = req.method
+        environ["SCRIPT_NAME"] = script_name
+        environ["PATH_INFO"] = path
+        environ["QUERY_STRING"] = req.query
+        environ["RAW_URI"] = req.uri
+        environ["SERVER_PROTOCOL"] = _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}"
+        if isinstance(peer, tuple):
+            environ["REMOTE_ADDR"] = peer[0]
+            environ["REMOTE_PORT"] = str(peer[1])
+        elif isinstance(peer, str):
+            environ["REMOTE_ADDR"] = peer
+        elif isinstance(peer, bytes):
+            environ["REMOTE_ADDR"] = peer.decode()
+        if exchange.proxy is not None:
+            environ.update(exchange.proxy)
+        environ |= fields
+        if "SERVER_NAME" not in environ:
+            host = fields.get("HTTP_HOST")
+            name, _, port = (host or "").partition(":")
+            if not port and host is not None:
+                port = _DEFAULT_PORTS.get(req.scheme, "")
+            environ["SERVER_NAME"] = name
+            environ["SERVER_PORT"] = port
+        return environ
+
+    def _share(self, server: Any) -> dict[str, Any]:
+        """Make the template of a listener."""
+        environ = {**self._worker_part, **dict.fromkeys(_OF_EACH)}
+        if isinstance(server, tuple):
+            environ["SERVER_NAME"] = server[0]
+            environ["SERVER_PORT"] = str(server[1])
+        return environ
+
+
+def decoded_path(path: str) -> str:
+    """Return the path of a request as PATH_INFO has it."""
+    return unquote_to_bytes(path).decode("latin-1")
+
+
+class AppSocket:
+    """The client's socket, for apps that take it over.
+
+    Addresses, certificate and options can be read, and options set, as middleware does. Any other
+    use makes the socket blocking, as apps expect it, and ends HTTP on it: the connection is closed
+    when the app returns.
+    """
+
+    __slots__ = ("__weakref__", "_owner", "_sock")
+
+    def __init__(self, owner: Endpoint) -> None:
+        self._sock = owner.sock
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _HARMLESS:
+            return getattr(self._sock, name)
+        if not hasattr(self._sock, name):
+            raise AttributeError(f"a socket has no attribute {name!r}")
+        return getattr(self._owner.hijack(), name)

@@ -10,12 +10,14 @@ If its turn comes before it is written, it is sent from memory, and what is writ
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from ..sockets.sending import FileSegment
-from .output_memory import OutputMemory, SpillFile
+from .disk import Budget, SpillFile
 
 # This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
@@ -23,6 +25,8 @@ _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
 _JOINED_BYTES = 4 * 1024
 # The most buffers of one send.
 _BUFFERS = 64
+# The least time between two warnings about a failed spill: the log may be on the same disk.
+_WARN_AGAIN_S = 10.0
 
 
 class Spilling:
@@ -325,3 +329,50 @@ class Backlog:
 def _bytes_in_memory(buffer: memoryview) -> int:
     whole = buffer.obj
     return len(whole) if isinstance(whole, bytes) else buffer.nbytes
+
+
+class OutputMemory(Budget):
+    """Counts the output in memory that waits for clients; beyond it, temporary files are used.
+
+    :param disk: counts the bytes of these.
+    :param warn: a logging function.
+    """
+
+    def __init__(self, limit_bytes: int, disk: Budget, warn: Callable[..., object]) -> None:
+        super().__init__(limit_bytes)
+        self.disk = disk
+        self._warn = warn
+        self._told = False
+        self._warned_at = -_WARN_AGAIN_S  # of a failed spill; monotonic
+
+    @property
+    def most_of_one(self) -> int:
+        """What one response may have in memory while a disk is slow."""
+        return self._limit_bytes // 8
+
+    @property
+    def is_full(self) -> bool:
+        return self.used_bytes >= self._limit_bytes
+
+    def take(self, size: int) -> bool:
+        if super().take(size):
+            return True
+        with self._lock:
+            told, self._told = self._told, True
+        if not told:
+            self._warn(
+                "Slow clients leave more than %d bytes waiting in memory: from now on what "
+                "exceeds it goes to temporary files in %s",
+                self._limit_bytes,
+                tempfile.gettempdir(),
+            )
+        return False
+
+    def warn_of_failed_spill(self, error: OSError) -> None:
+        """Log, now and then, that output stays in memory beyond the limit."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._warned_at < _WARN_AGAIN_S:
+                return
+            self._warned_at = now
+        self._warn("Output stays in memory, as it cannot be written to a temporary file: %s", error)

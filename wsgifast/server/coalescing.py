@@ -1,4 +1,4 @@
-"""Blocks of streams that are held back, and the queues that hold them until the next tick."""
+"""Blocks of streams that are held back, the queues that hold them, and what all queues share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .limits import Budget
+from .backlog import OutputMemory
+from .counters import Counters
+from .disk import Budget, DiskThreads
+from .options import Options
+from .sending import ClientWait
 
 # A block is held back if it follows another one this soon.
 _COALESCE_S = 0.0005
@@ -141,3 +145,37 @@ class Coalescing:
                 later.append(queue)
         queues.update(later)
         return True
+
+
+class OutputRules:
+    """How responses are sent.
+
+    :param options: the server's, and its counters.
+    :param coalescing: the queues that hold blocks back.
+    :param share_work: called during a long turn that releases the GIL: other threads go on with the
+        rest of the work.
+    :ivar ahead_bytes: what may wait for one client before the writer waits, or uses a file.
+    :ivar memory: counts the output in memory.
+    :ivar disk: the threads for files that are not in the page cache.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        counters: Counters,
+        coalescing: Coalescing,
+        share_work: Callable[[], object],
+        log: Any,
+    ) -> None:
+        self.options = options
+        self.ahead_bytes = options.output_ahead_bytes
+        self.counters = counters
+        self.coalescing = coalescing
+        self.share_work = share_work
+        on_disk = Budget(options.responses_on_disk_bytes)
+        self.memory = OutputMemory(options.output_memory_bytes, on_disk, log.warning)
+        self.disk = DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error))
+
+    def new_wait(self) -> ClientWait:
+        """A client is waited for, for the first time in its response."""
+        return ClientWait(self.options.send_timeout_s, self.options.send_least_bytes_per_s)

@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-states.py has the states and the transitions; :data:`_ON_EVENT` and :data:`_ON_OVERDUE`, below, map
-each state to what is done. A waiting connection is in the registry, where an event or the sweep
-claims it and makes one thread its owner (registry.py). The owner calls :meth:`Connection.on_event`,
+endpoint.py has the states and the transitions; :data:`_ON_EVENT` and :data:`_ON_OVERDUE`, below,
+map each state to what is done. A waiting connection is in the registry, where an event or the sweep
+claims it and makes one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`,
 which lets the connection wait again, closes it, or returns it because its app is to run. Once
 HTTP/2 is negotiated, an HTTP2Connection takes its place (http2/connection.py).
 
@@ -24,19 +24,11 @@ import ssl
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import ClientGone, RequestError
 from ..sockets.sending import FileTruncated
-from .channel import Channel
-from .endpoint import Core, Endpoint
-from .exchange import Exchange
-from .output import OutputQueue
-from .poller import READ, WOULD_BLOCK, WRITE
-from .receiving import ASKED, COMPLETE, HTTP2, Receiver
-from .response import Response
-from .sending import Sender
-from .states import (
+from .endpoint import (
     ANSWERED,
     BEGUN,
     CLOSED,
@@ -53,8 +45,21 @@ from .states import (
     SKIPS,
     STAYS,
     SWITCHES,
+    Endpoint,
 )
+from .output import OutputQueue
+from .poller import READ, WOULD_BLOCK, WRITE
+from .receiving import ASKED, COMPLETE, HTTP2, Exchange, Receiver
+from .response import Response
+from .sending import Sender
 from .streamed_body import StreamedBody
+
+if TYPE_CHECKING:
+    from .http2.stream import Stream
+    from .server import Server
+
+    # What the application gets its requests from, and answers them by.
+    Channel: TypeAlias = "Connection | Stream"
 
 # The deadline of an overdue connection that gets a last turn.
 _LAST_TURN = 0.0
@@ -62,7 +67,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection(Endpoint):
-    """One accepted connection.
+    """One accepted connection of HTTP/1: a channel, as a stream of HTTP/2 is one.
 
     :param sock: non-blocking; with TLS, before the handshake.
     :param peer: the client's address as accept() returned it.
@@ -77,7 +82,7 @@ class Connection(Endpoint):
     response_class = Response
 
     def __init__(
-        self, core: Core, sock: socket.socket, peer: Any, address: Any, receiver: Receiver
+        self, core: Server, sock: socket.socket, peer: Any, address: Any, receiver: Receiver
     ) -> None:
         secure = isinstance(sock, ssl.SSLSocket)
         super().__init__(core, sock, peer, address, HANDSHAKE if secure else IDLE)
@@ -260,9 +265,16 @@ class Connection(Endpoint):
     # The app's thread
 
     def begin_app(self) -> bool:
+        """The app is about to be called; False if nobody waits for the response any more."""
         return True
 
     def send_error(self, status: int, page: bytes) -> int:
+        """Answer with an error, if nothing has been sent; without a body to HEAD.
+
+        :param page: the whole response as HTTP/1 has it, head and body.
+        :returns: the size of the body, in bytes.
+        :raises ClientGone: if the client has gone.
+        """
         asked = self._receiver.exchange
         head, end, body = page.partition(b"\r\n\r\n")
         if asked is not None and asked.req.method == "HEAD":  # RFC 9110 section 9.3.2
@@ -271,6 +283,7 @@ class Connection(Endpoint):
         return len(body)
 
     def connection(self) -> Connection:
+        """Return the connection: itself, or the stream's."""
         return self
 
     def hijack(self) -> socket.socket:
@@ -282,6 +295,7 @@ class Connection(Endpoint):
         return self.sock
 
     def close_when_sent(self, close: Callable[[], object]) -> None:
+        """Have this thread, which has run the app, call the body's close() after the last byte."""
         assert self.exchange is not None
         self.exchange.close = self._core.postpone(close, self.exchange.req)
 

@@ -1,4 +1,4 @@
-"""What a server counts about itself. It only counts; the metrics exporter reads the values.
+"""What a server counts, and how it is at a moment: for metrics and `wsgifast top`; any thread.
 
 Additions take no lock: CPython switches threads only at calls and at the end of loops, and an
 addition to an attribute contains neither.
@@ -6,11 +6,38 @@ addition to an attribute contains neither.
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ..metrics.health import SlowClient
+from ..metrics.points import Point, point, points_of
+from ..metrics.requests import Asked, asked_of_parsed
+from .endpoint import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
+
+if TYPE_CHECKING:
+    from .endpoint import Endpoint
+    from .server import Server
 
 # Most waits kept between two reads.
 _MOST_WAITS = 10_000
+# tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
+# tcpi_sacked the limit.
+_TCP_INFO_UNACKED_AT = 24
+_TCP_LISTEN = 10
+
+_CALLED = {
+    HANDSHAKE: "handshake",
+    IDLE: "idle",
+    RUNNING: "running",
+    SENDING: "sending",
+    SKIPPING: "body",
+    STREAMS: "http2",
+    LINGERING: "closing",
+}
 
 
 class Counters:
@@ -71,3 +98,92 @@ class Exhaustion:
         """Return the total up to `now` (monotonic)."""
         since = self.since
         return self._over_s + (0.0 if since is None else now - since)
+
+
+def gauges(server: Server) -> Iterator[Point]:
+    """Yield how a server is at this moment; it goes on meanwhile."""
+    connections = list(server.connections)
+    turns = server.pool.turns()
+    memory = server.output_rules.memory
+    yield point("wsgifast_threads", len(turns))
+    yield point("wsgifast_threads_busy", sum(turn is not None for _, _, turn in turns))
+    yield point("wsgifast_requests_waiting", len(server.pool.ready))
+    exhausted_s = server.pool.exhaustion.seconds(time.monotonic())
+    yield point("wsgifast_saturated_seconds_total", exhausted_s)
+    yield from points_of("wsgifast_connections", Counter(map(_state_of, connections)))
+    yield point("wsgifast_connections_limit", server.options.worker_connections)
+    waits = [any(channel.output.draining for channel in each.channels()) for each in connections]
+    yield point("wsgifast_slow_clients", sum(waits))
+    yield point("wsgifast_output_queued_bytes", memory.used_bytes)
+    yield point("wsgifast_output_spooled_bytes", memory.disk.used_bytes)
+    yield point("wsgifast_request_bodies_spooled_bytes", server.bodies_on_disk.used_bytes)
+    backlog = _backlog(server.listeners)
+    if backlog is not None:
+        yield point("wsgifast_accept_backlog", backlog[0])
+        yield point("wsgifast_accept_backlog_limit", backlog[1])
+
+
+def requests_under_way(server: Server) -> list[Asked]:
+    """Return what was asked by each request that the app has got and is not answered."""
+    found = []
+    for connection in list(server.connections):
+        for channel in connection.channels():
+            exchange = channel.exchange
+            if exchange is not None and exchange.environ is not None:
+                found.append(asked_of_parsed(exchange.req))
+    return found
+
+
+def slowest_clients(connections: Iterable[Endpoint], now: float, *, most: int) -> list[SlowClient]:
+    """Return the clients whose output waits for them, the slowest first.
+
+    :param now: monotonic.
+    """
+    found = []
+    for connection in connections:
+        for channel in connection.channels():
+            output, exchange = channel.output, channel.exchange
+            pace = output.sender.pace(now) if output.draining else None
+            if pace is None:  # it may wait for a disk
+                continue
+            waited_s, taken = pace
+            found.append(
+                SlowClient(
+                    _shown(connection.peer),
+                    "" if exchange is None else str(exchange.req.path),
+                    output.bytes_queued,
+                    round(waited_s, 3),
+                    round(taken / max(waited_s, 1e-3), 1),
+                )
+            )
+    found.sort(key=lambda client: client.bytes_per_s)
+    return found[:most]
+
+
+def _shown(peer: object) -> str:
+    if not isinstance(peer, tuple):
+        return "unix"
+    host, port = peer[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _state_of(connection: Endpoint) -> str:
+    state = connection.state
+    if state == RECEIVING:
+        return "body" if connection.receives_body else "head"
+    return _CALLED.get(state, "closing")
+
+
+def _backlog(listeners: Iterable[socket.socket]) -> tuple[int, int] | None:
+    """The longest accept queue, and its limit; None where the system does not tell."""
+    found = []
+    for listener in listeners:
+        if listener.family not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        try:
+            info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+        except (OSError, AttributeError):  # closed; or not Linux
+            continue
+        if len(info) == 32 and info[0] == _TCP_LISTEN:
+            found.append(struct.unpack_from("=II", info, _TCP_INFO_UNACKED_AT))
+    return max(found, default=None)

@@ -1,111 +1,238 @@
-"""An accepted socket: how a connection waits and ends, whichever version of HTTP it speaks."""
+"""An accepted socket: its states, how it waits and how it ends, whatever HTTP it speaks.
+
+Theory of operation
+-------------------
+A waiting connection is *published* in the registry under its descriptor and *armed* in the poller.
+Either an event (:meth:`Registry.claim`) or the sweep (:meth:`Registry.sweep`) claims it, never
+both. The thread that claims it owns it: no other thread touches it until it waits again or is
+closed.
+
+    owned --wait--> published and armed --event--> owned by the event's thread
+                                        --sweep--> owned by the sweep's thread
+
+Publishing comes first, because the event may arrive as soon as the descriptor is armed. But nobody
+may claim the connection between the two steps: the sweep could close it, the kernel could reuse the
+descriptor's number for a new connection, and the owner would then arm that one. So both steps
+happen under one lock, which the sweep takes for each claim. An event needs no lock: it proves that
+the connection is armed.
+
+An event that finds nobody to claim was that of a connection which the sweep has claimed first. It
+is not lost: whoever lets the connection wait again arms it, and then it is reported again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ClientGone
 from ..sockets.closing import Lingering
-from .app_socket import AppSocket
-from .channel import Channel
-from .counters import Counters
-from .exchange import Exchange
-from .limits import Budget
-from .options import HTTP2Options, Options
-from .output import OutputQueue
-from .output_rules import OutputRules
-from .parser import Parser
-from .poller import READ, WOULD_BLOCK, WRITE
-from .registry import Registry
-from .states import CLOSED, GONE, HANDSHAKE, IDLE, LEAVES, RUNNING, SKIPPING, TRANSITIONS
+from .poller import READ, WOULD_BLOCK, WRITE, Poller
 
 if TYPE_CHECKING:
-    from .pool import Close
+    from .application import AppSocket
+    from .connection import Channel
+    from .output import OutputQueue
+    from .server import Server
 
+HANDSHAKE: Final = "handshake"  # TLS handshake
+IDLE: Final = "idle"  # nothing of the next request has been received
+RECEIVING: Final = "receiving"  # a part of a request has been received
+RUNNING: Final = "running"  # the app runs, or waits for a thread
+SENDING: Final = "sending"  # the app has returned, or was not called; the output queue has more
+SKIPPING: Final = "skipping"  # all is sent; the rest of a body arrives that the app has not read
+STREAMS: Final = "streams"  # HTTP/2 (http2/connection.py), whose streams have states of their own
+LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
+CLOSED: Final = "closed"
+
+SECURED: Final = "the handshake is complete"
+BEGUN: Final = "the beginning of a request was received"
+READY: Final = "the request is complete, as far as the app needs it"
+REFUSED: Final = "the request is answered with an error"
+ANSWERED: Final = "the app has returned, and not all is sent"
+STAYS: Final = "all is sent, and the connection is kept"
+SKIPS: Final = "all is sent, and the connection is kept once the rest of the body has come"
+LEAVES: Final = "all is sent, and the connection ends; or its handshake has failed"
+SWITCHES: Final = "HTTP/2 was negotiated"
+GONE: Final = "the connection is lost, given up, or closed by the client"
+
+# Complete: `Endpoint.move` looks each event up in it, and one that is missing is a bug. Only the
+# connection's owner moves it.
+TRANSITIONS: Final[dict[str, dict[str, str]]] = {
+    HANDSHAKE: {SECURED: IDLE, LEAVES: LINGERING, GONE: CLOSED},
+    IDLE: {
+        BEGUN: RECEIVING,
+        READY: RUNNING,
+        SWITCHES: STREAMS,
+        REFUSED: SENDING,
+        GONE: CLOSED,
+    },
+    RECEIVING: {READY: RUNNING, SWITCHES: STREAMS, REFUSED: SENDING, GONE: CLOSED},
+    RUNNING: {ANSWERED: SENDING, STAYS: IDLE, SKIPS: SKIPPING, LEAVES: LINGERING, GONE: CLOSED},
+    SENDING: {STAYS: IDLE, SKIPS: SKIPPING, LEAVES: LINGERING, GONE: CLOSED},
+    SKIPPING: {STAYS: IDLE, LEAVES: LINGERING, GONE: CLOSED},
+    STREAMS: {LEAVES: LINGERING, GONE: CLOSED},
+    LINGERING: {GONE: CLOSED},
+    CLOSED: {},
+}
 # Bytes discarded in one turn.
 _DISCARD_BYTES = 256 * 1024
 
 
-class Core(Protocol):
-    """What a connection needs of its server.
+class Registry:
+    """Keeps a worker's connections; thread-safe.
 
-    :ivar bodies_on_disk: counts request bodies in temporary files.
-    :ivar http2: the settings sent to HTTP/2 clients.
+    :param on_closed: called after each connection that has closed.
     """
 
-    options: Options
-    counters: Counters
-    output_rules: OutputRules
-    bodies_on_disk: Budget
-    http2: HTTP2Options
-    registry: Registry[Any]
-    log: Any
+    def __init__(
+        self,
+        poller: Poller,
+        *,
+        on_closed: Callable[[], object],
+        log: Any,
+    ) -> None:
+        self.connections: set[Endpoint] = set()
+        self._poller = poller
+        self._on_closed = on_closed
+        self.log = log
+        self.waiting: dict[int, Endpoint] = {}
+        self._lock = threading.Lock()
 
-    def keepalive_s(self) -> float:
-        """How long an idle connection is kept open."""
+    # Called by the owner of a connection.
 
-    def resume(self, connection: Any) -> object:
-        """Have a thread of the pool call :meth:`Connection.on_event` without an event."""
+    def wait(self, connection: Endpoint, events: int) -> None:
+        """Give a connection up until an event; the caller must not touch it afterwards.
 
-    def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> object:
-        """Answer an error, and log it, with the request if there is one."""
-
-    def on_sent(
-        self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
-    ) -> object:
-        """The response to a request has been sent, or never will be.
-
-        :param now: monotonic.
-        :param error: what ended it, if it was not sent whole.
+        :param events: as for :meth:`Poller.arm`.
+        :raises OSError, ValueError: if the kernel cannot wait for the descriptor; the caller still
+            owns the connection then.
         """
+        arm = self._poller.arm if connection.known else self._poller.add
+        connection.known = True
+        fd = connection.fd
+        other = self.waiting.get(fd)
+        if other is not None and other is not connection:
+            # The app of one of them has taken the socket over, and closed it.
+            if connection.sock.fileno() != fd:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            if self._claim_if_waiting(other):
+                if self._poller.must_forget:
+                    self._poller.forget(fd)
+                self._have_step(other, other.on_overdue)
+        with self._lock:
+            self.waiting[fd] = connection
+            try:
+                arm(fd, events)
+            except (OSError, ValueError) as error:
+                # None: an event has claimed it even so.
+                if self.waiting.pop(fd, None) is connection:
+                    self.log.warning("cannot wait for a connection: %s", error)
+                    raise
 
-    def postpone(self, close: Callable[[], object], req: Any) -> Close:
-        """Have this thread call the close() of a body, once :meth:`make_due` is called.
+    def change(self, connection: Endpoint, events: int) -> None:
+        """Change the events that a connection waits for, if it waits; for any thread.
 
-        :param req: the request, for the log.
+        An event that is under way already may then be reported twice: whoever claims a connection
+        must cope with finding nothing to do.
+
+        :raises OSError, ValueError: as :meth:`wait`.
         """
+        with self._lock:
+            if self.waiting.get(connection.fd) is connection:
+                self._poller.arm(connection.fd, events)
 
-    def make_due(self, close: Close) -> object:
-        """The last byte of a body has been sent, or never will be; never calls close() itself."""
+    def forget(self, connection: Endpoint) -> None:
+        """A connection is about to be closed.
 
-    def run_soon(self, task: Callable[[], Channel | None]) -> object:
-        """Have a thread of the pool call something, and run the app of what it returns."""
-
-    def wait_for_disk(self, connection: Any, step: Callable[[], Channel | None]) -> bool:
-        """Have a disk thread take a step that may write to a temporary file; False if it cannot.
-
-        It owns the connection until then; if the step returns something, its app is run as usual.
+        If the app has taken its socket over and closed it, another connection may have its
+        descriptor's number by now.
         """
+        fd = connection.fd
+        self._claim_if_waiting(connection)
+        if self._poller.must_forget and connection.sock.fileno() == fd:
+            self._poller.forget(fd)
 
-    def on_handshake_end(self, connection: Any) -> None:
-        """A TLS handshake has succeeded or failed, or its connection is about to be closed."""
+    def replace(self, connection: Endpoint, other: Endpoint) -> None:
+        """Another object goes on with the socket of a connection."""
+        self.connections.add(other)
+        self.connections.discard(connection)
 
-    def is_ending(self) -> bool:
-        """Whether clients should make their next requests elsewhere."""
+    def remove(self, connection: Endpoint) -> None:
+        """A connection has closed its descriptor."""
+        self.connections.discard(connection)
+        self._on_closed()
 
-    def begin_http2(
-        self, connection: Endpoint, parser: Parser, received: bytes, exchange: Exchange | None
-    ) -> Channel | None:
-        """Go on with HTTP/2 on the socket of a connection; its owner lets go of the old object.
+    # Called by the threads of the pool.
 
-        :param parser: for the requests of its client.
-        :param received: what the client has sent already.
-        :param exchange: the request that has asked for the upgrade.
+    def claim(self, fd: int) -> Endpoint | None:
+        """Become the owner of the connection that an event is for; None if none waits.
+
+        The connection that the event was for may have closed, and a new one may have its number:
+        whoever claims a connection must cope with finding nothing to do.
         """
+        return self.waiting.pop(fd, None)
+
+    def sweep(self, now: float) -> None:
+        """Claim the connections that are overdue, and have them end.
+
+        :param now: the monotonic clock, in seconds.
+        """
+        for connection in list(self.waiting.values()):
+            if not (connection.deadline < now or connection.retries):
+                continue
+            # An event may have been handled in between.
+            if not self._claim_if_waiting(connection, overdue_at=now):
+                continue
+            if connection.deadline < now:
+                self._have_step(connection, connection.on_overdue)
+            else:
+                self._have_step(connection, connection.retry)
+
+    def cap_deadlines(self, deadline: float, applies: Callable[[Endpoint], bool]) -> None:
+        """Have the waiting connections for which `applies` is true end by `deadline`."""
+        for connection in list(self.waiting.values()):
+            if applies(connection):
+                connection.deadline = min(connection.deadline, deadline)
+
+    def _have_step(self, connection: Endpoint, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except Exception:
+            self.log.exception("Error in a connection")
+            connection.close()
+
+    def _claim_if_waiting(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
+        fd = connection.fd
+        with self._lock:
+            if self.waiting.get(fd) is not connection:
+                return False
+            if overdue_at is not None and not (
+                connection.deadline < overdue_at or connection.retries
+            ):
+                return False
+            # None: its event has come in between. No other connection can: that needs the lock.
+            return self.waiting.pop(fd, None) is not None
 
 
 class Endpoint:
     """An accepted socket, its output queue and its state; connection.py says who owns it.
 
-    For `deadline`, `known` and `retries` see :class:`~.registry.Waiting`; for
-    `app_socket` and `proxy`, :class:`~.app_socket.Owner`.
-
+    :param peer: the client's address as accept() returned it.
+    :param address: the listener's.
     :param state: the first one.
+    :ivar deadline: when the sweep claims it; monotonic, in seconds.
+    :ivar known: whether the poller knows its descriptor.
+    :ivar retries: whether the next sweep claims it in any case.
+    :ivar app_socket: `gunicorn.socket` for its apps; None until it is made.
+    :ivar proxy: environ keys from its PROXY header.
     """
 
     __slots__ = (
@@ -116,7 +243,7 @@ class Endpoint:
     output: OutputQueue
 
     def __init__(
-        self, core: Core, sock: socket.socket, peer: Any, address: Any, state: str
+        self, core: Server, sock: socket.socket, peer: Any, address: Any, state: str
     ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
@@ -136,6 +263,11 @@ class Endpoint:
         self.state = TRANSITIONS[self.state][event]
 
     # What each version of HTTP does in its own way
+
+    @property
+    def receives_body(self) -> bool:
+        """Whether the head of a request is complete, and its body is not."""
+        return False
 
     def on_event(self, events: int) -> Channel | None:
         """Handle an event; the caller owns the connection.
@@ -176,7 +308,7 @@ class Endpoint:
         """Drop all requests, before the socket is closed; False if that must wait for an app."""
         raise NotImplementedError
 
-    # Waiting; for the output queue, see :class:`~.send_queue.OutputOwner`
+    # Waiting; for the output queue, see :class:`~.output.OutputOwner`
 
     def begin(self) -> None:
         """Wait for the first event."""

@@ -1,8 +1,12 @@
-"""The options of a server."""
+"""The options of a server, and how slow a client may be."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+
+# The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
+BODY_BYTES_PER_S = 500.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Options:
     # Larger bodies go to a temporary file: forms fit in memory, uploads do not.
     body_memory_bytes: int = 512 * 1024
     # A client that takes fewer on average, after send_timeout_s, is dropped, as is one that sends
-    # so few (limits.BODY_BYTES_PER_S).
+    # so few (BODY_BYTES_PER_S).
     send_least_bytes_per_s: float = 500.0
     # What waits in memory for one client, before the next block of a generator goes to a temporary
     # file, to twice as much until then: several times what a socket takes at once.
@@ -74,3 +78,51 @@ class HTTP2Options:
     max_frame_bytes: int
     max_header_list_bytes: int
     max_header_fields: int
+
+
+def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s: float) -> float:
+    """Return for how many more seconds to wait for a client.
+
+    :param timeout_s: the longest wait for a single byte.
+    :param least_bytes_per_s: the least average rate once `timeout_s` has passed; 0 for any.
+    :param moved: bytes that the client has sent, or taken, since the wait began.
+    :param waited_s: seconds since then.
+    """
+    if not least_bytes_per_s:
+        return timeout_s
+    return min(timeout_s, timeout_s + moved / least_bytes_per_s - waited_s)
+
+
+class UploadPace:
+    """How fast a client sends the bodies on one connection; the connection's owner counts.
+
+    While the client sends one body, the others may wait: it is given up only for being too slow
+    with all of them. Otherwise a client with a slow line could not send two bodies in turn.
+
+    :param timeout_s: see :func:`time_left_s`.
+    :ivar received: bytes of all bodies.
+    """
+
+    __slots__ = ("_received_at", "_timeout_s", "received")
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._received_at = 0.0
+        self.received = 0
+
+    def count(self, size: int) -> None:
+        """A part of a body was received."""
+        self._received_at = time.monotonic()
+        self.received += size
+
+    def deadline(self, began: float, received_before: int, waited_s: float = 0.0) -> float:
+        """Return when to give up on one body (monotonic).
+
+        :param began: when the client was first waited for; monotonic.
+        :param received_before: :attr:`received` when its request came.
+        :param waited_s: seconds for which it was waited for earlier.
+        """
+        at = max(began, self._received_at)
+        received = self.received - received_before
+        waited_s += at - began
+        return at + time_left_s(self._timeout_s, BODY_BYTES_PER_S, received, waited_s)

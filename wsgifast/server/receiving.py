@@ -9,28 +9,149 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_head import HeadScanner
-from .exchange import Exchange
-from .limits import BODY_BYTES_PER_S, Budget, time_left_s
-from .options import Options
-from .parser import NeedMoreData, Parser
-from .request_body import BodyCollector, Spool
+from .disk import Budget, Spool
+from .options import BODY_BYTES_PER_S, Options, time_left_s
+
+if TYPE_CHECKING:
+    from .pool import Close
 
 # Bytes of one receive of a head: more than any usual head, so that pipelined requests need fewer
 # calls, and never less than a TLS record (RFC 8446 section 5.1): no event would announce the rest.
 _HEAD_BYTES = 16 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
+# The same of a body: at most; and of a chunked one, at first and at least.
+_RECEIVE_BYTES = 256 * 1024
+_FIRST_CHUNKS_BYTES = 4 * 1024
+_LEAST_CHUNKS_BYTES = 1024
+# Chunks decoded in one turn: far less than a millisecond of work, whatever their size.
+_CHUNKS_A_TURN = 500
+# Transfer codings that leave nothing on a body once its framing has been decoded.
+_ONLY_FRAMING = {"chunked", "identity", ""}
 
 # The next step, as :meth:`Receiver.take` returns it.
 MORE: Final = "receive more, or call take() again if has_more_to_do()"
 ASKED: Final = "the same, and the client waits for 100 Continue"
 COMPLETE: Final = "run the request; it has no body if the app is to read that from the socket"
 HTTP2: Final = "the connection speaks HTTP/2 from here on; a request may have asked for the upgrade"
+
+
+class Exchange:
+    """A request and its response; made by the parser from a complete head.
+
+    :ivar req: the parser's request, for the environ, hooks and loggers.
+    :ivar length: Content-Length in bytes; None for a chunked body (RFC 9112 section 6).
+    :ivar rest: what was received after the head.
+    :ivar fields: the headers, under their environ keys.
+    :ivar script_name: SCRIPT_NAME from a trusted proxy; None without one.
+    :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
+    :ivar upgrade: HTTP2-Settings of a request that asks for an upgrade, and is answered in HTTP/2;
+        None for other requests.
+    :ivar proxy: environ keys from a PROXY header before the connection's first request.
+    :ivar resp: its response, once there is one.
+    :ivar environ: once the app is called.
+    :ivar body: `wsgi.input`, once there is one.
+    :ivar streamed: the raw stream below it, if the app reads from the socket; its `failure` says
+        why the body cannot be read to its end.
+    :ivar close: its body's close(), if the app has returned and the body is still being sent.
+    :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
+    :ivar queued: when the complete request began to wait for a thread.
+    :ivar begun: when the app was called; only with an access log.
+    :ivar answered: when the app was done; only with an access log.
+    """
+
+    __slots__ = (
+        "answered", "begun", "body", "close", "environ", "expects_continue", "fields", "length",
+        "proxy", "queued", "req", "resp", "rest", "script_name", "started", "streamed", "upgrade",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        req: Any,
+        length: int | None,
+        rest: bytes,
+        fields: dict[str, str],
+        script_name: str | None = None,
+        expects_continue: bool = False,
+        upgrade: Any = None,
+        proxy: dict[str, Any] | None = None,
+    ) -> None:
+        self.req = req
+        self.length = length
+        self.rest = rest
+        self.fields = fields
+        self.script_name = script_name
+        self.expects_continue = expects_continue
+        self.upgrade = upgrade
+        self.proxy = proxy
+        self.resp: Any = None
+        self.environ: dict[str, Any] | None = None
+        self.body: Any = None
+        self.streamed: Any = None
+        self.close: Close | None = None
+        self.started = time.monotonic()
+        self.queued = self.begun = self.answered = 0.0
+
+    def declare_length(self, size: int) -> None:
+        """Tell the app the length of a body that has come without one, and was received whole.
+
+        Apps go by CONTENT_LENGTH (PEP 3333): Django takes a body without one for empty. Chunks are
+        gone by now (RFC 9112 section 7.1.3 has a decoder do the same); where another coding is left
+        on the body, its length in that coding would say nothing.
+        """
+        codings = self.fields.get("HTTP_TRANSFER_ENCODING", "").lower().split(",")
+        if {coding.strip(" \t") for coding in codings} <= _ONLY_FRAMING:
+            self.fields.pop("HTTP_TRANSFER_ENCODING", None)
+            self.fields.setdefault("CONTENT_LENGTH", str(size))
+
+
+class NeedMoreData(Exception):
+    """The head is incomplete."""
+
+
+class Parser(Protocol):
+    """Parses the requests of all connections: it keeps no state between calls, and never waits.
+
+    :ivar eager_bytes: up to this many bytes, :meth:`parse` is called without an empty line, for
+        protocols in which none ends the head.
+    :ivar head_limit_bytes: the most bytes of a head.
+    """
+
+    eager_bytes: int
+    head_limit_bytes: int
+
+    def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
+        """Parse the head at the start of some data.
+
+        :param peer: the client's address as accept() returned it.
+        :param number: of the request on its connection, from 1.
+        :returns: None for HTTP/2's preface (RFC 9113 section 3.4).
+        :raises NeedMoreData: if the head is incomplete.
+        :raises Exception: if it is malformed; the parser's owner knows how to answer it.
+        """
+
+    def parse_stream(
+        self, head: bytes, peer: Any, number: int, *, scheme: str, has_body: bool
+    ) -> Exchange:
+        """Parse the complete head of an HTTP/2 request, in HTTP/1's form.
+
+        :param number: 2 or more.
+        :param scheme: the client's `:scheme`.
+        :param has_body: whether a body follows, and perhaps trailers.
+        :raises Exception: as :meth:`parse`.
+        """
+
+    def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
+        """Add trailers, whose syntax has been checked, to a request of this parser.
+
+        :raises Exception: as :meth:`parse`.
+        """
 
 
 class Receiver:
@@ -185,3 +306,53 @@ class Receiver:
         self.wanted = _HEAD_BYTES
         self._body = None
         return COMPLETE if exchange.upgrade is None else HTTP2
+
+
+class BodyCollector:
+    """Collects a body as it is received.
+
+    Many small chunks take longer to decode than to receive. So one turn decodes a limited number of
+    chunks, and the next receive shrinks to what a turn can decode.
+
+    :ivar received: bytes received so far, framing included.
+    :ivar wanted: how many bytes the next receive may return.
+    :ivar has_more_to_do: call :meth:`take` again, without data, before receiving more.
+    :ivar rest: what came after the body.
+    """
+
+    __slots__ = (
+        "_at", "_data", "decoder", "has_more_to_do", "received", "rest", "spool", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, decoder: BodyDecoder, spool: Spool) -> None:
+        self.spool = spool
+        self.decoder = decoder
+        self.received = 0
+        self.wanted = min(decoder.left or _FIRST_CHUNKS_BYTES, _RECEIVE_BYTES)
+        self.has_more_to_do = False
+        self.rest = b""
+        self._data = b""  # received, and decoded up to `_at`
+        self._at = 0
+
+    def take(self, data: bytes) -> None:
+        """Add what was received; b"" to go on with what is left of it.
+
+        :raises RequestError: if it is malformed, or there is no room for it.
+        :raises OSError: if the temporary file cannot be written.
+        """
+        if data:
+            self.received += len(data)
+            self._data, self._at = data, 0
+        data, start = self._data, self._at
+        decoder = self.decoder
+        content, at = decoder.decode(data, start, chunks=_CHUNKS_A_TURN)
+        if content:
+            self.spool.write(content)
+        self.has_more_to_do = at < len(data) and not decoder.done
+        if self.has_more_to_do:
+            self._at = at
+            self.wanted = max(at - start, _LEAST_CHUNKS_BYTES)
+            return
+        self.wanted = min(decoder.left or self.wanted * 4, _RECEIVE_BYTES)
+        self._data = b""
+        self.rest = data[at:]

@@ -11,28 +11,24 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..sockets.closing import LINGER_S
 from .acceptor import Acceptor
 from .application import Application
-from .channel import Channel
-from .coalescing import Coalescing
+from .coalescing import Coalescing, OutputRules
 from .connection import Connection
 from .counters import Counters
-from .drain import Drain
-from .endpoint import Endpoint
-from .exchange import Exchange
-from .limits import Budget
+from .disk import Budget
+from .endpoint import LINGERING, Endpoint, Registry
+from .monitor import Watchdog
 from .options import HTTP2Options, Options
-from .output_rules import OutputRules
-from .parser import Parser
 from .poller import HUNG_UP, Event, make_poller
 from .pool import Close, Pool, Task
-from .receiving import Receiver
-from .registry import Registry
-from .states import LINGERING
-from .watchdog import Watchdog
+from .receiving import Exchange, Parser, Receiver
+
+if TYPE_CHECKING:
+    from .connection import Channel
 
 # How often deadlines are checked and `beat` is called.
 _ROUND_S = 1.0
@@ -44,6 +40,8 @@ _CLOSING_SHARE = 0.1
 _CLOSING_S = 1.0
 # It waits for such a moment for at most this many graceful timeouts.
 _DRAIN_LIMIT = 10
+# A connection that is younger is expected to end soon.
+_YOUNG_S = 1.0
 
 
 class Server:
@@ -79,7 +77,7 @@ class Server:
         self._killed = False
         self._sweep_pushed = False
         self.poller = make_poller()
-        self.registry: Registry[Endpoint] = Registry(
+        self.registry = Registry(
             self.poller,
             on_closed=self._on_closed,
             log=log,
@@ -104,7 +102,7 @@ class Server:
             kill=self._kill,
         )
         self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
-        # Used by connections, like options, registry and log: see endpoint.Core.
+        # Used by connections, like options, registry and log.
         self.http2 = http2
         self.output_rules = OutputRules(
             options, self.counters, self._coalescing, self.pool.share_work, log
@@ -272,17 +270,25 @@ class Server:
         if (self._ends_soon or self._stopping) and not self.connections:
             self.pool.monitor.interrupt()
 
-    # Called by connections; see endpoint.Core
+    # Called by connections
 
     def resume(self, connection: Endpoint) -> None:
+        """Have a thread of the pool call :meth:`Connection.on_event` without an event."""
         self.pool.defer(partial(self._go_on, connection, 0))
 
     def run_soon(self, task: Task[Channel]) -> None:
+        """Have a thread of the pool call something, and run the app of what it returns."""
         self.pool.defer(task)
 
     def begin_http2(
         self, connection: Endpoint, parser: Parser, received: bytes, exchange: Exchange | None
     ) -> Channel | None:
+        """Go on with HTTP/2 on the socket of a connection; its owner lets go of the old object.
+
+        :param parser: for the requests of its client.
+        :param received: what the client has sent already.
+        :param exchange: the request that has asked for the upgrade.
+        """
         from .http2.connection import HTTP2Connection  # needs h2
 
         http2 = HTTP2Connection(self, connection, parser)
@@ -290,6 +296,11 @@ class Server:
         return http2.begin_streams(received, exchange)
 
     def wait_for_disk(self, connection: Endpoint, step: Task[Channel]) -> bool:
+        """Have a disk thread take a step that may write to a temporary file; False if it cannot.
+
+        It owns the connection until then; if the step returns something, its app is run as usual.
+        """
+
         def job() -> None:
             try:
                 ready = step()
@@ -307,24 +318,33 @@ class Server:
         return True
 
     def on_handshake_end(self, connection: Endpoint) -> None:
+        """A TLS handshake has succeeded or failed, or its connection is about to be closed."""
         self._acceptor.on_handshake_end(connection)
 
     def is_ending(self) -> bool:
+        """Whether clients should make their next requests elsewhere."""
         return self._stopping or bool(self._ends_soon)
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
+        """Answer an error, and log it, with the request if there is one."""
         self.counters.refused[getattr(error, "status", 400)] += 1
         self._application.refuse(channel, exchange, error)
 
     def keepalive_s(self) -> float:
+        """How long an idle connection is kept open."""
         keepalive_s = self.options.keepalive_s
         ends = self._stopping or self._ends_soon
         return min(keepalive_s, LINGER_S) if ends else keepalive_s
 
     def postpone(self, close: Callable[[], object], req: Any) -> Close:
+        """Have this thread call the close() of a body, once :meth:`make_due` is called.
+
+        :param req: the request, for the log.
+        """
         return self.pool.postpone(close, req)
 
     def make_due(self, close: Close) -> None:
+        """The last byte of a body has been sent, or never will be; never calls close() itself."""
         self.pool.make_due(close)
 
     # Called by the pool; see pool.Work
@@ -407,3 +427,38 @@ class Server:
         self._acceptor.update()
         self._watchdog.look(now)
         self.pool.close_elsewhere(now - self.options.stuck_after_s)
+
+
+class Drain:
+    """Tells when a worker can end without making clients wait for its successor.
+
+    The arbiter starts the successor only after this worker has ended, and a worker that ends
+    accepts nothing. So it goes on accepting until all open connections are young: it remembers the
+    open ones, and the moment has come if all of them have closed soon after. If not, it starts
+    again with those that are open then.
+
+    :param connections: the worker's, as they come and go.
+    :param counts: whether to wait for an open connection.
+    :param now: monotonic, here and below.
+    :param limit_s: seconds after which the worker ends in any case.
+    """
+
+    def __init__(
+        self, connections: set[Any], *, counts: Callable[[Any], bool], now: float, limit_s: float
+    ) -> None:
+        self._connections = connections
+        self._counts = counts
+        self._end = now + limit_s
+        self._since = now
+        self._old = set(connections)
+
+    def is_over(self, now: float) -> bool:
+        """Whether the worker should end now."""
+        if now >= self._end:
+            return True
+        self._old = {c for c in self._old if c in self._connections and self._counts(c)}
+        if self._old:
+            return False
+        if now - self._since > _YOUNG_S:
+            self._since, self._old = now, set(self._connections)
+        return not self._old

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError, without_frames
 from ..http.chunked import BodyDecoder
-from .limits import BODY_BYTES_PER_S, time_left_s
+from .options import BODY_BYTES_PER_S, time_left_s
 from .poller import WOULD_BLOCK
 
 if TYPE_CHECKING:

@@ -23,10 +23,8 @@ except ImportError:  # cleartext HTTP/2 came later than HTTP/2
 
 from ..errors import MalformedRequest
 from ..http.framing import wants_to_persist
-from ..http.request_head import check_host
-from ..server.environ import header_fields
-from ..server.exchange import Exchange
-from ..server.parser import NeedMoreData
+from ..http.request_head import check_host, header_fields
+from ..server.receiving import Exchange, NeedMoreData
 from .gunicorn_support import Settings
 
 # What gunicorn's workers answer with 500, although the client has sent it.

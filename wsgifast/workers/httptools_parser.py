@@ -19,9 +19,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from ..http.framing import wants_to_persist
 from ..http.head import parse_length
-from ..http.request_head import check_host
-from ..server.environ import header_key
-from ..server.exchange import Exchange
+from ..http.request_head import check_host, header_key
+from ..server.receiving import Exchange
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 from .plain_request import PlainRequest

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
 from sys import modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..bodies.access_log import LENGTH_ERROR, PATTERN, SENT_AS
 from ..errors import ConfigurationError, MissingExtra
@@ -37,13 +37,15 @@ from ..metrics.setup import Wanted, announced, check, hand_over, prepare, wanted
 from ..metrics.supervisor import start_exporting
 from ..middleware import WSGIFast
 from ..server.application import Application
-from ..server.channel import Channel
-from ..server.exchange import Exchange
-from ..server.figures import gauges, requests_under_way, slowest_clients
+from ..server.counters import gauges, requests_under_way, slowest_clients
+from ..server.receiving import Exchange
 from ..server.response import Response
 from ..server.server import Server
 from ..sockets.sending import FileTruncated
 from .attributes import InvalidWorkerOption
+
+if TYPE_CHECKING:
+    from ..server.connection import Channel
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 # The most slow clients in a worker's state.

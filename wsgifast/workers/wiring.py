@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checks import needs
 from ..server.options import HTTP2Options, Options
-from ..server.parser import Parser
+from ..server.receiving import Parser
 from .attributes import ATTRIBUTES
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings

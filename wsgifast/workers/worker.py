@@ -13,16 +13,14 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from ..metrics.processes import resident_bytes
-from ..server.application import Application
-from ..server.channel import Channel
-from ..server.environ import EnvironFactory, decoded_path
+from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes, check_settings
 from .configuration import configure, name_module
@@ -47,6 +45,9 @@ from .metrics import (
 from .recycling import Recycling
 from .tls import TLSContexts
 from .wiring import http2, options, parsers
+
+if TYPE_CHECKING:
+    from ..server.connection import Channel
 
 # Where the file is by which a worker gives signs of life: on a disk, that may have to wait for what
 # is written there, such as responses that wait for slow clients.

@@ -25,7 +25,7 @@ from ...bodies.held_head import check_second_start
 from ...errors import BodyError, WSGIFastError
 from ...http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line, frame_response
 from ...http.head import ResponseHead
-from ...server.environ import header_key
+from ...http.request_head import header_key
 from ...sockets.sending import FileSegment, file_segment, send_file_segment
 from ..loading import described
 from .model import Endpoint, Recording

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The connection's *owner* is the thread that has claimed it (registry.py). It receives, and it alone
+The connection's *owner* is the thread that has claimed it (endpoint.py). It receives, and it alone
 creates streams. Between its turns the connection waits, also while apps run on its streams. Whoever
 sends does so under the connection's one lock: the owner, app threads, the monitor's tick and disk
 threads. The lock also guards h2's state and the output queue, so that frames leave in the order in
@@ -13,8 +13,8 @@ which they were made (HPACK depends on it). Nobody waits for a client under the 
 
 A *lost* connection waits for no event: the thread that ends its last stream closes it.
 
-These are states of sending; for the connection, all of them are the state STREAMS (states.py). The
-sending half is apart (multiplexer.py), and is what the streams know of their connection.
+These are states of sending; for the connection, all of them are the state STREAMS (endpoint.py).
+The sending half is apart (multiplexer.py), and is what the streams know of their connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from h2 import events
 from h2.errors import ErrorCodes
@@ -34,16 +34,17 @@ from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
 from ...http.request_head import request_head, trailer_lines
-from ..channel import Channel
-from ..endpoint import Core, Endpoint
-from ..exchange import Exchange
-from ..parser import Parser
+from ..disk import Spool
+from ..endpoint import STREAMS, Endpoint
 from ..poller import READ, WOULD_BLOCK, WRITE
-from ..request_body import Spool
-from ..states import STREAMS
+from ..receiving import Exchange, Parser
 from .frames import ALL_STREAMS, Flood, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
 from .stream import MOST_RECEIVED_BYTES, READY, RECEIVING, RUNNING, Stream, StreamedUpload
+
+if TYPE_CHECKING:
+    from ..connection import Channel
+    from ..server import Server
 
 # With more unsent bytes than this, nothing is received: the client does not read our answers.
 _MOST_UNSENT_BYTES = 128 * 1024
@@ -70,7 +71,7 @@ class HTTP2Connection(Endpoint):
         "streams",
     )  # fmt: skip
 
-    def __init__(self, core: Core, before: Endpoint, parser: Parser) -> None:
+    def __init__(self, core: Server, before: Endpoint, parser: Parser) -> None:
         super().__init__(core, before.sock, before.peer, before.address, STREAMS)
         self.known, self.proxy = before.known, before.proxy
         self.mux = mux = Multiplexer(core, self)
@@ -380,7 +381,7 @@ class HTTP2Connection(Endpoint):
     # Waiting; for any thread
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """See :class:`~..send_queue.OutputOwner`; the connection may have any owner, or none."""
+        """See :class:`~..output.OutputOwner`; the connection may have any owner, or none."""
         self._until_sent = deadline
         self.cap_deadline(deadline)
         if retry:

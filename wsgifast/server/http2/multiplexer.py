@@ -26,13 +26,13 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
-from ..endpoint import Core
-from ..limits import ClientWait, UploadPace
+from ..options import UploadPace
 from ..output import OutputQueue
-from ..sending import LONG_TURN_BYTES, Sender
+from ..sending import LONG_TURN_BYTES, ClientWait, Sender
 from .frames import Floods, Frames, goaway
 
 if TYPE_CHECKING:
+    from ..server import Server
     from .connection import HTTP2Connection
     from .stream import Stream
 
@@ -66,7 +66,7 @@ class Multiplexer:
         "uploads",
     )  # fmt: skip
 
-    def __init__(self, core: Core, connection: HTTP2Connection) -> None:
+    def __init__(self, core: Server, connection: HTTP2Connection) -> None:
         self.core = core
         self.connection = connection
         self.rules = rules = core.output_rules

@@ -22,11 +22,9 @@ from ...http.framing import Framing, frame_response
 from ...http.head import ResponseHead, trailer_fields
 from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
 from ..backlog import Backlog
-from ..limits import ClientWait
-from ..output import OutputQueue
+from ..output import OutputOwner, OutputQueue
 from ..response import Response, ResponseSettings, header_lines
-from ..send_queue import OutputOwner
-from ..sending import Turn
+from ..sending import ClientWait, Turn
 
 if TYPE_CHECKING:
     from .multiplexer import Multiplexer

@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import ClientGone, RequestError, without_frames
 from ...sockets.sending import FileTruncated
-from ..app_socket import Owner
-from ..exchange import Exchange
-from ..request_body import Spool
+from ..disk import Spool
+from ..endpoint import Endpoint
+from ..receiving import Exchange
 from .response import HTTP2Response, StreamOutput
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+    from ..endpoint import Endpoint
     from .multiplexer import Multiplexer
 
 RECEIVING: Final = "receiving"
@@ -48,7 +49,7 @@ _CONTINUE = [(b":status", b"100")]
 
 
 class Stream:
-    """A request and its response; implements :class:`~..channel.Channel`.
+    """A request and its response; implements :class:`~..connection.Connection`.
 
     :param number: of the stream.
     :param is_head: whether the method is HEAD; known even if the request is refused.
@@ -77,7 +78,7 @@ class Stream:
         self._spool: Spool | None = None  # the body being received, if it is buffered
         self._received_before = mux.uploads.received
 
-    def connection(self) -> Owner:
+    def connection(self) -> Endpoint:
         return self._mux.connection
 
     # The request; called by the connection's owner
