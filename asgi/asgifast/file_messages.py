@@ -34,10 +34,10 @@ from .messages import (
     Scope,
     Send,
     declared_length,
+    forward_start,
     response_body,
     text_headers,
 )
-from .servers import forward_start
 
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 

@@ -36,6 +36,9 @@ from .messages import (
 if TYPE_CHECKING:
     from .content_coding import ContentCoding
 
+# A file up to this size is read, and leaves in one write with the head; for a larger one sendfile's
+# own system calls cost less than the copy that they save.
+SMALL_FILE_BYTES = 64 * 1024
 # Cannot be opened: a server that heeds the path alone would send the whole file for a part of it.
 _NO_PATH = "/dev/null/asgifast.planned"
 # From this size on the client's disconnect is listened for while a file is read and sent.
@@ -362,6 +365,14 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
         os.close(fd)
         raise
     return fd, status
+
+
+def read_small(fd: int, segment: bytes | ByteRange) -> bytes | None:
+    """A small segment's bytes, if all of them are in the page cache."""
+    if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
+        return None
+    data = read_cached(fd, segment.offset, segment.size)
+    return None if data is None or len(data) < segment.size else data
 
 
 async def read_block(fd: int, offset: int, size: int) -> bytes:
