@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from wsgifast.bodies.access_log import PATTERN
 from wsgifast.bodies.slow_shapes import EXAMINED_CHUNKS, BodySeen, Chunks, Reports
 from wsgifast.bodies.streams import is_event_stream
 from wsgifast.http.framing import has_body
-from wsgifast.metrics.patterns import asgi_pattern
 from wsgifast.metrics.requests import Asked, LengthError, Recorder, Recording, asked_of_scope
 
 from .messages import (
@@ -282,3 +281,37 @@ class Examined:
             seen = BodySeen(chunks, "messages", is_event_stream(headers))
             pattern = asgi_pattern(scope, root_path)
             self._reports.report(scope["method"], pattern, scope["path"], seen, count)
+
+
+def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
+    """Return the URL pattern that Starlette or FastAPI has matched.
+
+    :param scope: the app's, after routing.
+    :param root_path: the server's; what a Mount has added to it belongs to the pattern.
+    """
+    pattern = scope.get(PATTERN)
+    if pattern is not None:
+        return str(pattern)
+    route = scope.get("route")
+    if route is None:
+        return None
+    own_notes = scope.get("fastapi")
+    if isinstance(own_notes, Mapping):
+        # A newer FastAPI puts a route there without the prefixes of include_router().
+        included = own_notes.get("effective_route_context")
+        if getattr(included, "original_route", None) is route:
+            route = included
+    path = getattr(route, "path_format", None)
+    if not isinstance(path, str):
+        return None
+    mounted = str(scope.get("root_path", ""))
+    # A Mount's own route has its path in the root path already.
+    if getattr(route, "routes", None) is not None:
+        path = ""
+    prefix = mounted.removeprefix(root_path).rstrip("/")
+    if prefix:
+        own = getattr(route, "param_convertors", {})
+        for name, value in scope.get("path_params", {}).items():
+            if name not in own or not path:
+                prefix = f"{prefix}/".replace(f"/{value}/", f"/{{{name}}}/")[:-1]
+    return prefix + path or "/"

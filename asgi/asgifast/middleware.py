@@ -12,7 +12,7 @@ from wsgifast.bodies.slow_shapes import Reports, check_rate
 from wsgifast.checks import check_app, check_switches
 from wsgifast.compression.decoding import max_decoded_bytes
 from wsgifast.compression.policy import WISH, Compression, compression_for
-from wsgifast.metrics.backends import recorder_for, spans_for
+from wsgifast.metrics import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending

@@ -35,7 +35,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..checks import needs
-from .processes import is_alive, pid_in
+from .health import is_alive, pid_in
 
 with needs("wsgifast.metrics.aggregation", "prometheus_client", "prometheus"):
     from prometheus_client.core import Metric
