@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from wsgifast.compression.dictionaries import client_dictionary
 from wsgifast.errors import BodyError
 from wsgifast.files import ByteRange, RequestFacts
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
@@ -318,26 +319,34 @@ def open_for_pathsend(path: str) -> tuple[int, int]:
     return fd, status.st_size
 
 
-# The facts from their third field on, if neither Range nor preconditions were sent.
-UNCONDITIONAL = RequestFacts()[2:]
-
 _FIELDS = {
-    name.replace("_", "-").encode(): name for name in RequestFacts._fields if name != "method"
-}
+    name.replace("_", "-").encode(): name
+    for name in RequestFacts._fields
+    if name not in ("method", "dictionary")
+} | {b"available-dictionary": "dictionary"}
 
 
 def request_facts(scope: Scope) -> RequestFacts:
-    """Return the method, Range and preconditions of an http scope.
+    """Return the method, Range, preconditions and dictionary of an http scope.
 
     Headers of the same name are joined (RFC 9110, section 5.3).
     """
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for name, value in scope["headers"]:
         field = _FIELDS.get(name)
         if field is not None:
             text = value.decode("latin-1")
             found[field] = f"{found[field]}, {text}" if field in found else text
-    return RequestFacts(scope["method"], **found)
+    available = found.pop("dictionary", None)
+    if available is None:
+        return RequestFacts(scope["method"], **found)
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+
+    def header(name: str) -> str | None:
+        value = headers.get(name.lower().encode())
+        return None if value is None else value.decode("latin-1")
+
+    return RequestFacts(scope["method"], **found, dictionary=client_dictionary(available, header))
 
 
 class NotAFile(OSError):
