@@ -6,6 +6,7 @@ in :mod:`wsgifast.workers`, and asgifast.uvicorn's in that module.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -47,6 +48,8 @@ _PHRASES = {
     416: "Range Not Satisfiable",
     422: "Unprocessable Content",
 }
+# Beside those that begin with "content-", in lower case.
+_OF_CONTENT = frozenset({"accept-ranges", "etag", "last-modified", "trailer", "transfer-encoding"})
 
 
 class WSGIFastError(Exception):
@@ -63,7 +66,10 @@ class RequestError(WSGIFastError, OSError):
     It is an OSError for apps that read the body from the client: to them it is a failing stream.
 
     :param status: of the answer.
+    :ivar headers: what the answer says beside its text.
     """
+
+    headers: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -74,12 +80,30 @@ class RequestError(WSGIFastError, OSError):
         """The status's phrase; see :func:`reason_phrase`."""
         return reason_phrase(self.status)
 
+    def answer(
+        self, replaced: Iterable[tuple[str, str]] = ()
+    ) -> tuple[str, list[tuple[str, str]], bytes]:
+        """Return an answer's status line, headers and body, which is the message.
+
+        :param replaced: the headers of an answer in whose place this one is sent. All are kept but
+            those of its content: a browser shows no page the answer without the CORS headers.
+        """
+        body = f"{self}\n".encode()
+        headers = [item for item in replaced if not _is_of_content(item[0].lower())]
+        headers += self.headers
+        headers.append(("Content-Type", "text/plain; charset=utf-8"))
+        headers.append(("Content-Length", str(len(body))))
+        return f"{self.status} {self.reason}", headers, body
+
 
 class BodyTooLarge(RequestError):
     """A request's body is over a limit (RFC 9110 section 15.5.14)."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"The request body is longer than {limit_bytes} bytes",
+        )
 
 
 class MalformedRequest(RequestError, ValueError):
@@ -114,6 +138,11 @@ class MissingExtra(WSGIFastError, ImportError):
         )
         self.package = package
         self.extra = extra
+
+
+def _is_of_content(name: str) -> bool:
+    """Whether a header field is about one content (RFC 9110 sections 8 and 14.4)."""
+    return name.startswith("content-") or name in _OF_CONTENT
 
 
 def reason_phrase(status: int) -> str:

@@ -6,6 +6,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -34,25 +35,27 @@ from .bodies.files import (
     segment_of,
 )
 from .bodies.held_head import HeldHead
-from .bodies.request_coding import decode_request
+from .bodies.request_bodies import call_limited, limit_request
 from .bodies.segments import SegmentedBody, file_body
 from .bodies.slow_shapes import Examined, Reports, check_rate
 from .bodies.streams import ClosedWith, Stream
 from .bodies.wrappers import closes_no_more_than
 from .checks import check_app, check_switches
-from .compression.decoding import max_decoded_bytes
+from .compression.decoding import BodyLimits, checked_limits
 from .compression.policy import Compression, compression_for, with_vary
-from .errors import BodyError
+from .errors import BodyError, RequestError
 from .files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
 from .files.coded_copies import COPIES, MAX_FILE_BYTES
 from .files.front_server import front_server_of
-from .metrics import recorder_for, spans_for
-from .metrics.instrumented import FRAMEWORKS, Instrumented, call_noting_pattern
+from .metrics.backends import recorder_for, spans_for
+from .metrics.instrumented import Instrumented
+from .metrics.patterns import FRAMEWORKS, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
 from .sockets.options import owned_socket, set_nodelay
 from .sockets.sending import FileSegment
 
 if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 logger = logging.getLogger("wsgifast")
@@ -109,9 +112,13 @@ class WSGIFast:
         OpenTelemetry's current span, which the instrumentation around this app has started.
     :param compress: compress what the app makes where the client accepts it: True, or a
         :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
+    :param body_limit_bytes: request bodies that are longer get 413: before the app is called if
+        their Content-Length says so, and else once the app has read too much, whatever it answers
+        to that, unless its response has begun. What it reads then raises BodyTooLarge, an OSError.
     :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd before the
-        app is called: True for up to 32 MiB of decoded bytes, or how many. Larger ones, and those
-        that grow more than 200 times, get 413, wrong ones 400, other codings 415.
+        app is called. `body_limit_bytes` holds for what was sent and for what that decodes to;
+        without it, 32 MiB of decoded bytes are taken. More, and what grows more than 200 times,
+        gets 413, wrong bodies 400, other codings 415.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
         slow shape the id of the doctor's finding is logged, at most once an hour for each URL
         pattern of the framework. 0 examines none, at no cost.
@@ -135,7 +142,8 @@ class WSGIFast:
         traces: bool = False,
         report_slow_shapes: float = 0.0,
         compress: bool | Compression = False,
-        decompress: bool | int = False,
+        body_limit_bytes: int | None = None,
+        decompress: bool = False,
     ) -> None:
         check_app(app, "WSGI")
         check_switches(
@@ -151,7 +159,7 @@ class WSGIFast:
         self.ranges = ranges
         self.conditional = conditional
         self.compression = compression_for(compress)
-        self.max_decoded_bytes = max_decoded_bytes(decompress)
+        self.body_limits = checked_limits(body_limit_bytes, decompress)
         self.front_server = front_server_of(accel_redirect, x_sendfile)
         # The open connections that have it, by the id() of their socket.
         self._nodelay_set: dict[int, weakref.ref[Any]] = {}
@@ -167,6 +175,10 @@ class WSGIFast:
         self._modules = 0
         self._instrumented: WSGIApplication | None = None
         self._recorded_by: object = None
+        if self.body_limits is not None:
+            self._unlimited = copy.copy(self)
+            self._unlimited.body_limits = None
+            self._unlimited.nodelay = False  # set before wsgi.input is replaced
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
             # Bound methods: a call of one costs less than that of an object.
@@ -189,14 +201,10 @@ class WSGIFast:
         head = _head
         if head is None:
             head = HeldHead(self.app, environ.get("REQUEST_METHOD", "GET"), start_response)
+        if self.body_limits is not None:
+            return self._call_limited(environ, head, self.body_limits)
         if self.compression is not None:
             head.coding = ContentCoding(self.compression, environ)
-        if self.max_decoded_bytes is not None and "HTTP_CONTENT_ENCODING" in environ:
-            refused = decode_request(environ, self.max_decoded_bytes)
-            if refused is not None:
-                headers, answer = refused.answer()
-                head.start(refused.status, headers)
-                return _send_whole(environ, head, [answer])
         body: Any = None
         try:
             if RECORDER in environ and (
@@ -215,6 +223,19 @@ class WSGIFast:
             head.exc_info = None
             close_body(body)
             raise
+
+    def _call_limited(
+        self, environ: WSGIEnvironment, head: HeldHead, limits: BodyLimits
+    ) -> Iterable[bytes]:
+        """Call the app with a request body that is within the limits, or refuse the request."""
+        refuse = partial(_refuse, environ, head)
+        try:
+            limited = limit_request(environ, limits)
+        except RequestError as error:
+            return refuse(error)
+        if limited is None:
+            return self._unlimited(environ, head.server_start, head)
+        return call_limited(self._unlimited, environ, head, limited, refuse)
 
     def _send(
         self, environ: WSGIEnvironment, head: HeldHead, body: object, shape: Shape, content: Any
@@ -444,6 +465,22 @@ def _send_whole(
     environ[SENT_AS] = sent_as
     environ[CHUNKS] = count
     return few
+
+
+def _refuse(
+    environ: WSGIEnvironment,
+    head: HeldHead,
+    error: RequestError,
+    exc_info: OptExcInfo | None = None,
+) -> Iterable[bytes]:
+    """Answer a request that is refused, in place of the app."""
+    status, headers, answer = error.answer(head.headers)
+    head.status = head.exc_info = None
+    head.forwarded = head.codes_stream = False
+    head.holds = True
+    head.start(status, headers, exc_info)
+    exc_info = None  # it holds this frame
+    return _send_whole(environ, head, [answer])
 
 
 def _send_nothing(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import sys
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -103,6 +103,19 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     except asyncio.CancelledError:
         await _over(future)
         raise
+
+
+async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | None:
+    """Await what a function returns; None if that takes longer than so many seconds."""
+    loop = running_loop()
+    if isinstance(loop, _TrioLoop):
+        with loop.trio.move_on_after(seconds):
+            return await function()
+        return None
+    try:
+        return await asyncio.wait_for(function(), seconds)
+    except asyncio.TimeoutError:
+        return None
 
 
 async def _over(future: asyncio.Future[Any]) -> None:

@@ -10,16 +10,17 @@ from typing import Any
 from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.bodies.slow_shapes import Reports, check_rate
 from wsgifast.checks import check_app, check_switches
-from wsgifast.compression.decoding import max_decoded_bytes
+from wsgifast.compression.decoding import checked_limits
 from wsgifast.compression.policy import WISH, Compression, compression_for
-from wsgifast.metrics import recorder_for, spans_for
+from wsgifast.metrics.backends import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
-from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
+from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, SendOrder, sending
 from .content_coding import ContentCoding
+from .examined import Examined
 from .file_messages import FileMessages
 from .files import Received
-from .instrumented import INSTRUMENTED, Examined, Instrumented, note_sent_as
+from .instrumented import INSTRUMENTED, Instrumented, note_sent_as
 from .loops import BackgroundTask, Loop, outcome, running_loop
 from .messages import (
     COALESCING,
@@ -32,14 +33,13 @@ from .messages import (
     Receive,
     Scope,
     Send,
-    SendOrder,
     copied_head,
-    forward_start,
     text_headers,
     whole_body,
 )
 from .pathsend import Offer, PathsendDecision, without_files
-from .request_coding import call_decoding, has_coded_body
+from .request_bodies import call_limited
+from .servers import forward_start
 from .whole_responses import whole_sender_for
 
 
@@ -79,10 +79,14 @@ class ASGIFast:
         of the instrumentation around this app.
     :param compress: compress what the app makes where the client accepts it: True, or a
         :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
+    :param body_limit_bytes: request bodies that are longer get 413: before the app is called if
+        their Content-Length says so, and else once the app has received too much, whatever it
+        answers to that, unless its response has begun. Its receive() then raises BodyTooLarge, an
+        OSError.
     :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd as the app
-        receives them: True for up to 32 MiB of decoded bytes, or how many. Larger ones, and those
-        that grow more than 200 times, get 413, wrong ones 400, other codings 415. The app sees the
-        client leave then.
+        receives them. `body_limit_bytes` holds for what was sent and for what that decodes to;
+        without it, 32 MiB of decoded bytes are taken. More, and what grows more than 200 times,
+        gets 413, wrong bodies 400, other codings 415; receive() raises an error, as above.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
         slow one the id of the doctor's finding is logged, at most once an hour for each URL pattern
         of the framework. 0: none, at no cost.
@@ -103,7 +107,8 @@ class ASGIFast:
         traces: bool = False,
         report_slow_shapes: float = 0.0,
         compress: bool | Compression = False,
-        decompress: bool | int = False,
+        body_limit_bytes: int | None = None,
+        decompress: bool = False,
     ) -> None:
         check_app(app, "ASGI")
         check_switches(
@@ -119,7 +124,7 @@ class ASGIFast:
         self.ranges = ranges
         self.conditional = conditional
         self.compression = compression_for(compress)
-        self._max_decoded_bytes = max_decoded_bytes(decompress)
+        self.body_limits = checked_limits(body_limit_bytes, decompress)
         self.offer = Offer(app, pathsend)
         self._is_hidden = pathsend is False
         self._call = app
@@ -128,6 +133,9 @@ class ASGIFast:
             mended = frozenset({"WF030"} if coalesce else ())
             self._call = Examined(app, Reports(report_slow_shapes, mended=mended))
         self._instrumented: Instrumented | None = None
+        if self.body_limits is not None:
+            self._unlimited = copy.copy(self)
+            self._unlimited.body_limits = None
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
             self._instrumented = Instrumented(copy.copy(self), recorder, spans)
@@ -142,10 +150,8 @@ class ASGIFast:
             return await self.app(scope, receive, send)
         if self._instrumented is not None:
             return await self._instrumented(scope, receive, send)
-        if self._max_decoded_bytes is not None and has_coded_body(scope):
-            plain = copy.copy(self)
-            plain._max_decoded_bytes = None
-            return await call_decoding(plain, scope, receive, send, self._max_decoded_bytes)
+        if self.body_limits is not None:
+            return await call_limited(self._unlimited, scope, receive, send, self.body_limits)
         inner = scope
         offered = scope["extensions"] if "extensions" in scope else None  # noqa: SIM401
         offer = self.offer

@@ -25,11 +25,8 @@ from tests.support.coded import zstd
 from tests.support.wsgi import Server, new_environ
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.compression.codings import compressor
-from wsgifast.compression.decoding import (
-    RefusedBody,
-    max_decoded_bytes,
-    request_decoder,
-)
+from wsgifast.compression.decoding import BodyLimits, checked_limits, request_decoder
+from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
 
 CODINGS = ("zstd", "br", "gzip")
 MIB = 1024 * 1024
@@ -82,13 +79,13 @@ def test_wrong_incomplete_and_followed_data_is_400(coding: str) -> None:
         right[:20] + b"\xff" * 50,
     ):
         for step in (1, 1000):
-            with pytest.raises(RefusedBody, match="400"):
+            with pytest.raises(MalformedRequest):
                 decoded(coding, wrong, step=step)
 
 
 @given(data=st.binary(max_size=300), coding=st.sampled_from(CODINGS))
 def test_any_data_is_decoded_or_refused(data: bytes, coding: str) -> None:
-    with contextlib.suppress(RefusedBody):
+    with contextlib.suppress(RequestError):
         decoded(coding, data, step=17)
 
 
@@ -106,7 +103,7 @@ def test_bomb_is_413_before_it_has_grown(coding: str) -> None:
     sizes: list[int] = []
     tracemalloc.start()
     try:
-        with pytest.raises(RefusedBody, match="413"):
+        with pytest.raises(RequestError, match="more than 200 times"):
             sizes.extend(map(len, decoder.decode(bomb)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -119,23 +116,32 @@ def test_size_is_limited() -> None:
     content = bytes(range(256)) * 40
     data = coded("gzip", content)
     assert decoded("gzip", data, max_bytes=len(content)) == content
-    with pytest.raises(RefusedBody, match="413"):
+    with pytest.raises(BodyTooLarge):
         decoded("gzip", data, max_bytes=len(content) - 1)
 
 
 @given(st.text(max_size=30))
 def test_any_content_encoding_is_known_or_refused(value: str) -> None:
-    with contextlib.suppress(RefusedBody):
+    with contextlib.suppress(RequestError):
         request_decoder(value, MIB)
 
 
-@pytest.mark.parametrize("wrong", ["yes", -1, 1.5, None])
+@pytest.mark.parametrize("wrong", ["yes", 1000, None])
 def test_invalid_option_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="decompress"):
-        max_decoded_bytes(wrong)
-    assert max_decoded_bytes(False) is None
-    assert max_decoded_bytes(1000) == 1000
-    assert max_decoded_bytes(True) == 32 * MIB
+        checked_limits(None, wrong)
+
+
+@pytest.mark.parametrize("wrong", ["1 MiB", -1, 1.5, True])
+def test_invalid_limit_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="body_limit_bytes="):
+        checked_limits(wrong, False)
+
+
+def test_options_that_ask_for_nothing_are_no_limits() -> None:
+    assert checked_limits(None, False) is None
+    assert checked_limits(0, False) == BodyLimits(0, decodes=False)
+    assert checked_limits(None, True) == BodyLimits(None, decodes=True)
 
 
 # Apps
@@ -184,7 +190,7 @@ def test_apps_get_decoded_bodies_and_clients_their_errors(post: Any) -> None:
         assert status == 200
         assert flask.json.loads(body)["coding"] is None
         assert flask.json.loads(body)["json"] == flask.json.loads(data)
-        assert post(coded(coding, data), coding, decompress=1000)[0] == 413
+        assert post(coded(coding, data), coding, decompress=True, body_limit_bytes=1000)[0] == 413
         assert post(coded(coding, data)[:-3], coding, decompress=True)[0] == 400
         assert post(b"nonsense", coding, decompress=True)[0] == 400
     status, headers, _ = post(data, "lzma", decompress=True)

@@ -27,7 +27,6 @@ PACKAGES = {
     "nginx": "nginx-light",
     "dovecot": "dovecot-imapd",
     "exim4": "exim4-daemon-light",
-    "chromium": "chromium",
     "curl": "curl",
     "prometheus": "prometheus",
     "promtool": "prometheus",

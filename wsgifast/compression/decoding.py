@@ -10,15 +10,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checks import check_switches, is_count, shown
-from ..errors import ConfigurationError
+from ..errors import BodyTooLarge, ConfigurationError, MalformedRequest, RequestError
 from ..http.framing import list_members
 from .codings import MAX_ZSTD_WINDOW_LOG, SIBLING_SUFFIXES, ZSTD_MODULE, available_codings
 
-# Of a decoded body, with ``decompress=True``.
-_DEFAULT_MAX_BYTES = 32 * 1024 * 1024
+# Of a decoded body, where no limit is configured.
+_DECODED_BYTES = 32 * 1024 * 1024
 # Text shrinks by 5 to 30, logs of equal lines by a hundred; deflate can do 1000, and the others
 # more. It counts from a size on that is no danger.
 _MAX_RATIO = 200
@@ -27,44 +27,43 @@ _RATIO_COUNTS_FROM_BYTES = 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 
 
-class RefusedBody(Exception):
-    """A request body that is not decoded.
+def checked_limits(body_limit_bytes: object, decompress: object) -> BodyLimits | None:
+    """Return what the options of both middlewares ask for; None if they ask for nothing.
 
-    :param status: of the answer.
-    :param reason: a sentence for the client's developers.
+    :raises ConfigurationError: for a value that an option does not have.
     """
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(f"{status}: {reason}")
-        self.status = status
-        self.reason = reason
-
-    def answer(self) -> tuple[list[tuple[str, str]], bytes]:
-        """Return the headers and the body of the answer."""
-        body = f"{self.reason}\n".encode()
-        headers = [
-            ("Content-Type", "text/plain; charset=utf-8"),
-            ("Content-Length", str(len(body))),
-        ]
-        if self.status.startswith("415"):  # RFC 9110, section 12.5.3
-            headers.append(("Accept-Encoding", ", ".join(decodable())))
-        return headers, body
-
-
-def max_decoded_bytes(decompress: object) -> int | None:
-    """Return what an option `decompress` asks for: the largest decoded body; None for none.
-
-    :raises ConfigurationError: if it is neither True nor False nor a number of bytes.
-    """
-    if is_count(decompress) and decompress:
-        return int(decompress)  # type: ignore[call-overload, no-any-return]
-    try:
-        check_switches(decompress=decompress)
-    except ConfigurationError:
+    if body_limit_bytes is not None and not is_count(body_limit_bytes):
         raise ConfigurationError(
-            f"decompress={shown(decompress)}: True, False, or the most bytes of a decoded body"
-        ) from None
-    return _DEFAULT_MAX_BYTES if decompress else None
+            f"body_limit_bytes={shown(body_limit_bytes)}: bytes, 0 or more; None for no limit"
+        )
+    check_switches(decompress=decompress)
+    if body_limit_bytes is None and not decompress:
+        return None
+    return BodyLimits(body_limit_bytes, bool(decompress))  # type: ignore[arg-type]
+
+
+class BodyLimits(NamedTuple):
+    """What is done with request bodies.
+
+    :param limit_bytes: of a body, as it was sent and decoded; None for no limit.
+    :param decodes: whether a body with a Content-Encoding is decoded.
+    """
+
+    limit_bytes: int | None
+    decodes: bool
+
+    def check_length(self, length: int | None) -> None:
+        """:raises BodyTooLarge: for a Content-Length over the limit."""
+        if self.limit_bytes is not None and length is not None and length > self.limit_bytes:
+            raise BodyTooLarge(self.limit_bytes)
+
+    def decoder(self, content_encoding: str) -> RequestDecoder | None:
+        """Return what decodes a body; None if it is not coded.
+
+        :raises RequestError: for another coding, or several.
+        """
+        limit = _DECODED_BYTES if self.limit_bytes is None else self.limit_bytes
+        return request_decoder(content_encoding, limit)
 
 
 @lru_cache(1)
@@ -80,7 +79,7 @@ def decodable() -> tuple[str, ...]:
 def request_decoder(content_encoding: str, max_bytes: int) -> RequestDecoder | None:
     """Return the decoder for a request's Content-Encoding; None for a body that is not coded.
 
-    :raises RefusedBody: for another coding, or several.
+    :raises RequestError: for another coding, or several.
     """
     names = list_members(content_encoding)
     names = [name for name in names if name not in ("", "identity")]
@@ -88,10 +87,10 @@ def request_decoder(content_encoding: str, max_bytes: int) -> RequestDecoder | N
         return None
     coding = names[0].removeprefix("x-") if names[0] == "x-gzip" else names[0]
     if len(names) > 1 or coding not in decodable() or coding not in SIBLING_SUFFIXES:
-        raise RefusedBody(
-            "415 Unsupported Media Type",
-            f"A Content-Encoding of {', '.join(decodable())} is accepted here",
-        )
+        accepted = ", ".join(decodable())
+        refused = RequestError(415, f"A Content-Encoding of {accepted} is accepted here")
+        refused.headers = (("Accept-Encoding", accepted),)  # RFC 9110, section 12.5.3
+        raise refused
     return RequestDecoder(coding, max_bytes)
 
 
@@ -110,7 +109,7 @@ class RequestDecoder:
     def decode(self, data: bytes) -> Iterator[bytes]:
         """Decode some bytes, into pieces of 64 KiB at most.
 
-        :raises RefusedBody: as soon as it has too many bytes, or wrong ones.
+        :raises RequestError: as soon as it has too many bytes, or wrong ones.
         """
         self._coded += len(data)
         pieces = self._decoder.decode(data)
@@ -122,25 +121,20 @@ class RequestDecoder:
             if piece is None:
                 return
             self._decoded += len(piece)
-            most = self._max_bytes
-            if self._decoded > _RATIO_COUNTS_FROM_BYTES:
-                most = min(most, self._coded * _MAX_RATIO)
-            if self._decoded > most:
-                raise RefusedBody(
-                    "413 Content Too Large",
-                    f"Decoded, the body has more than {self._max_bytes} bytes, or more than "
-                    f"{_MAX_RATIO} times those that were sent",
-                )
+            if self._decoded > self._max_bytes:
+                raise BodyTooLarge(self._max_bytes)
+            if self._decoded > max(_RATIO_COUNTS_FROM_BYTES, self._coded * _MAX_RATIO):
+                raise RequestError(413, f"The request body grows more than {_MAX_RATIO} times")
             if piece:
                 yield piece
 
     def end(self) -> None:
-        """:raises RefusedBody: if the body is not complete."""
+        """:raises RequestError: if the body is not complete."""
         if self._coded and not self._decoder.is_complete():
             raise self._wrong()
 
-    def _wrong(self) -> RefusedBody:
-        return RefusedBody("400 Bad Request", f"The body is not valid {self._coding}")
+    def _wrong(self) -> MalformedRequest:
+        return MalformedRequest(f"The body is not valid {self._coding}")
 
 
 class _Gzip:

@@ -199,7 +199,7 @@ class ChunkDecoder:
     def _begin_chunk(self, size: int) -> None:
         self.size += size
         if self.size > self._body_limit:
-            raise BodyTooLarge(f"the body is longer than {self._body_limit} bytes")
+            raise BodyTooLarge(self._body_limit)
         self._left = size
         self._expects = _END_NEXT if size else _TRAILER_NEXT
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from ..checks import needs
 from .catalogue import Metric
-from .collecting import Collector, Distribution, Point, collect_process, every_second
-from .health import name_of_process
+from .periodic import every_second
+from .points import Collector, Distribution, Point, collect_process
+from .processes import name_of_process
 from .requests import RequestMetrics
 from .setup import DIRECTORY, check_space
 

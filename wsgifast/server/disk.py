@@ -229,7 +229,7 @@ class Spool:
         """
         self.size += len(data)
         if self.size > self._limit:
-            raise BodyTooLarge(f"The request body is longer than {self._limit} bytes")
+            raise BodyTooLarge(self._limit)
         if self._file is None:
             if self.size <= self._in_memory:
                 self._memory += data

@@ -284,7 +284,7 @@ class Receiver:
         options = self._options
         length = exchange.length
         if length is not None and length > options.body_limit_bytes:
-            raise BodyTooLarge(f"The request body is longer than {options.body_limit_bytes} bytes")
+            raise BodyTooLarge(options.body_limit_bytes)
         spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk)
         self._body = body = BodyCollector(self.decoder(length), spool)
         step = self._take_body(body, exchange.rest)

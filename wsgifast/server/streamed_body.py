@@ -108,7 +108,7 @@ class StreamedBody(io.RawIOBase):
         try:
             while not self._decoder.done:
                 if self._skipped + (self._decoder.left or 0) > DRAIN_BYTES:
-                    raise BodyTooLarge("more of the body is left than is discarded")
+                    raise BodyTooLarge(DRAIN_BYTES)
                 data = self._rest or self._sock.recv(self._wanted(_MOST_BYTES))
                 self._skipped += len(data)
                 self._take(data)

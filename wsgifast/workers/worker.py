@@ -19,7 +19,7 @@ from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
-from ..metrics.health import resident_bytes
+from ..metrics.processes import resident_bytes
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes, check_settings

@@ -299,7 +299,7 @@ class HTTP2Connection(Endpoint):
             return StreamedUpload(self.mux, number)
         limit = options.body_limit_bytes
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
-            raise BodyTooLarge(f"The request body is longer than {limit} bytes")
+            raise BodyTooLarge(limit)
         # The bodies of one connection share what one body may keep in memory.
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
         return Spool(options.body_memory_bytes // waiting, limit, self._core.bodies_on_disk)

@@ -1,0 +1,200 @@
+"""Request bodies on their way to the app: decoded, and held to a limit (RFC 9110 15.5.14).
+
+A body whose Content-Length is within the limit is left to the server, which passes on no more. Any
+other is counted. What the app receives beyond the limit, or wrong, raises an error; its response is
+then replaced, unless it has begun: most apps answer an error with 500.
+
+Over HTTP/1 the connection ends with a body that has not been read. A client that goes on sending
+would lose the answer at the server's close (:mod:`wsgifast.sockets.closing`), and most servers do
+not wait: so the answer is not ended before the client has. asgifast's protocols wait by themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from wsgifast.compression.decoding import BodyLimits, RequestDecoder
+from wsgifast.errors import BodyTooLarge, RequestError
+from wsgifast.http.head import parse_length
+from wsgifast.sockets.closing import Lingering
+
+from .loops import in_thread, within
+from .messages import (
+    COALESCING,
+    ASGIApp,
+    Message,
+    RawHeaders,
+    Receive,
+    Scope,
+    Send,
+    response_body,
+    response_start,
+    text_headers,
+)
+
+# From this size on a message is decoded in a thread.
+_THREAD_BYTES = 16 * 1024
+_OF_THE_CODED = (b"content-encoding", b"content-length", b"transfer-encoding")
+
+
+class Declared(NamedTuple):
+    """What a request's head says of its body.
+
+    :param length: its Content-Length; None without a valid one, and for a chunked body, which has
+        no other length (RFC 9112 section 6.3).
+    :param may_be_there: False if there is none.
+    :param coding: its Content-Encoding, or "".
+    """
+
+    length: int | None
+    may_be_there: bool
+    coding: str
+
+
+def declared(scope: Scope) -> Declared:
+    """Return what a request's head says of its body."""
+    length = None
+    may_be_there = scope["http_version"] not in ("1.0", "1.1")
+    is_chunked = False
+    codings = b""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            may_be_there = True
+            length = parse_length(value.decode("latin-1"))
+        elif name == b"transfer-encoding":
+            may_be_there = is_chunked = True
+        elif name == b"content-encoding":
+            codings = codings + b"," + value if codings else value
+    return Declared(None if is_chunked else length, may_be_there, codings.decode("latin-1"))
+
+
+async def call_limited(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, limits: BodyLimits
+) -> None:
+    """Call an app with a request body that is within the limits, or refuse the request."""
+    length, may_be_there, coding = declared(scope)
+    decoder = None
+    refused: RequestError | None = None
+    try:
+        limits.check_length(length)
+        if limits.decodes and coding:
+            decoder = limits.decoder(coding)
+    except RequestError as error:
+        refused = error
+    is_counted = limits.limit_bytes is not None and length is None and may_be_there
+    if refused is None and decoder is None and not is_counted:
+        return await app(scope, receive, send)
+    body = _LimitedBody(decoder, limits.limit_bytes, scope, receive, send)
+    if refused is not None:
+        body.refused, body.is_unread = refused, may_be_there and length != 0
+    else:
+        if decoder is not None:
+            kept = [header for header in scope["headers"] if header[0] not in _OF_THE_CODED]
+            scope = {**scope, "headers": kept}
+        try:
+            await app(scope, body.receive, body.send)
+        except Exception:
+            if body.refused is None or body.has_started:
+                raise
+    if body.refused is not None and not body.has_started:
+        await body.refuse()
+    return None
+
+
+class _LimitedBody:
+    """The receive() and send() of an app whose request's body is decoded or counted.
+
+    :ivar refused: why the body is refused.
+    :ivar is_unread: a part of the body has not been received.
+    :ivar has_started: the app's head has been sent.
+    """
+
+    def __init__(
+        self,
+        decoder: RequestDecoder | None,
+        limit_bytes: int | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self.refused: RequestError | None = None
+        self.is_unread = True
+        self.has_started = False
+        self._has_answered = False
+        self._decoder = decoder
+        self._limit_bytes = limit_bytes
+        self._received = 0
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Message:
+        """:raises RequestError: for a body that is refused."""
+        if self.refused is not None:
+            raise self.refused
+        message = await self._receive()
+        if message["type"] != "http.request":
+            return message
+        data = message.get("body", b"")
+        self.is_unread = message.get("more_body", False)
+        self._received += len(data)
+        try:
+            if self._limit_bytes is not None and self._received > self._limit_bytes:
+                raise BodyTooLarge(self._limit_bytes)
+            if self._decoder is None:
+                return message
+            if len(data) < _THREAD_BYTES:
+                body = self._decoded(self._decoder, data)
+            else:
+                body = await in_thread(self._decoded, self._decoder, data)
+            if not self.is_unread:
+                self._decoder.end()
+        except RequestError as refused:
+            self.refused = refused
+            raise
+        return {**message, "body": body}
+
+    async def send(self, message: Message) -> None:
+        """Send what the app sends, or the refusal in place of it."""
+        if self.refused is None or self.has_started:
+            self.has_started = self.has_started or message["type"] == "http.response.start"
+            await self._send(message)
+        elif message["type"] == "http.response.start" and not self._has_answered:
+            await self._answer(message.get("headers", ()))
+
+    async def refuse(self) -> None:
+        """Answer in place of the app, if :meth:`send` has not, and discard what still comes."""
+        if not self._has_answered:
+            await self._answer([])
+        if self._lingers():
+            lingering = Lingering(time.monotonic())
+            while message := await within(lingering.deadline - time.monotonic(), self._receive):
+                size = len(message.get("body", b""))
+                if not message.get("more_body") or not lingering.goes_on(size, time.monotonic()):
+                    break
+            await self._send(response_body())
+        self.refused = None  # its traceback keeps what received it
+
+    async def _answer(self, replaced: RawHeaders) -> None:
+        assert self.refused is not None
+        self._has_answered = True
+        _, headers, body = self.refused.answer(text_headers(replaced))
+        if self.is_unread and self._is_http1():
+            headers.append(("Connection", "close"))
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send(response_start(self.refused.status, raw))
+        if self._scope["method"] == "HEAD":
+            body = b""
+        await self._send(response_body(body, more_body=self._lingers()))
+
+    def _lingers(self) -> bool:
+        ours = COALESCING in (self._scope.get("extensions") or ())
+        return self.is_unread and self._is_http1() and not ours
+
+    def _is_http1(self) -> bool:
+        return self._scope["http_version"] in ("1.0", "1.1")
+
+    @staticmethod
+    def _decoded(decoder: RequestDecoder, data: bytes) -> bytes:
+        return b"".join(decoder.decode(data))

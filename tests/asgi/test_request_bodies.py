@@ -1,0 +1,379 @@
+"""Request bodies under ASGIFast that are held to a limit, in process and on live servers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from asgifast import ASGIFast
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from tests.support.http import Connection
+from tests.support.limited_app import LIMIT
+from tests.support.servers import LiveServer
+from wsgifast.errors import BodyTooLarge, MalformedRequest
+from wsgifast.sockets import closing
+
+from .servers import SERVERS, asgi_server
+from .support import Answer, scope_of
+
+APP = "tests.asgi.limited_app:limited"
+
+
+def messages(pieces: list[bytes]) -> list[Message]:
+    last = len(pieces) - 1
+    return [
+        {"type": "http.request", "body": piece, "more_body": number < last}
+        for number, piece in enumerate(pieces)
+    ]
+
+
+async def talk(app: ASGIApp, scope: Scope, received: list[Message]) -> Answer:
+    """Call an app with these messages; then the client waits for its answer."""
+    answer = Answer()
+
+    async def receive() -> Message:
+        if received:
+            return received.pop(0)
+        if scope.get("silent"):
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        answer.messages.append(message)
+
+    await app(scope, receive, send)
+    return answer
+
+
+def chunked(**headers: str) -> Scope:
+    return scope_of(method="POST", transfer_encoding="chunked", **headers)
+
+
+def answered(app: ASGIApp, pieces: list[bytes], limit: int = 10, **scope: Any) -> Answer:
+    limited = ASGIFast(app, body_limit_bytes=limit)
+    return asyncio.run(talk(limited, {**chunked(), **scope}, messages(pieces)))
+
+
+async def read_all(receive: Receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return body
+        body += bytes(message.get("body", b""))
+        if not message.get("more_body"):
+            return body
+
+
+async def start(send: Send, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [*headers]})
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    body = await read_all(receive)
+    await start(send)
+    await send({"type": "http.response.body", "body": body})
+
+
+@given(pieces=st.lists(st.binary(max_size=12), min_size=1, max_size=6), limit=st.integers(0, 40))
+def test_any_messages_of_a_body_pass_unchanged_or_are_refused_once(
+    pieces: list[bytes], limit: int
+) -> None:
+    answer = answered(echo, pieces, limit)
+    body = b"".join(pieces)
+    statuses = [m["status"] for m in answer.messages if m["type"] == "http.response.start"]
+    if len(body) <= limit:
+        assert statuses == [200]
+        assert answer.body == body
+    else:
+        assert statuses == [413]
+        assert answer.body == f"The request body is longer than {limit} bytes\n".encode()
+    assert [m.get("more_body", False) for m in answer.messages[1:]][-1] is False
+
+
+def test_declared_body_is_refused_before_the_app_runs() -> None:
+    called: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        called.append(scope["method"])
+        await echo(scope, receive, send)
+
+    limited = ASGIFast(app, body_limit_bytes=5)
+    for length, status in ((5, 200), (6, 413)):
+        scope = scope_of(method="POST", content_length=str(length))
+        answer = asyncio.run(talk(limited, scope, messages([b"x" * length])))
+        assert answer.status == status
+    assert called == ["POST"]
+    assert ("connection", "close") in answer.headers
+    assert answer.body == b"The request body is longer than 5 bytes\n"
+
+
+def test_within_its_length_a_body_is_the_servers_own() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(receive)
+        await start(send)
+        await send({"type": "http.response.body"})
+
+    for scope in (scope_of(), scope_of(method="POST", content_length="5"), chunked()):
+        asyncio.run(talk(ASGIFast(app, body_limit_bytes=5), scope, []))
+    exchange = [type(receive.__self__) for receive in seen]
+    assert len(set(exchange)) == 1
+
+
+def test_length_beside_chunks_does_not_count() -> None:
+    limited = ASGIFast(echo, body_limit_bytes=10)
+    answer = asyncio.run(talk(limited, chunked(content_length="1"), messages([b"x" * 11])))
+    assert answer.status == 413
+
+
+def test_body_over_http2_is_counted_and_ends_no_connection() -> None:
+    scope = {**scope_of(method="POST"), "http_version": "2"}
+    limited = ASGIFast(echo, body_limit_bytes=10)
+    answer = asyncio.run(talk(limited, scope, messages([b"x" * 6, b"x" * 6, b"more"])))
+    assert answer.status == 413
+    assert not any(name == "connection" for name, _ in answer.headers)
+    assert [m.get("more_body") for m in answer.messages[1:]] == [False]
+
+
+async def caught(scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+        await read_all(receive)
+    except OSError:
+        headers = (b"access-control-allow-origin", b"*"), (b"content-type", b"text/html")
+        await start(send, 200, *headers, (b"content-length", b"14"), (b"etag", b'"1"'))
+        await send({"type": "http.response.body", "body": b"the app's page"})
+        return
+    raise AssertionError("it was not limited")
+
+
+async def caught_in_parts(scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+        await read_all(receive)
+    except OSError:
+        await start(send, 500, (b"access-control-allow-origin", b"*"))
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body"})
+        raise
+
+
+async def to_starlette(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(len(await request.body())))
+
+
+# Its ServerErrorMiddleware answers outside of CORS; what an app's own handler returns is inside.
+cors = Middleware(CORSMiddleware, allow_origins=["*"])
+
+
+async def handled(request: Request, error: Exception) -> PlainTextResponse:
+    return PlainTextResponse("handled", status_code=400)
+
+
+star = Starlette(
+    routes=[Route("/", to_starlette, methods=["POST"])],
+    middleware=[cors],
+    exception_handlers={OSError: handled},
+)
+
+
+@pytest.mark.parametrize("app", [caught, caught_in_parts, star])
+def test_whatever_head_an_app_sends_becomes_413(app: ASGIApp) -> None:
+    answer = asyncio.run(
+        talk(
+            ASGIFast(app, body_limit_bytes=10),
+            chunked(origin="https://example.org"),
+            messages([b"x" * 20, b"y"]),
+        )
+    )
+    assert answer.status == 413
+    headers = dict(answer.headers)
+    assert headers["access-control-allow-origin"] == "*"
+    assert headers["content-type"] == "text/plain; charset=utf-8"
+    assert headers["connection"] == "close"
+    assert "etag" not in headers
+    assert answer.body == b"The request body is longer than 10 bytes\n"
+    assert len([name for name, _ in answer.headers if name == "content-length"]) == 1
+
+
+def test_app_that_only_raises_is_answered_413() -> None:
+    assert answered(echo, [b"x" * 11]).status == 413
+    plain = Starlette(routes=[Route("/", to_starlette, methods=["POST"])])
+    assert answered(plain, [b"x" * 5, b"x" * 6]).status == 413
+
+
+def test_app_that_has_begun_its_response_gets_the_error() -> None:
+    sent: list[Message] = []
+
+    async def begun(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await read_all(receive)
+
+    async def run() -> None:
+        received = messages([b"x" * 11])
+
+        async def receive() -> Message:
+            return received.pop(0)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await ASGIFast(begun, body_limit_bytes=10)(chunked(), receive, send)
+
+    with pytest.raises(BodyTooLarge):
+        asyncio.run(run())
+    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == 200
+
+
+def test_streaming_response_is_whole_where_the_body_is_within_the_limit() -> None:
+    """Starlette receives the body meanwhile, to learn when the client leaves."""
+
+    async def stream(request: Request) -> StreamingResponse:
+        async def parts() -> Any:
+            for _ in range(3):
+                await asyncio.sleep(0)
+                yield b"part"
+
+        return StreamingResponse(parts())
+
+    app = Starlette(routes=[Route("/", stream, methods=["POST"])])
+    answer = answered(app, [b"x" * 5, b"x" * 5], silent=True)
+    assert answer.body == b"part" * 3
+
+
+def test_answer_to_head_has_no_body() -> None:
+    answer = answered(echo, [b"x" * 11], method="HEAD")
+    assert (answer.status, answer.body) == (413, b"")
+
+
+def test_decoded_body_counts_as_well() -> None:
+    limited = ASGIFast(echo, body_limit_bytes=1000, decompress=True)
+    for size, status in ((1000, 200), (1001, 413)):
+        body = gzip.compress(b"x" * size)
+        scope = scope_of(method="POST", content_encoding="gzip", content_length=str(len(body)))
+        answer = asyncio.run(talk(limited, scope, messages([body[:9], body[9:]])))
+        assert answer.status == status
+    wrong = messages([b"nonsense"])
+    answer = asyncio.run(talk(limited, chunked(content_encoding="gzip"), wrong))
+    assert answer.status == 400
+    assert not any(name == "connection" for name, _ in answer.headers), "the body has been read"
+
+
+def test_wrong_coding_is_an_error_of_receive() -> None:
+    errors: list[Exception] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for _ in range(2):
+            try:
+                await receive()
+            except OSError as error:
+                errors.append(error)
+
+    limited = ASGIFast(app, decompress=True)
+    scope = chunked(content_encoding="gzip")
+    assert asyncio.run(talk(limited, scope, messages([b"nonsense"]))).status == 400
+    assert [type(error) for error in errors] == [MalformedRequest] * 2
+
+
+@pytest.mark.parametrize("run", [asyncio.run, trio.run])
+def test_answer_is_ended_once_the_client_is_silent(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head and the whole body are sent at once, so that the client can stop sending."""
+    monkeypatch.setattr(closing, "LINGER_S", 0.05)
+    sent: list[Message] = []
+    received_after: list[int] = []
+
+    async def talk_on() -> None:
+        pieces = messages([b"x" * 20, b"y" * 30, b"z" * 40, b""])[:-1]
+
+        async def receive() -> Message:
+            if pieces:
+                if sent:
+                    received_after.append(len(pieces[0]["body"]))
+                return pieces.pop(0)
+            sleep: Callable[..., Awaitable[Any]] = (
+                trio.sleep_forever if run is trio.run else asyncio.Event().wait
+            )
+            await sleep()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await ASGIFast(echo, body_limit_bytes=10)(chunked(), receive, send)
+
+    run(talk_on) if run is trio.run else run(talk_on())
+    assert sent[0]["status"] == 413
+    assert [message.get("more_body") for message in sent[1:]] == [True, False]
+    assert received_after == [30, 40]
+
+
+def test_websockets_and_lifespans_pass_through() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append((scope["type"], receive, send))
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        raise AssertionError
+
+    limited = ASGIFast(app, body_limit_bytes=0, decompress=True)
+    for kind in ("websocket", "lifespan"):
+        asyncio.run(limited({"type": kind, "headers": []}, receive, send))
+    assert seen == [("websocket", receive, send), ("lifespan", receive, send)]
+
+
+# Live servers
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LiveServer]:
+    folder: Path = tmp_path_factory.mktemp("nothing")
+    with asgi_server(request.param, APP, folder) as running:
+        yield running
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["/whole", "/raw", "/unread"])
+def test_live_declared_body_is_limited(server: LiveServer, path: str) -> None:
+    for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (30 * LIMIT, 413)):
+        with Connection(server.address) as connection:
+            answer = connection.request(path, method="POST", body=bytes(size))
+            assert answer.status == status, answer
+    assert server.get("/whole", method="POST", body=b"12345").body == b"5"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["/whole", "/raw", "/json"])
+def test_live_chunked_body_is_limited(server: LiveServer, path: str) -> None:
+    headers = [("Transfer-Encoding", "chunked"), ("Content-Type", "application/json")]
+    for blocks, status in ((10, 400 if path == "/json" else 200), (11, 413), (300, 413)):
+        with Connection(server.address) as connection:
+            connection.send_request(path, method="POST", headers=headers)
+            connection.send((b"2710\r\n" + b"1" * 10_000 + b"\r\n") * blocks + b"0\r\n\r\n")
+            answer = connection.read_response()
+            assert answer.status == status, answer
+            if status == 413:
+                assert answer.body == b"The request body is longer than 100000 bytes\n"

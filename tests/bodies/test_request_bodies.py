@@ -1,0 +1,342 @@
+"""Request bodies that are held to a limit, by WSGIFast alone and on live servers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import wsgi_server
+from tests.support.http import Connection
+from tests.support.limited_app import LIMIT, wsgi
+from tests.support.servers import LiveServer
+from tests.support.wsgi import Server, new_environ
+from wsgifast import WSGIFast
+from wsgifast.bodies.request_bodies import LimitedInput
+from wsgifast.errors import BodyTooLarge
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+App = Callable[..., Iterable[bytes]]
+
+
+def chunked(body: bytes, method: str = "POST") -> dict[str, Any]:
+    """The environ of a request without a Content-Length, whose body the server ends."""
+    environ = new_environ(method, HTTP_TRANSFER_ENCODING="chunked")
+    environ.pop("CONTENT_LENGTH", None)
+    environ.update({"wsgi.input": io.BytesIO(body), "wsgi.input_terminated": True})
+    return environ
+
+
+def served(app: App, body: bytes, limit: int = 10, method: str = "POST", **options: Any) -> Server:
+    server = Server(WSGIFast(app, body_limit_bytes=limit, **options), chunked(body, method))
+    server.finish()
+    return server
+
+
+def echo(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    body = environ["wsgi.input"].read()
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [body]
+
+
+def read_steps(source: Any, steps: Iterable[Any]) -> Iterator[bytes]:
+    """Read to the end: in the given ways, and then as a whole."""
+    for way, size in steps:
+        if way == "read":
+            yield source.read(size)
+        elif way == "readline":
+            yield source.readline(size)
+        elif way == "readlines":
+            yield from source.readlines(size)
+        else:
+            yield next(iter(source), b"")
+    yield source.read()
+    assert source.read() == source.readline() == b""
+
+
+_SIZES = st.sampled_from([-1, None, 0, 1, 2, 7, 1000])
+
+
+@given(
+    body=st.binary(max_size=60) | st.text("a\n", max_size=60).map(str.encode),
+    limit=st.integers(0, 70),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["read", "readline", "readlines", "iterate"]), _SIZES), max_size=8
+    ),
+)
+def test_any_reads_of_a_body_get_it_unchanged_or_an_error(
+    body: bytes, limit: int, steps: list[tuple[str, int | None]]
+) -> None:
+    source = LimitedInput(io.BytesIO(body), limit)
+    if len(body) <= limit:
+        plain = io.BytesIO(body)
+        assert list(read_steps(source, steps)) == list(read_steps(plain, steps))
+        assert source.error is None
+        return
+    got: list[bytes] = []
+    with pytest.raises(BodyTooLarge):
+        got.extend(read_steps(source, steps))
+    assert body.startswith(b"".join(got))
+    assert len(b"".join(got)) <= limit
+    for read in (source.read, source.readline, source.readlines, lambda: list(source)):
+        with pytest.raises(BodyTooLarge):
+            read()
+
+
+@given(size=st.integers(0, 30), limit=st.integers(0, 30), step=st.integers(1, 30))
+def test_app_is_answered_413_once_exactly_where_the_body_is_longer(
+    size: int, limit: int, step: int
+) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        body = b"".join(iter(lambda: environ["wsgi.input"].read(step), b""))
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [body]
+
+    server = served(app, b"x" * size, limit)
+    assert [head[0] for head in server.heads] == [
+        "200 OK" if size <= limit else "413 Content Too Large"
+    ]
+    if size <= limit:
+        assert b"".join(server.sent) == b"x" * size
+
+
+def test_declared_body_is_refused_before_the_app_runs() -> None:
+    calls: list[str] = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        calls.append(environ["REQUEST_METHOD"])
+        return echo(environ, start_response)
+
+    limited = WSGIFast(app, body_limit_bytes=5)
+    for length, status in (("5", "200 OK"), ("6", "413 Content Too Large")):
+        body = io.BytesIO(b"x" * int(length))
+        environ = new_environ("POST", CONTENT_LENGTH=length)
+        environ["wsgi.input"] = body
+        server = Server(limited, environ)
+        answer = server.finish()
+        assert server.head[0] == status
+        assert environ["wsgi.input"] is body, "within its length the server's own is left"
+    assert calls == ["POST"]
+    assert answer == b"The request body is longer than 5 bytes\n"
+    assert server.header("Content-Length") == str(len(answer))
+
+
+def test_length_beside_chunks_does_not_count() -> None:
+    environ = chunked(b"x" * 100)
+    environ["CONTENT_LENGTH"] = "1"
+    server = Server(WSGIFast(echo, body_limit_bytes=10), environ)
+    server.finish()
+    assert server.head[0].startswith("413")
+
+
+def caught_whole(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    headers = [("Access-Control-Allow-Origin", "*"), ("Content-Type", "text/html"), ("ETag", '"1"')]
+    try:
+        environ["wsgi.input"].read()
+    except OSError:
+        start_response("500 Internal Server Error", headers)
+        return [b"<h1>the app's page</h1>"]
+    raise AssertionError("it was not limited")
+
+
+def caught_with_exc_info(
+    environ: WSGIEnvironment, start_response: StartResponse
+) -> Iterable[bytes]:
+    import sys
+
+    start_response("200 OK", [("Access-Control-Allow-Origin", "*")])
+    try:
+        environ["wsgi.input"].read()
+    except OSError:
+        start_response("500 Oops", [("Access-Control-Allow-Origin", "*")], sys.exc_info())
+    return [b"the app's page"]
+
+
+def caught_in_generator(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    with contextlib.suppress(OSError):
+        environ["wsgi.input"].read()
+    start_response("200 OK", [("Access-Control-Allow-Origin", "*")])
+    yield b"the app's page"
+
+
+def started_then_lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    start_response("200 OK", [("Access-Control-Allow-Origin", "*"), ("Content-Length", "1000")])
+    return iter(lambda: environ["wsgi.input"].read(1000), b"")
+
+
+def empty_block_first(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    start_response("200 OK", [("Access-Control-Allow-Origin", "*")])
+    yield b""
+    yield environ["wsgi.input"].read()
+
+
+@pytest.mark.parametrize(
+    "app",
+    [
+        caught_whole, caught_with_exc_info, caught_in_generator, started_then_lazy,
+        empty_block_first,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"compress": True, "coalesce": True}], ids=str)
+def test_whatever_head_an_app_sends_becomes_413(app: App, options: dict[str, Any]) -> None:
+    server = served(app, b"x" * 2000, **options)
+    status, headers = server.head
+    assert status == "413 Content Too Large"
+    assert ("Access-Control-Allow-Origin", "*") in headers
+    assert server.header("ETag") is None
+    assert server.header("Content-Type") == "text/plain; charset=utf-8"
+    assert b"".join(server.sent) == b"The request body is longer than 10 bytes\n"
+
+
+def test_app_that_raises_is_answered_413() -> None:
+    server = served(echo, b"x" * 2000)
+    assert server.head[0] == "413 Content Too Large"
+
+
+def test_app_that_has_begun_its_response_gets_the_error() -> None:
+    def begun(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        yield b"begun"
+        yield environ["wsgi.input"].read()
+
+    def written(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [])(b"begun")
+        return [environ["wsgi.input"].read()]
+
+    with pytest.raises(BodyTooLarge):
+        served(written, b"x" * 2000)
+    server = Server(WSGIFast(begun, body_limit_bytes=10), chunked(b"x" * 2000))
+    with pytest.raises(BodyTooLarge):
+        server.finish()
+    assert [head[0] for head in server.heads] == ["200 OK"]
+    assert server.sent == [b"begun"]
+
+
+def test_other_errors_stay_the_apps() -> None:
+    def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        served(failing, b"short")
+
+
+def test_body_that_is_replaced_is_closed() -> None:
+    closed = []
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([b"the app's page"])
+
+        def close(self) -> None:
+            closed.append(True)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        with contextlib.suppress(OSError):
+            environ["wsgi.input"].read()
+        start_response("200 OK", [])
+        return Body()
+
+    assert served(app, b"x" * 2000).head[0].startswith("413")
+    assert closed == [True]
+
+
+def test_answer_to_head_has_no_body() -> None:
+    server = served(echo, b"x" * 2000, method="HEAD")
+    assert server.head[0] == "413 Content Too Large"
+    assert b"".join(server.sent) == b""
+
+
+def test_file_for_a_limited_request_is_sent_in_the_servers_wrapper() -> None:
+    class Wrapper:
+        def __init__(self, file: Any, block_size: int = 8192) -> None:
+            self.file = file
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        assert environ["wsgi.input"].read() == b"short"
+        start_response("200 OK", [])
+        return open(__file__, "rb")
+
+    environ = chunked(b"short")
+    environ["wsgi.file_wrapper"] = Wrapper
+    result: Any = WSGIFast(app, body_limit_bytes=10)(environ, lambda *_: lambda data: None)
+    assert type(result) is Wrapper
+    result.file.close()
+
+
+def test_recorded_status_is_the_one_that_was_sent() -> None:
+    recorded: list[int] = []
+
+    class Recorder:
+        def begin(self, method: str, scheme: str) -> None:
+            pass
+
+        def record(self, request: Any, /) -> None:
+            recorded.append(request.status)
+
+        def count_length_error(self, kind: str) -> None:
+            pass
+
+        def count_client_left(self) -> None:
+            pass
+
+    for app in (caught_whole, echo, started_then_lazy):
+        served(app, b"x" * 2000, metrics=Recorder())
+    assert recorded == [413, 413, 413]
+
+
+# Live servers
+
+CHUNKED = (
+    "gunicorn-sync", "gunicorn-gthread", "gunicorn-fastworker", "gunicorn-gevent", "waitress",
+    "fast-wsgiref", "fast-werkzeug", "cheroot", "pywsgi",
+)  # fmt: skip
+OTHERS = ("wsgiref", "werkzeug", "uwsgi", "mod_wsgi")  # do not decode chunks, as configured
+APP = "tests.support.limited_app:wsgi"
+
+
+@pytest.fixture(scope="module", params=[*CHUNKED, *OTHERS])
+def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    with wsgi_server(request.param, APP) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=CHUNKED)
+def chunked_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    with wsgi_server(request.param, APP) as running:
+        yield running
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["/whole", "/raw", "/unread", "/lazy"])
+def test_live_declared_body_is_limited(server: LiveServer, path: str) -> None:
+    for size, status in ((LIMIT, 200), (LIMIT + 1, 413)):
+        with Connection(server.address) as connection:
+            answer = connection.request(path, method="POST", body=bytes(size))
+            assert answer.status == status, answer
+    assert server.get("/whole", method="POST", body=b"12345").body == b"5"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["/whole", "/raw", "/caught", "/lazy"])
+def test_live_chunked_body_is_limited(chunked_server: LiveServer, path: str) -> None:
+    headers = [("Transfer-Encoding", "chunked")]
+    for blocks, status in ((10, 200), (11, 413)):
+        with Connection(chunked_server.address) as connection:
+            connection.send_request(path, method="POST", headers=headers)
+            connection.send((b"2710\r\n" + bytes(10_000) + b"\r\n") * blocks + b"0\r\n\r\n")
+            answer = connection.read_response()
+            assert answer.status == status, answer
+            if status == 413:
+                assert answer.body == b"The request body is longer than 100000 bytes\n"
+
+
+def test_limit_is_of_the_wrapped_app() -> None:
+    assert wsgi.body_limits is not None
+    assert wsgi.body_limits.limit_bytes == LIMIT

@@ -1,0 +1,195 @@
+"""Request bodies before the app reads them: decoded, and held to a limit (RFC 9110 15.5.14).
+
+A body whose Content-Length is within the limit is left to the server, which lets the app read no
+more. Any other passes through a :class:`LimitedInput`. Once that has had too much, the app's
+response is replaced, unless its head has been sent: most apps answer a read that fails with 500.
+
+The connection is the server's (PEP 3333 lets no app set its headers). It closes it, or discards
+what the app has not read.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from ..compression.decoding import BodyLimits, RequestDecoder
+from ..errors import BodyTooLarge, RequestError
+from ..http.head import parse_length
+from .held_head import HeldHead
+from .streams import ClosedWith, Stream
+
+if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
+    from _typeshed.wsgi import WSGIEnvironment
+
+_READ_BYTES = 64 * 1024
+# A decoded body beyond it is in a temporary file.
+_DECODED_IN_MEMORY_BYTES = 1024 * 1024
+
+
+def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput | None:
+    """Decode a request's body, or hold it to its limit.
+
+    It is decoded ahead of the app: most frameworks read as many bytes as CONTENT_LENGTH says.
+
+    :returns: what the app reads; None if that cannot be too much.
+    :raises RequestError: if the request is to be refused.
+    """
+    length = parse_length(environ.get("CONTENT_LENGTH") or "")
+    limits.check_length(length)
+    coding = environ.get("HTTP_CONTENT_ENCODING") if limits.decodes else None
+    # A chunked body has no other length (RFC 9112 section 6.3).
+    is_counted = limits.limit_bytes is not None and (
+        length is None or "HTTP_TRANSFER_ENCODING" in environ
+    )
+    if coding is None and not is_counted:
+        return None
+    source: Any = environ["wsgi.input"]
+    limited = None
+    if is_counted:
+        source = limited = LimitedInput(source, cast(int, limits.limit_bytes))
+        environ["wsgi.input"] = limited
+    decoder = limits.decoder(coding) if coding is not None else None
+    if decoder is None:
+        return limited
+    if length is None:
+        length = -1 if environ.get("wsgi.input_terminated") else 0
+    decoded = _decoded(source.read, length, decoder)
+    environ["CONTENT_LENGTH"] = str(decoded.tell())
+    decoded.seek(0)
+    environ["wsgi.input"] = decoded
+    environ["wsgi.input_terminated"] = True
+    for name in ("HTTP_CONTENT_ENCODING", "HTTP_TRANSFER_ENCODING", "HTTP_CONTENT_LENGTH"):
+        environ.pop(name, None)
+    return None
+
+
+def _decoded(read: Callable[[int], bytes], missing: int, decoder: RequestDecoder) -> IO[bytes]:
+    """Decode `missing` bytes, or all if they are negative; return a file at its end."""
+    decoded = _Decoded(_DECODED_IN_MEMORY_BYTES)
+    try:
+        while missing:
+            block = read(_READ_BYTES if missing < 0 else min(_READ_BYTES, missing))
+            if not block:
+                break
+            missing -= len(block) if missing > 0 else 0
+            for piece in decoder.decode(block):
+                decoded.write(piece)
+        decoder.end()
+    except BaseException:
+        decoded.close()
+        raise
+    return decoded
+
+
+class _Decoded(tempfile.SpooledTemporaryFile[bytes]):
+    """A `wsgi.input`, which servers do not close."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LimitedInput:
+    """A `wsgi.input` that may be read up to a limit.
+
+    :param stream: the server's.
+    :ivar error: as reads raise it, once there was more.
+    """
+
+    def __init__(self, stream: Any, limit_bytes: int) -> None:
+        self.error: BodyTooLarge | None = None
+        self._stream = stream
+        self.limit_bytes = self._left = limit_bytes
+
+    def read(self, size: int | None = -1) -> bytes:
+        """:raises BodyTooLarge: as soon as there is more than the limit."""
+        if size is not None and size >= 0:
+            return self._counted(self._stream.read, size)
+        blocks = iter(lambda: self._counted(self._stream.read, _READ_BYTES), b"")
+        return b"".join(blocks)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """:raises BodyTooLarge: as soon as there is more than the limit."""
+        if size is None or size < 0:
+            size = sys.maxsize
+        return self._counted(self._stream.readline, size)
+
+    def readlines(self, hint: int | None = -1) -> list[bytes]:
+        """:raises BodyTooLarge: as soon as there is more than the limit."""
+        lines = []
+        for line in self:
+            lines.append(line)
+            if hint is not None and hint > 0:
+                hint -= len(line)
+                if hint <= 0:
+                    break
+        return lines
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.readline, b"")
+
+    def _counted(self, read: Callable[[int], bytes], size: int) -> bytes:
+        if self.error is None:
+            data = read(min(size, self._left + 1))
+            self._left -= len(data)
+            if self._left >= 0:
+                return data
+            self.error = BodyTooLarge(self.limit_bytes)
+        raise BodyTooLarge(self.limit_bytes)  # another one: the first keeps no frames
+
+
+def call_limited(
+    app: Callable[..., Iterable[bytes]],
+    environ: WSGIEnvironment,
+    head: HeldHead,
+    limited: LimitedInput,
+    refuse: Callable[[RequestError, OptExcInfo | None], Iterable[bytes]],
+) -> Iterable[bytes]:
+    """Call an app, and replace its response once it has read too much.
+
+    :param app: WSGIFast's own call, which forwards the head once the body is known.
+    :param refuse: answers in place of the app; with exc_info if its head has been forwarded.
+    """
+    server_start, has_started = head.server_start, False
+
+    def start(
+        status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None, /
+    ) -> Callable[[bytes], object]:
+        nonlocal has_started
+        if limited.error is not None and not has_started:
+            exc_info = None  # it holds this frame
+            raise BodyTooLarge(limited.limit_bytes)
+        has_started = True
+        if exc_info is None:
+            return server_start(status, headers)
+        return server_start(status, headers, exc_info)
+
+    head.server_start = start
+    try:
+        body = app(environ, start, head)
+    except Exception:
+        if limited.error is None or has_started:  # by write(), which has sent something
+            raise
+        head.server_start = server_start
+        return refuse(limited.error, None)
+    if type(body) is not Stream:
+        return body
+
+    def iterated() -> Iterator[bytes]:
+        has_sent = False
+        try:
+            for block in body:
+                has_sent = has_sent or block != b""
+                yield block
+            return
+        except Exception:
+            if limited.error is None or has_sent:
+                raise
+            head.server_start = server_start
+            answer = refuse(limited.error, sys.exc_info() if has_started else None)
+        yield from answer
+
+    return ClosedWith(iterated(), body)

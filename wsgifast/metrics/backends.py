@@ -1,0 +1,49 @@
+"""The back ends by their names, each imported when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigurationError
+from .requests import Recorder
+
+if TYPE_CHECKING:
+    from .opentelemetry import CurrentSpans
+
+_METHODS = ("begin", "record", "count_length_error", "count_client_left")
+
+
+def recorder_for(metrics: object) -> Recorder | None:
+    """The recorder that an option `metrics` means.
+
+    :raises ConfigurationError: if it means none.
+    :raises MissingExtra: if its package is not installed.
+    """
+    if metrics is None:
+        return None
+    if metrics == "prometheus":
+        from .prometheus import recorder
+
+        return recorder()
+    if metrics == "opentelemetry":
+        from .opentelemetry import instruments
+
+        return instruments()
+    if all(callable(getattr(metrics, name, None)) for name in _METHODS):
+        return metrics  # type: ignore[return-value]
+    raise ConfigurationError(
+        f"metrics={metrics!r}: expected 'prometheus', 'opentelemetry', or an object with "
+        f"{', '.join(_METHODS)}"
+    )
+
+
+def spans_for(traces: bool) -> CurrentSpans | None:
+    """What sets attributes on spans, if `traces`.
+
+    :raises MissingExtra: if OpenTelemetry's API is not installed.
+    """
+    if not traces:
+        return None
+    from .opentelemetry import CurrentSpans
+
+    return CurrentSpans()
