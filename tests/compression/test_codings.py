@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.coded import Decoder, decoded
 from wsgifast import Compression, ConfigurationError
+from wsgifast.compression import codings
 from wsgifast.compression.codings import (
     DEFAULT_LEVELS,
     LEVELS,
@@ -74,6 +75,21 @@ def test_levels_all_work(coding: str) -> None:
         assert decoded(coding, stream.add(TEXT) + stream.finish()) == TEXT
 
 
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.parametrize("content", [b"", b"x", TEXT], ids=len)
+def test_gzip_of_whole_body_is_libdeflates_if_it_is_installed(
+    content: bytes, padding: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compressor("gzip", size=len(content), padding=padding).whole(content)
+    monkeypatch.setattr(codings, "_libdeflate", lambda: None)
+    zlibs = compressor("gzip", size=len(content), padding=padding).whole(content)
+    for coded in (made, zlibs):
+        assert type(coded) is bytes  # as servers ask of a body
+        assert decoded("gzip", coded) == content
+    if content == TEXT and not padding:
+        assert made != zlibs
+
+
 def test_zstd_windows_stay_within_what_browsers_accept() -> None:
     content = bytes(20_000_000)
     for size in (None, len(content)):
@@ -104,9 +120,11 @@ def test_available_codings_without_packages_is_gzip() -> None:
         "import sys\n"
         "for name in 'brotli backports backports.zstd compression compression.zstd'.split():\n"
         "    sys.modules[name] = None\n"
+        "sys.modules['deflate'] = None\n"
         "from wsgifast.compression import codings\n"
         "from wsgifast import Compression, ConfigurationError\n"
         "print(codings.available_codings(), Compression().codings)\n"
+        "assert codings.compressor('gzip', size=9).whole(b'some text')\n"
         "try: Compression(codings=['br'])\n"
         "except ConfigurationError as error: print(error)\n"
     )

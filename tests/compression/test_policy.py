@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast import Compression, ConfigurationError
+from wsgifast.compression.codings import compressor
 from wsgifast.compression.policy import (
     Decision,
     app_preconditions,
@@ -228,6 +229,14 @@ def test_event_stream_is_compressed_only_if_asked() -> None:
 def test_invalid_option_is_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Compression(**options)
+
+
+@pytest.mark.parametrize(("level", "lower"), [(0, 0), (1, 1), (4, 2), (11, 5)])
+def test_level_is_halved_if_the_server_is_behind(level: int, lower: int) -> None:
+    content = bytes(range(256)) * 40 + b"some text, some more text" * 40
+    options = Compression(levels={"br": level}, padding=False)
+    made = options.compressor("br", "text/plain", len(content), is_behind=True).whole(content)
+    assert made == compressor("br", level=lower, size=len(content)).whole(content)
 
 
 def test_further_types_are_compressed() -> None:

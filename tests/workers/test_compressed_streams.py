@@ -1,4 +1,5 @@
-"""Compressed streams on FastWorker: blocks that come quickly share a flush, and none waits."""
+"""Compression on FastWorker: blocks of a stream that come quickly share a flush, and none waits;
+the levels while requests wait for a thread."""
 
 from __future__ import annotations
 
@@ -16,12 +17,15 @@ from tests.support.servers import LiveServer, wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.serving import fast_worker
 from wsgifast import Compression, WSGIFast
+from wsgifast.compression.codings import DEFAULT_LEVELS, compressor
+from wsgifast.compression.policy import IS_BEHIND
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 CODINGS = ("zstd", "br", "gzip")
 ROWS = [b"%d,name %d,%d\n" % (number, number % 97, number * 7) for number in range(5000)]
+WHOLE = b"".join(ROWS)
 LARGE = [b"".join(ROWS), b"", b"x" * 300_000, b"end"]
 _next = threading.Semaphore(0)
 
@@ -50,6 +54,8 @@ def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
     path = environ["PATH_INFO"]
     if path == "/next":
         _next.release()
+    if path == "/behind":
+        wait_for(environ[IS_BEHIND], "another request waits")
     kind = "image/png" if path == "/image" else "text/plain"
     if path == "/lazy":
         return lazy(environ, start_response)
@@ -60,6 +66,7 @@ def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
         "/events": events, "/failing": failing, "/large": lambda: iter(LARGE),
         "/empty": lambda: iter(()),
         "/next": lambda: [b"ok"],
+        "/whole": lambda: [WHOLE], "/behind": lambda: [WHOLE],
     }  # fmt: skip
     return bodies.get(path, lambda: iter(ROWS))()  # type: ignore[no-any-return]
 
@@ -187,3 +194,20 @@ def test_http2_shares_flushes_too(coding: str, tmp_path: Path) -> None:
         failing = client.ask("/failing", headers=accepted)
         client.flush()
         assert client.answer(failing).reset is not None
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_levels_are_halved_while_requests_wait_for_a_thread(coding: str) -> None:
+    def at_level(level: int) -> bytes:
+        return compressor(coding, level=level, size=len(WHOLE)).whole(WHOLE)
+
+    level = DEFAULT_LEVELS[coding]
+    accepts = [("Accept-Encoding", coding)]
+    assert at_level(level) != at_level(level // 2)
+    with fast_worker("--threads=1", app=f"{__name__}:app") as server:
+        assert server.get("/whole", headers=accepts).body == at_level(level)
+        with Connection(server.address) as first, Connection(server.address) as second:
+            first.send_request("/behind", headers=accepts)
+            second.send_request("/whole", headers=accepts)
+            assert first.read_response().body == at_level(level // 2)
+            assert second.read_response().body == at_level(level)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..compression.codings import Compressor
 from ..compression.negotiation import preferred_coding
 from ..compression.policy import (
+    IS_BEHIND,
     WISH,
     Compression,
     Decision,
@@ -146,7 +147,13 @@ class ContentCoding:
     def _start(self, decision: Decision, size: int | None) -> Compressor:
         assert decision.coding is not None
         self.note(decision.coding, size or 0, 0)
-        self.compressor = self.compression.compressor(decision.coding, decision.content_type, size)
+        is_behind = self.environ.get(IS_BEHIND)
+        self.compressor = self.compression.compressor(
+            decision.coding,
+            decision.content_type,
+            size,
+            is_behind=is_behind is not None and is_behind(),
+        )
         return self.compressor
 
     def _count(self, block: bytes, coded: bytes) -> bytes:

@@ -25,6 +25,9 @@ Header = tuple[str, str]
 
 # The key of the environ, or of an ASGI scope, that has the request's :class:`Wish`.
 WISH = "wsgifast.compression"
+# The key of the environ under which FastWorker has a function: whether its threads are behind with
+# their work. Then levels are halved, so that what compression takes is not what others wait for.
+IS_BEHIND = "wsgifast.is_behind"
 
 # A body of this size fits into the first packet with its head, which no client gets any sooner.
 _DEFAULT_MIN_BYTES = 1000
@@ -109,13 +112,19 @@ class Compression:
         self.event_streams = event_streams
         self.padding = padding
 
-    def compressor(self, coding: str, content_type: str, size: int | None) -> Compressor:
+    def compressor(
+        self, coding: str, content_type: str, size: int | None, *, is_behind: bool = False
+    ) -> Compressor:
         """Return the compressor for a response's body.
 
         :param size: in bytes; None for a stream.
+        :param is_behind: with its work, is the server; see :data:`IS_BEHIND`.
         """
+        level = self.levels[coding]
+        if is_behind:
+            level = max(level // 2, min(level, 1))
         padding = self.padding and _PADDED.match(content_type.strip().lower()) is not None
-        made = compressor(coding, level=self.levels[coding], size=size, padding=padding)
+        made = compressor(coding, level=level, size=size, padding=padding)
         return Counted(coding, made)
 
     def is_worth_it(self, content_type: str, asked: bool | None) -> bool:

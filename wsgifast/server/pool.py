@@ -164,6 +164,11 @@ class Pool(Generic[Job]):
         self._promote_early = 0
         self.monitor = Monitor(lambda: self._leader, replace=self._replace, on_tick=user.on_tick)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether as many events and jobs wait as there are threads, or more."""
+        return len(self.work) + len(self.ready) >= len(self._members)
+
     def start(self) -> None:
         """Start the threads; the first one leads."""
         for member in [*self._members, *self._spares]:

@@ -19,6 +19,7 @@ from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
+from ..compression.policy import IS_BEHIND
 from ..metrics.processes import resident_bytes
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
@@ -230,6 +231,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """SIGQUIT, SIGINT: end now, whatever the apps do; see :meth:`Server.end_now`."""
         super(gthread.ThreadWorker, self).handle_quit(sig, frame)
 
+    def _is_behind(self) -> bool:
+        return self.server is not None and self.server.pool.is_behind
+
     def _beat(self) -> bool:
         """Give gunicorn a sign of life; whether the worker is to go on."""
         self.beaten_at = time.monotonic()
@@ -245,6 +249,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """The server of this process: its app, gunicorn's settings and hooks, TLS and HTTP/2."""
         self.settings = settings = Settings(self.cfg)
         environ = environ_part(settings)
+        environ[IS_BEHIND] = self._is_behind
         responses = self._responses
         if responses is not None:
             environ |= responses.environ_part()
