@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.descriptors import open_descriptors
 from tests.workers.serving import has_setting, split_options
 from wsgifast.errors import BodyTooLarge, RequestError
-from wsgifast.server.disk import Budget
+from wsgifast.files.temporary import Budget
 from wsgifast.server.receiving import ASKED, COMPLETE, MORE, Receiver
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.wiring import options, parsers

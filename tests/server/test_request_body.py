@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
+from wsgifast.files.temporary import Budget, Spool
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
-from wsgifast.server.disk import Budget, Spool
 from wsgifast.server.receiving import BodyCollector
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -28,7 +28,7 @@ from tests.support.effort import LONG, effort
 from tests.support.programs import ProgramMissing
 from tests.workers.serving import has_setting, using
 from wsgifast.errors import RequestError
-from wsgifast.server.disk import Budget
+from wsgifast.files.temporary import Budget
 from wsgifast.server.receiving import COMPLETE, MORE, Parser, Receiver
 from wsgifast.workers import FastWorker
 from wsgifast.workers.gunicorn_support import Settings

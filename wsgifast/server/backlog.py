@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
+from ..files.temporary import Budget, SpillFile
 from ..sockets.sending import FileSegment
-from .disk import Budget, SpillFile
 
 # This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..files.temporary import Budget
 from .backlog import OutputMemory
 from .counters import Counters
-from .disk import Budget, DiskThreads
+from .disk import DiskThreads
 from .options import Options
 from .sending import ClientWait
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import BodyTooLarge, RequestError
+from ..files.temporary import Budget, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_head import HeadScanner
-from .disk import Budget, Spool
 from .options import BODY_BYTES_PER_S, Options, time_left_s
 
 if TYPE_CHECKING:

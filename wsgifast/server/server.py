@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..files.temporary import Budget
 from ..sockets.closing import LINGER_S
 from .acceptor import Acceptor
 from .application import Application
 from .coalescing import Coalescing, OutputRules
 from .connection import Connection
 from .counters import Counters
-from .disk import Budget
 from .endpoint import LINGERING, Endpoint, Registry
 from .monitor import Watchdog
 from .options import HTTP2Options, Options

@@ -33,8 +33,8 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
+from ...files.temporary import Spool
 from ...http.request_head import request_head, trailer_lines
-from ..disk import Spool
 from ..endpoint import STREAMS, Endpoint
 from ..poller import READ, WOULD_BLOCK, WRITE
 from ..receiving import Exchange, Parser

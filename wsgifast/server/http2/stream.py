@@ -24,8 +24,8 @@ from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ClientGone, RequestError, without_frames
+from ...files.temporary import Spool
 from ...sockets.sending import FileTruncated
-from ..disk import Spool
 from ..endpoint import Endpoint
 from ..receiving import Exchange
 from .response import HTTP2Response, StreamOutput
