@@ -94,7 +94,7 @@ test-oldest-gunicorn: $(READY)
 test-oldest-uvicorn: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target $(VENV)/oldest-uvicorn uvicorn==$$($(BIN)/python -c \
-	    'from asgifast.servers import UVICORN; print(UVICORN.oldest)')
+	    'from asgifast.whole_responses import UVICORN; print(UVICORN.oldest)')
 	@PYTHONPATH=$(abspath $(VENV))/oldest-uvicorn $(BIN)/python -m pytest -n $(JOBS) tests/asgi $(ARGS)
 
 test-oldest-django: $(READY)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from asgifast.servers import UVICORN
+from asgifast.whole_responses import UVICORN
 
 from tests.support.servers import ROOT
 from wsgifast.workers.gunicorn_version import NEWEST_MAJOR, OLDEST
@@ -84,7 +84,8 @@ def test_no_text_names_another_version(package: str, version: str, known: set[st
 
 def test_makefile_takes_the_oldest_versions_from_the_tables() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for package, table in (("uvicorn", "asgifast.servers"), ("gunicorn", "gunicorn_version")):
+    tables = {"uvicorn": "asgifast.whole_responses", "gunicorn": "gunicorn_version"}
+    for package, table in tables.items():
         target = makefile.split(f"\ntest-oldest-{package}:")[1].split("\n\n")[0]
         assert f"import {'UVICORN' if package == 'uvicorn' else 'OLDEST'};" in target
         assert table in target

@@ -47,9 +47,8 @@ from .errors import BodyError, RequestError
 from .files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
 from .files.coded_copies import COPIES, MAX_FILE_BYTES
 from .files.front_server import front_server_of
-from .metrics.backends import recorder_for, spans_for
-from .metrics.instrumented import Instrumented
-from .metrics.patterns import FRAMEWORKS, call_noting_pattern
+from .metrics import recorder_for, spans_for
+from .metrics.instrumented import FRAMEWORKS, Instrumented, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
 from .sockets.options import owned_socket, set_nodelay
 from .sockets.sending import FileSegment

@@ -1,16 +1,11 @@
-"""Messages that wait to be sent: small ones to be joined, and those of several tasks in order.
-
-Small body messages of one turn of the event loop, or of a few, are coalesced into one.
-"""
+"""Small body messages of one turn of the event loop, or of a few, are coalesced into one."""
 
 from __future__ import annotations
 
-from collections import deque
 from time import monotonic
 
-from .loops import BackgroundTask, Event, Loop, new_event, outcome, running_loop
-from .messages import Message, Send, response_body
-from .servers import has_to_wait
+from .loops import BackgroundTask, Loop, outcome, running_loop
+from .messages import Message, Send, SendOrder, has_to_wait, response_body
 
 # A body message up to this size is coalesced; a larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
@@ -27,51 +22,6 @@ HELD_S = 0.001
 # If no other message came in these, so many of the next ones are passed on at once, which is
 # cheaper for an app that waits before each message. The one behind them is held like that again.
 PASSED_ON = 17
-
-
-class SendOrder:
-    """Lets one send() at a time through, in the order of their calls.
-
-    Only who is let through may wait for the server::
-
-        if order.is_taken:
-            await order.wait()
-        order.is_taken = True
-        try:
-            ...
-        finally:
-            order.release()
-
-    :ivar is_taken: whether a send() was let through and has not released the order.
-    """
-
-    __slots__ = ("_waiting", "is_taken")
-
-    def __init__(self) -> None:
-        self.is_taken = False
-        self._waiting: deque[Event] | None = None  # made when needed, as few responses need it
-
-    async def wait(self) -> None:
-        """Wait behind the others; then the order is taken by the caller."""
-        event = new_event()
-        if self._waiting is None:
-            self._waiting = deque()
-        self._waiting.append(event)
-        try:
-            await event.wait()
-        except BaseException:
-            if event in self._waiting:
-                self._waiting.remove(event)
-            else:  # let through and cancelled in the same turn
-                self.release()
-            raise
-
-    def release(self) -> None:
-        """Let the next one through."""
-        if self._waiting:
-            self._waiting.popleft().set()
-        else:
-            self.is_taken = False
 
 
 class Held:

@@ -28,7 +28,7 @@ from wsgifast.files import ByteRange
 from wsgifast.files.app_files import plan_file_body
 from wsgifast.http.framing import has_body
 from wsgifast.http.head import parse_length
-from wsgifast.metrics.patterns import note_django_pattern
+from wsgifast.metrics.instrumented import note_django_pattern
 from wsgifast.metrics.requests import Recorder
 from wsgifast.sockets import FileSegment
 

@@ -18,19 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from wsgifast.checks import configuration_names
 from wsgifast.errors import ConfigurationError, MissingExtra
-from wsgifast.metrics.health import State
-from wsgifast.metrics.periodic import every_second
-from wsgifast.metrics.points import Point, point, process_collectors
-from wsgifast.metrics.processes import resident_bytes
+from wsgifast.metrics.collecting import Point, every_second, point, process_collectors
+from wsgifast.metrics.health import State, resident_bytes
 from wsgifast.metrics.requests import Recorder
-from wsgifast.metrics.setup import announced, check, wanted_metrics
-from wsgifast.metrics.supervisor import start_exporting
+from wsgifast.metrics.setup import announced, check, start_exporting, wanted_metrics
 
 from .instrumented import Instrumented
 from .messages import ASGIApp
 
 if TYPE_CHECKING:
-    from wsgifast.metrics.supervisor import Export
+    from wsgifast.metrics.setup import Export
 
     from .protocols.transport import CoalescingTransport
 
@@ -172,7 +169,7 @@ class Figures:
         self.sendfile_bytes = 0
 
     def collect(self) -> Iterator[Point]:
-        """A :data:`~wsgifast.metrics.points.Collector`; any thread may call it."""
+        """A :data:`~wsgifast.metrics.Collector`; any thread may call it."""
         states = Counter[str]()
         slow = queued = 0
         for protocol, transport in list(self.open.items()):

@@ -10,11 +10,11 @@ from wsgifast.files import ByteRange
 from wsgifast.files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
 from wsgifast.files.coded_copies import COPIES, MAX_FILE_BYTES
 from wsgifast.files.directory import identity_of
+from wsgifast.files.plan import UNCONDITIONAL
 from wsgifast.sockets import FileSegment
 
 from .content_coding import ContentCoding
 from .files import (
-    UNCONDITIONAL,
     FileSender,
     Received,
     RequestedPath,
@@ -34,10 +34,10 @@ from .messages import (
     Scope,
     Send,
     declared_length,
+    forward_start,
     response_body,
     text_headers,
 )
-from .servers import forward_start
 
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 
@@ -121,7 +121,7 @@ class FileMessages:
             return
         facts = request_facts(self._scope)
         names = {name.lower() for name, _ in self._headers}
-        if facts[2:] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
+        if facts[2:8] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
             await self._send_as_asked(asked)  # the plan would be the same
             return
         path = asked.path

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from wsgifast.compression.dictionaries import client_dictionary
 from wsgifast.errors import BodyError
 from wsgifast.files import ByteRange, RequestFacts
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
@@ -36,6 +37,9 @@ from .messages import (
 if TYPE_CHECKING:
     from .content_coding import ContentCoding
 
+# A file up to this size is read, and leaves in one write with the head; for a larger one sendfile's
+# own system calls cost less than the copy that they save.
+SMALL_FILE_BYTES = 64 * 1024
 # Cannot be opened: a server that heeds the path alone would send the whole file for a part of it.
 _NO_PATH = "/dev/null/asgifast.planned"
 # From this size on the client's disconnect is listened for while a file is read and sent.
@@ -315,26 +319,34 @@ def open_for_pathsend(path: str) -> tuple[int, int]:
     return fd, status.st_size
 
 
-# The facts from their third field on, if neither Range nor preconditions were sent.
-UNCONDITIONAL = RequestFacts()[2:]
-
 _FIELDS = {
-    name.replace("_", "-").encode(): name for name in RequestFacts._fields if name != "method"
-}
+    name.replace("_", "-").encode(): name
+    for name in RequestFacts._fields
+    if name not in ("method", "dictionary")
+} | {b"available-dictionary": "dictionary"}
 
 
 def request_facts(scope: Scope) -> RequestFacts:
-    """Return the method, Range and preconditions of an http scope.
+    """Return the method, Range, preconditions and dictionary of an http scope.
 
     Headers of the same name are joined (RFC 9110, section 5.3).
     """
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for name, value in scope["headers"]:
         field = _FIELDS.get(name)
         if field is not None:
             text = value.decode("latin-1")
             found[field] = f"{found[field]}, {text}" if field in found else text
-    return RequestFacts(scope["method"], **found)
+    available = found.pop("dictionary", None)
+    if available is None:
+        return RequestFacts(scope["method"], **found)
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+
+    def header(name: str) -> str | None:
+        value = headers.get(name.lower().encode())
+        return None if value is None else value.decode("latin-1")
+
+    return RequestFacts(scope["method"], **found, dictionary=client_dictionary(available, header))
 
 
 class NotAFile(OSError):
@@ -362,6 +374,14 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
         os.close(fd)
         raise
     return fd, status
+
+
+def read_small(fd: int, segment: bytes | ByteRange) -> bytes | None:
+    """A small segment's bytes, if all of them are in the page cache."""
+    if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
+        return None
+    data = read_cached(fd, segment.offset, segment.size)
+    return None if data is None or len(data) < segment.size else data
 
 
 async def read_block(fd: int, offset: int, size: int) -> bytes:

@@ -1,15 +1,16 @@
-"""Instrumentation of ASGI apps: records each request when its response is over."""
+"""What stands between an ASGI app and its server to watch: requests recorded, shapes examined."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.bodies.access_log import PATTERN
+from wsgifast.bodies.slow_shapes import EXAMINED_CHUNKS, BodySeen, Chunks, Reports
+from wsgifast.bodies.streams import is_event_stream
 from wsgifast.http.framing import has_body
-from wsgifast.metrics.patterns import asgi_pattern
 from wsgifast.metrics.requests import Asked, LengthError, Recorder, Recording, asked_of_scope
 
 from .messages import (
@@ -24,6 +25,7 @@ from .messages import (
     Scope,
     Send,
     declared_length,
+    text_headers,
 )
 
 if TYPE_CHECKING:
@@ -240,3 +242,76 @@ class Request:
         else:
             self.size = declared_length(self.headers) or self.size
         self.is_complete = not message.get("more_body", False)
+
+
+class Examined:
+    """An app of which now and then a response's shape is examined, as the app sends it."""
+
+    def __init__(self, app: ASGIApp, reports: Reports) -> None:
+        self._app = app
+        self._reports = reports
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if not self._reports.picks():
+            return self._app(scope, receive, send)
+        return self._watch(scope, receive, send)
+
+    async def _watch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        chunks = Chunks()
+        count = 0
+        headers: list[tuple[str, str]] = []
+        root_path = scope.get("root_path", "")
+        before = perf_counter()
+
+        async def watched(message: Message) -> None:
+            nonlocal before, count
+            body = message.get("body")
+            if body:
+                if count < EXAMINED_CHUNKS:
+                    chunks.add(len(body), perf_counter() - before)
+                count += 1
+            elif message["type"] == "http.response.start":
+                headers[:] = text_headers(message.get("headers", ()))
+            await send(message)
+            before = perf_counter()  # what the server took is not the app's time
+
+        try:
+            return await self._app(scope, receive, watched)
+        finally:
+            seen = BodySeen(chunks, "messages", is_event_stream(headers))
+            pattern = asgi_pattern(scope, root_path)
+            self._reports.report(scope["method"], pattern, scope["path"], seen, count)
+
+
+def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
+    """Return the URL pattern that Starlette or FastAPI has matched.
+
+    :param scope: the app's, after routing.
+    :param root_path: the server's; what a Mount has added to it belongs to the pattern.
+    """
+    pattern = scope.get(PATTERN)
+    if pattern is not None:
+        return str(pattern)
+    route = scope.get("route")
+    if route is None:
+        return None
+    own_notes = scope.get("fastapi")
+    if isinstance(own_notes, Mapping):
+        # A newer FastAPI puts a route there without the prefixes of include_router().
+        included = own_notes.get("effective_route_context")
+        if getattr(included, "original_route", None) is route:
+            route = included
+    path = getattr(route, "path_format", None)
+    if not isinstance(path, str):
+        return None
+    mounted = str(scope.get("root_path", ""))
+    # A Mount's own route has its path in the root path already.
+    if getattr(route, "routes", None) is not None:
+        path = ""
+    prefix = mounted.removeprefix(root_path).rstrip("/")
+    if prefix:
+        own = getattr(route, "param_convertors", {})
+        for name, value in scope.get("path_params", {}).items():
+            if name not in own or not path:
+                prefix = f"{prefix}/".replace(f"/{value}/", f"/{{{name}}}/")[:-1]
+    return prefix + path or "/"

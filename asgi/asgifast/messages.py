@@ -1,14 +1,20 @@
-"""ASGI's types, messages and extensions that are used here (asgiref may not be installed)."""
+"""ASGI's types, messages and extensions, and the order in which messages are sent.
+
+The types that are used here are declared here: asgiref may not be installed.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict
 
 from wsgifast.files import ByteRange
 from wsgifast.http.head import parse_length
+
+from .loops import Event, new_event
 
 Scope = MutableMapping[str, Any]
 # Any message; the classes below are for those whose type is known. It is not their union, or mypy
@@ -32,6 +38,12 @@ PLANNED = "asgifast.planned"
 # Under this key a pathsend message for asgifast's protocols carries the instrumented.Request, which
 # is recorded when its file is sent: that may be long after the app has returned.
 RECORDING = "asgifast.recording"
+# What an app whose middleware breaks its files can do, on every server with the extension.
+UNKNOWN_PATHSEND = (
+    "a middleware does not know http.response.pathsend; if it is one that changes bodies, "
+    "ASGIFast(app, pathsend=False) around the app has files sent to it as bytes"
+)
+
 # What ASGIFast offers to an app that is known to bear it.
 FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
     PATHSEND: {"ranges": True},
@@ -159,3 +171,78 @@ def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
         if len(name) == 14 and name.lower() == b"content-length":
             return parse_length(value.decode("latin-1"))
     return None
+
+
+class SendOrder:
+    """Lets one send() at a time through, in the order of their calls.
+
+    Only who is let through may wait for the server::
+
+        if order.is_taken:
+            await order.wait()
+        order.is_taken = True
+        try:
+            ...
+        finally:
+            order.release()
+
+    :ivar is_taken: whether a send() was let through and has not released the order.
+    """
+
+    __slots__ = ("_waiting", "is_taken")
+
+    def __init__(self) -> None:
+        self.is_taken = False
+        self._waiting: deque[Event] | None = None  # made when needed, as few responses need it
+
+    async def wait(self) -> None:
+        """Wait behind the others; then the order is taken by the caller."""
+        event = new_event()
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append(event)
+        try:
+            await event.wait()
+        except BaseException:
+            if event in self._waiting:
+                self._waiting.remove(event)
+            else:  # let through and cancelled in the same turn
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Let the next one through."""
+        if self._waiting:
+            self._waiting.popleft().set()
+        else:
+            self.is_taken = False
+
+
+def has_to_wait(send: Send) -> bool | None:
+    """Whether send() would wait until the client has read; None if it is not uvicorn's."""
+    flow = getattr(getattr(send, "__self__", None), "flow", None)
+    waits: bool | None = getattr(flow, "write_paused", None)
+    return waits
+
+
+class HoldsStart(Protocol):
+    start: Message | None
+
+
+async def forward_start(holder: HoldsStart, send: Send, planned: Message | None = None) -> None:
+    """Send the head of a response if it is held; it still is if send() is cancelled before.
+
+    :param planned: what is sent in its place.
+    """
+    start, holder.start = holder.start, None
+    if start is None:
+        return
+    try:
+        await send(start if planned is None else planned)
+    except Exception:
+        raise
+    except BaseException:
+        # Whether uvicorn has taken the head; other servers are not asked.
+        if getattr(getattr(send, "__self__", None), "response_started", None) is False:
+            holder.start = start
+        raise

@@ -12,15 +12,14 @@ from wsgifast.bodies.slow_shapes import Reports, check_rate
 from wsgifast.checks import check_app, check_switches
 from wsgifast.compression.decoding import checked_limits
 from wsgifast.compression.policy import WISH, Compression, compression_for
-from wsgifast.metrics.backends import recorder_for, spans_for
+from wsgifast.metrics import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
-from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, SendOrder, sending
+from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
 from .content_coding import ContentCoding
-from .examined import Examined
 from .file_messages import FileMessages
 from .files import Received
-from .instrumented import INSTRUMENTED, Instrumented, note_sent_as
+from .instrumented import INSTRUMENTED, Examined, Instrumented, note_sent_as
 from .loops import BackgroundTask, Loop, outcome, running_loop
 from .messages import (
     COALESCING,
@@ -33,13 +32,14 @@ from .messages import (
     Receive,
     Scope,
     Send,
+    SendOrder,
     copied_head,
+    forward_start,
     text_headers,
     whole_body,
 )
 from .pathsend import Offer, PathsendDecision, without_files
 from .request_bodies import call_limited
-from .servers import forward_start
 from .whole_responses import whole_sender_for
 
 

@@ -23,7 +23,7 @@ from .messages import PATHSEND, PLANNED, ZEROCOPYSEND
 
 # What the wrappers of apps have their app in. They pass on messages of any type.
 _WRAPPERS = {
-    "asgifast.examined.Examined": "_app",
+    "asgifast.instrumented.Examined": "_app",
     "asgifast.instrumented.Instrumented": "_app",
     "asgifast.static.StaticFiles": "app",
     "django.contrib.staticfiles.handlers.ASGIStaticFilesHandler": "application",

@@ -17,9 +17,9 @@ import pytest
 import uvicorn
 import uvloop
 from asgifast.messages import ASGIApp, Receive, Scope, Send
-from asgifast.servers import UVICORN
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from asgifast.uvicorn.protocol import FileSending
+from asgifast.whole_responses import UVICORN
 from uvicorn.server import ServerState
 
 from tests.support.descriptors import open_descriptors

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import uvicorn
-from asgifast.servers import UVICORN
+from asgifast.whole_responses import UVICORN
 
 from tests.support.servers import LiveServer, free_port, live_server
 

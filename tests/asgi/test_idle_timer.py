@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from asgifast.uvicorn.replaced_parts import IdleTimerLoop
+from asgifast.uvicorn.protocol import IdleTimerLoop
 
 
 class Timer:

@@ -17,7 +17,7 @@ import pytest
 from asgifast import ASGIFast
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Receive, Scope, Send
 from asgifast.pathsend import decide_pathsend
-from asgifast.protocols import file_body
+from asgifast.protocols import response
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from fastapi import APIRouter, FastAPI
 from hypothesis import HealthCheck, given, settings
@@ -617,13 +617,13 @@ def test_our_protocols_send_files_of_known_apps(
     protocol: Any, make: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    original = file_body.open_for_pathsend  # type: ignore[attr-defined]
+    original = response.open_for_pathsend  # type: ignore[attr-defined]
 
     def noted(path: str) -> Any:
         opened.append(path)
         return original(path)
 
-    monkeypatch.setattr(file_body, "open_for_pathsend", noted)
+    monkeypatch.setattr(response, "open_for_pathsend", noted)
     middleware = [BEARING["adds_a_header"], BEARING["CORS"]]
     for app, expected in (
         (make(routes=routes(folder)), True),

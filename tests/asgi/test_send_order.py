@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast
-from asgifast.coalescing import SendOrder
-from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send, SendOrder
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from uvicorn.protocols.http import h11_impl, httptools_impl
 

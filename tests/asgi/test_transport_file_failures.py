@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast.protocols import file_transfer, writable
+from asgifast.protocols import file_transfer
+from asgifast.protocols.file_transfer import call_while_writable, stop_calling
 from asgifast.protocols.transport import CoalescingTransport
 
 from tests.asgi.transports import (
@@ -184,11 +185,11 @@ def test_a_file_that_is_cut_off_ends_the_connection(
 
     def watch(loop: asyncio.AbstractEventLoop, fd: int, callback: Callable[[], object]) -> None:
         watched.add(fd)
-        writable.call_while_writable(loop, fd, callback)
+        call_while_writable(loop, fd, callback)
 
     def unwatch(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         watched.remove(fd)
-        writable.stop_calling(loop, fd)
+        stop_calling(loop, fd)
 
     async def run() -> None:
         monkeypatch.setattr(file_transfer, "call_while_writable", watch)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvicorn
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from asgifast.protocols.uploads import ReceivedBody
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
-from asgifast.uvicorn.uploads import ReceivedBody
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from uvicorn.server import ServerState

@@ -15,10 +15,8 @@ import uvicorn
 from asgifast import ASGIFast, whole_responses
 from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
 from asgifast.middleware import _Exchange
-from asgifast.servers import UVICORN
 from asgifast.uvicorn import HttpToolsProtocol
-from asgifast.uvicorn.protocol import SimpleResponse
-from asgifast.whole_responses import send_whole, whole_sender_for
+from asgifast.whole_responses import UVICORN, SimpleResponse, send_whole, whole_sender_for
 from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.protocols.http import httptools_impl

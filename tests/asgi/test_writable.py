@@ -12,9 +12,9 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from asgifast.protocols import writable
+from asgifast.protocols import file_transfer
 
-SOCKETS = 5 * writable.EVENTS_AT_ONCE
+SOCKETS = 5 * file_transfer.EVENTS_AT_ONCE
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def descriptors() -> Iterator[list[int]]:
 @pytest.fixture(params=["epoll", "selectors"])
 def _selector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "selectors":
-        monkeypatch.setattr(writable, "_ByEpoll", writable._BySelector)
+        monkeypatch.setattr(file_transfer, "HAS_EPOLL", False)
     elif not hasattr(select, "epoll"):
         pytest.skip("only Linux has it")
 
@@ -39,22 +39,22 @@ def _selector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_many_sockets_with_room_share_the_loop_with_others(
     descriptors: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writable, "TURN_S", 0.0)
+    monkeypatch.setattr(file_transfer, "TURN_S", 0.0)
     called: Counter[int] = Counter()
     seen: list[int] = []
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
         for fd in descriptors:
-            writable.call_while_writable(loop, fd, partial(called.update, [fd]))
+            file_transfer.call_while_writable(loop, fd, partial(called.update, [fd]))
         while called.total() < 3 * SOCKETS:
             seen.append(called.total())
             await asyncio.sleep(0)
         for fd in descriptors:
-            writable.stop_calling(loop, fd)
+            file_transfer.stop_calling(loop, fd)
 
     asyncio.run(run())
-    assert max(after - before for before, after in pairwise(seen)) == writable.EVENTS_AT_ONCE
+    assert max(after - before for before, after in pairwise(seen)) == file_transfer.EVENTS_AT_ONCE
     assert set(called.values()) == {3}, "some were called before others that had waited longer"
 
 
@@ -68,10 +68,10 @@ def test_a_callback_may_stop_all_of_them(descriptors: list[int]) -> None:
         def stop(fd: int) -> None:
             called.append(fd)
             for each in descriptors:
-                writable.stop_calling(loop, each)
+                file_transfer.stop_calling(loop, each)
 
         for fd in descriptors:
-            writable.call_while_writable(loop, fd, partial(stop, fd))
+            file_transfer.call_while_writable(loop, fd, partial(stop, fd))
         for _ in range(3):
             await asyncio.sleep(0)
 

@@ -383,7 +383,7 @@ def test_a_file_that_cannot_be_opened_is_a_500(
 ) -> None:
     app: ASGIApp = gone_app(tmp_path, base=base)
     served = ASGIFast(app) if wrapped else app
-    monkeypatch.setattr("asgifast.protocols.file_body.open_for_pathsend", _open_all_but_large)
+    monkeypatch.setattr("asgifast.protocols.response.open_for_pathsend", _open_all_but_large)
     monkeypatch.setattr("asgifast.file_messages.open_for_pathsend", _open_all_but_large)
 
     async def talk(path: str) -> bytes:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies import slow_shapes as module
 from wsgifast.bodies.slow_shapes import BodySeen, Chunks, Reports, slow_shape
-from wsgifast.metrics.patterns import call_noting_pattern
+from wsgifast.metrics.instrumented import call_noting_pattern
 
 CRUMB = b"0123456789"
 BLOCK = b"b" * 8192

@@ -6,7 +6,9 @@ import asyncio
 import gzip
 import os
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from wsgiref.util import FileWrapper
@@ -20,6 +22,9 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.test import AsyncClient, Client, override_settings
 
 from tests.asgi.support import call, scope_of
+from tests.static.calls import settle
+from tests.support.coded import decoded_delta
+from tests.support.servers import wait_for
 from tests.support.wsgi import Server, new_environ
 from wsgifast import ConfigurationError
 from wsgifast.django import StaticFilesMiddleware, get_asgi_application, get_wsgi_application
@@ -280,3 +285,31 @@ def test_no_descriptor_is_left_open(ask: Ask, root: Path) -> None:
         ask("/static/large.bin", method, **headers)
     opened = [file.path for file in psutil.Process().open_files()]
     assert not [path for path in opened if path.endswith("large.bin")]
+
+
+def test_hashed_file_is_offered_as_a_dictionary(ask: Ask, hashed: str) -> None:
+    with override_settings(WSGIFAST_STATIC={"dictionaries": True}):
+        for path, offer in [
+            (hashed, 'match="/static/polls/style.*.css"'),
+            ("/static/polls/style.css", None),
+        ]:
+            _, headers, _ = ask(path)
+            assert headers.get("Use-As-Dictionary") == offer
+        assert ask(hashed)[1]["Vary"] == "Accept-Encoding, Available-Dictionary"
+
+
+def test_client_with_an_earlier_release_gets_a_delta(ask: Ask, root: Path) -> None:
+    old = "".join(f".rule-{number} {{ margin: {number}px }}\n" for number in range(200)).encode()
+    new = old + b".more { margin: 0 }\n"
+    (root / "css" / "b.0123456789ab.css").write_bytes(old)
+    (root / "css" / "b.ba9876543210.css").write_bytes(new)
+    settle(*(root / "css").iterdir())
+    available = f":{b64encode(sha256(old).digest()).decode()}:"
+
+    def asked() -> tuple[int, dict[str, str], bytes]:
+        path = "/static/css/b.ba9876543210.css"
+        return ask(path, accept_encoding="br, dcz", available_dictionary=available)
+
+    with override_settings(WSGIFAST_STATIC={"dictionaries": True, "immutable": r"\.css$"}):
+        wait_for(lambda: asked()[1].get("Content-Encoding") == "dcz", "the delta is made")
+        assert decoded_delta(asked()[2], old) == new

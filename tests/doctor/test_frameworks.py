@@ -69,13 +69,13 @@ def starlette_app() -> Any:
 
 @pytest.mark.parametrize("make", [flask_app, falcon_app, bottle_app, starlette_app])
 def test_frameworks(make: Any) -> None:
-    name, (endpoints, unreached) = from_framework(make(), {})
+    name, (endpoints, unreached), _ = from_framework(make(), {})
     assert name == make.__name__.removesuffix("_app")
     assert {(e.method, e.url) for e in endpoints} == {("GET", "/"), ("POST", "/save")}
     (left,) = unreached
     assert "--value number=" in left.reason
     assert "--value rest=" in left.reason
-    _, (endpoints, unreached) = from_framework(make(), {"number": "3", "rest": "a b"})
+    _, (endpoints, unreached), _ = from_framework(make(), {"number": "3", "rest": "a b"})
     assert "/user/3/a%20b" in {endpoint.url for endpoint in endpoints}
     assert not unreached
 
@@ -123,7 +123,7 @@ def test_a_framework_is_found_in_slots() -> None:
 
 def test_routes_of_an_app_that_is_mounted_in_middleware() -> None:
     app = Starlette(routes=[Mount("/shop", app=GZipMiddleware(starlette_app()))])
-    _, (endpoints, unreached) = from_framework(app, {})
+    _, (endpoints, unreached), _ = from_framework(app, {})
     assert {(e.method, e.url) for e in endpoints} == {("GET", "/shop/"), ("POST", "/shop/save")}
     assert [left.name for left in unreached] == ["/shop/user/{number:int}/{rest:path}"]
 
@@ -143,7 +143,7 @@ def test_routes_of_fastapi_routers() -> None:
     app.mount("/sub", inner)
     app.mount("/shop", GZipMiddleware(starlette_app()))
     app.websocket("/socket")(ok)
-    name, (endpoints, unreached) = from_framework(app, {})
+    name, (endpoints, unreached), _ = from_framework(app, {})
     assert name == "fastapi"
     of_shop = "/shop/user/{number:int}/{rest:path}"
     assert {left.name for left in unreached} == {"/v1/a/{number}", "/sub/in/a/{number}", of_shop}
@@ -198,7 +198,7 @@ def test_django_regular_expressions(pattern: str, route: str) -> None:
 
 def test_django_patterns() -> None:
     django_project.set_up()
-    name, (endpoints, _) = from_framework(get_wsgi_application(), {})
+    name, (endpoints, _), _ = from_framework(get_wsgi_application(), {})
     assert name == "django"
     urls = [endpoint.url for endpoint in endpoints]
     views = [endpoint.url for endpoint in endpoints if not endpoint.evidence]
@@ -213,6 +213,6 @@ def test_django_behind_the_protocols_of_channels() -> None:
     routing = import_module("channels.routing")
     django_project.set_up()
     app = routing.ProtocolTypeRouter({"websocket": starlette_app(), "http": get_asgi_application()})
-    name, (endpoints, _) = from_framework(app, {})
+    name, (endpoints, _), _ = from_framework(app, {})
     assert name == "django"
     assert "/votes.csv" in {endpoint.url for endpoint in endpoints}

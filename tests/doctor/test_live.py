@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import socket
 import threading
 import time
@@ -131,9 +132,23 @@ def wrong_range(method: str, headers: dict[str, str]) -> list[bytes]:
 
 def gzip_without_length(method: str, headers: dict[str, str]) -> list[bytes]:
     if "gzip" in headers.get("accept-encoding", ""):
-        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\n"
-        return [head + b"not really"]
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nVary: Accept-Encoding\r\n"
+        return [head + b"Connection: close\r\n\r\nnot really"]
     return good(method, headers)
+
+
+def gzip_without_vary(method: str, headers: dict[str, str]) -> list[bytes]:
+    if "gzip" in headers.get("accept-encoding", ""):
+        coded = gzip.compress(BODY)
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+        return [head % len(coded) + coded]
+    return good(method, headers)
+
+
+def large_text(method: str, headers: dict[str, str]) -> list[bytes]:
+    (answer,) = good(method, headers, b"Content-Type: application/json\r\n")
+    head, blank, body = answer.replace(b"1000", b"20000").partition(b"\r\n\r\n")
+    return [head + blank + body * 20]
 
 
 def failing(method: str, headers: dict[str, str]) -> list[bytes]:
@@ -147,6 +162,8 @@ def cut_off(method: str, headers: dict[str, str]) -> list[bytes]:
 
 FAULTS: dict[str, list[Answer]] = {
     "WF015": [failing],
+    "WF025": [large_text],
+    "WF027": [gzip_without_vary],
     "WF040": [late_body],
     "WF041": [closing],
     "WF042": [wrong_range],

@@ -70,7 +70,7 @@ def test_views_are_not_requested_by_default() -> None:
     )
 
 
-def test_fastapi_views_are_not_requested_by_default() -> None:
+def test_fastapi_own_pages_are_requested_by_default_and_views_are_not() -> None:
     from fastapi import FastAPI
 
     app, calls = FastAPI(), Counter[str]()
@@ -80,8 +80,30 @@ def test_fastapi_views_are_not_requested_by_default() -> None:
         calls["create"] += 1
         return "x"
 
-    assert not examine(app).observations
+    own = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    outer = FastAPI(openapi_url=None)
+    outer.mount("/v1", app)
+    assert reached(examine(app)) == own
+    assert reached(examine(outer)) == {f"/v1{path}" for path in own}
     assert not calls
+
+
+def test_fastapi_with_an_openapi_function_of_the_apps_is_not_requested_by_default() -> None:
+    from fastapi import FastAPI
+
+    class Counting(FastAPI):
+        def openapi(self) -> dict[str, Any]:
+            raise AssertionError("it may change something")
+
+    replaced = FastAPI()
+    replaced.openapi = Counting().openapi  # type: ignore[method-assign]
+
+    @replaced.get("/mine", name="openapi")
+    def openapi() -> str:
+        raise AssertionError("a view of the same name")
+
+    for app in (Counting(), replaced):
+        assert reached(examine(app)) == {"/docs", "/docs/oauth2-redirect", "/redoc"}
 
 
 def test_all_endpoints_requests_the_rest() -> None:

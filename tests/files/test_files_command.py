@@ -92,6 +92,15 @@ def test_taken_port_and_wrong_address_are_errors(
     assert str(tree / "none") in capsys.readouterr().err
 
 
+def test_files_are_offered_as_dictionaries(tree: Path) -> None:
+    (tree / "css" / "site.0a1b2c3d.css").write_bytes(TEXT)
+    port = free_port()
+    argv = ["python", "-m", "wsgifast", "files", str(tree), "--bind", str(port), "--dictionaries"]
+    with live_server(argv, ("127.0.0.1", port)) as server:
+        offer = server.get("/css/site.0a1b2c3d.css").header("Use-As-Dictionary")
+    assert offer == 'match="/css/site.*.css"'
+
+
 @pytest.mark.parametrize("fallback", ["nope.html", "css", "link.txt", ".hidden.txt", "../x"])
 def test_missing_fallback_is_an_error_at_the_start(
     tree: Path, capsys: pytest.CaptureFixture[str], fallback: str

@@ -19,8 +19,8 @@ from tests.support.child import in_a_child
 from wsgifast.metrics import Distribution
 from wsgifast.metrics import aggregation as module
 from wsgifast.metrics.aggregation import Directory
-from wsgifast.metrics.points import point
-from wsgifast.metrics.processes import is_alive, name_of_process, pid_in
+from wsgifast.metrics.collecting import point
+from wsgifast.metrics.health import is_alive, name_of_process, pid_in
 from wsgifast.metrics.prometheus import FileReporter
 from wsgifast.metrics.setup import DIRECTORY
 

@@ -19,8 +19,8 @@ from tests.support.servers import free_port, wait_for
 from wsgifast.metrics import setup
 from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.exporter import _MOST_CLIENTS, _app, _Exporter, _Handler, _Server
-from wsgifast.metrics.processes import is_alive, name_of_process
-from wsgifast.metrics.supervisor import ADDRESS_FILE, Export
+from wsgifast.metrics.health import is_alive, name_of_process
+from wsgifast.metrics.setup import ADDRESS_FILE, Export
 from wsgifast.sockets.options import Address
 
 

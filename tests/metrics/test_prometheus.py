@@ -24,8 +24,7 @@ from wsgifast.metrics import (
     prometheus,
     setup,
 )
-from wsgifast.metrics.periodic import Periodic
-from wsgifast.metrics.points import point
+from wsgifast.metrics.collecting import Periodic, point
 from wsgifast.metrics.prometheus import FileReporter, PointCollector
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

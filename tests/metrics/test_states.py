@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 
-from wsgifast.metrics import states
-from wsgifast.metrics.health import SlowClient, State
-from wsgifast.metrics.processes import ProcessEnd, is_alive, name_of_process
-from wsgifast.metrics.states import StateFile
+from wsgifast.metrics import health
+from wsgifast.metrics.health import (
+    ProcessEnd,
+    SlowClient,
+    State,
+    StateFile,
+    is_alive,
+    name_of_process,
+)
 
 SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
 
@@ -27,7 +32,7 @@ def state(**changed: Any) -> State:
 
 
 def found(directory: Path) -> list[State]:
-    return list(states.states(str(directory)))
+    return list(health.states(str(directory)))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -78,11 +83,11 @@ def test_the_dead_are_left_out_and_removed(tmp_path: Path) -> None:
     part = other.with_name(f"{other.name}.part")
     part.write_text("[")
     assert {each.pid for each in found(tmp_path)} == {os.getpid(), child.pid}
-    states.remove_dead(str(tmp_path))
+    health.remove_dead(str(tmp_path))
     assert part.exists()
     child.communicate(b"")
     assert [each.pid for each in found(tmp_path)] == [os.getpid()]
-    states.remove_dead(str(tmp_path))
+    health.remove_dead(str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -92,11 +97,11 @@ def test_what_is_no_state_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "state_of_another.json").write_text(json.dumps(state()))
     (tmp_path / "gauge_all_1.db").write_text("")
     assert found(tmp_path) == []
-    states.remove_dead(str(tmp_path))
+    health.remove_dead(str(tmp_path))
 
 
 def answered(path: str, directory: Path) -> tuple[int, str]:
-    answer = states.answer(path, str(directory))
+    answer = health.answer(path, str(directory))
     assert answer is not None
     return int(answer.status[:3]), answer.body.decode()
 
@@ -117,7 +122,7 @@ def test_probes(tmp_path: Path) -> None:
     status, text = answered("/livez", tmp_path)
     assert status == 503
     assert "sign of life" in text
-    assert states.answer("/metrics", str(tmp_path)) is None
+    assert health.answer("/metrics", str(tmp_path)) is None
 
 
 def test_the_slowest_clients_come_first(tmp_path: Path) -> None:

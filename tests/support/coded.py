@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import zlib
 from importlib import import_module
@@ -26,6 +27,25 @@ def decoded(coding: str | None, data: bytes) -> bytes:
     else:
         assert coding is None
         content = data
+    return content
+
+
+def decoded_delta(data: bytes, dictionary: bytes) -> bytes:
+    """Decode a whole body in the coding dcz, with no larger window than the client has."""
+    assert data[:8] == bytes.fromhex("5e2a4d1820000000")
+    assert data[8:40] == hashlib.sha256(dictionary).digest()
+    window = max(1 << 23, len(dictionary) * 5 // 4)
+    raw = zstd.ZstdDict(dictionary, is_raw=True)
+    content = b""
+    data = data[40:]
+    while data:
+        decoder = zstd.ZstdDecompressor(
+            zstd_dict=raw.as_prefix,
+            options={zstd.DecompressionParameter.window_log_max: window.bit_length() - 1},
+        )
+        content += decoder.decompress(data)
+        assert decoder.eof
+        data = decoder.unused_data
     return content
 
 

@@ -27,6 +27,7 @@ PACKAGES = {
     "nginx": "nginx-light",
     "dovecot": "dovecot-imapd",
     "exim4": "exim4-daemon-light",
+    "chromium": "chromium",
     "curl": "curl",
     "prometheus": "prometheus",
     "promtool": "prometheus",

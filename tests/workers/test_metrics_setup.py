@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from wsgifast.metrics import setup
-from wsgifast.metrics.processes import name_of_process
-from wsgifast.metrics.setup import announced
-from wsgifast.metrics.supervisor import Export
+from wsgifast.metrics.health import name_of_process
+from wsgifast.metrics.setup import Export, announced
 from wsgifast.workers import FastWorker
 from wsgifast.workers.attributes import InvalidWorkerOption
 from wsgifast.workers.metrics import check_metrics, prepare_metrics, wants_metrics

@@ -16,7 +16,14 @@ from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_bench import HTTP2, Peer
 from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
-from wsgifast.metrics import CATALOGUE, Answered, Collector, Distribution, RequestMetrics, points
+from wsgifast.metrics import (
+    CATALOGUE,
+    Answered,
+    Collector,
+    Distribution,
+    RequestMetrics,
+    collecting,
+)
 from wsgifast.metrics.opentelemetry import Instruments
 from wsgifast.server.counters import gauges
 from wsgifast.workers import FastWorker
@@ -267,10 +274,10 @@ def test_whoever_tells_of_the_process_tells_of_its_worker(
 def test_waits_for_a_thread_are_told_to_opentelemetry(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(points.observers, "wsgifast_thread_wait_seconds", [])
+    monkeypatch.setitem(collecting.observers, "wsgifast_thread_wait_seconds", [])
     bench = make_bench(large)
     collector = WorkerCollector(bench.server, lambda: 5)
-    monkeypatch.setattr(points, "process_collectors", [collector.collect])
+    monkeypatch.setattr(collecting, "process_collectors", [collector.collect])
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     Instruments(provider)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..compression.dictionaries import client_dictionary
 from ..errors import BodyTooShort
 from ..files import RequestFacts
 from ..http.framing import BodyCounter, Framing
@@ -306,6 +307,7 @@ def known_size(file: object) -> int | None:
 def request_facts(environ: WSGIEnvironment) -> RequestFacts:
     """Return what an environ says about how a file is to be answered."""
     get = environ.get
+    available = get("HTTP_AVAILABLE_DICTIONARY")
     # As RequestFacts(...), without the call of a Python function.
     return tuple.__new__(
         RequestFacts,
@@ -318,5 +320,10 @@ def request_facts(environ: WSGIEnvironment) -> RequestFacts:
             get("HTTP_IF_UNMODIFIED_SINCE"),
             get("HTTP_IF_NONE_MATCH"),
             get("HTTP_IF_MODIFIED_SINCE"),
+            None
+            if available is None
+            else client_dictionary(
+                available, lambda name: get(f"HTTP_{name.upper().replace('-', '_')}")
+            ),
         ),
     )

@@ -12,7 +12,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+from ..compression.codings import ZSTD_MODULE
 from ..errors import WSGIFastError
 from ..http.head import header_value
 
@@ -80,10 +82,6 @@ def decoded(body: bytes, codings: str) -> bytes | None:
     return body
 
 
-def _gzip(body: bytes) -> bytes:
-    return gzip.decompress(body)
-
-
 def _deflate(body: bytes) -> bytes:
     try:
         return zlib.decompress(body)
@@ -91,26 +89,19 @@ def _deflate(body: bytes) -> bytes:
         return zlib.decompress(body, -zlib.MAX_WBITS)
 
 
-def _br(body: bytes) -> bytes:
-    decompressed: bytes = importlib.import_module("brotli").decompress(body)
-    return decompressed
-
-
-def _zstd(body: bytes) -> bytes:
-    made, frames = importlib.import_module("zstandard").ZstdDecompressor(), []
-    while body:
-        frame = made.decompressobj()
-        frames.append(frame.decompress(body))
-        if not frame.eof:
-            raise EOFError
-        body = frame.unused_data
-    return b"".join(frames)
+def _by_module(name: str) -> Callable[[bytes], bytes]:
+    return lambda body: cast(bytes, importlib.import_module(name).decompress(body))
 
 
 _DECODERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes, "identity": bytes, "gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate, "br": _br,
-    "zstd": _zstd,
-}  # fmt: skip
+    "": bytes,
+    "identity": bytes,
+    "gzip": gzip.decompress,
+    "x-gzip": gzip.decompress,
+    "deflate": _deflate,
+    "br": _by_module("brotli"),
+    "zstd": _by_module(ZSTD_MODULE),
+}
 
 
 def unverified_tls() -> ssl.SSLContext:

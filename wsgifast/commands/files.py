@@ -33,6 +33,9 @@ def add_command(commands: Any) -> None:
     option(parser, "--no-listing", help="answer 404 for directories without an index.html")
     option(parser, "--hidden-files", help="also serve names that begin with a dot")
     option(parser, "--follow-symlinks", help="also those that lead out of DIR")
+    option(
+        parser, "--dictionaries", help="send browsers the difference to the release that they have"
+    )
     missing = "serve this file for paths that do not exist (single-page apps)"
     option(parser, "--fallback", "FILE", missing)
     parser.set_defaults(run=_run)
@@ -46,6 +49,7 @@ def _run(options: argparse.Namespace) -> int:
         hidden_files=options.hidden_files,
         follow_symlinks=options.follow_symlinks,
         fallback=options.fallback,
+        dictionaries=options.dictionaries,
         max_age=0,  # someone is working on these files: browsers are to ask each time
     )
     try:

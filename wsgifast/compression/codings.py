@@ -11,7 +11,7 @@ import secrets
 import sys
 import threading
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -142,7 +142,7 @@ class Totals:
         self._lock = threading.Lock()
         self.uncoded_bytes: Counter[str] = Counter()
         self.coded_bytes: Counter[str] = Counter()
-        self.cpu_seconds: dict[str, float] = dict.fromkeys(SIBLING_SUFFIXES, 0.0)
+        self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
 
     def count(self, coding: str, uncoded_bytes: int, coded_bytes: int, cpu_seconds: float) -> None:
         with self._lock:

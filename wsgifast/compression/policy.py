@@ -127,7 +127,7 @@ class Compression:
         made = compressor(coding, level=level, size=size, padding=padding)
         return Counted(coding, made)
 
-    def is_worth_it(self, content_type: str, asked: bool | None) -> bool:
+    def is_worth_it(self, content_type: str, asked: bool | None = None) -> bool:
         """Whether bodies of a Content-Type are compressed.
 
         :param asked: by the app for this response; see :class:`Wish`.

@@ -53,7 +53,7 @@ class StaticFilesMiddleware:
         for site in self._sites_for(request):
             facts = request_facts(request.META)
             answer = site.answer_kept(facts, request.path_info) or site.look_up(
-                facts, request.path_info, request.META.get("QUERY_STRING", "")
+                facts, request.path_info, *_place(request)
             )
             if answer is not None:
                 return response_to(request, answer)
@@ -65,9 +65,7 @@ class StaticFilesMiddleware:
             answer = site.answer_kept(facts, request.path_info)
             if answer is None:
                 look_up = sync_to_async(site.look_up, thread_sensitive=False)
-                answer = await look_up(
-                    facts, request.path_info, request.META.get("QUERY_STRING", "")
-                )
+                answer = await look_up(facts, request.path_info, *_place(request))
             if answer is not None:
                 return response_to(request, answer)
         return await self.get_response(request)
@@ -77,6 +75,11 @@ class StaticFilesMiddleware:
             return []
         path = request.path_info
         return [site for prefix, site in self._sites if path.startswith(prefix)]
+
+
+def _place(request: HttpRequest) -> tuple[str, str]:
+    """The query string, and the URL path of Django's mount point."""
+    return request.META.get("QUERY_STRING", ""), request.META.get("SCRIPT_NAME", "")
 
 
 class Site(StaticFilesBase[None]):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from time import thread_time
 
 from ..compression.codings import TOTALS, compressor
+from ..compression.dictionaries import DCZ
 from ..compression.policy import Header, coded_copy_tag, coded_tag, uncoded_headers_dropped
 from ..sockets.sending import FileSegment, has_its_size
 from .conditions import is_etag
@@ -29,11 +30,11 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 # Higher than what is made for each response, as a copy is sent often: 5 MB take 0.1 to 0.2 s.
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
 # Copies that save less are not worth the client's decompression.
-_MIN_SAVING = 0.05
+MIN_SAVING = 0.05
 # What the objects of a copy take beside its bytes, with a representation and its plans.
 _COPY_COST_BYTES = 10_000
 # A file that was changed less than this ago may change again with the same identity.
-_SETTLED_NS = 50_000_000
+SETTLED_NS = 50_000_000
 
 
 class CodedCopy(Kept):
@@ -117,6 +118,13 @@ class CodedCopies:
         """Return the copy of a part of a file, if it is cached."""
         return self._cache.get(_key(identity, offset, size, coding))
 
+    def kept_delta(self, identity: Identity, digest: bytes) -> CodedCopy | None:
+        """Return a whole file as a delta to the dictionary of a digest, if it is cached."""
+        return self._cache.get(f"{identity} {DCZ} {digest.hex()}")
+
+    def keep_delta(self, identity: Identity, digest: bytes, delta: CodedCopy) -> None:
+        self._cache.put(f"{identity} {DCZ} {digest.hex()}", delta)
+
     def get(self, segment: FileSegment, coding: str) -> CodedCopy | None:
         """Return the copy of a file, or of a part of it; it is made if it is not cached.
 
@@ -125,7 +133,7 @@ class CodedCopies:
         """
         fd, offset, size = segment
         facts = os.fstat(fd)
-        if size > MAX_FILE_BYTES or time.time_ns() - facts.st_ctime_ns < _SETTLED_NS:
+        if size > MAX_FILE_BYTES or time.time_ns() - facts.st_ctime_ns < SETTLED_NS:
             return None
         identity = identity_of(facts)
         key = _key(identity, offset, size, coding)
@@ -166,7 +174,7 @@ def _make(segment: FileSegment, coding: str, identity: Identity) -> CodedCopy | 
     began = thread_time()
     coded = compressor(coding, level=_LEVELS[coding], size=size).whole(b"".join(blocks))
     TOTALS.count(coding, 0, 0, thread_time() - began)  # its bytes each time that they are sent
-    return CodedCopy(coded if len(coded) <= size * (1 - _MIN_SAVING) else None, size)
+    return CodedCopy(coded if len(coded) <= size * (1 - MIN_SAVING) else None, size)
 
 
 # Of the whole process: the limit is one, whatever is wrapped how often.

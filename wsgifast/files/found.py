@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from ..compression.dictionaries import prefers_delta
 from ..compression.negotiation import preferred_coding
 from .directory import Directory, Identity, identity_of
 from .memory import Kept
-from .plan import Representation
+from .plan import Representation, RequestFacts
 
 # The objects kept for a file in each encoding, its body excepted, once all plans that they cache
 # have been made. Measured with tracemalloc; a test checks it.
@@ -63,6 +64,7 @@ class Found(Kept):
     """A file and its encoded siblings, as found for one URL path.
 
     :ivar cost: 0 for what must not be cached.
+    :ivar original: the file itself, without a content coding.
     """
 
     __slots__ = (
@@ -72,17 +74,19 @@ class Found(Kept):
         "_described_until",
         "_encoded",
         "_good_until",
-        "_identity",
+        "_has_deltas",
         "_made_codings",
         "_recheck_s",
+        "original",
     )
 
     def __init__(
         self,
-        identity: Source,
+        original: Source,
         encoded: Mapping[str, Source],
         *,
         made_codings: tuple[str, ...] = (),
+        has_deltas: bool = False,
         beside: Sequence[tuple[str, Identity]],
         absent: Sequence[str],
         url: str,
@@ -90,9 +94,9 @@ class Found(Kept):
         recheck_s: float,
     ) -> None:
         """
-        :param identity: the file itself, without a content coding.
         :param encoded: the siblings by coding in lower case, the preferred one first.
         :param made_codings: those that the file may be compressed in.
+        :param has_deltas: whether it may be sent as a delta to an earlier release.
         :param beside: paths whose change may bring other siblings: the directory, and siblings that
             are not sent, such as outdated ones.
         :param absent: paths that take precedence should a file appear there.
@@ -101,7 +105,8 @@ class Found(Kept):
         :param recheck_s: seconds for which the file is taken to be unchanged after a check.
         """
         super().__init__(0)
-        self._identity = identity
+        self.original = original
+        self._has_deltas = has_deltas
         self._encoded = encoded
         self._codings = tuple(encoded)
         self._made_codings = made_codings
@@ -120,18 +125,27 @@ class Found(Kept):
     def select(self, accept_encoding: str | None) -> Source:
         """Return what to send for a request's Accept-Encoding; None if it has none."""
         if accept_encoding is None or not self._codings:
-            return self._identity
+            return self.original
         coding = preferred_coding(accept_encoding, self._codings)
-        return self._identity if coding is None else self._encoded[coding]
+        return self.original if coding is None else self._encoded[coding]
 
     def made_coding(self, source: Source, accept_encoding: str | None) -> str | None:
         """Return the coding to compress what was selected in; None to send it as it is."""
-        if source is not self._identity or accept_encoding is None or not self._made_codings:
+        if source is not self.original or accept_encoding is None or not self._made_codings:
             return None
         return preferred_coding(accept_encoding, self._made_codings)
 
+    def wanted_dictionary(self, facts: RequestFacts) -> bytes | None:
+        """Return the digest of the dictionary to send the file with; None to use none."""
+        client = facts.dictionary
+        if client is None or not self._has_deltas or not prefers_delta(facts.accept_encoding):
+            return None
+        headers = self.original.representation.headers
+        allowed = (v for n, v in headers if n.lower() == "access-control-allow-origin")
+        return client.digest if client.may_be_used(next(allowed, None)) else None
+
     def sources(self) -> list[Source]:
-        return [self._identity, *self._encoded.values()]
+        return [self.original, *self._encoded.values()]
 
     def unchanged(self, accept_encoding: str | None) -> Source | None:
         """Return what to send; None if anything has changed on disk.
@@ -139,7 +153,7 @@ class Found(Kept):
         stat() follows links, which does no harm: the files of these identities were allowed when
         they were opened.
         """
-        source = original = self._identity
+        source = original = self.original
         # Only clients that accept encodings are affected by changes of siblings.
         negotiates = accept_encoding is not None
         if negotiates and self._codings:

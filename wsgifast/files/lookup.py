@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..compression.codings import SIBLING_SUFFIXES
+from ..compression.dictionaries import VARY
 from ..compression.policy import Compression, decide
 from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
@@ -174,9 +175,10 @@ class Lookup:
             absent.append(directory.full_path(names))
         return "directory"
 
-    def describe(self, file: FoundFile, url: str) -> Found:
+    def describe(self, file: FoundFile, url: str, mount: str = "") -> Found:
         """Describe a file and its encoded siblings, which are opened for it.
 
+        :param mount: the URL path of the mount point.
         :raises Unreadable: see there.
         """
         if not has_its_size(*file.opened(file.path)):
@@ -184,7 +186,7 @@ class Lookup:
         folder = posixpath.dirname(file.path)
         # Before the siblings: one that appears meanwhile changes the directory's identity.
         beside = {folder: _stat_or_none(folder)}
-        headers = self.rules.headers(file.path, url)
+        headers = self.rules.headers(file.path, url, mount)
         codings: dict[str, os.stat_result] = {}
         is_coded = any(name.lower() == "content-encoding" for name, _ in headers)
         for coding, suffix in () if is_coded else SIBLING_SUFFIXES.items():
@@ -197,14 +199,17 @@ class Lookup:
             else:
                 beside[file.path + suffix] = seen
         made_codings = self._made_codings(headers, file.facts.st_size)
-        negotiated = bool(codings or made_codings)
+        # `add_headers` may have taken the header away.
+        has_deltas = any(name.lower() == "use-as-dictionary" for name, _ in headers)
+        vary = VARY if has_deltas else "Accept-Encoding" if codings or made_codings else None
         return Found(
-            self._describe_one(file, None, headers, negotiated=negotiated),
+            self._describe_one(file, None, headers, vary),
             {
-                coding: self._describe_one(file, coding, headers, negotiated=True)
+                coding: self._describe_one(file, coding, headers, vary)
                 for coding in sorted(codings, key=lambda coding: codings[coding].st_size)
             },
             made_codings=made_codings,
+            has_deltas=has_deltas,
             beside=[(path, identity_of(seen)) for path, seen in beside.items() if seen],
             absent=file.absent,
             url=url,
@@ -243,7 +248,7 @@ class Lookup:
         )
 
     def _describe_one(
-        self, file: FoundFile, coding: str | None, headers: Sequence[Header], *, negotiated: bool
+        self, file: FoundFile, coding: str | None, headers: Sequence[Header], vary: str | None
     ) -> Source:
         path = file.path if coding is None else file.path + SIBLING_SUFFIXES[coding]
         fd, facts = opened = file.opened(path)
@@ -260,7 +265,7 @@ class Lookup:
             now=time.time(),
             etag=etag,
             coding=coding,
-            negotiated=negotiated,
+            vary=vary,
             headers=headers,
             body=body,
         )

@@ -11,6 +11,7 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import NamedTuple
 
+from ..compression.dictionaries import ClientDictionary
 from ..errors import reason_phrase
 from ..sockets.sending import FileSegment
 from .conditions import (
@@ -55,7 +56,8 @@ _STATUS_LINES = {status.value: f"{status.value} {reason_phrase(status)}" for sta
 class RequestFacts(NamedTuple):
     """The method and headers of a request that decide how a file is answered.
 
-    None stands for a header that was not sent. The values may be malformed.
+    None stands for a header that was not sent. The values may be malformed, but not that of
+    `dictionary`.
     """
 
     method: str = "GET"
@@ -66,10 +68,11 @@ class RequestFacts(NamedTuple):
     if_unmodified_since: str | None = None
     if_none_match: str | None = None
     if_modified_since: str | None = None
+    dictionary: ClientDictionary | None = None
 
 
-# Most requests have no other header than Accept-Encoding.
-_NOTHING_ELSE = (None,) * 6
+# Most requests have neither Range nor preconditions.
+UNCONDITIONAL = (None,) * 6
 
 
 class Plan:
@@ -178,9 +181,9 @@ class Representation:
 
         :param boundary: returns the boundary of a multipart answer.
         """
-        if facts[2:] == _NOTHING_ELSE:
+        if facts[2:8] == UNCONDITIONAL:
             return self._head if facts.method == "HEAD" else self._whole
-        method, _, range_, if_range, match, unmodified_since, none_match, modified_since = facts
+        method, _, range_, if_range, match, unmodified_since, none_match, modified_since, _ = facts
         if not (match is unmodified_since is none_match is modified_since is None):
             if not self._is_comparable and not (match is none_match is None):
                 return self._head if method == "HEAD" else self._whole
@@ -300,7 +303,7 @@ def describe(
     now: float,
     etag: str | None,
     coding: str | None = None,
-    negotiated: bool = False,
+    vary: str | None = None,
     headers: Iterable[Header] = (),
     body: bytes | None = None,
     ranges: bool = True,
@@ -314,7 +317,7 @@ def describe(
         that no date matches.
     :param etag: see `stat_etag` and `content_etag`; None sends none.
     :param coding: the content coding of an encoded sibling, in lower case.
-    :param negotiated: whether the file has encoded siblings, or is one.
+    :param vary: the headers of a request that decide in which coding the file is sent.
     :param headers: further headers, such as Content-Type. They replace those made here.
     :param body: the bytes, if they are in memory.
     :param ranges: whether parts may be requested.
@@ -332,8 +335,8 @@ def describe(
         own.append(("Last-Modified", http_date(min(modified, int(now)))))
     if etag is not None and "etag" not in names:
         own.append(("ETag", etag))
-    if negotiated:
-        own.append(("Vary", "Accept-Encoding"))
+    if vary is not None:
+        own.append(("Vary", vary))
     if "last-modified" in names:
         modified = None  # that of the header
     return Representation(size, (*own, *given), modified=modified, body=body, ranges=ranges)

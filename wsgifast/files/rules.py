@@ -8,6 +8,8 @@ from mimetypes import MimeTypes
 from wsgiref.headers import Headers
 
 from ..checks import is_count
+from ..compression.dictionaries import is_surely_hashed, use_as_dictionary
+from ..compression.policy import Compression
 from ..errors import ConfigurationError
 from .plan import Header
 
@@ -114,6 +116,7 @@ class HeaderRules:
         charset: str | None,
         add_headers: AddHeaders | None,
         allow_all_origins: bool,
+        dictionaries: Compression | None = None,
     ) -> None:
         if max_age is not None and not is_count(max_age):
             raise ConfigurationError(f"max_age={max_age!r}: whole seconds from 0 on, or None")
@@ -125,14 +128,21 @@ class HeaderRules:
             raise ConfigurationError(f"charset={charset!r}: a name such as 'utf-8', or None")
         self._cache_control = None if max_age is None else f"max-age={max_age}, public"
         self._is_immutable = _immutable_test(immutable)
+        if self._is_immutable is None and dictionaries is not None:
+            self._is_immutable = lambda path, url: is_surely_hashed(url.rpartition("/")[2])
+        # What is worth a delta; None to make none.
+        self._dictionaries = dictionaries
         self._types = _checked_types(mimetypes)
         self._python_types = MimeTypes()
         self._charset = charset
         self._add_headers = add_headers
         self._allow_all_origins = allow_all_origins
 
-    def headers(self, path: str, url: str) -> list[Header]:
-        """Return the headers of a file that depend on its name only."""
+    def headers(self, path: str, url: str, mount: str = "") -> list[Header]:
+        """Return the headers of a file that depend on its name only.
+
+        :param mount: the URL path of the mount point, which `url` is below.
+        """
         content_type = self.content_type(path)
         own: list[Header] = [("Content-Type", content_type)]
         coded_type, coding = _CODED_TYPES.get(_extension(path), ("", ""))
@@ -140,6 +150,10 @@ class HeaderRules:
             own.append(("Content-Encoding", coding))
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
+            if self._dictionaries is not None and self._dictionaries.is_worth_it(content_type):
+                # Only of these: a client uses a dictionary as long as it is fresh.
+                offer = use_as_dictionary(mount.rstrip("/") + url)
+                own += [] if offer is None else [("Use-As-Dictionary", offer)]
         elif self._cache_control is not None:
             own.append(("Cache-Control", self._cache_control))
         if self._allow_all_origins:

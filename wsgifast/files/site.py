@@ -17,10 +17,13 @@ from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from ..checks import check_switches, is_count, is_number, shown
+from ..compression.codings import CODING_PACKAGES, available_codings
+from ..compression.dictionaries import DCZ
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
 from ..sockets.sending import FileSegment
 from .coded_copies import COPIES, CodedCopy
+from .deltas import DELTAS
 from .directory import Directory, names_of
 from .found import Found
 from .listing import listed, listing_plan
@@ -72,6 +75,7 @@ class StaticFilesBase(Generic[AppT]):
         etag: str | None = "stat",
         recheck_s: float = 0,
         compress: bool | Compression = False,
+        dictionaries: bool = False,
     ) -> None:
         """Check the options. Files are looked up when they are requested.
 
@@ -108,6 +112,10 @@ class StaticFilesBase(Generic[AppT]):
         :param compress: compress the files of up to 16 MiB that have no sibling when they are first
             requested: True, or a :class:`wsgifast.Compression`, of which its codings, its least
             size and its types apply. The copies take up to 64 MiB of memory.
+        :param dictionaries: send a browser that has an earlier release of a file the difference to
+            it (RFC 9842), where names have a hash of the content, as in `app.3f2a1b9c.js`. Earlier
+            releases are found in the same directory. Without `immutable` files whose names have a
+            hexadecimal hash are taken to never change.
         :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
             has an invalid value.
         """
@@ -124,7 +132,12 @@ class StaticFilesBase(Generic[AppT]):
             follow_symlinks=follow_symlinks,
             hidden_files=hidden_files,
             listing=listing,
+            dictionaries=dictionaries,
         )
+        if dictionaries and "zstd" not in available_codings():
+            package = CODING_PACKAGES["zstd"]
+            raise ConfigurationError(f"dictionaries=True needs {package}: pip install {package}")
+        compression = compression_for(compress)
         paths = _directories(directory)
         if not isinstance(prefix, str) or not prefix.startswith("/"):
             raise ConfigurationError(f"prefix={prefix!r}: a URL path that begins with '/'")
@@ -164,13 +177,14 @@ class StaticFilesBase(Generic[AppT]):
                 charset=charset,
                 add_headers=add_headers,
                 allow_all_origins=allow_all_origins,
+                dictionaries=(compression or Compression()) if dictionaries else None,
             ),
             etag=etag,
             body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_SHARE),
             listing=listing,
             recheck_s=recheck_s,
             has_bare_prefix=app is None,
-            compression=compression_for(compress),
+            compression=compression,
         )
         self._prefix = prefix
         self._missing_page = prefix + _MISSING_PAGE
@@ -209,6 +223,14 @@ class StaticFilesBase(Generic[AppT]):
             return None
         source = kept.unchanged(facts.accept_encoding)
         if source is not None:
+            if facts.dictionary is not None:
+                digest = kept.wanted_dictionary(facts)
+                if digest is not None:
+                    delta = COPIES.kept_delta(kept.original.identity, digest)
+                    if delta is None:
+                        return None
+                    if delta.body is not None:
+                        return _plan(facts, kept.original.representation, delta, DCZ), None
             copy = None
             coding = kept.made_coding(source, facts.accept_encoding)
             if coding is not None:
@@ -236,7 +258,7 @@ class StaticFilesBase(Generic[AppT]):
         """
         found = self._lookup.locate(path)
         if isinstance(found, FoundFile):
-            return self._answer_found(facts, path, found)
+            return self._answer_found(facts, path, found, mount)
         if found is None:
             return self._answer_fallback(facts, path, query, mount)
         if found == "refused":
@@ -265,13 +287,24 @@ class StaticFilesBase(Generic[AppT]):
         return (_MISSING if facts.method == "GET" else _MISSING_HEAD), None
 
     def _answer_found(
-        self, facts: RequestFacts, path: str, file: FoundFile, *, is_missing_page: bool = False
+        self,
+        facts: RequestFacts,
+        path: str,
+        file: FoundFile,
+        mount: str = "",
+        *,
+        is_missing_page: bool = False,
     ) -> Answer:
         """Answer with an open file: the one that was described is the one that is sent."""
         try:
-            found = self._lookup.describe(file, path)
+            found = self._lookup.describe(file, path, mount)
             if found.cost:
                 self._cache.put(path, found)
+            digest = None if is_missing_page else found.wanted_dictionary(facts)
+            if digest is not None:
+                delta = DELTAS.get(file, digest)
+                if delta is not None and delta.body is not None:
+                    return _plan(facts, found.original.representation, delta, DCZ), None
             source = found.select(facts.accept_encoding)
             copy = None
             coding = found.made_coding(source, facts.accept_encoding)
@@ -333,7 +366,7 @@ def _plan(
     wanted: Representation,
     copy: CodedCopy | None,
     coding: str | None,
-    is_missing_page: bool,
+    is_missing_page: bool = False,
 ) -> Plan:
     if copy is None or coding is None or copy.body is None:
         return wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)

@@ -1,10 +1,58 @@
 """Metrics: their catalogue, what records and collects them, and the back ends."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigurationError
 from .catalogue import CATALOGUE, Metric
-from .points import Collector, Distribution, Point
+from .collecting import Collector, Distribution, Point
 from .requests import Answered, Recorder, RequestMetrics
+
+if TYPE_CHECKING:
+    from .opentelemetry import CurrentSpans
 
 __all__ = [
     "CATALOGUE", "Answered", "Collector", "Distribution", "Metric", "Point", "Recorder",
     "RequestMetrics",
 ]  # fmt: skip
+
+# The back ends are imported when they are asked for.
+
+_METHODS = ("begin", "record", "count_length_error", "count_client_left")
+
+
+def recorder_for(metrics: object) -> Recorder | None:
+    """The recorder that an option `metrics` means.
+
+    :raises ConfigurationError: if it means none.
+    :raises MissingExtra: if its package is not installed.
+    """
+    if metrics is None:
+        return None
+    if metrics == "prometheus":
+        from .prometheus import recorder
+
+        return recorder()
+    if metrics == "opentelemetry":
+        from .opentelemetry import instruments
+
+        return instruments()
+    if all(callable(getattr(metrics, name, None)) for name in _METHODS):
+        return metrics  # type: ignore[return-value]
+    raise ConfigurationError(
+        f"metrics={metrics!r}: expected 'prometheus', 'opentelemetry', or an object with "
+        f"{', '.join(_METHODS)}"
+    )
+
+
+def spans_for(traces: bool) -> CurrentSpans | None:
+    """What sets attributes on spans, if `traces`.
+
+    :raises MissingExtra: if OpenTelemetry's API is not installed.
+    """
+    if not traces:
+        return None
+    from .opentelemetry import CurrentSpans
+
+    return CurrentSpans()

@@ -15,10 +15,6 @@ Reading. A process only adds entries to its files, and an entry keeps its place.
 file are parsed once, and again when it has grown; a scrape in between only reads the numbers, and
 adds those of one key. prometheus_client's own code would parse every entry of every process at each
 scrape. It is left the gauges, which are few, and have rules of their own.
-
-Writing a scrape. All that differs from one scrape to the next are numbers. So prometheus_client
-writes the line of a sample once, by its own rules, and what stands before the number is kept: its
-own code would sort and escape the labels of each line at each scrape.
 """
 
 from __future__ import annotations
@@ -30,19 +26,18 @@ import struct
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..checks import needs
-from .processes import is_alive, pid_in
+from .health import is_alive, pid_in
 
 with needs("wsgifast.metrics.aggregation", "prometheus_client", "prometheus"):
     from prometheus_client.core import Metric
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.mmap_dict import MmapedDict
     from prometheus_client.multiprocess import MultiProcessCollector
-    from prometheus_client.utils import floatToGoString
 
 # Kinds whose values are added up, also those of processes that have ended; those of gauges are not.
 _ADDED_UP = frozenset({"counter", "histogram", "summary"})
@@ -53,16 +48,12 @@ UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 _DEAD = "wsgifast-dead"
 _PLAN = "merging.json"
 _ATTEMPTS = 3
-# Formats whose lines are kept: Prometheus always asks for the same.
-_MOST_FORMATS = 4
+# Keys that are remembered as they were parsed: more than a scrape usually has.
+_PARSED_KEYS = 20_000
 # A file begins with the number of its bytes that are used.
 _USED = struct.Struct("=i")
 _HEAD_BYTES = 8
 _VALUE_BYTES = 8
-# Lines that are kept beyond twice those of a scrape: of processes that have gone.
-_SPARE = 1000
-
-_as_text: Callable[[float], str] = floatToGoString
 
 
 class Directory:
@@ -76,7 +67,6 @@ class Directory:
         self.path = path
         self._own = own
         self._lock = threading.Lock()
-        self._format = lru_cache(_MOST_FORMATS)(_text_format)
         # Of kinds that are added up, by path and inode.
         self._values: dict[tuple[str, int], _ValuesFile] = {}
 
@@ -88,16 +78,15 @@ class Directory:
         with self._lock:
             for attempt in range(_ATTEMPTS):
                 try:
-                    values, others = self._read()
+                    metrics = self._read()
                     break
                 except UNREADABLE:
                     if attempt == _ATTEMPTS - 1:
                         raise
-            chosen = self._format(accept)
-            return chosen.content_type, chosen.text(values, others)
+            encode, content_type = choose_encoder(accept)
+            return content_type, encode(_Metrics(metrics))
 
-    def _read(self) -> tuple[dict[str, dict[str, float]], list[Any]]:
-        """Of each kind that is added up the values by their keys; and the gauges."""
+    def _read(self) -> list[Metric]:
         with os.scandir(self.path) as entries:
             # The inode too: a merged file is replaced by a new one of the same name. An empty file
             # has just been created.
@@ -109,14 +98,13 @@ class Directory:
             self._values[new] = _ValuesFile(new[0])
         for file in self._values.values():
             file.read()
-        values = {
-            kind: _sums(file for file in self._values.values() if file.kind == kind)
-            for kind in _ADDED_UP
-        }
-        others = list(_gauges(path for path, _ in files - lasting))
-        for metric in others:
+        gauges = list(_gauges(path for path, _ in files - lasting))
+        for metric in gauges:
             metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
-        return values, others
+        for kind in _ADDED_UP:
+            own = _sums(file for file in self._values.values() if file.kind == kind)
+            gauges += _added_up(kind, own)
+        return gauges
 
     def processes(self) -> set[str]:
         """Live processes of this server that have files in the directory."""
@@ -305,17 +293,25 @@ def _gauges(paths: Iterable[str]) -> Iterable[Metric]:
     return found
 
 
-class _Series:
-    """The samples of a metric with the same labels.
+def _added_up(kind: str, values: Mapping[str, float]) -> Iterable[Metric]:
+    """The metrics of one kind, from values by their keys in prometheus_client's files."""
+    found: dict[str, Metric] = {}
+    for key, value in values.items():
+        name, sample, labels, help = _parsed(key)
+        metric = found.get(name)
+        if metric is None:
+            metric = found[name] = Metric(name, help, kind)
+        metric.add_sample(sample, labels, value)
+    accumulate: Any = MultiProcessCollector._accumulate_metrics  # has no types
+    metrics: Iterable[Metric] = accumulate(found, True)
+    return metrics
 
-    :ivar lines: the beginning of each line, by what its number is: of a histogram's bucket its
-        bound, otherwise the name of the sample.
-    """
 
-    def __init__(self, metric: str, help: str) -> None:
-        self.metric = metric
-        self.help = help
-        self.lines: dict[float | str, str] = {}
+@lru_cache(_PARSED_KEYS)
+def _parsed(key: str) -> tuple[str, str, Any, str]:
+    """The metric, the sample, its labels, and the help of a key."""
+    name, sample, labels, help = json.loads(key)
+    return name, sample, tuple(sorted(labels.items())), help
 
 
 class _Metrics(NamedTuple):
@@ -325,95 +321,3 @@ class _Metrics(NamedTuple):
 
     def collect(self) -> Iterable[Metric]:
         return self.metrics
-
-
-class _TextFormat:
-    """A format of text, as :func:`_text_format` gives it.
-
-    :ivar content_type: its name.
-    """
-
-    def __init__(self, encode: Any, content_type: str) -> None:
-        self._encode = encode
-        self.content_type = content_type
-        self._end = ""
-        self._end = self._encoded()
-        self._series: dict[tuple[str, str], _Series] = {}
-        # By kind and key, as it is in the files.
-        self._places: dict[tuple[str, str], tuple[_Series, float | str]] = {}
-
-    def text(self, values: Mapping[str, Mapping[str, float]], gauges: Iterable[Metric]) -> bytes:
-        """A scrape.
-
-        :param values: of each kind, by the keys in prometheus_client's files.
-        :param gauges: other metrics.
-        """
-        parts = [part for kind, own in values.items() for part in self._added_up(kind, own)]
-        parts += [self._encoded(*gauges), self._end]
-        if len(self._places) > 2 * sum(map(len, values.values())) + _SPARE:
-            self._places.clear()
-            self._series.clear()
-        return "".join(parts).encode()
-
-    def _added_up(self, kind: str, values: Mapping[str, float]) -> Iterator[str]:
-        """Of each metric what describes it, and the lines of its samples."""
-        found: dict[str, dict[_Series, dict[float | str, float]]] = {}
-        for key, value in values.items():
-            place = self._places.get((kind, key))
-            if place is None:
-                place = self._places[kind, key] = self._placed(kind, key)
-            series, what = place
-            numbers = found.setdefault(series.metric, {}).setdefault(series, {})
-            numbers[what] = numbers.get(what, 0.0) + value
-        for name, members in found.items():
-            yield self._encoded(Metric(name, next(iter(members)).help, kind))
-            for series, numbers in members.items():
-                yield from _lines(series, numbers)
-
-    def _placed(self, kind: str, key: str) -> tuple[_Series, float | str]:
-        """Where the number of a key belongs."""
-        metric, sample, labels, help = json.loads(key)
-        what: float | str = sample
-        shown = dict(labels)
-        if kind == "histogram" and "le" in labels:
-            what = float(labels.pop("le"))
-            shown["le"] = _as_text(what)
-        name = (metric, json.dumps(labels, sort_keys=True))
-        series = self._series.setdefault(name, _Series(metric, help))
-        series.lines[what] = self._begin(metric, kind, sample, shown)
-        count = f"{metric}_count"
-        if what is not sample and count not in series.lines:
-            series.lines[count] = self._begin(metric, kind, count, labels)
-        return series, what
-
-    def _begin(self, metric: str, kind: str, sample: str, labels: dict[str, str]) -> str:
-        one = Metric(metric, "", kind)
-        one.add_sample(sample, labels, 0.0)
-        lines = self._encoded(one).split("\n")
-        return next(each for each in lines if each[:1] != "#").removesuffix("0.0")
-
-    def _encoded(self, *metrics: Metric) -> str:
-        text: str = self._encode(_Metrics(metrics)).decode()
-        return text.removesuffix(self._end)
-
-
-def _text_format(accept: str) -> _TextFormat:
-    """The format that a client accepts.
-
-    :param accept: its Accept header; "" if it has none.
-    """
-    choose: Any = choose_encoder  # has no types
-    return _TextFormat(*choose(accept))
-
-
-def _lines(series: _Series, numbers: Mapping[float | str, float]) -> Iterator[str]:
-    lines, total = series.lines, 0.0
-    bounds = sorted(what for what in numbers if isinstance(what, float))
-    for bound in bounds:
-        total += numbers[bound]
-        yield f"{lines[bound]}{_as_text(total)}\n"
-    if bounds:
-        yield f"{lines[f'{series.metric}_count']}{_as_text(total)}\n"
-    for what, number in numbers.items():
-        if not isinstance(what, float):
-            yield f"{lines[what]}{_as_text(number)}\n"

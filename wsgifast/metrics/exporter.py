@@ -2,7 +2,7 @@
 
 It is a separate process, so that a scrape waits for no worker, and is answered even if all workers
 are stuck. It waits for the arbiter's end, and ends with it. The first worker that finds no exporter
-starts one (supervisor.py); it holds a lock as long as it lives, so there is only one.
+starts one (setup.py); it holds a lock as long as it lives, so there is only one.
 
 If another process has the address, such as the exporter of a server that this one replaces (USR2),
 it tries again until the address is free.
@@ -27,10 +27,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.options import Address
 from .aggregation import UNREADABLE, Directory
-from .processes import ProcessEnd, is_alive
-from .setup import check_space, metrics_address
-from .states import PATHS, Answer, answer, remove_dead
-from .supervisor import ADDRESS_FILE, Export
+from .health import PATHS, Answer, ProcessEnd, answer, is_alive, remove_dead
+from .setup import ADDRESS_FILE, Export, check_space, metrics_address
 
 logger = logging.getLogger("wsgifast.metrics")
 

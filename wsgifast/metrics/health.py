@@ -1,4 +1,6 @@
-"""Whether a server is alive, and ready for requests: pure, by the state of each of its workers.
+"""The processes of a server: which of them live, what each says of itself, and what that means.
+
+Whether a server is alive, and ready for requests, is decided by the state of each of its workers.
 
 *Alive* is what would not be better after a restart. A worker's main thread gives a sign of life
 each second, whatever its other threads do; a worker that gives none is replaced by its arbiter. So
@@ -7,15 +9,126 @@ only a server all of whose workers have been silent for longer than that takes i
 *Ready* is what would answer a request soon: a server with at least one worker that accepts, is not
 silent, and has had a free thread of late. Workers leave new connections to each other while their
 own threads are taken, so one is enough.
+
+A worker writes its state into a small file of its own, once a second. The exporter reads the files
+of the workers that live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+import os
+import re
+import resource
+import select
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+_NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
 # A worker whose last sign of life is older answers nobody: its interpreter stands still.
 _SILENT_S = 10.0
+# What the metrics address answers by them.
+PATHS = ("/livez", "/readyz", "/clients")
+_PREFIX, _SUFFIX = "state_", ".json"
+# A sign of life is written this often, far more often than in _SILENT_S.
+_BEAT_EVERY_S = 2.5
+_PART = ".part"  # of one that is being written
+
+
+def name_of_process(pid: int) -> str:
+    """A name for a process: its pid, and when it was started, since pids come again."""
+    try:
+        started = _started(pid)
+    except OSError:
+        started = None
+    return f"wsgifast-{pid}-{started or 0}"
+
+
+def pid_in(name: str) -> int | None:
+    """The pid of a process by its name; None if it is none of ours."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def is_alive(name: str) -> bool:
+    """Whether the process of that name is there, and no zombie; True if that cannot be known."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return False
+    pid, started = int(found[1]), int(found[2])
+    if not pid:
+        return False  # to kill(2), one's own group
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    if not started:
+        return True
+    try:
+        return _started(pid) == started
+    except OSError:
+        return True
+
+
+class ProcessEnd:
+    """Waits for the end of a process that need not be a child.
+
+    :param name: see :func:`name_of_process`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._poll: select.poll | None = None
+        pid = pid_in(name)
+        if pid and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # an older kernel; or it has ended
+                fd = os.pidfd_open(pid)
+                weakref.finalize(self, os.close, fd)
+                self._poll = select.poll()
+                self._poll.register(fd, select.POLLIN)
+
+    def wait(self, timeout_s: float, period_s: float) -> None:
+        """Return when the process has ended, or after a timeout.
+
+        :param period_s: how often to look where the system does not report the end.
+        """
+        if self._poll is not None:
+            self._poll.poll(timeout_s * 1000)
+            return
+        deadline = time.monotonic() + timeout_s
+        while is_alive(self._name) and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, period_s))
+
+
+def _started(pid: int) -> int | None:
+    """In ticks since the system's start; None for a zombie, and without /proc.
+
+    :raises OSError: if too many files are open, for example.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb", 0) as file:
+            # proc_pid_stat(5): the name in parentheses may have any character in it.
+            fields = file.read(1024).rpartition(b") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process; without /proc, the most it ever had."""
+    try:
+        with open("/proc/self/statm", "rb", 0) as file:
+            pages = int(file.read(256).split()[1])  # proc_pid_statm(5)
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class SlowClient(NamedTuple):
@@ -96,3 +209,101 @@ def readiness(workers: Sequence[State], now: float) -> Verdict:
 
 def _workers(count: int) -> str:
     return f"{count} worker" if count == 1 else f"{count} workers"
+
+
+class StateFile:
+    """This process's file."""
+
+    def __init__(self, directory: str) -> None:
+        name = f"{_PREFIX}{name_of_process(os.getpid())}{_SUFFIX}"
+        self._path = os.path.join(directory, name)
+        self._written: State | None = None
+
+    def update(self, state: State) -> None:
+        """Replace the file, unless only the sign of life is new, and the one in it recent.
+
+        :raises OSError: if it cannot be written.
+        """
+        written = self._written
+        if written is not None and written._replace(beat_at=state.beat_at) == state:
+            age_s = state.beat_at - written.beat_at
+            if age_s < min(_BEAT_EVERY_S, state.lost_after_s / 4):
+                return
+        self.write(state)
+        self._written = state
+
+    def write(self, state: State) -> None:
+        """Replace it; nobody ever reads the half of one.
+
+        :raises OSError: if that cannot be.
+        """
+        part = self._path + _PART
+        with open(part, "w", encoding="ascii") as file:
+            json.dump(state, file)
+        os.replace(part, self._path)
+
+
+def states(directory: str) -> Iterator[State]:
+    """Those of the workers that live."""
+    for name, path in _files(directory, _SUFFIX):
+        if not is_alive(name):
+            continue
+        try:
+            with open(path, encoding="ascii") as file:
+                state = State(*json.load(file))
+            yield state._replace(slow_clients=[SlowClient(*each) for each in state.slow_clients])
+        except (OSError, ValueError, TypeError):
+            continue  # it has ended just now, or is of another version
+
+
+def remove_dead(directory: str) -> None:
+    """Remove the files of workers that have ended."""
+    for suffix in (_SUFFIX, _SUFFIX + _PART):
+        for name, path in _files(directory, suffix):
+            if not is_alive(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+
+class Answer(NamedTuple):
+    """A response."""
+
+    status: str
+    content_type: str
+    body: bytes
+
+
+def answer(path: str, directory: str) -> Answer | None:
+    """The answer to a path by the states of the workers; None for a path that is not one of PATHS.
+
+    :param directory: where their files are.
+    """
+    now = time.monotonic()
+    if path == "/livez":
+        return _answer_of(liveness([*states(directory)], now))
+    if path == "/readyz":
+        return _answer_of(readiness([*states(directory)], now))
+    if path == "/clients":
+        clients = [
+            {"pid": state.pid, **client._asdict()}
+            for state in states(directory)
+            for client in state.slow_clients
+        ]
+        clients.sort(key=lambda client: client["bytes_per_s"])
+        return Answer("200 OK", "application/json", json.dumps(clients).encode())
+    return None
+
+
+def _answer_of(verdict: Verdict) -> Answer:
+    status = "200 OK" if verdict.ok else "503 Service Unavailable"
+    return Answer(status, "text/plain; charset=utf-8", f"{verdict.text}\n".encode())
+
+
+def _files(directory: str, suffix: str) -> list[tuple[str, str]]:
+    """Each with its process."""
+    with os.scandir(directory) as entries:
+        return [
+            (entry.name[len(_PREFIX) : -len(suffix)], entry.path)
+            for entry in entries
+            if entry.name.startswith(_PREFIX) and entry.name.endswith(suffix)
+        ]

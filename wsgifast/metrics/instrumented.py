@@ -1,15 +1,19 @@
-"""Instrumentation of WSGIFast: records each request when its response ends.
+"""Instrumentation of WSGIFast: records each request when its response ends; and URL patterns.
 
 A list or tuple ends when the app returns it: the server sends it later by itself. Any other body
 ends when it is closed. What a server looks at in a body, its class, its len() and its file, stays
 the same.
+
+A request's URL pattern is what its framework has matched, and never the path itself: clients invent
+any number of paths. Patterns are few, and say which part of the app has answered.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
+from sys import modules
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,11 +26,15 @@ from ..bodies.wrappers import known_file
 from .requests import RECORDER, Asked, Recorder, Recording, asked_of_environ
 
 if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
     from .opentelemetry import CurrentSpans
 
 logger = logging.getLogger("wsgifast")
+_FLASK, _BOTTLE, _DJANGO = "flask", "bottle", "django.core.handlers.base"
+# The modules of the frameworks whose patterns are noted by us.
+FRAMEWORKS = frozenset({_FLASK, _BOTTLE, _DJANGO})
 
 
 class Instrumented:
@@ -212,3 +220,63 @@ class _Body:
             close_body(self._body)
         finally:
             self._end(self._size, left=self._begun and not self._over)
+
+
+def call_noting_pattern(
+    app: Callable[..., Any], environ: WSGIEnvironment, start_response: StartResponse
+) -> Any:
+    """Call a WSGI app, and put the URL pattern of its framework into the environ.
+
+    Needed only if one of FRAMEWORKS is loaded.
+    """
+    if _FLASK in modules:
+        start_response = partial(_start_noting, environ, start_response)
+    body = app(environ, start_response)
+    if PATTERN not in environ:
+        if _BOTTLE in modules and "bottle.route" in environ:
+            environ[PATTERN] = getattr(environ["bottle.route"], "rule", None)
+        note_django_pattern(environ, body)
+    return body
+
+
+def _start_noting(
+    environ: dict[str, Any],
+    start_response: StartResponse,
+    status: str,
+    headers: list[tuple[str, str]],
+    exc_info: OptExcInfo | None = None,
+) -> Callable[[bytes], object]:
+    """Call start_response, and note the pattern that Flask forgets when it returns the body."""
+    request = environ.get("werkzeug.request")
+    if request is not None:
+        try:
+            environ.setdefault(PATTERN, request.url_rule.rule)
+        except AttributeError:  # another framework's request, or it has matched nothing
+            pass
+    if exc_info is None:
+        return start_response(status, headers)
+    try:
+        return start_response(status, headers, exc_info)
+    finally:
+        exc_info = None  # it holds this frame
+
+
+def note_django_pattern(environ: MutableMapping[str, Any], body: Any) -> None:
+    """Put the pattern that Django has matched into the environ or the scope.
+
+    A response closes its request with itself, and the request has the match.
+
+    :param body: a response, or a file that one has opened.
+    """
+    if PATTERN in environ or _DJANGO not in modules:
+        return
+    response = body
+    if not hasattr(response, "_resource_closers"):
+        # A file in the server's wrapper: Django puts the response's close() on the file.
+        close = getattr(known_file(body), "close", None)
+        response = getattr(close, "__self__", None)
+    for closer in getattr(response, "_resource_closers", ()):
+        match = getattr(getattr(closer, "__self__", None), "resolver_match", None)
+        if match is not None:
+            environ[PATTERN] = match.route
+            return

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..checks import needs
 from .catalogue import ATTRIBUTES, CATALOGUE, REQUEST_LABELS, UNKNOWN, Metric
-from .points import Point, collect_process, observers
+from .collecting import Point, collect_process, observers
 from .requests import Answered, LengthError, RequestMetrics
 
 with needs("wsgifast.metrics.opentelemetry", "opentelemetry", "opentelemetry"):

@@ -19,9 +19,8 @@ from typing import Any
 
 from ..checks import needs
 from .catalogue import Metric
-from .periodic import every_second
-from .points import Collector, Distribution, Point, collect_process
-from .processes import name_of_process
+from .collecting import Collector, Distribution, Point, collect_process, every_second
+from .health import name_of_process
 from .requests import RequestMetrics
 from .setup import DIRECTORY, check_space
 

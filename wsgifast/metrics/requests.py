@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..compression.codings import TOTALS
 from .catalogue import CATALOGUE, OTHER, REQUEST_LABELS, UNKNOWN, Metric
-from .periodic import Failures
-from .points import Distribution, Point, point, points_of
+from .collecting import Distribution, Failures, Point, point, points_of
 
 if TYPE_CHECKING:
     from .opentelemetry import CurrentSpans

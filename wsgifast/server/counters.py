@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ..metrics.collecting import Point, point, points_of
 from ..metrics.health import SlowClient
-from ..metrics.points import Point, point, points_of
 from ..metrics.requests import Asked, asked_of_parsed
 from .endpoint import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
 

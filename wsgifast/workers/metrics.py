@@ -21,11 +21,17 @@ from typing import TYPE_CHECKING, Any
 from ..bodies.access_log import LENGTH_ERROR, PATTERN, SENT_AS
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.catalogue import CATALOGUE
-from ..metrics.health import State
-from ..metrics.patterns import FRAMEWORKS, call_noting_pattern
-from ..metrics.periodic import every_second
-from ..metrics.points import Distribution, Point, observers, point, points_of, process_collectors
-from ..metrics.processes import resident_bytes
+from ..metrics.collecting import (
+    Distribution,
+    Point,
+    every_second,
+    observers,
+    point,
+    points_of,
+    process_collectors,
+)
+from ..metrics.health import State, resident_bytes
+from ..metrics.instrumented import FRAMEWORKS, call_noting_pattern
 from ..metrics.requests import (
     RECORDER,
     LengthError,
@@ -33,8 +39,15 @@ from ..metrics.requests import (
     RequestMetrics,
     asked_of_parsed,
 )
-from ..metrics.setup import Wanted, announced, check, hand_over, prepare, wanted_metrics
-from ..metrics.supervisor import start_exporting
+from ..metrics.setup import (
+    Wanted,
+    announced,
+    check,
+    hand_over,
+    prepare,
+    start_exporting,
+    wanted_metrics,
+)
 from ..middleware import WSGIFast
 from ..server.application import Application
 from ..server.counters import gauges, requests_under_way, slowest_clients

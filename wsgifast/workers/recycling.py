@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from ..metrics.processes import resident_bytes
+from ..metrics.health import resident_bytes
 
 # Of its lifetime, each worker takes up to this part less: those that were started together are not
 # to end together.

@@ -20,7 +20,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from ..compression.policy import IS_BEHIND
-from ..metrics.processes import resident_bytes
+from ..metrics.health import resident_bytes
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes, check_settings

@@ -1,21 +1,70 @@
-"""One response under uvicorn's protocols: the app's messages on their way to uvicorn."""
+"""One response under uvicorn's protocols: the app's messages on their way to uvicorn.
+
+A large file at the end of the body is handed over: send() opens it, sends what the socket takes and
+returns, so that the app and all it holds may be gone long before the client has the last byte. The
+caller of the app sends the rest (:meth:`Response.sent`) if the app returns in the same turn of the
+loop, as most do; otherwise a task does, which costs more memory.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wsgifast.files import ByteRange
 from wsgifast.http.framing import chunk, chunk_size_line
+from wsgifast.sockets import FileSegment, FileTruncated
+from wsgifast.sockets.sending import BLOCK_BYTES, SendfileUnavailable
 
-from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held, SendOrder
-from ..files import parse_zerocopysend
-from ..messages import PATHSEND, PLANNED, RECORDING, ZEROCOPYSEND, Message, copied_head
-from .file_body import FileBody, open_path
-from .transport import CoalescingTransport
+from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
+from ..files import (
+    SMALL_FILE_BYTES,
+    RequestedFile,
+    RequestedPath,
+    open_for_pathsend,
+    parse_pathsend,
+    parse_zerocopysend,
+    read_small,
+    send_segment,
+    send_unsized,
+)
+from ..messages import (
+    PATHSEND,
+    PLANNED,
+    RECORDING,
+    UNKNOWN_PATHSEND,
+    ZEROCOPYSEND,
+    Message,
+    PlannedBody,
+    SendOrder,
+    copied_head,
+    declared_length,
+    forward_start,
+    response_body,
+)
+from .transport import CoalescingTransport, Rest
+
+if TYPE_CHECKING:
+    from ..instrumented import Request
+
+logger = logging.getLogger("uvicorn.error")
 
 
-class Response(FileBody):
+class HandedOver(NamedTuple):
+    """The rest of a body, before anyone sends it."""
+
+    rest: Rest
+    fd: int
+    # What follows in the body, of the same file.
+    segments: Iterator[bytes | ByteRange]
+    close: Callable[[], object]
+
+
+class Response:
     """The send() of one request: coalesces small body messages, sends files, passes on the rest.
 
     Small body messages are held until the end of the loop's turn or a little longer (see Held),
@@ -26,22 +75,28 @@ class Response(FileBody):
 
     :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
     :ivar start: a head that is to be sent before the next message.
+    :ivar handed_over: the rest of the body, or the task that sends it.
     """
 
-    __slots__ = ("_error", "_held", "_order", "end_turn", "start")
+    # Lives as long as the slowest download, of which there may be thousands.
+    __slots__ = (
+        "_cycle", "_error", "_headers", "_held", "_left", "_order", "_transport", "end_turn",
+        "handed_over", "start",
+    )  # fmt: skip
 
     # Held's, for the transport.
     end_turn: Callable[[], bool]
 
     def __init__(self, cycle: Any, transport: CoalescingTransport) -> None:
         self._cycle = cycle
-        self.handed_over = None
         self._transport = transport
-        self._headers = None
+        self._headers: list[tuple[bytes, bytes]] | None = None
+        self.handed_over: HandedOver | asyncio.Task[Any] | None = None
         # None until the first message that may be held, and again behind the last one.
         self._held: Held | None = None
         self._order = SendOrder()
         self.start: Message | None = None
+        # Bytes of the range being sent that were not sent.
         self._left = 0
         # What uvicorn said of held messages, for the next send() to raise.
         self._error: Exception | None = None
@@ -137,15 +192,24 @@ class Response(FileBody):
     async def _send_file(self, message: Message) -> None:
         """Send a pathsend or zerocopysend message, if it may come here."""
         cycle = self._cycle
-        planned, recording = message.get(PLANNED), message.get(RECORDING)
-        opened = file = None
+        planned: PlannedBody | None = message.get(PLANNED)
+        recording: Request | None = message.get(RECORDING)
+        is_path = message["type"] == PATHSEND
         is_over = cycle.response_complete or cycle.disconnected
-        if planned is None and not is_over and cycle.scope["method"] != "HEAD":
-            # Before the head, in place of which uvicorn answers with a 500 if it fails.
-            if message["type"] == ZEROCOPYSEND:
-                file = parse_zerocopysend(message)
-            elif self.start is not None or cycle.response_started:
-                opened = open_path(message)
+        file = close = asked = None
+        fd = size = 0
+        segments: Sequence[bytes | ByteRange] = ()
+        # Before the head, in place of which uvicorn answers with a 500 if it fails.
+        if planned is not None:
+            fd, segments, close = planned.file.fileno(), planned.segments, planned.file.close
+        elif is_over or cycle.scope["method"] == "HEAD":
+            pass
+        elif not is_path:
+            file = parse_zerocopysend(message)
+        elif self.start is not None or cycle.response_started:
+            asked = parse_pathsend(message)
+            fd, size = open_for_pathsend(asked.path)
+            close = partial(os.close, fd)
         try:
             if self.start is not None:
                 await self.send_start()
@@ -155,35 +219,40 @@ class Response(FileBody):
                 if recording is not None:
                     recording.ended(None)
                 await cycle.send(message)  # uvicorn raises, or ignores it
-            elif planned is not None:
-                body, planned = planned, None
-                await self._send_planned(body, recording)
-            elif message["type"] == ZEROCOPYSEND:
+            elif not is_path:
                 await self._send_zero_copy(message, file)
-            elif opened is None or self._is_bodyless():
+            elif close is None:
                 await self._finish()
             else:
-                path, opened = opened, None
-                await self._send_path(path, recording)
+                if self._is_bodyless():
+                    segments = ()
+                elif asked is not None:
+                    segments = (self._range_of(asked, size),)
+                closed_by_it, close = close, None
+                await self._send_body(fd, segments, closed_by_it, recording)
         finally:
-            if planned is not None:
-                planned.file.close()
-            if opened is not None:
-                os.close(opened.fd)
+            if close is not None:
+                close()
+
+    def _range_of(self, asked: RequestedPath, size: int) -> ByteRange:
+        """The range to send of a file of `size` bytes."""
+        declared = declared_length(self._headers or ())
+        self._headers = None
+        run = asked.byte_range(size, declared)
+        if run.offset + run.size > size:
+            logger.error(
+                "%s has %d bytes where its head says %d: it has shrunk, or %s",
+                asked.path, size, run.offset + run.size, UNKNOWN_PATHSEND,
+            )  # fmt: skip
+        return run
 
     async def send_start(self) -> None:
         """Send the head that the app has sent before; if this is given up, it is kept."""
-        start, self.start = self.start, None
-        if start is None:
-            return
-        try:
-            await self._send_start(start)
-        except Exception:
-            raise
-        except BaseException:
-            if not self._cycle.response_started:
-                self.start = start
-            raise
+        await forward_start(self, self._send_start)
+
+    @property
+    def response_started(self) -> bool:
+        return bool(self._cycle.response_started)
 
     async def _send_start(self, message: Message) -> None:
         message, self._headers, is_declared = copied_head(message)
@@ -225,6 +294,209 @@ class Response(FileBody):
             self._held = None
             return
         self._transport.write(framed)
+
+    # Files
+
+    def sent(self) -> Awaitable[Any]:
+        """Awaited by the app's caller when the app has returned: until the body is sent."""
+        if isinstance(self.handed_over, HandedOver):
+            handed_over, self.handed_over = self.handed_over, asyncio.current_task()
+            return self._send_rest(*handed_over)
+        return self._sent_by_task()
+
+    async def _send_zero_copy(self, message: Message, file: RequestedFile | None) -> None:
+        """Send a part of a file, which is None if the request is a HEAD."""
+        if file is not None and not self._is_bodyless():
+            if file.segment is None:
+                await send_unsized(self._send_part, file.fd, message.get("count"))
+            else:
+                rest = await self._begin_segment(file.segment)
+                if rest is not None:
+                    await rest()
+                file.advance()
+        if not message.get("more_body", False):
+            await self._finish()
+
+    # Bodies
+
+    async def _send_body(
+        self,
+        fd: int,
+        segments: Sequence[bytes | ByteRange],
+        close: Callable[[], None],
+        recording: Request | None,
+    ) -> None:
+        """Send the rest of the body, or hand over what the socket does not take now.
+
+        :param close: called when the file is no longer needed.
+        :param recording: records the body's end.
+        """
+        self._left = 0
+        following = iter(segments)
+        if recording is not None:
+            close = partial(self._close_and_record, close, recording, following)
+        try:
+            if len(segments) == 1 and (data := read_small(fd, segments[0])) is not None:
+                next(following)
+                await self._finish(data)
+                return
+            rest = await self._send_until_full(fd, following)
+            if rest is not None:
+                if recording is not None:
+                    recording.handed_over()
+                self.handed_over = HandedOver(rest, fd, following, close)
+                asyncio.get_running_loop().call_soon(self._start_task)
+        finally:
+            if self.handed_over is None:
+                close()
+
+    def _close_and_record(
+        self,
+        close: Callable[[], None],
+        recording: Request,
+        following: Iterator[bytes | ByteRange],
+    ) -> None:
+        close()
+        left = (each.size if isinstance(each, ByteRange) else len(each) for each in following)
+        recording.ended(self._left + sum(left))
+
+    async def _send_until_full(self, fd: int, segments: Iterator[bytes | ByteRange]) -> Rest | None:
+        """Send segments and the body's end; or return what sends the rest of one, if it takes long.
+
+        The segments behind that are not taken then.
+        """
+        for segment in segments:
+            if isinstance(segment, bytes):
+                await self._send_part(response_body(segment, more_body=True))
+            else:
+                file = FileSegment(fd, segment.offset, segment.size)
+                if (rest := await self._begin_segment(file)) is not None:
+                    return rest
+        await self._finish()
+        return None
+
+    def _start_task(self) -> None:
+        """Have a task send what was handed over, if the app's caller does not."""
+        if isinstance(self.handed_over, HandedOver):
+            rest, fd, segments, close = self.handed_over
+            task = asyncio.get_running_loop().create_task(self._send_rest(rest, fd, segments))
+            # Not by the task itself, which may be cancelled before its first step.
+            task.add_done_callback(lambda task: close())
+            self.handed_over = task
+
+    async def _sent_by_task(self) -> None:
+        self._start_task()
+        if isinstance(self.handed_over, asyncio.Task):
+            try:
+                await self.handed_over
+            finally:
+                self.handed_over = None
+
+    async def _send_rest(
+        self,
+        rest: Rest | None,
+        fd: int,
+        segments: Iterator[bytes | ByteRange],
+        close: Callable[[], object] = lambda: None,
+    ) -> None:
+        try:
+            while rest is not None:
+                sending = rest()
+                rest = None  # else it is kept for as long as the client reads
+                await sending
+                rest = await self._send_until_full(fd, segments)
+        finally:
+            close()
+
+    async def _send_part(self, message: Message) -> None:
+        """Send a body message that is a part of a file's body."""
+        await self._cycle.send(message)
+
+    async def _finish(self, data: bytes = b"") -> None:
+        await self._cycle.send(response_body(data))
+        self._transport.flush()
+
+    # Segments
+
+    async def _begin_segment(self, segment: FileSegment) -> Rest | None:
+        """Send the first bytes of a segment; return what sends the others, if there are any."""
+        self._left = segment.size
+        if segment.size <= SMALL_FILE_BYTES or not self._transport.can_sendfile:
+            first = min(BLOCK_BYTES, segment.size)
+            await self._send_by_reads(segment._replace(size=first))
+            if first == segment.size:
+                return None
+            following = FileSegment(segment.fd, segment.offset + first, segment.size - first)
+            return partial(self._send_by_reads, following)
+        before, after = self._frame_for(segment.size)
+        self._transport.write(before)
+        rest: Rest | None
+        try:
+            rest = self._transport.begin_file(segment)
+        except SendfileUnavailable:
+            rest = partial(self._send_by_reads, segment, is_framed=True)
+        except ConnectionError:
+            return None  # the client has gone: uvicorn ignores what is sent after that, too
+        if rest is None:
+            self._left = 0
+            self._transport.write(after)
+            return None
+        return partial(self._finish_segment, rest, segment, after)
+
+    async def _finish_segment(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
+        try:
+            try:
+                sending = rest()
+                del rest  # as above
+                await sending
+            except SendfileUnavailable:
+                await self._send_by_reads(segment, is_framed=True)
+        except ConnectionError:
+            return  # as above
+        except BaseException:
+            self._cut_off()
+            raise
+        finally:
+            self._left = self._transport.unsent
+        self._transport.write(after)
+
+    async def _send_by_reads(self, segment: FileSegment, *, is_framed: bool = False) -> None:
+        """Send a segment in blocks.
+
+        :param is_framed: its framing is written already; else the server frames each block.
+        """
+        try:
+            await send_segment(
+                self._write_block if is_framed else self._send_block,
+                segment,
+                more_body=True,
+                is_disconnected=lambda: bool(self._cycle.disconnected),
+            )
+        except FileTruncated:
+            self._cut_off()
+            raise
+
+    async def _send_block(self, message: Message) -> None:
+        await self._cycle.send(message)
+        self._left -= len(message["body"])
+
+    async def _write_block(self, message: Message) -> None:
+        self._transport.write(message["body"])
+        self._transport.unsent -= len(message["body"])
+        if self._cycle.flow.write_paused:
+            await self._cycle.flow.drain()
+
+    def _cut_off(self) -> None:
+        """Close the connection, and have uvicorn ignore what the app sends from now on.
+
+        It would be taken for the missing bytes, or for the end of the body.
+        """
+        self._transport.close()
+        self._cycle.disconnected = True
+
+    def _is_bodyless(self) -> bool:
+        """Whether no body bytes may be sent, whatever the app sends."""
+        return bool(self._cycle.scope["method"] == "HEAD")
 
     # Framing: as over httptools and zttp, where uvicorn's cycle counts and frames the body itself.
 

@@ -29,9 +29,8 @@ from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
-from .file_transfer import FileTransfer, Progress
-from .read_buffer import linger
-from .writable import CAN_WATCH
+from .file_transfer import CAN_WATCH, FileTransfer, Progress
+from .uploads import linger
 
 # Sends the rest of what was begun; called once, or never.
 Rest = Callable[[], Awaitable[None]]

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from wsgifast.checks import needs
 from wsgifast.errors import WSGIFastError
 
-from ..coalescing import COALESCED_BYTES
 from ..exporting import figures, instrumented
 from ..messages import (
     COALESCING,
+    UNKNOWN_PATHSEND,
     ASGIApp,
-    Message,
     Receive,
     Scope,
     Send,
-    copied_head,
     response_body,
     response_start,
-    whole_body,
 )
 from ..pathsend import Offer
-from ..protocols.file_body import UNKNOWN_PATHSEND, logger
-from ..protocols.read_buffer import read_plainly
-from ..protocols.response import Response
+from ..protocols.response import logger
 from ..protocols.transport import CoalescingTransport
-from ..servers import UVICORN
-from ..whole_responses import SendWhole, add_sender, whole_sender_for
-from .replaced_parts import (
-    FramesBehindRequest,
-    IdleTimerLoop,
-    Pipeline,
-    forget_request,
-    make_small,
-    shared,
-)
-from .uploads import Upload
+from ..protocols.uploads import Upload, read_plainly
+from ..whole_responses import UVICORN, MakeResponse, SimpleResponse, whole_sender_for
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -48,6 +36,9 @@ if TYPE_CHECKING:
     _Base = asyncio.Protocol
 else:
     _Base = object
+
+_T = TypeVar("_T")
+_ACCEPTED = b"HTTP/1.1 101 "
 
 
 class UnsupportedUvicorn(WSGIFastError, ImportError):
@@ -59,10 +50,6 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
             f"tested with {UVICORN.oldest} to {UVICORN.newest}: install one of these, or use "
             "uvicorn's own --http"
         )
-
-
-# Made of uvicorn's RequestResponseCycle and its transport.
-MakeResponse = Callable[[Any, CoalescingTransport], Response]
 
 
 class _Anything:
@@ -108,102 +95,6 @@ _OF_THE_FLOW = {
 _OF_THE_PROTOCOL = {
     "connection_lost", "connection_made", "eof_received", "resume_writing", "shutdown",
 }  # fmt: skip
-
-
-class SimpleResponse:
-    """One response, as long as it needs nothing: the attributes are set by FileSending.
-
-    Most are a head with a Content-Length and one message of bytes. The head is held, as servers
-    hold it (ASGI, "Response Start"), and both leave in one write. Any other message makes a
-    Response, which handles the head, it and all that follow.
-
-    :ivar send_whole: None where uvicorn's cycle has none.
-    :ivar start: the head, while it is held.
-    """
-
-    __slots__ = ("cycle", "make_response", "response", "send_whole", "start")
-
-    cycle: Any
-    make_response: MakeResponse
-    response: Response | None
-    send_whole: SendWhole | None
-    start: Message | None
-
-    def send(self, message: Message) -> Awaitable[None]:
-        """The send() that the app is given."""
-        return self._send(message) if self.response is None else self.response.send(message)
-
-    def send_both(self, start: Message, message: Message, write: object = None) -> bool:
-        """See :func:`~asgifast.whole_responses.send_whole`. `write` has no effect."""
-        if self.send_whole is None or self.start is not None or self.response is not None:
-            return False
-        cycle = self.cycle
-        return self.send_whole(cycle, start, message, cycle.transport.write_now)
-
-    async def _send(self, message: Message) -> None:
-        response = self.response
-        if response is not None:  # another message's, since this one's call
-            await response.send(message)
-            return
-        cycle = self.cycle
-        start = self.start
-        if start is None:
-            if message["type"] == "http.response.start" and not cycle.response_started:
-                message, _, is_declared = copied_head(message)
-                if is_declared:
-                    self.start = message
-                    cycle.waiting_for_100_continue = False
-                    return
-            elif (
-                cycle.response_started
-                and not cycle.flow.write_paused
-                and whole_body(message) == b""
-            ):
-                await cycle.send(message)  # the end of what was sent whole
-                return
-        else:
-            self.start = None
-            send_whole = self.send_whole
-            if send_whole is not None:
-                if send_whole(cycle, start, message, cycle.transport.write_now):
-                    return
-            elif (
-                (body := whole_body(message)) is not None
-                and len(body) < COALESCED_BYTES
-                and not cycle.flow.write_paused
-            ):
-                await self._send_both(start, message)
-                return
-        response = self.response = self.make_response(cycle, cycle.transport)
-        response.start = start
-        if not cycle.flow.write_paused and message["type"] == "http.response.body":
-            await response.send_start()  # which has not to wait
-        await response.send(message)
-
-    async def _send_both(self, start: Message, message: Message) -> None:
-        """Leave a head and its body to uvicorn, and write both at once nevertheless."""
-        cycle = self.cycle
-        transport = cycle.transport
-        try:
-            for each in (start, message):
-                transport.flush_follows = True
-                await cycle.send(each)
-        finally:
-            transport.flush_follows = False
-            transport.flush()
-
-    async def send_held(self) -> None:
-        """The app has returned: send what it sent, as far as that is held."""
-        if self.start is not None:
-            start, self.start = self.start, None
-            await self.cycle.send(start)
-        if self.response is not None:
-            await self.response.send_start()
-            self.response.write_held()
-
-
-# ASGIFast, with this send(), has both at once.
-add_sender(SimpleResponse, SimpleResponse.send, SimpleResponse.send_both)
 
 
 class _Served:
@@ -275,7 +166,7 @@ class FileSending(_Base):
         self._answered: Any = None
         self.loop = IdleTimerLoop(self.loop)
         if hasattr(self, "pipeline"):
-            self.pipeline = Pipeline()
+            self.pipeline = _Pipeline()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         coalescing: Any = CoalescingTransport(transport, self.loop.real)
@@ -284,8 +175,8 @@ class FileSending(_Base):
         figures.accepted += 1
         figures.open[self] = coalescing
         super().connection_made(coalescing)
-        make_small(self.flow._is_writable_event)
-        self.server = shared(self.server)
+        _make_small(self.flow._is_writable_event)
+        self.server = _shared(self.server)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
@@ -331,7 +222,7 @@ class FileSending(_Base):
         if response is not None and response.handed_over is not None:
             path = scope["path"]
             if self._is_http1:
-                forget_request(self, cycle, scope)
+                _forget_request(self, cycle, scope)
             del scope, receive, send
             try:
                 await response.sent()
@@ -417,5 +308,135 @@ class FileSending(_Base):
         self.transport = self.transport.real
         read_plainly(self.transport)
         if rest:
-            self.transport = FramesBehindRequest(self.transport, rest)
+            self.transport = _FramesBehindRequest(self.transport, rest)
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
+
+
+# Parts of uvicorn's protocols, most of them replaced by smaller ones: there may be thousands of
+# connections whose clients are reading a download, each for minutes. An empty deque takes as much
+# memory as the rest of a request's state.
+
+
+class IdleTimerLoop:
+    """Stands for the event loop in one of uvicorn's protocols, with one timer for a connection.
+
+    uvicorn sets a keep-alive timer after every response, and the next request cancels it. A timer
+    costs an event loop more than everything else that it does for a small response. Here one timer
+    runs on: when it fires, it checks whether the connection is idle by then, and since when.
+
+    :meth:`call_later` returns this object: uvicorn uses nothing of a timer but :meth:`cancel`.
+    Everything but call_later() is the real loop's.
+    """
+
+    __slots__ = ("_callback", "_due", "_time", "_timer", "create_task", "real")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.real = loop
+        self.create_task = loop.create_task
+        self._time = loop.time
+        # To be called at `_due`, by the loop's time, unless it is None.
+        self._callback: Callable[[], object] | None = None
+        self._due = 0.0
+        # Runs on while requests come and go.
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, **options: Any
+    ) -> IdleTimerLoop | asyncio.TimerHandle:
+        if self._callback is not None or args or options:
+            return self.real.call_later(delay, callback, *args, **options)
+        self._due = self._time() + delay
+        self._callback = callback
+        if self._timer is None:
+            self._timer = self.real.call_later(delay, self._on_timer)
+        return self
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def stop(self) -> None:
+        """The connection is lost: drop the timer, which refers to it."""
+        self._callback = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._callback is None:
+            return
+        left = self._due - self._time()
+        if left > 0:
+            self._timer = self.real.call_later(left, self._on_timer)
+            return
+        callback, self._callback = self._callback, None
+        callback()
+
+
+class _Pipeline(list[Any]):
+    """uvicorn's queue of pipelined requests, with the methods that it uses of a deque."""
+
+    __slots__ = ()
+
+    def appendleft(self, request: Any) -> None:
+        self.insert(0, request)
+
+
+@lru_cache(maxsize=64)
+def _shared(value: _T) -> _T:
+    """Return the same object for all equal values, such as the server's address."""
+    return value
+
+
+def _make_small(event: Any) -> None:
+    """Replace the deque of an asyncio.Event that nobody waits for by a list."""
+    waiters = getattr(event, "_waiters", None)
+    if type(waiters) is deque and not waiters:
+        event._waiters = []
+
+
+def _forget_request(protocol: Any, cycle: Any, scope: Scope) -> None:
+    """Release a request whose app has returned, and whose response has begun.
+
+    :param protocol: uvicorn's, over HTTP/1.1.
+    :param cycle: its RequestResponseCycle, which uses nothing of the scope any more but the method.
+    """
+    cycle.scope = _scope_of(scope["method"])
+    _make_small(cycle.message_event)
+    if protocol.scope is scope:  # and not the next request's
+        protocol.scope = protocol.headers = None
+
+
+@lru_cache(maxsize=16)
+def _scope_of(method: str) -> Scope:
+    return {"method": method}
+
+
+class _FramesBehindRequest:
+    """The transport of a WebSocket protocol, with frames that came with the request for it.
+
+    Not every protocol of uvicorn's takes frames before it has accepted: wsproto drops them. So they
+    are delivered behind the 101, and nothing is read before. Everything else is the transport's.
+    """
+
+    def __init__(self, transport: asyncio.Transport, frames: bytes) -> None:
+        self._transport = transport
+        self._frames = frames
+        transport.pause_reading()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+        if self._frames and data.startswith(_ACCEPTED):
+            asyncio.get_running_loop().call_soon(self._deliver, self._frames)
+            self._frames = b""
+
+    def _deliver(self, frames: bytes) -> None:
+        if not self._transport.is_closing():
+            cast("asyncio.Protocol", self._transport.get_protocol()).data_received(frames)
+            self._transport.resume_reading()

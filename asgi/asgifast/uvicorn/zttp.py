@@ -16,14 +16,13 @@ from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES
 
-from ..files import read_block
+from ..files import SMALL_FILE_BYTES, read_block
 from ..loops import next_turn
 from ..messages import Message, copied_head, declared_length, response_body
-from ..protocols.file_body import SMALL_FILE_BYTES
 from ..protocols.response import Response, count
 from ..protocols.transport import CoalescingTransport, Rest
+from ..protocols.uploads import Upload
 from .protocol import FileSending, UnsupportedUvicorn, check
-from .uploads import Upload
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp  # noqa: F401
@@ -166,11 +165,11 @@ class ZttpH2Response(Response):
         await self._send_by_reads(segment)
         return None
 
-    async def _send_by_reads(self, segment: FileSegment) -> None:
+    async def _send_by_reads(self, segment: FileSegment, *, is_framed: bool = False) -> None:
         cycle = self._cycle
         fd, offset, size = segment
         end = offset + size
-        while offset < end and not self._is_disconnected():
+        while offset < end and not cycle.disconnected:
             await self._drain(0)
             window = min(cycle.stream.send_window or 0, cycle.conn.send_window)
             block = await read_block(

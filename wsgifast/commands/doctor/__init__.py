@@ -21,9 +21,9 @@ from ...http.head import header_value
 from ..loading import unwrapped
 from .endpoints import NAMED, Fetch, from_paths
 from .examination import Observer, observer
-from .findings import CATALOGUE, add_to, explain, findings_of, known_ids
+from .findings import CATALOGUE, add_to, explain, findings_of, known_ids, unlimited_uploads
 from .formats import as_text
-from .frameworks import from_framework
+from .frameworks import UPLOADING, from_framework
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
 from .search import Allow, Search
 
@@ -102,11 +102,16 @@ def examine(
     )
     wrapped = given if was_wrapped else None
     with observer(app, interface, wrapped, limit_s=limit_s) as observe:
-        report.framework, listed = from_framework(app, values or {})
+        report.framework, listed, unlimited = from_framework(app, values or {})
         if endpoints is not None:
+            unlimited = []
             listed = _given(endpoints)
         elif found is not None:
             named = found(_fetcher(observe, headers, limit_s))
+            each_named: list[Endpoint | Unreached] = [*named[0], *named[1]]
+            uploads = [(e.method, e.name) for e in each_named if e.method in UPLOADING]
+            if not (uploads and report.framework):
+                unlimited = uploads
             whole = listed if all_endpoints is True else ([], [])
             listed = ([*named[0], *whole[0]], [*named[1], *whole[1]])
         elif all_endpoints and not any(listed):
@@ -125,8 +130,9 @@ def examine(
                 progress(search.done, search.total + 1, endpoint)
             seen = observe(replace(endpoint, headers=(*endpoint.headers, *headers)))
             search.learn(endpoint, seen.raw)
-            seen.raw.body.clear()  # no longer needed
-            seen.wrapped.body.clear()
+            for each in (seen.raw, seen.wrapped, seen.coded, seen.wrapped_coded):
+                if each is not None:
+                    each.body.clear()  # no longer needed
             add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped), silenced)
         report.unreached += search.unreached
         # Of some patterns several URLs were tried.
@@ -136,8 +142,16 @@ def examine(
             for left in dict.fromkeys(report.unreached)
             if (left.method, left.name) not in reached
         ]
+    if unlimited and not _limits_bodies(given) and "WF033" not in silenced:
+        report.findings.append(unlimited_uploads(unlimited, report.framework or "named"))
     report.sort()
     return report
+
+
+def _limits_bodies(app: Any) -> bool:
+    """Whether a wrapper of the app's has `body_limit_bytes`."""
+    limits = (getattr(each, "body_limits", None) for each in (app, getattr(app, "wsgi_app", None)))
+    return any(getattr(each, "limit_bytes", None) is not None for each in limits)
 
 
 def _given(endpoints: Iterable[str | Endpoint]) -> Found:

@@ -227,7 +227,7 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
         from .formats import as_html
 
         write_file(options.html, as_html(report))
-    if not report.observations and not report.findings:
+    if not report.observations and not report.of("wrong", "slow"):
         show(f"wsgifast: nothing was reached: {_way_in(report)}", error=True)
         return STATUS_USAGE
     worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]

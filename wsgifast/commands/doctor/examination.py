@@ -7,17 +7,24 @@ the same each time in this respect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...checks import Interface, size_text
+from ...compression import Compression
+from ...compression.codings import available_codings, compressor
+from ...compression.policy import decide
 from ...errors import MissingExtra
+from ...files.compress import MIN_SAVING
 from ...middleware import WSGIFast
+from ..client import BROWSER_ACCEPT_ENCODING, decoded
 from .findings import BLOCKED_S
-from .model import Change, Cost, Endpoint, Observation, Recording
+from .model import Change, CodedSize, Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
 
 # Runs of each contender, to measure costs; quick endpoints get all of them.
@@ -29,19 +36,17 @@ _COSTS_S = 0.1
 _MOST_COSTS_S = 3.0
 # A smaller body fits into socket buffers, so a slow client occupies no thread.
 _HOLDING_BYTES = 512 * 1024
-
+# What servers send of a body before they wait for the client: ten packets (RFC 6928). A smaller one
+# arrives no sooner if it is compressed.
+_LARGE_BYTES = 10 * 1460
 # The app is to blame for a long turn of the event loop if it happens this often in a row.
 _LONG_TURNS = 4
 
 # Records one request: (endpoint, *, reads=True, inspect=True) -> Recording.
 _Record = Callable[..., Recording]
-
-
-class Observer(Protocol):
-    """Requests an endpoint as often as needed: three to sixty times."""
-
-    def __call__(self, endpoint: Endpoint, *, once: bool = False) -> Observation:
-        """:param once: from the app as it is, and nothing else."""
+# Requests an endpoint as often as needed, three to sixty times: (endpoint, *, once=False) ->
+# Observation. Once: from the app as it is, and nothing else.
+Observer = Callable[..., Observation]
 
 
 @contextmanager
@@ -105,24 +110,49 @@ def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
     seen.wrapped = contenders["wrapped"](endpoint)
     if raw.failed:
         return seen
-    seen.changes = list(changes(contenders, endpoint, raw, seen.wrapped))
+    browsers = replace(endpoint, headers=(*endpoint.headers, BROWSER_ACCEPT_ENCODING))
+    known = {("raw", endpoint): raw, ("wrapped", endpoint): seen.wrapped}
+    seen.changes = list(changes(contenders, (endpoint, browsers), known))
+    seen.coded, seen.wrapped_coded = (known.get((w, browsers)) for w in ("raw", "wrapped"))
     if seen.wrapped.failed:
         return seen
+    if seen.coded is not None:
+        seen.coded_sizes = coded_sizes(seen.coded)
     raw.blocked_s = _least_blocked_s(seen, record)
     measured = {name: of for name, of in contenders.items() if "pathsend" not in name}
     if "pathsend=True" in contenders and raw.file_bytes:
         # It is recommended only if it was seen to change nothing.
         asked = contenders["pathsend=True"]
         ways = {"raw": record, "wrapped": asked}
-        if not list(changes(ways, endpoint, raw, asked(endpoint))):
+        if not list(changes(ways, (endpoint, browsers), {("raw", endpoint): raw})):
             measured["pathsend=True"] = asked
     if "coalesced" in measured and (raw.chunks.count < 2 or raw.by_sendfile):
         del measured["coalesced"]
-    if raw.chunks.count > 1 or raw.file_bytes:
+    coded = seen.coded
+    if raw.is_file and coded is not None and coded.coding and not (raw.coding or coded.is_file):
+        measured["coded"] = lambda _, **options: record(browsers, **options)
+    if raw.chunks.count > 1 or raw.is_file:
         seen.costs = _costs(measured, endpoint)
     if (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
         raw.held = record(endpoint, reads=False, inspect=False).held
     return seen
+
+
+def coded_sizes(answer: Recording) -> dict[str, CodedSize]:
+    """What each coding would make of a large body that has none; empty if that gains nothing."""
+    body = bytes(answer.body)
+    decision = decide(
+        Compression(), method="GET", coding="gzip", code=answer.status or 0, headers=answer.headers
+    )
+    if len(body) < _LARGE_BYTES or decision is None or decision.coding is None:
+        return {}
+    found = {}
+    for coding in available_codings():
+        began = time.thread_time()
+        size = len(compressor(coding, size=len(body)).whole(body))
+        found[coding] = CodedSize(size, time.thread_time() - began)
+    smallest = min(each.bytes for each in found.values())
+    return found if smallest <= len(body) * (1 - MIN_SAVING) else {}
 
 
 def _least_blocked_s(seen: Observation, record: _Record) -> float:
@@ -168,8 +198,6 @@ def _least(runs: list[Recording]) -> Cost:
 # After the first pair this is the Thue-Morse sequence: an app that answers in turns, such as every
 # other request in another way, gives each side both answers.
 _AGAIN_RAW_FIRST = (False, False, True)
-# A browser's, shortened: with it, apps compress.
-_ACCEPT_ENCODING = ("Accept-Encoding", "gzip")
 # Of the server, or of one connection (RFC 9110 7.6.1).
 _NOT_THE_APPS = frozenset(
     {"connection", "date", "keep-alive", "proxy-connection", "server", "transfer-encoding"}
@@ -179,30 +207,34 @@ _ADDED = frozenset({"accept-ranges", "content-length", "etag", "last-modified"})
 # A body that is compressed anew may have another size.
 _GROWN = 1.1
 
-Record = Callable[..., Recording]
-
 
 def changes(
-    contenders: Mapping[str, Record], endpoint: Endpoint, raw: Recording, wrapped: Recording
+    contenders: Mapping[str, _Record],
+    asked_for: Iterable[Endpoint],
+    known: dict[tuple[str, Endpoint], Recording],
 ) -> Iterator[Change]:
     """How the responses of the wrapped app differ, at most one change of each kind.
 
     :param contenders: "raw", "wrapped", for ASGI also "sendfile" and "without pathsend".
-    :param raw: the app's own response to the endpoint, which is right.
-    :param wrapped: the wrapped app's.
+    :param asked_for: the endpoint, and with other headers.
+    :param known: first responses, by contender and endpoint; others are added.
     """
     ways = [way for way in ("wrapped", "sendfile") if way in contenders]
-    accepts = replace(endpoint, headers=(*endpoint.headers, _ACCEPT_ENCODING))
     found: dict[str, Change] = {}
-    for asked in (endpoint, accepts):
+
+    def first(way: str, asked: Endpoint) -> Recording:
+        if (way, asked) not in known:
+            known[way, asked] = contenders[way](asked)
+        return known[way, asked]
+
+    for asked in asked_for:
         if "failure" in found:
             break
-        own = raw if asked is endpoint else contenders["raw"](asked)
+        own = first("raw", asked)
         if own.failed:
             continue
         for way in ways:
-            is_known = asked is endpoint and way == "wrapped"
-            other = wrapped if is_known else contenders[way](asked)
+            other = first(way, asked)
             for kind, what in _lasting(contenders, way, asked, own, other).items():
                 if kind not in found:
                     found[kind] = Change(kind, what, _is_cured(contenders, asked, kind))
@@ -212,7 +244,7 @@ def changes(
 
 
 def _lasting(
-    contenders: Mapping[str, Record], way: str, asked: Endpoint, own: Recording, other: Recording
+    contenders: Mapping[str, _Record], way: str, asked: Endpoint, own: Recording, other: Recording
 ) -> dict[str, str]:
     """The differences that are there each time, by their kinds."""
     found = _differences(own, other)
@@ -232,7 +264,7 @@ def _lasting(
     return found
 
 
-def _is_cured(contenders: Mapping[str, Record], asked: Endpoint, kind: str) -> bool:
+def _is_cured(contenders: Mapping[str, _Record], asked: Endpoint, kind: str) -> bool:
     if "without pathsend" not in contenders:
         return False
     own, other = contenders["raw"](asked), contenders["without pathsend"](asked)
@@ -268,18 +300,27 @@ def _differences(own: Recording, other: Recording) -> dict[str, str]:
         return {"status": f"{other.status}; as it is: {own.status}"}
     found = {}
     fields, others = _fields(own), _fields(other)
-    if fields.get("content-encoding") != others.get("content-encoding"):
+    # Their values follow from the coding.
+    derived = {"content-length", "content-encoding", "vary", "etag", "accept-ranges"}
+    if other.coding and not own.coding:  # the wrapper compresses
+        for name in derived:
+            fields.pop(name, None)
+            others.pop(name, None)
+        body = decoded(bytes(other.body), other.coding)
+        if body is not None and hashlib.blake2b(body).digest() != own.digest.digest():
+            found["body"] = f"other bytes, decoded ({size_text(len(body))}); as it is: {_size(own)}"
+    elif fields.get("content-encoding") != others.get("content-encoding"):
         codings = [(each.get("content-encoding") or ["no coding"])[0] for each in (others, fields)]
         found["coding"] = f"{codings[0]}; as it is: {codings[1]}"
-    if own.digest.digest() != other.digest.digest() and "coding" not in found:
+    elif own.digest.digest() != other.digest.digest():
         found["body"] = f"other bytes ({_size(other)}); as it is: {_size(own)}"
     if other.sent_bytes > _GROWN * own.sent_bytes:
         found["size"] = f"{_size(other)}; as it is: {_size(own)}"
-    # Their values follow from the coding.
-    derived = {"content-length", "content-encoding", "vary", "etag", "accept-ranges"}
     for name in sorted(fields.keys() | others.keys()):
         was, now = fields.get(name), others.get(name)
         is_added = was is None and name in _ADDED
+        if name == "vary":  # a wrapper that compresses adds it to every response that it might have
+            is_added = set(now or ()) - set(was or ()) == {"Accept-Encoding"}
         if was != now and not is_added and not (found and name in derived):
             shown = [", ".join(each) if each else "none" for each in (now, was)]
             found[f"header {name}"] = f"{name}: {shown[0]}; as it is: {shown[1]}"

@@ -15,10 +15,13 @@ from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_sh
 from ...bodies.streams import is_event_stream
 from ...checks import size_text
 from ...errors import ConfigurationError
+from ...http.framing import list_members
 from .model import (
+    MAX_KEPT_BYTES,
     SEVERITIES,
     Change,
     Cost,
+    Endpoint,
     Finding,
     Observation,
     Recording,
@@ -116,6 +119,11 @@ _WAYS = {
     "pathsend=True": "by sendfile",
 }
 
+# A coding that makes less of a body than this is none that it shrinks in.
+_HARDLY_SMALLER = 0.95
+# Endpoints that one finding names.
+_MOST_NAMED = 3
+
 _MENDED = "nothing: the wrapper that the app has mends it"
 # A wrapper that sends so much more often than one with coalesce=True has not got it.
 _MANY_MORE = 2
@@ -139,7 +147,9 @@ def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding
     if failure is not None:
         findings = [failure]
     else:
-        each = (*_changed(seen), *_blocked(seen), *_shape(seen), *_remarks(seen))
+        each = (
+            *_changed(seen), *_blocked(seen), *_shape(seen), *_remarks(seen), *coding_findings(seen)
+        )  # fmt: skip
         findings = [finding for finding in each if finding is not None]
     if not was_wrapped:
         return findings
@@ -156,6 +166,8 @@ def _is_mended(seen: Observation, finding: Finding) -> bool:
     if finding.id == "WF003":
         wrapped, coalesced = (seen.costs.get(name) for name in ("wrapped", "coalesced"))
         return bool(wrapped and coalesced and wrapped.sends < _MANY_MORE * coalesced.sends)
+    if finding.id == "WF025":
+        return seen.wrapped_coded is not None and bool(seen.wrapped_coded.coding)
     if finding.id in ("WF001", "WF007", "WF030"):
         return finding.fix.startswith((_WRAP, _ASGI_WRAP))
     return finding.id in ("WF020", "WF021") and finding.fix in (_WRAP, _ASGI_WRAP)
@@ -327,11 +339,10 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
     if raw.held and raw.returned != "messages":  # a waiting task occupies no thread
         size = size_text(raw.declared or raw.chunks.total)
         yield _finding("WF010", seen, f"{size}: a slow client occupies a thread", _FASTWORKER)
-    coding = raw.header("Content-Encoding")
-    if coding is not None and coding.lower() != "identity":
-        yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
-    is_file = raw.file_bytes is not None or raw.by_sendfile > 0
-    if is_file and raw.status == 200 and not _has_validator(raw):
+    if raw.coding:
+        what = f"a body in {raw.coding}"
+        yield _finding("WF022", seen, what, "compress static files beforehand")
+    if raw.is_file and raw.status == 200 and not _has_validator(raw):
         wrap = _ASGI_WRAP if raw.returned == "messages" else _WRAP
         fix = wrap if _has_validator(seen.wrapped) else "return the file, or set an ETag"
         yield _finding("WF020", seen, "a file without ETag or Last-Modified", fix)
@@ -339,6 +350,69 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
         # What write() has sent before is no part of what was returned.
         fix = _WRAP if seen.wrapped.declared is not None else "send Content-Length"
         yield _finding("WF021", seen, "a complete body without Content-Length", fix)
+
+
+def coding_findings(seen: Observation) -> Iterator[Finding]:
+    """What a client that accepts codings gets, and what caches make of it."""
+    raw, coded = seen.raw, seen.coded
+    if coded is None or coded.failed or coded.status != 200:
+        return
+    coding = coded.coding
+    kind = (coded.header("Content-Type") or "a body").partition(";")[0]
+    wrap = "ASGIFast" if raw.returned == "messages" else "WSGIFast"
+    if seen.coded_sizes:
+        first = "" if coded.sent_bytes <= MAX_KEPT_BYTES else f"of {size_text(MAX_KEPT_BYTES)}: "
+        sizes = ", ".join(
+            f"{name} {size_text(each.bytes)} in {_ms(each.cpu_s)} ms"
+            for name, each in seen.coded_sizes.items()
+        )
+        what = f"{size_text(coded.sent_bytes)} of {kind}, not compressed"
+        yield _finding("WF025", seen, what, f"{wrap}(app, compress=True)", first + sizes)
+    if "," in coding:
+        yield _finding("WF026", seen, f"compressed twice: {coding}", "leave one of them out")
+    if not coding or raw.coding:  # the same for all clients
+        return
+    if coded.sent_bytes > raw.sent_bytes * _HARDLY_SMALLER:
+        sizes = f"{size_text(raw.sent_bytes)} become {size_text(coded.sent_bytes)}"
+        yield _finding("WF026", seen, f"{kind} in {coding}: {sizes}", "leave such types out")
+    varies = {"*", "accept-encoding"} & _members(coded, "Vary")
+    if not varies and not {"no-store", "private"} & _members(coded, "Cache-Control"):
+        what = f"{coding} without Vary: Accept-Encoding"
+        yield _finding("WF027", seen, what, "send Vary: Accept-Encoding")
+    etag = coded.header("ETag")
+    if etag is not None and etag == raw.header("ETag") and not etag.startswith("W/"):
+        what = f"the ETag {etag} in {coding}, and without a coding"
+        yield _finding("WF028", seen, what, "send another tag with each, or a weak one")
+    cost, other = (seen.costs.get(name) for name in ("raw", "coded"))
+    if cost and other and other.cpu_s > max(cost.cpu_s + _WORTH_S, cost.cpu_s * _WORTH):
+        what = f"a file of {size_text(raw.sent_bytes)}, compressed anew each time"
+        text = f"{_ms(cost.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms in {coding}"
+        fix = f"{wrap}(app, compress=True) in its place"
+        yield _finding("WF029", seen, what, fix, text, other.cpu_s - cost.cpu_s)
+
+
+def _members(recording: Recording, name: str) -> set[str]:
+    lines = [value for field, value in recording.headers if field.lower() == name.lower()]
+    return {member.partition("=")[0].strip() for member in list_members(",".join(lines))}
+
+
+def unlimited_uploads(endpoints: Sequence[tuple[str, str]], source: str) -> Finding:
+    """The finding about request bodies of any size.
+
+    :param endpoints: method and pattern of each, at least one.
+    """
+    (method, pattern), *others = endpoints
+    names = ", ".join(f"{m} {p}" for m, p in others[:_MOST_NAMED])
+    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    return Finding(
+        "WF033",
+        CATALOGUE["WF033"].severity,
+        Endpoint(pattern, pattern, source, method),
+        "takes a body of any size" + (f"; so do {names}{more}" if others else ""),
+        "",
+        "body_limit_bytes=...",
+        detail={"endpoints": [f"{m} {p}" for m, p in endpoints]},
+    )
 
 
 def _has_validator(recording: Recording) -> bool:

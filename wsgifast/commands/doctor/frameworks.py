@@ -17,11 +17,18 @@ from .model import Endpoint, Found, Unreached
 
 
 class _Route(NamedTuple):
-    """A pattern, its methods, and the files that it serves, if it serves some."""
+    """A pattern and its methods.
+
+    :ivar files: that it serves, if it serves some.
+    :ivar evidence: what says that a request by GET changes nothing; empty if nothing does.
+    :ivar unlimited: the methods whose bodies may have any size; None for each that takes one.
+    """
 
     pattern: str
     methods: Iterable[str]
     files: Files | None = None
+    evidence: str = ""
+    unlimited: Iterable[str] | None = None
 
 
 _Routes = Iterator[_Route]
@@ -35,32 +42,55 @@ _GROUP = re.compile(r"\((?:\?P<(?P<name>\w+)>|\?:)?(?:[^()]|\([^()]*\))*\)")
 _PACKAGES = frozenset({"fastapi", "flask", "quart", "starlette"})
 
 
-def from_framework(app: Any, values: Mapping[str, str]) -> tuple[str | None, Found]:
-    """The name of an app's framework, and the endpoints that it lists.
+# Methods with a body that an app reads.
+UPLOADING = frozenset({"PATCH", "POST", "PUT"})
+
+
+class Listed(NamedTuple):
+    """What an app's framework lists.
+
+    :ivar framework: its name; None if it is unknown.
+    :ivar unlimited: method and pattern of the endpoints whose request bodies may have any size, as
+        far as the framework is asked.
+    """
+
+    framework: str | None
+    found: Found
+    unlimited: Sequence[tuple[str, str]]
+
+
+def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
+    """The endpoints that an app's framework lists.
 
     An ASGI app should have been started: some frameworks build their routes at startup.
 
     :param values: for the parameters of patterns, by name.
     """
     name, routes = _routes_of(app)
+    unlimited = {
+        (method, each.pattern): None
+        for each in routes
+        for method in sorted(each.methods if each.unlimited is None else each.unlimited)
+        if method in UPLOADING
+    }
     endpoints: dict[tuple[str, str], Endpoint] = {}
     unreached: dict[tuple[str, str], Unreached] = {}
     source = name or "static files"
-    for pattern, methods, files in routes:
+    for pattern, methods, files, evidence, _ in routes:
         for url in sample(files or {}):
-            evidence = "a file of a folder that the app serves"
-            endpoints[("GET", url)] = Endpoint(url, url, source, evidence=evidence)
+            of_file = "a file of a folder that the app serves"
+            endpoints[("GET", url)] = Endpoint(url, url, source, evidence=of_file)
         methods = sorted(set(methods) - {"OPTIONS"})
         if not methods or files is not None:
             continue
         method = "GET" if "GET" in methods else methods[0]
         filled_url = filled(pattern, values)
         if isinstance(filled_url, str):
-            endpoint = Endpoint(filled_url, pattern, source, method)
+            endpoint = Endpoint(filled_url, pattern, source, method, evidence)
             endpoints.setdefault((method, filled_url), endpoint)
         else:
             unreached.setdefault((method, pattern), unfilled(pattern, filled_url, method))
-    return name, (list(endpoints.values()), list(unreached.values()))
+    return Listed(name, (list(endpoints.values()), list(unreached.values())), list(unlimited))
 
 
 def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
@@ -84,7 +114,7 @@ def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
 def _below(prefix: str, route: _Route) -> _Route:
     prefix = prefix.rstrip("/")
     files = route.files and {prefix + url: path for url, path in route.files.items()}
-    return _Route(prefix + route.pattern, route.methods, files)
+    return route._replace(pattern=prefix + route.pattern, files=files)
 
 
 def _package(app: Any) -> str:
@@ -133,8 +163,10 @@ def _werkzeug(app: Any) -> _Routes | None:
     """Flask and Quart."""
     if not is_a(getattr(app, "url_map", None), "werkzeug.routing", "Map"):
         return None
+    limit = getattr(app, "config", {}).get("MAX_CONTENT_LENGTH")
+    unlimited = None if limit is None else ()
     return (
-        _Route(rule.rule, rule.methods or {"GET"}, _flask_files(app, rule))
+        _Route(rule.rule, rule.methods or {"GET"}, _flask_files(app, rule), unlimited=unlimited)
         for rule in app.url_map.iter_rules()
     )
 
@@ -172,6 +204,8 @@ _DJANGO_VIEWS = ("django.views.static", "django.contrib.staticfiles.views")
 
 
 def _django_routes(resolver: Any, prefix: str) -> _Routes:
+    from django.conf import settings
+
     for entry in resolver.url_patterns:
         pattern = prefix + _django_pattern(entry.pattern)
         if hasattr(entry, "url_patterns"):
@@ -181,7 +215,9 @@ def _django_routes(resolver: Any, prefix: str) -> _Routes:
         view, root = entry.callback, (entry.default_args or {}).get("document_root")
         if root and (view.__module__, view.__name__) in ((m, "serve") for m in _DJANGO_VIEWS):
             files = files_below(pattern.partition("<path>")[0], [root])
-        yield _Route(pattern, ("GET",), files)
+        # A view does not say which methods it takes.
+        limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        yield _Route(pattern, ("GET",), files, unlimited=("POST",) if limit is None else ())
 
 
 def _django_pattern(pattern: Any) -> str:
@@ -200,6 +236,24 @@ def _starlette(app: Any) -> _Routes | None:
     if not any(is_a(app, *kind) for kind in kinds):
         return None
     return _path_routes(app.routes, "")
+
+
+# FastAPI's own pages, by the functions that it makes for them. They read the routes.
+_FASTAPIS_OWN = {
+    f"FastAPI.setup.<locals>.{name}"
+    for name in ("redoc_html", "swagger_ui_html", "swagger_ui_redirect")
+}
+
+
+def _is_fastapis_own(route: Any) -> bool:
+    view: Any = getattr(route, "endpoint", None)
+    if getattr(view, "__module__", "") != "fastapi.applications":
+        return False
+    if not view.__qualname__.endswith(".openapi"):
+        return view.__qualname__ in _FASTAPIS_OWN
+    # It calls the app's openapi(), which may be code of somebody else's.
+    (app,) = (cell.cell_contents for cell in view.__closure__)
+    return bool(app.openapi.__module__ == view.__module__)
 
 
 def _with_paths(routes: Sequence[Any]) -> list[Any]:
@@ -221,7 +275,8 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
         if inner:
             yield from _path_routes(inner, path)
         elif hasattr(original, "methods"):
-            yield _Route(path, route.methods or ("GET",))
+            own = "FastAPI's own page of the app's routes" if _is_fastapis_own(original) else ""
+            yield _Route(path, route.methods or ("GET",), evidence=own)
         elif hasattr(original, "app") and not hasattr(original, "endpoint"):
             name, mounted = _routes_of(original.app, path)
             yield from mounted

@@ -13,8 +13,9 @@ from ...bodies.slow_shapes import Chunks
 from ...bodies.streams import is_event_stream
 from ...errors import ConfigurationError
 from ..arguments import check_path
-from ..client import Answer, HTTPClient, NoAnswer
-from .findings import CATALOGUE, add_to, answers_error, findings_of, known_ids
+from ..client import BROWSER_ACCEPT_ENCODING, Answer, HTTPClient, NoAnswer
+from .examination import coded_sizes
+from .findings import CATALOGUE, add_to, answers_error, coding_findings, findings_of, known_ids
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
@@ -191,12 +192,12 @@ def _ranges(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[F
 
 
 def _compression(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
-    answer = client.ask(endpoint.url, headers=[("Accept-Encoding", "gzip")])
-    coding = answer.header("Content-Encoding")
-    if coding is None or answer.status != 200:
-        return
-    if first.header("Content-Length") is not None and answer.header("Content-Length") is None:
-        what = f"{coding} without a Content-Length"
+    coded = _recorded(client.ask(endpoint.url, headers=[BROWSER_ACCEPT_ENCODING]))
+    seen = Observation(endpoint, _recorded(first), Recording(), coded)
+    seen.coded_sizes = coded_sizes(coded)
+    yield from coding_findings(seen)
+    if coded.coding and first.header("Content-Length") and not coded.header("Content-Length"):
+        what = f"{coded.coding} without a Content-Length"
         yield _finding("WF047", endpoint, what, "wsgifast compress, for static files")
 
 
@@ -236,4 +237,8 @@ def _endless(error: NoAnswer) -> Recording:
 
 def _recorded(answer: Answer) -> Recording:
     chunks = Chunks([len(answer.body)], [0.0])
-    return Recording(answer.status, list(answer.headers), "response", chunks, wall_s=answer.seconds)
+    found = Recording(
+        answer.status, list(answer.headers), "response", chunks, wall_s=answer.seconds
+    )
+    found.sent(answer.body)
+    return found

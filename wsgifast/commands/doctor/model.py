@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ...bodies.slow_shapes import Chunks
 from ...checks import Interface
+from ...http.framing import list_members
 from ...http.head import header_value, parse_length
 
 Severity = Literal["wrong", "slow", "info"]
@@ -68,7 +69,16 @@ class Cost:
     sends: int
 
 
-# How much of a body is kept, to be read as an OpenAPI document: these have a few MB at most.
+@dataclass(frozen=True)
+class CodedSize:
+    """What compressing a body makes of it, and the CPU time that it takes."""
+
+    bytes: int
+    cpu_s: float
+
+
+# How much of a body is kept, to be read as a page or an OpenAPI document, which have a few MB at
+# most, and to be compressed.
 MAX_KEPT_BYTES = 8 * 1024 * 1024
 
 
@@ -123,13 +133,21 @@ class Recording:
         return header_value(self.headers, name.lower())
 
     def sent(self, data: bytes) -> None:
-        """Note what has been sent of the body."""
+        """Note what has been sent of the body, and keep up to MAX_KEPT_BYTES of it."""
         self.digest.update(data)
         self.sent_bytes += len(data)
+        self.body += data[: MAX_KEPT_BYTES - len(self.body)]
 
-    def keep(self, chunk: bytes) -> None:
-        """Add to `body`, up to MAX_KEPT_BYTES."""
-        self.body += chunk[: MAX_KEPT_BYTES - len(self.body)]
+    @property
+    def coding(self) -> str:
+        """The Content-Encoding, such as "gzip"; "" for none."""
+        names = list_members(self.header("Content-Encoding") or "")
+        return ", ".join(name for name in names if name not in ("", "identity"))
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the body is a file, as far as one sees."""
+        return self.file_bytes is not None or self.by_sendfile > 0
 
     @property
     def declared(self) -> int | None:
@@ -162,14 +180,21 @@ class Observation:
 
     :ivar raw: the app as it is.
     :ivar wrapped: under WSGIFast or ASGIFast with their defaults.
+    :ivar coded: the app as it is, asked by a browser, which accepts codings; None if that was not
+        tried. And the wrapped app.
+    :ivar coded_sizes: what each coding would make of a large body that a browser gets without one.
     :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)), "sendfile" or
-        "pathsend=True" (ASGIFast(pathsend=True) where it is not offered by default).
+        "pathsend=True" (ASGIFast(pathsend=True) where it is not offered by default); "coded" for a
+        file that a browser gets in a coding.
     :ivar changes: how the wrapped app's response differs, each time that both were requested.
     """
 
     endpoint: Endpoint
     raw: Recording
     wrapped: Recording
+    coded: Recording | None = None
+    wrapped_coded: Recording | None = None
+    coded_sizes: Mapping[str, CodedSize] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 

@@ -136,7 +136,6 @@ class RecordedRequest:
             raise self._fails(f"a chunk is a {type(data).__name__}")
         if self._inspect:
             self._record_size(len(data), wait_s)
-            self._recording.keep(data)
 
     def _record_size(self, size: int, wait_s: float = 0.0) -> None:
         chunks = self._recording.chunks

@@ -1,4 +1,8 @@
-"""Functions that one thread of the process calls once a second, and failures logged once."""
+"""The values of metrics at the moment when they are collected, and who collects them once a second.
+
+A collector is called at a scrape, or once a second in prometheus_client's multiprocess mode; never
+at a request. Until then, a number that exists already costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,65 @@ import os
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-_PERIOD_S = 1.0
+from .catalogue import CATALOGUE, Metric
+
+_PERIOD_S = 1.0  # of what is called once a second
+
+
+class Distribution(NamedTuple):
+    """The value of a histogram.
+
+    :ivar counts: of each bucket alone, one more than the metric has bounds.
+    :ivar total: the sum of all observed values.
+    """
+
+    counts: tuple[int, ...]
+    total: float
+
+
+class Point(NamedTuple):
+    """One value of one metric.
+
+    :ivar labels: values in the order of the metric's labels.
+    """
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float | Distribution
+
+
+Collector = Callable[[], Iterable[Point]]
+
+# The collectors of this process, beside those of its requests.
+process_collectors: list[Collector] = []
+# By a histogram's name: called with each value that a collector finds, for back ends that do not
+# take distributions.
+observers: dict[str, list[Callable[[float], object]]] = {}
+
+
+def collect_process() -> Iterator[Point]:
+    """The points of all process_collectors."""
+    for collector in process_collectors:
+        yield from collector()
+
+
+def point(name: str, value: float | Distribution, *labels: str) -> Point:
+    """A point of a metric of the catalogue."""
+    return Point(CATALOGUE[name], labels, value)
+
+
+def points_of(name: str, values: Mapping[str, float]) -> Iterator[Point]:
+    """The points of a metric with one label, for its known values and those in `values`.
+
+    :param values: by label.
+    """
+    metric = CATALOGUE[name]
+    for label, value in {**dict.fromkeys(metric.known, 0), **values}.items():
+        yield Point(metric, (label,), value)
 
 
 class Failures:

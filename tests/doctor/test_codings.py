@@ -1,0 +1,185 @@
+"""The findings about content codings, and about bodies of requests."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asgifast
+import flask
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+from wsgifast import WSGIFast
+from wsgifast.commands.doctor import Endpoint, Finding, Report, as_text, examine
+from wsgifast.compression.codings import available_codings
+
+TEXT = b"".join(b'{"id": %d, "name": "a name"}, ' % n for n in range(5000))
+NOISE = bytes(range(256)) * 100
+
+
+def answering(coded: dict[str, str], own: dict[str, str] | None = None, body: bytes = TEXT) -> Any:
+    """An app that answers clients that accept gzip in gzip.
+
+    :param coded: the headers of that answer, beside the other answer's.
+    """
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        headers = {"Content-Type": "application/json", **(own or {})}
+        sent = body
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", **coded}
+            sent = gzip.compress(body) if body is TEXT else b"0" * (len(body) + 20)
+        fields = [(name, value) for name, value in headers.items() if value]
+        start_response("200 OK", [*fields, ("Content-Length", str(len(sent)))])
+        return [sent]
+
+    return app
+
+
+def found(report: Report) -> dict[str, Finding]:
+    return {finding.id: finding for finding in report.findings if finding.id != "WF010"}
+
+
+@pytest.mark.parametrize(
+    ("app", "expected"),
+    [
+        (answering({}), None),
+        (answering({"Vary": "Cookie, accept-encoding"}), None),
+        (answering({"Vary": "*"}), None),
+        (answering({"Vary": ""}), "WF027"),
+        (answering({"Vary": "Cookie"}), "WF027"),
+        (answering({"Vary": ""}, {"Cache-Control": "max-age=3, Private"}), None),
+        (answering({"Content-Encoding": "gzip, br"}), "WF026"),
+        (answering({}, {"Content-Type": "image/png"}, NOISE), "WF026"),
+        (answering({}, {"ETag": '"a"'}), "WF028"),
+        (answering({"ETag": '"a+gzip"'}, {"ETag": '"a"'}), None),
+        (answering({}, {"ETag": 'W/"a"'}), None),
+    ],
+)
+def test_compressed_answer_is_judged_by_its_headers_and_size(
+    app: Any, expected: str | None
+) -> None:
+    report = examine(app, ["/"])
+    assert list(found(report)) == [expected] * (expected is not None), as_text(report)
+
+
+def test_large_text_without_coding_is_found_with_the_size_of_each_coding() -> None:
+    app = flask.Flask(__name__, static_folder=None)
+    app.add_url_rule("/large", "large", lambda: flask.Response(TEXT, mimetype="application/json"))
+    app.add_url_rule("/small", "small", lambda: flask.Response(TEXT[:9000], mimetype="text/csv"))
+    app.add_url_rule("/image", "image", lambda: flask.Response(NOISE, mimetype="image/png"))
+    paths = ["/large", "/small", "/image"]
+    (finding,) = found(examine(app, paths)).values()
+    assert (finding.id, finding.severity, finding.endpoint.url) == ("WF025", "info", "/large")
+    assert finding.what == "155.2 KiB of application/json, not compressed"
+    assert finding.fix == "WSGIFast(app, compress=True)"
+    parts = finding.cost.split(", ")
+    assert [part.split()[0] for part in parts] == list(available_codings())
+    assert all(part.endswith(" ms") for part in parts)
+    (mended,) = found(examine(WSGIFast(app, compress=True), paths)).values()
+    assert (mended.id, mended.fix) == ("WF025", "nothing: the wrapper that the app has mends it")
+
+
+def large(request: Request) -> JSONResponse:
+    return JSONResponse([{"id": number, "name": "a name"} for number in range(5000)])
+
+
+@pytest.mark.parametrize("wrap", [WSGIFast, asgifast.ASGIFast])
+def test_wrapper_that_compresses_changes_nothing(wrap: Callable[..., Any]) -> None:
+    app: Any = Starlette(routes=[Route("/", large)])
+    if wrap is WSGIFast:
+        app = flask.Flask(__name__, static_folder=None)
+        app.add_url_rule("/", "text", lambda: flask.Response(TEXT, mimetype="text/plain"))
+    report = examine(wrap(app, compress=True), ["/"])
+    assert not report.of("wrong", "slow"), as_text(report)
+
+
+def test_file_behind_a_middleware_that_compresses_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(TEXT)
+
+    async def file(request: Request) -> FileResponse:
+        return FileResponse(path)
+
+    routes = [Route("/file", file), Route("/page", large)]
+    app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware)])
+    report = examine(app, ["/file", "/page"])
+    slow = {finding.endpoint.url: finding for finding in report.of("slow")}
+    assert {url: finding.id for url, finding in slow.items()} == {"/file": "WF029"}
+    assert slow["/file"].saves_s > 0
+    assert slow["/file"].cost.endswith(" ms in gzip")
+    assert [(f.id, f.endpoint.url) for f in report.of("wrong")] == [("WF028", "/file")]
+
+
+def test_file_with_a_compressed_sibling_is_not_compressed_anew(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_bytes(TEXT)
+    (tmp_path / "data.json.gz").write_bytes(gzip.compress(TEXT))
+    report = examine(asgifast.StaticFiles(directory=tmp_path), ["/data.json"])
+    assert not {"WF025", "WF026", "WF027", "WF028", "WF029"} & found(report).keys(), as_text(report)
+
+
+async def save(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("saved")
+
+
+def starlette_app() -> Starlette:
+    posts = [Route(f"/save{n}", save, methods=["POST"]) for n in range(5)]
+    return Starlette(
+        routes=[Route("/", save), Route("/both", save, methods=["GET", "PUT"]), *posts]
+    )
+
+
+def flask_app(limit: int | None) -> flask.Flask:
+    app = flask.Flask(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = limit
+    app.add_url_rule("/save", "save", lambda: "saved", methods=["GET", "POST"])
+    return app
+
+
+def test_endpoints_that_take_bodies_of_any_size_are_named() -> None:
+    finding = found(examine(starlette_app()))["WF033"]
+    assert finding.severity == "info"
+    assert f"{finding.endpoint.method} {finding.endpoint.name}" == "PUT /both"
+    assert finding.what == (
+        "takes a body of any size; so do POST /save0, POST /save1, POST /save2 and 2 more"
+    )
+    assert finding.detail["endpoints"][-1] == "POST /save4"
+    assert found(examine(flask_app(None)))["WF033"].endpoint.name == "/save"
+
+
+def test_limited_bodies_and_endpoints_that_take_none_are_not_found() -> None:
+    only_gets = Starlette(routes=[Route("/", save)])
+    named = [Endpoint("/save0", "/save0", "test", "POST")]
+    for report in (
+        examine(flask_app(1_000_000)),
+        examine(only_gets),
+        examine(starlette_app(), ["/"]),
+        examine(starlette_app(), named),
+        examine(starlette_app(), silence=["WF033"]),
+    ):
+        assert "WF033" not in found(report)
+
+
+def test_wrapper_with_a_body_limit_is_no_finding() -> None:
+    wrapped = asgifast.ASGIFast(starlette_app(), body_limit_bytes=1_000_000)
+    assert "WF033" not in found(examine(wrapped))
+    assert "WF033" in found(examine(asgifast.ASGIFast(starlette_app())))
+
+
+def test_uploads_of_an_unknown_app_are_those_that_a_document_or_a_log_names() -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("Content-Length", "1")])
+        return [b"x"]
+
+    named = [Endpoint("/", "/", "log"), Endpoint("/up", "/up", "log", "POST")]
+    assert found(examine(app, found=lambda fetch: (named, [])))["WF033"].endpoint.name == "/up"
+    known = examine(flask_app(1000), found=lambda fetch: (named, []))
+    assert "WF033" not in found(known)

@@ -1,0 +1,325 @@
+"""StaticFiles(dictionaries=True): files as deltas to earlier releases that the client has."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import asgifast
+import pytest
+
+from tests.asgi.support import call as call_asgi
+from tests.asgi.support import scope_of
+from tests.static.calls import Answered, call, call_with, environ_of, settle
+from tests.support.coded import decoded, decoded_delta
+from wsgifast import ConfigurationError, StaticFiles
+from wsgifast.compression.dictionaries import make_delta
+from wsgifast.files import deltas
+
+LINES = [f"function f{number}() {{ return {number * 7919 % 1009}; }}\n" for number in range(4000)]
+OLD = "".join(LINES).encode()
+NEW = "".join([*LINES[:2000], "let added = true;\n", *LINES[2001:]]).encode()
+OLD_NAME, NEW_NAME = "app.0a1b2c3d.js", "app.4e5f6a7b.js"
+CHROMIUMS = "gzip, deflate, br, zstd, dcb, dcz"
+VARY = "Accept-Encoding, Available-Dictionary"
+
+
+@pytest.fixture(autouse=True)
+def _waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deltas, "_WAIT_S", 60)
+
+
+@pytest.fixture
+def releases(site: Path) -> Path:
+    """A directory with two releases of a script."""
+    (site / OLD_NAME).write_bytes(OLD)
+    (site / NEW_NAME).write_bytes(NEW)
+    os.utime(site / OLD_NAME, (1e9, 1e9))
+    settle(*site.iterdir())
+    return site
+
+
+def digest(content: bytes) -> str:
+    return f":{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
+
+
+def ask(app: Any, method: str = "GET", *, old: bytes = OLD, **headers: Any) -> Answered:
+    asked = {"Accept_Encoding": CHROMIUMS, "Available_Dictionary": digest(old), **headers}
+    return call(app, f"/{NEW_NAME}", method, **asked)
+
+
+def test_release_offers_itself_as_a_dictionary(releases: Path) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True)
+    answer = call(app, f"/{OLD_NAME}")
+    assert answer.body == OLD
+    assert answer.headers["use-as-dictionary"] == 'match="/app.*.js"'
+    assert answer.headers["cache-control"] == "max-age=31536000, public, immutable"
+    assert answer.headers["vary"] == VARY
+    again = call(app, f"/{OLD_NAME}", If_None_Match=answer.headers["etag"])
+    assert (again.status, again.headers["vary"]) == (304, VARY)
+    for path in ("/app.js", "/index.html"):
+        plain = call(app, path)
+        assert "use-as-dictionary" not in plain.headers
+        assert "vary" not in plain.headers
+    off = call(StaticFiles(directory=releases), f"/{OLD_NAME}")
+    assert not {"use-as-dictionary", "vary"} & set(off.headers)
+    assert off.headers["cache-control"] == "max-age=60, public"
+
+
+def test_pattern_begins_at_the_root_of_the_origin(releases: Path) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True, prefix="/s/")
+    environ = {**environ_of(f"/s/{OLD_NAME}"), "SCRIPT_NAME": "/below"}
+    assert call_with(app, environ).headers["use-as-dictionary"] == 'match="/below/s/app.*.js"'
+    scope = {**scope_of(f"/below/s/{OLD_NAME}"), "root_path": "/below"}
+    twin = asgifast.StaticFiles(directory=releases, dictionaries=True, prefix="/s/")
+    answer = call_asgi(twin, scope)
+    assert dict(answer.headers)["use-as-dictionary"] == 'match="/below/s/app.*.js"'
+
+
+def test_only_files_that_never_change_and_shrink_are_dictionaries(releases: Path) -> None:
+    names = ["app.0a1b2c3d.png", "main-DiwrgTda.js", "app.0a1b2c3d.css"]
+    for name in names:
+        (releases / name).write_bytes(OLD)
+    by_name = StaticFiles(directory=releases, dictionaries=True)
+    assert [name for name in names if "use-as-dictionary" in call(by_name, f"/{name}").headers] == [
+        "app.0a1b2c3d.css"
+    ]
+    by_rule = StaticFiles(directory=releases, dictionaries=True, immutable=r"\.js$")
+    assert [name for name in names if "use-as-dictionary" in call(by_rule, f"/{name}").headers] == [
+        "main-DiwrgTda.js"
+    ]
+
+    def withheld(headers: Any, path: str, url: str) -> None:
+        del headers["Use-As-Dictionary"]
+
+    none = StaticFiles(directory=releases, dictionaries=True, add_headers=withheld)
+    assert ask(none).headers.get("content-encoding") is None
+
+
+def test_client_with_an_earlier_release_gets_a_delta(releases: Path) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True, compress=True)
+    plain = call(app, f"/{NEW_NAME}")
+    zstd = call(app, f"/{NEW_NAME}", Accept_Encoding="zstd")
+    first = ask(app)
+    for _ in range(2):
+        answer = ask(app)
+        assert (answer.headers, answer.body) == (first.headers, first.body)
+    assert decoded_delta(answer.body, OLD) == NEW
+    assert len(answer.body) < len(zstd.body) / 10
+    headers = answer.headers
+    assert headers["content-encoding"] == "dcz"
+    assert headers["vary"] == VARY
+    assert headers["content-length"] == str(len(answer.body))
+    assert headers["use-as-dictionary"] == plain.headers["use-as-dictionary"]
+    assert len(answer.names) == len(headers)
+    tag = headers["etag"]
+    assert len({tag, plain.headers["etag"], zstd.headers["etag"]}) == 3
+    assert not tag.startswith("W/")
+    head = ask(app, "HEAD")
+    assert (head.headers, head.body) == (headers, b"")
+    again = ask(app, If_None_Match=tag)
+    assert (again.status, again.headers["vary"]) == (304, VARY)
+    assert ask(app, If_None_Match=zstd.headers["etag"]).status == 200
+    assert ask(app, If_Match=plain.headers["etag"]).status == 412
+    part = ask(app, Range="bytes=2-8", If_Range=tag)
+    assert (part.status, part.body) == (206, answer.body[2:9])
+    assert ask(app, Range="bytes=2-8", If_Range=plain.headers["etag"]).body == answer.body
+    assert ask(app, Range="bytes=2-8", If_Range=headers["last-modified"]).body == answer.body
+
+
+def test_deltas_to_two_dictionaries_have_tags_of_their_own(releases: Path) -> None:
+    other = OLD[:-500]
+    (releases / "app.00000a1b.js").write_bytes(other)
+    settle(releases / "app.00000a1b.js")
+    app = StaticFiles(directory=releases, dictionaries=True)
+    one, two = ask(app), ask(app, old=other)
+    assert decoded_delta(one.body, OLD) == decoded_delta(two.body, other) == NEW
+    assert one.headers["etag"] != two.headers["etag"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Available_Dictionary": digest(b"unknown")},
+        {"Available_Dictionary": digest(NEW)},
+        {"Available_Dictionary": digest(LINES[0].encode())},
+        {"Available_Dictionary": "nonsense"},
+        {"Available_Dictionary": f"{digest(OLD)}, {digest(OLD)}"},
+        {"Available_Dictionary": ":AAAA:"},
+        {"Accept_Encoding": "gzip, br, zstd"},
+        {"Accept_Encoding": "br, dcz;q=0.1"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "cors", "Origin": "https://a"},
+    ],
+)
+def test_others_get_an_ordinary_coding(releases: Path, headers: dict[str, Any]) -> None:
+    (releases / "other.0a1b2c3d.js").write_bytes(LINES[0].encode())
+    settle(releases / "other.0a1b2c3d.js")
+    app = StaticFiles(directory=releases, dictionaries=True, compress=True)
+    for _ in range(2):
+        answer = ask(app, **headers)
+        coding = answer.headers["content-encoding"]
+        assert coding in ("zstd", "br")
+        assert decoded(coding, answer.body) == NEW
+        assert answer.headers["vary"] == VARY
+
+
+def test_other_origins_get_deltas_where_they_may_read_files(releases: Path) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True, allow_all_origins=True)
+    cors: dict[str, Any] = {
+        "Sec_Fetch_Site": "cross-site",
+        "Sec_Fetch_Mode": "cors",
+        "Origin": "https://a",
+    }
+    assert ask(app, **cors).headers["content-encoding"] == "dcz"
+    embedded: dict[str, Any] = {**cors, "Sec_Fetch_Mode": "no-cors"}
+    assert "content-encoding" not in ask(app, **embedded).headers
+
+
+def test_dictionary_that_is_gone_changed_or_hidden_gives_the_file(
+    releases: Path, tmp_path: Path
+) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True)
+    old = releases / OLD_NAME
+    old.write_bytes(b"changed" + OLD)
+    settle(old)
+    assert ask(app).body == NEW
+    old.unlink()
+    (tmp_path / "outside.js").write_bytes(OLD)
+    old.symlink_to(tmp_path / "outside.js")
+    settle(old)
+    assert ask(app).body == NEW
+    old.unlink()
+    old.write_bytes(OLD)
+    settle(old)
+    delta = ask(app).body
+    assert decoded_delta(delta, OLD) == NEW
+    old.unlink()  # the client has it all the same
+    assert ask(app).body == delta
+
+
+def test_release_that_arrives_later_is_found(releases: Path) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True)
+    third = OLD + b"// the end\n"
+    assert ask(app, old=third).body == NEW
+    (releases / "app.0123abcd.js").write_bytes(third)
+    settle(releases / "app.0123abcd.js")
+    assert decoded_delta(ask(app, old=third).body, third) == NEW
+
+
+def test_unknown_dictionary_reads_the_releases_once(
+    releases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    content = deltas._content
+
+    def counted(directory: Any, names: Any, identity: Any) -> bytes | None:
+        read.append(names[-1])
+        return content(directory, names, identity)
+
+    monkeypatch.setattr(deltas, "_content", counted)
+    app = StaticFiles(directory=releases, dictionaries=True)
+    for number in range(20):
+        assert ask(app, old=bytes([number])).body == NEW
+    assert sorted(read) == [OLD_NAME, NEW_NAME]
+    for number in range(30):
+        path = releases / f"app.{number:08x}a.js"
+        path.write_bytes(OLD + bytes([number]))
+        os.utime(path, (2e9 + number, 2e9 + number))
+    settle(*releases.iterdir())
+    ask(app, old=b"unknown")
+    assert len(read) == 2 + 16  # the newest ones
+
+
+@pytest.fixture
+def slow_makings(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
+    """Have deltas wait for an event; also the list of those that were begun."""
+    go_on = threading.Event()
+    made: list[int] = []
+
+    def slow(content: bytes, dictionary: bytes) -> bytes:
+        made.append(len(content))
+        assert go_on.wait(60)
+        return make_delta(content, dictionary)
+
+    monkeypatch.setattr(deltas, "make_delta", slow)
+    return go_on, made
+
+
+def test_delta_is_made_once_for_a_hundred_requests(
+    releases: Path, slow_makings: tuple[threading.Event, list[int]]
+) -> None:
+    go_on, made = slow_makings
+    app = StaticFiles(directory=releases, dictionaries=True)
+    with ThreadPoolExecutor(100) as pool:
+        asked = [pool.submit(ask, app) for _ in range(100)]
+        while not made:
+            pass
+        go_on.set()
+        assert {decoded_delta(each.result().body, OLD) for each in asked} == {NEW}
+    assert len(made) == 1
+
+
+def test_nobody_waits_for_a_delta_that_takes_long(
+    releases: Path,
+    slow_makings: tuple[threading.Event, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, made = slow_makings
+    monkeypatch.setattr(deltas, "_WAIT_S", 0.001)
+    app = StaticFiles(directory=releases, dictionaries=True)
+    for _ in range(3):
+        assert ask(app).body == NEW
+    go_on.set()
+    monkeypatch.setattr(deltas, "_WAIT_S", 60)
+    assert decoded_delta(ask(app).body, OLD) == NEW
+    assert len(made) == 1
+
+
+def test_delta_that_saves_nothing_is_not_sent(releases: Path) -> None:
+    (releases / OLD_NAME).write_bytes(b"nothing alike")
+    (releases / NEW_NAME).write_bytes(os.urandom(5000))
+    settle(releases / NEW_NAME)
+    app = StaticFiles(directory=releases, dictionaries=True)
+    for _ in range(2):
+        assert "content-encoding" not in ask(app, old=b"nothing alike").headers
+
+
+def test_large_and_small_files_have_no_deltas(
+    releases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deltas, "MAX_FILE_BYTES", len(NEW) - 1)
+    assert ask(StaticFiles(directory=releases, dictionaries=True)).body == NEW
+
+
+def test_asgi_has_the_same_answers(releases: Path) -> None:
+    ours = StaticFiles(directory=releases, compress=True, dictionaries=True)
+    theirs = asgifast.StaticFiles(directory=releases, compress=True, dictionaries=True)
+    for old in (OLD, b"unknown"):
+        for extra in ({}, {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}):
+            wsgi = ask(ours, old=old, **extra)
+            headers = {"accept_encoding": CHROMIUMS, "available_dictionary": digest(old), **extra}
+            asgi = call_asgi(theirs, scope_of(f"/{NEW_NAME}", **headers))
+            assert (dict(asgi.headers), asgi.body) == (wsgi.headers, wsgi.body)
+
+
+def test_cached_delta_is_answered_without_a_look_at_the_disk(
+    releases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True)
+    delta = ask(app).body
+    monkeypatch.setattr(app, "look_up", None)
+    assert ask(app).body == delta
+
+
+def test_option_needs_zstd(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wsgifast.files.site.available_codings", lambda: ("gzip",))
+    with pytest.raises(ConfigurationError, match="pip install"):
+        StaticFiles(directory=site, dictionaries=True)
+    with pytest.raises(ConfigurationError, match="dictionaries"):
+        StaticFiles(directory=site, dictionaries="yes")  # type: ignore[arg-type]

