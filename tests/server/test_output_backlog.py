@@ -15,7 +15,8 @@ import pytest
 from tests.server.near_output import CONTENT, SIZE, blocks, content, file, in_quick_succession, near
 from tests.server.output_bench import Near, drain_armed, rules
 from tests.support.descriptors import open_descriptors
-from wsgifast.server import disk, sending
+from wsgifast.files import temporary
+from wsgifast.server import sending
 
 __all__ = ["content", "file", "in_quick_succession", "near"]
 
@@ -156,7 +157,7 @@ def test_a_writer_waits_where_no_file_may_take_more(
     limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limits.pop("disk", None):
-        monkeypatch.setattr(disk, "_LEFT_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(temporary, "_LEFT_FREE_BYTES", 1 << 60)
     warnings: list[str] = []
     near = Near(rules(ahead_bytes=100_000, warnings=warnings, **limits))
     near.queue.may_run_ahead = True
