@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from docs.benchmarks.publish import CHARTS, benchmarks_page, ratios, readme
+from docs.benchmarks.publish import CHARTS, benchmarks_pages, ratios, readme
 from wsgifast.commands.cli import command_parser
 from wsgifast.commands.doctor import CATALOGUE as FINDINGS
 from wsgifast.metrics import catalogue as metrics
@@ -178,7 +178,7 @@ def _metric_labels(metric: metrics.Metric) -> tuple[str, ...]:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "benchmarks.md": benchmarks_page,
+    **benchmarks_pages(),
     "../README.md": readme,
     **{name: partial(ratios, theme) for theme, name in CHARTS.items()},
     "reference/findings.md": findings,

@@ -28,7 +28,19 @@ from wsgifast.commands.bench.runner import measure
 from wsgifast.commands.bench.slow_clients import raise_open_files
 from wsgifast.commands.bench.tables import Profile, Table
 
-from . import asgi, compress, instructions, jit, leaks, metrics, replaced, slow, wsgi
+from . import (
+    asgi,
+    compress,
+    instructions,
+    jit,
+    leaks,
+    metrics,
+    peers,
+    released,
+    replaced,
+    slow,
+    wsgi,
+)  # fmt: skip
 from .field_reports import coalescing, mail, receive
 from .link import ADDRESS, NoLink, link
 from .payloads import REPORTS
@@ -47,7 +59,7 @@ def tables() -> list[Table]:
     """The tables whose figures are published, from bodies to servers."""
     return [
         *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
-        *slow.TABLES,
+        *slow.TABLES, released.TABLE, peers.TABLE,
         *asgi.TABLES, *wsgi.DEVELOPMENT, *mail.TABLES, coalescing.TABLE, receive.TABLE,
     ]  # fmt: skip
 

@@ -5,8 +5,9 @@
 Kinds: nginx, with a configuration of its own. http.server with its keep-alive switched on. echo
 sends back what it receives. sendfile-loop, the bound for large files: one thread, epoll and
 os.sendfile; receive-loop, the bound for uploads. sendall and sendfile send zeros without an end, as
-over a link of so many megabits a second. smtp-stock and smtp-fast take every message and forget it.
-forward PORT TO_PORT is a plain TCP forwarder, as stands in front of many servers.
+over a link of so many megabits a second. bjoern and fastwsgi serve loadtests.app. smtp-stock and
+smtp-fast take every message and forget it. forward PORT TO_PORT is a plain TCP forwarder, as stands
+in front of many servers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import pwd
@@ -24,6 +26,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -262,8 +265,22 @@ async def _forward(port: int, to_port: int) -> None:
 
 
 # Each takes the port, and the arguments as texts.
+def _in_c(package: str, port: int) -> None:
+    """A server in C, whose one call is its whole command."""
+    from .app import app
+
+    if package == "bjoern":
+        bjoern: Any = importlib.import_module("bjoern")
+        bjoern.run(app, HOST, port)
+    else:
+        fastwsgi: Any = importlib.import_module("fastwsgi")
+        fastwsgi.run(wsgi_app=app, host=HOST, port=port, loglevel=0)
+
+
 _KINDS: dict[str, Callable[..., None]] = {
     "nginx": _become_nginx,
+    "bjoern": partial(_in_c, "bjoern"),
+    "fastwsgi": partial(_in_c, "fastwsgi"),
     "http.server": lambda port: ThreadingHTTPServer((HOST, port), _Handler).serve_forever(),
     "echo": lambda port: _in_threads(port, echo),
     "sendfile-loop": _sendfile_loop,

@@ -118,18 +118,27 @@ def _pair(*options: str, **more: Any) -> dict[str, Side]:
     return pair(*room, *options, first="FastWorker", **more)
 
 
-def _row(
+def beside(
     key: str,
     title: str,
     path: str,
     *crowds: Any,
-    sides: dict[str, Side] | None = None,
+    sides: dict[str, Side],
     settle_s: float = 2.0,
     **how: Any,
 ) -> Row:
-    """:param how: as for :func:`_beside`."""
+    """A row of others beside crowds, which ask for the path.
+
+    :param how: as for :func:`_beside`.
+    """
     client = _beside(*crowds, settle_s=settle_s, **how)
-    return row(f"slow.{key}", title, sides or _pair(), path, OTHERS, client, fresh=True)
+    return row(key, title, sides, path, OTHERS, client, fresh=True)
+
+
+def _row(
+    key: str, title: str, path: str, *crowds: Any, sides: dict[str, Side] | None = None, **how: Any
+) -> Row:
+    return beside(f"slow.{key}", title, path, *crowds, sides=sides or _pair(), **how)
 
 
 # In the clear by prior knowledge, which needs no client that speaks TLS; the others' HTTP/1 too.

@@ -1,12 +1,15 @@
-"""The chart of the first pages: how many times as fast, as an SVG that needs nothing else."""
+"""The charts of ratios: of the first pages, as SVG files; of each table of figures, in its page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+from wsgifast.commands.bench.report import verdict
 from wsgifast.commands.bench.results import Ratio
-from wsgifast.commands.page import chart_picture
+from wsgifast.commands.page import Bar as Drawn
+from wsgifast.commands.page import chart_picture, ratio_chart
 
 
 class Bar(NamedTuple):
@@ -62,3 +65,37 @@ def chart(ratios: Mapping[str, Ratio], theme: Mapping[str, str]) -> str:
 
 def _shown(ratio: Ratio) -> str:
     return f"{ratio.median:.0f}" if ratio.median >= 10 else f"{ratio.median:.1f}"
+
+
+# A unit of which less is better.
+_LESS = re.compile(r"\bms\b|\bCPU\b")
+
+
+def chart_of_rows(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The ratios of a table's rows, as HTML; "" if there are none.
+
+    :param rows: by their keys, as published.
+    """
+    bars = [bar for row in rows.values() for bar in _bars(row)]
+    if not any(ratio for _, ratio, _, _ in bars):
+        return ""
+    return f'<div class="chart">\n{ratio_chart(bars)}\n</div>'
+
+
+def _bars(row: Mapping[str, Any]) -> Iterator[Drawn]:
+    contenders = row["contenders"]
+    first, *others = contenders
+    base = row["ours"] or first
+    for name in contenders:
+        text = verdict(name, contenders)
+        if name == base or not text:
+            continue
+        beside = f"{base} / {name}" if row["ours"] else f"{name} / {base}"
+        label = f"{row['title']}: {beside if len(others) > 1 else name if name != first else base}"
+        if (found := contenders[name]["ratio"]) is None:
+            yield label, None, text, text == "rescued"
+            continue
+        ratio = Ratio(**found)
+        less = _LESS.search(next(iter(contenders[name]))) is not None
+        good = (ratio.median <= 1) if less else (ratio.median >= 1)
+        yield label, (ratio.median, ratio.low, ratio.high), text, good if ratio.is_clear else None

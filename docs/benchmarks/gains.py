@@ -13,52 +13,40 @@ from .published import Figures
 # What is added, and what it gains. A figure is {row|contender}, for its ratio, or
 # {row|contender|what}; see Figures.text.
 LINES: Mapping[str, Sequence[str]] = {
-    "`WSGIFast(app)`, on any WSGI server": (
-        "an open file {demo.file|WSGIFast on gthread} times as fast (in a Flask `Response` "
-        "{flask.open|WSGIFast} times)",
-        "a list of 100-byte chunks {demo.list-of-100|WSGIFast on gthread} times",
-        "bare `str` and `bytes`, which fail otherwise, are sent"
-        "{demo.str|gthread|none}{demo.bytes|gthread|none}",
-        "ranges, 304s and resumed downloads for files",
-    ),
     "`gunicorn -k wsgifast.workers.FastWorker`": (
+        "released applications beside eight slow downloads, on four threads: beets answers in "
+        "{released.beets|FastWorker|p50} ms (p50), dash in {released.dash|FastWorker|p50}, fava in "
+        "{released.fava|FastWorker|p50}, where on gthread none of them answers"
+        "{released.beets|gthread|none}{released.dash|gthread|none}{released.fava|gthread|none}",
         "1 KiB {worker.rates.small-32|gthread} times as fast as on gthread, "
         "a small Flask page {flask.page-fast|WSGIFast on FastWorker} times",
-        "a generator of 1,000 lines {flask.lines-fast|WSGIFast on FastWorker} times in Flask "
-        "and {django.wsgi.lines|ours} times in Django",
         "answers in {slow.worker.downloads-10000|FastWorker|p50} ms (p50) beside "
         "{slow.worker.downloads-10000|FastWorker|slow ones} slow downloads, where gthread answers "
         "nobody{slow.worker.downloads-10000|gthread|none}",
-        "no slow client holds a thread",
     ),
-    '`StaticFiles(directory="site")`': (
-        "1 KiB files {static.small|StaticFiles} times as fast as WhiteNoise's",
+    "`ASGIFast(app)` and `uvicorn --http asgifast.uvicorn:HttpToolsProtocol`": (
+        "gradio's files of 10 MB {released.gradio|our protocol} times as fast as on uvicorn",
+        "a 10 MiB `FileResponse` {asgi.file-large|our protocol} times as fast as uvicorn's own, "
+        "with {asgi.file-large|our protocol|cost ratio} % of its CPU",
+        "`ASGIFast` alone, on stock uvicorn, {asgi.file-large|uvicorn + ASGIFast} times",
+    ),
+    "`compress=True` for either": (
+        "zstd, br and gzip for pages, JSON, streams and files",
+        "streams still arrive block by block, and the app's own 304 works",
+    ),
+    "`StaticFiles`, `wsgifast.django.StaticFilesMiddleware`": (
+        "files of 1 KiB {static.small|StaticFiles} times as fast as WhiteNoise's; "
         "on FastWorker {worker.rates.static|WhiteNoise on gthread} times as fast as WhiteNoise's "
         "on gthread",
         "no start-up scan, no stale files",
     ),
-    "`ASGIFast(app)` and `uvicorn --http asgifast.uvicorn:HttpToolsProtocol`": (
-        "a 10 MiB `FileResponse` {asgi.file-large|our protocol} times as fast as uvicorn's own, "
-        "with {asgi.file-large|our protocol|cost ratio} % of its CPU",
-        "on stock uvicorn {asgi.file-large|uvicorn + ASGIFast} times",
-    ),
-    "`WSGIFast(app, compress=True)`, `ASGIFast(app, compress=True)`": (
-        "zstd, br and gzip for pages, JSON, streams and files",
-        "streams still arrive block by block",
-        "files keep validators and ranges, and are compressed once",
-        "the app's own 304 works",
-    ),
-    "`wsgifast.devservers`": (
-        "200 bytes {nodelay.small.wsgiref|wsgifast wsgiref} times as fast on wsgiref's server, "
-        "{nodelay.small.werkzeug|wsgifast werkzeug} times on Werkzeug's",
-        "keep-alive without the 40 ms stall, files by sendfile",
-    ),
-    "`wsgifast.sockets`, `wsgifast.mail`": (
-        "small messages {field.coalescing.simple|no_delay} times as fast as with TCP_NODELAY, "
-        "{field.coalescing.async|no_delay} times under asyncio",
-        "mails of 20 MB {field.smtp.attachment|wsgifast, BDAT} times as fast as smtplib's to "
-        "aiosmtpd",
-        "receiving a whole message in one call",
+    "`WSGIFast(app)`, on any WSGI server": (
+        "ranges, 304s and resumed downloads for the app's files",
+        "shapes that are rare, and slow: an open file {demo.file|WSGIFast on gthread} times as "
+        "fast, a list of 100-byte chunks {demo.list-of-100|WSGIFast on gthread} times, a generator "
+        "of lines {demo.rows|WSGIFast on gthread} times",
+        "bare `str` and `bytes`, which fail otherwise, are sent"
+        "{demo.str|gthread|none}{demo.bytes|gthread|none}",
     ),
 }
 _FIGURE = re.compile(r"\{([^{}|]+)\|([^{}|]+)(?:\|([^{}|]+))?\}")

@@ -4,17 +4,18 @@
     python -m docs.benchmarks.publish    uses the reports that exist in reports/
 
 Each row of a report is stored in docs/benchmarks/TABLE.json, without its single runs, and replaces
-the older one there. Other rows stay, with their own date, machine and profile. docs/benchmarks.md,
-the chart and README's table of gains are generated from these files. The command lists the rows
-that are missing, with the command that measures them, and those that were measured in a short run,
-with other versions, or on another machine.
+the older one there. Other rows stay, with their own date, machine and profile. The pages of
+figures, the charts and README's table of gains are generated from these files. The command lists
+the rows that are missing, with the command that measures them, and those that were measured in a
+short run, with other versions, or on another machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from loadtests.payloads import REPORTS
 from wsgifast.commands.bench.report import Grid, grids, machine
 from wsgifast.commands.terminal import cell_text
 
-from .chart import BARS, THEMES, chart
+from .chart import BARS, THEMES, chart, chart_of_rows
 from .gains import figures_shown, gains
 from .published import Figures, Published, read, take_in, write
 
@@ -35,12 +36,18 @@ DATA = DOCS / "benchmarks"
 README = ROOT / "README.md"
 # The chart's files.
 CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
-# In this order on the page; others follow.
-NAMES = (
-    "demo", "frameworks", "worker", "jit", "metrics", "slow", "slow-attack",
-    "static-files", "django-files", "django-start", "asgi", "asgi-others",
-    "asgi-middleware", "nodelay",
-)  # fmt: skip
+# The pages, in their order, and the tables of each; what is in none of them is on the last one.
+PAGES = {
+    "bodies": ("What an app returns", ("demo", "frameworks")),
+    "fastworker": ("FastWorker", ("worker", "metrics", "jit")),
+    "peers": ("Beside other servers", ("peers", "released")),
+    "slow-clients": ("Slow clients", ("slow", "slow-attack")),
+    "files": ("Static files and Django", ("static-files", "django-files", "django-start")),
+    "asgi": ("ASGI", ("asgi", "asgi-others", "asgi-middleware")),
+    "compression": ("Compression", ("compress", "compress-link")),
+    "sockets": ("Sockets, mail and development servers", ("nodelay",)),
+}
+NAMES = tuple(name for _, tables in PAGES.values() for name in tables)
 # Around the generated part of README.
 _MARKS = "<!-- what python -m docs.benchmarks.publish writes -->", "<!-- the end of it -->"
 # The facts in a run's "machine" that are not packages.
@@ -67,7 +74,8 @@ def publish(known: Sequence[Table]) -> None:
     for line in take_in(REPORTS, published, known):
         print(line)
     write(DATA, {name: table for name, table in published.items() if table.rows})
-    (DOCS / "benchmarks.md").write_text(benchmarks_page())
+    for name, page in benchmarks_pages().items():
+        (DOCS / name).write_text(page())
     README.write_text(readme())
     for theme, name in CHARTS.items():
         (DOCS / name).write_text(ratios(theme))
@@ -153,31 +161,61 @@ def readme() -> str:
     return text
 
 
-def benchmarks_page() -> str:
-    """docs/benchmarks.md."""
+def benchmarks_pages() -> dict[str, Callable[[], str]]:
+    """The pages of figures, by their names in docs/: the first one, and those of PAGES."""
     published = _read()
-    runs = [run for table in published.values() for run in table.runs.items()]
-    versions = [_versions(when, run) for when, run in runs]
+    names = [name for name in PAGES if _of_page(name, published)]
+    pages = {f"benchmarks/{name}.md": partial(benchmarks_page, name) for name in names}
+    return {"benchmarks.md": _first_page, **pages}
+
+
+def _first_page() -> str:
+    published = _read()
+    versions = [
+        _versions(when, run) for table in published.values() for when, run in table.runs.items()
+    ]
+    chosen = [name for name in PAGES if _of_page(name, published)]
+    listed = [f"- [{PAGES[name][0]}](benchmarks/{name}.md)" for name in chosen]
     parts = [
         "# Benchmarks",
-        "This page is generated: `make benchmarks` measures everything on a quiet machine, and "
-        "`python -m docs.benchmarks.publish` rewrites the page from existing reports.",
+        "Every figure of this site, with the command that measures it again.",
+        "\n".join(listed),
         "The contenders take turns on one machine, which they share with the client, over "
-        "loopback. A figure is the median of its rounds; a ratio is the median of the ratios of "
+        "loopback. A figure is the median of its rounds. A ratio is the median of the ratios of "
         "consecutive runs, with the lowest and the highest; newer ones have an interval that "
-        "includes the noise of the machine, and are unclear where 1 is within it. MB are 10^6 "
-        "bytes. Below a row's title is its key: `python -m loadtests KEY` measures it alone. "
-        "**Trust the ratios**, most of all those that you "
-        "[measure with your own app](how-to/measure.md).",
-        *(part for name, table in published.items() for part in _section(name, table)),
+        "includes the noise of the machine, and are unclear where 1 is within it. **Trust the "
+        "ratios**, most of all those that you [measure with your own app](how-to/measure.md).",
+        "In a chart, bars begin at 1 on a logarithmic scale; green is better, grey is unclear, and "
+        "the thin line is the interval. In a table, a row's key is below its title: "
+        "`python -m loadtests KEY` measures it alone. MB are 10^6 bytes.",
+        "These pages are generated: `make benchmarks` measures everything on a quiet machine, and "
+        "`python -m docs.benchmarks.publish` writes the pages from existing reports.",
         *(["## Versions", *dict.fromkeys(versions)] if versions else []),
+        "```{toctree}\n:hidden:\n\n" + "\n".join(f"benchmarks/{n}" for n in chosen) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def benchmarks_page(name: str) -> str:
+    """One of PAGES."""
+    title, _ = PAGES[name]
+    tables = _of_page(name, _read())
+    parts = [f"# {title}", *(part for table in tables.items() for part in _section(*table))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_page(name: str, published: Mapping[str, Published]) -> dict[str, Published]:
+    chosen = PAGES[name][1]
+    if name == [*PAGES][-1]:
+        chosen = (*chosen, *(each for each in published if each not in NAMES))
+    return {each: published[each] for each in chosen if each in published}
+
+
 def _section(name: str, table: Published) -> Iterator[str]:
-    """The rows of each run, below its command, date and machine."""
+    """A chart of all rows; then those of each run, below its command, date and machine."""
     yield f"## {table.title}"
+    if chart := chart_of_rows(table.rows):
+        yield chart
     for when, run in table.runs.items():
         rows = table.of_run(when)
         yield _run(when, run, _arguments(name, table.rows, rows))

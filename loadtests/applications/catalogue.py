@@ -52,8 +52,8 @@ import math, os, struct, wave
 os.makedirs("music/artist/album", exist_ok=True)
 with wave.open("music/artist/album/song.wav", "wb") as file:
     file.setnchannels(1); file.setsampwidth(2); file.setframerate(8000)
-    file.writeframes(b"".join(
-        struct.pack("<h", int(9000 * math.sin(n / 9))) for n in range(80000)))
+    second = b"".join(struct.pack("<h", int(9000 * math.sin(n / 9))) for n in range(8000))
+    file.writeframes(second * 300)
 """
 
 APPLICATIONS = (
@@ -87,7 +87,7 @@ app = create_app([os.path.abspath("main.beancount")], load=True)
          "/main/statement/?entry_hash=0", "/main/download-journal/", "/static/app.js",
          "/main/api/get_ledger_data", "/main/document/?filename=receipt.txt"],
         prepare=["""
-open("receipt.txt", "w").write("a receipt\\n" * 100)
+open("receipt.txt", "w").write("a receipt\\n" * 500_000)
 with open("main.beancount", "w") as file:
     file.write('option "title" "Trial"\\noption "documents" "."\\n')
     for name in ("Assets:Cash", "Expenses:Food", "Equity:Opening"):
@@ -400,6 +400,7 @@ with rasterio.open("cog.tif", "w", driver="GTiff", width=512, height=512, count=
         ["gradio"],
         """
 import gradio
+gradio.set_static_paths(paths=["files"])
 with gradio.Blocks() as blocks:
     gradio.Markdown("# Trial")
     name = gradio.Textbox(label="name")
@@ -412,10 +413,14 @@ app = gradio.mount_gradio_app(FastAPI(), blocks, path="/ui")
 """,
         ["/ui/", "/ui/config", "/ui/gradio_api/info", "/ui/theme.css", "/ui/robots.txt",
          "/ui/gradio_api/startup-events", "/ui/gradio_api/app_id", "/ui/static/img/logo.svg",
+         "/ui/gradio_api/file=files/model.bin",
          _json("/ui/gradio_api/run/hello", '{"data": ["World"]}'), "/nowhere"],
         asgi=True,
         prepare=["""
+import os
 from PIL import Image
+os.makedirs("files", exist_ok=True)
+open("files/model.bin", "wb").write(os.urandom(10_000_000))
 Image.radial_gradient("L").save("image.png")
 """],
         env={"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_SSR_MODE": "False"},

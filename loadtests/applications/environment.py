@@ -13,6 +13,7 @@ from pathlib import Path
 
 from wsgifast.commands.bench.processes import HOST, RunningServer, free_port, running
 from wsgifast.commands.bench.serving import FAST_WORKER, OUR_PROTOCOL
+from wsgifast.commands.bench.tables import Server
 from wsgifast.commands.run import ARGUMENTS
 
 from .catalogue import MODULE, Application
@@ -80,6 +81,19 @@ class Environment:
         shutil.copytree(self.data, self._pristine, symlinks=True)
         done.write_text(text)
 
+    def reset(self) -> None:
+        """Make the servers' folder as prepared."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        shutil.copytree(self._pristine, self.data, symlinks=True)
+
+    def server(self, module: str, *options: str) -> Server:
+        """A server for the benchmarks, run as a module of the environment.
+
+        :param options: its own, with the placeholders of :class:`Server`.
+        """
+        command = ("env", "-C", str(self.data), self._python, "-m", module, *options)
+        return Server((*command, f"{MODULE}:app"), tuple(self._variables().items()))
+
     def names(self) -> dict[str, str]:
         """What stands for {name} in paths: what the preparation has written, and the folder."""
         found = {"data": str(self.data)}
@@ -128,8 +142,7 @@ class Environment:
 
         :raises ServerFailed: if it does not start.
         """
-        shutil.rmtree(self.data, ignore_errors=True)
-        shutil.copytree(self._pristine, self.data, symlinks=True)
+        self.reset()
         command, variables = self.contenders()[name]
         env = {**self._variables(), **variables}
         with running(

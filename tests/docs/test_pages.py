@@ -8,6 +8,9 @@ import re
 import pytest
 
 from docs.pages import DOCS, PAGES
+from loadtests.applications.catalogue import APPLICATIONS
+from tests.asgi.servers import SERVERS as ASGI_SERVERS
+from tests.conftest import WSGI_SERVERS
 
 ROOT = DOCS.parent
 
@@ -42,12 +45,54 @@ def test_links_of_the_first_pages(name: str) -> None:
     assert all((ROOT / link).exists() for link in found), found
 
 
+def test_the_compatibility_page_names_what_the_tests_run_on() -> None:
+    page = (DOCS / "project" / "compatibility.md").read_text()
+    servers = page.partition("## Servers")[2].partition("## Frameworks")[0]
+    ours = {
+        f"ours-{p}-{loop}"
+        for p, loop in (("ZttpProtocol", "asyncio"), ("AutoZttpProtocol", "uvloop"))
+    }
+    assert set(re.findall(r"`([\w-]*-?[\w-]+)`", servers)) - {"WSGIFast", "ASGIFast"} == {
+        *WSGI_SERVERS, *ASGI_SERVERS, *ours
+    }  # fmt: skip
+    released = page.partition("## Released applications")[2].partition("## What may change")[0]
+    listed = released.rpartition(":\n\n")[2].strip().removesuffix(".").split(", ")
+    assert listed == sorted(application.name for application in APPLICATIONS)
+
+
+def test_the_supported_pythons_are_the_same_everywhere() -> None:
+    row = re.search(r"CPython ([\d., ]+) \|", (DOCS / "project" / "compatibility.md").read_text())
+    assert row is not None
+    pythons = row[1].split(", ")
+    text = (ROOT / "pyproject.toml").read_text()
+    assert re.findall(r"Python :: (3\.\d+)", text) == pythons
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert (
+        re.findall(r'"(3\.\d+)"', workflow.partition("python: [")[2].partition("]")[0]) == pythons
+    )
+    span = f"{pythons[0]} to {pythons[-1]}"
+    for name in ("README.md", "docs/install.md", "CONTRIBUTING.md"):
+        assert span in (ROOT / name).read_text(), name
+
+
 def test_links_into_the_repository() -> None:
     texts = [path.read_text() for path in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]]
     pattern = r"https://github\.com/wsgifast/wsgifast/(?:blob|tree)/main/([^)#>\s]*)"
     found = {link for text in texts for link in re.findall(pattern, text)}
     assert found
     assert not [link for link in found if not (ROOT / link).exists()]
+
+
+def test_the_terminal_shows_what_the_doctor_finds() -> None:
+    """The picture is of a real session, which is kept beside it; its commands exist."""
+    session = (DOCS / "assets" / "terminal.txt").read_text()
+    tutorial = (DOCS / "tutorial.md").read_text()
+    found = set(re.findall(r"\bWF\d{3}\b", session))
+    assert found
+    assert found <= set(re.findall(r"\bWF\d{3}\b", tutorial))
+    for theme in ("light", "dark"):
+        picture = (DOCS / "assets" / f"terminal-{theme}.svg").read_text()
+        assert all(finding in picture for finding in found)
 
 
 def test_the_first_page_is_short() -> None:

@@ -77,17 +77,31 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
 
 def test_the_page_names_command_machine_and_date(root: Path, take_in: TakeIn) -> None:
     take_in()
-    page = (root / "docs" / "benchmarks.md").read_text()
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert "`python -m loadtests demo --profile release` on 2026-11-22, 7 rounds of" in page
     assert "2 cores, P, Linux 6.1, TCP cubic, CPython 3.13.0." in page
     assert "| a row | gthread | 10.1 |  | 1 | 2 | 3 | 98,780 |" in page
     assert "| [demo.file] | WSGIFast on gthread | 400 | 39.5x (30..45) | - | - |  | 2,500 |" in page
-    assert "On 2026-11-22: gunicorn 27.0.1." in page
+    first = (root / "docs" / "benchmarks.md").read_text()
+    assert "On 2026-11-22: gunicorn 27.0.1." in first
+    assert "[What an app returns](benchmarks/bodies.md)" in first
+    assert "fastworker" not in first  # none of its rows is published
+
+
+def test_a_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
+    take_in()
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
+    chart = page.partition('<div class="chart">\n')[2].partition("\n</div>")[0]
+    texts = [*xml.etree.ElementTree.fromstring(chart).itertext()]
+    assert "a row: WSGIFast on gthread" in texts
+    assert "39.5x (30..45)" in texts
+    assert "\n\n" not in chart  # Markdown's HTML ends at a blank line
+    assert page.index("</div>") < page.index("| [demo.file]")
 
 
 def test_facts_have_columns_and_rows_with_fewer_rounds_say_so(root: Path, take_in: TakeIn) -> None:
     take_in(base=figures(None, None, pairs=2, facts={"slow ones": 9900.0, "KiB each": None}))
-    page = (root / "docs" / "benchmarks.md").read_text()
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert "| p50 ms | p99 ms | CPU us/req | slow ones |" in page  # of nobody are KiB known
     assert "| a row (2 rounds) | gthread | - | fails | 1 | 2 | - | 9,900 |" in page
 
@@ -111,7 +125,7 @@ def test_a_report_of_one_row_leaves_the_others_as_they_are(root: Path, take_in: 
     assert [(key, row["measured"][8:10]) for key, row in table.rows.items()] == [
         ("demo.file", "22"), ("demo.small", "20"),
     ]  # fmt: skip
-    page = (root / "docs" / "benchmarks.md").read_text()
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert "`python -m loadtests demo.file --profile release` on 2026-11-22" in page
     assert "`python -m loadtests demo.small --profile release` on 2026-11-20" in page
 
@@ -163,8 +177,9 @@ def test_the_readme_has_its_table_written(root: Path, take_in: TakeIn) -> None:
     assert readme.startswith("before\n\n<!-- what")
     assert readme.endswith("-->\n\nafter\n")
     assert "| ranges, 304s" in readme
-    assert "an open file" not in readme  # in a Flask Response: not published, and told so
-    assert "README and its chart lack: python -m loadtests flask.open demo.list-of-100" in told
+    assert "an open file" not in readme  # beside others that are not published
+    assert "README and its chart lack: python -m loadtests" in told
+    assert " demo.list-of-100 " in told
     assert "The page lacks: python -m loadtests demo.small --profile release" in told
     assert publish.readme() == readme
 

@@ -114,9 +114,10 @@ def scale_bars(bars: Sequence[tuple[str, float, str]]) -> str:
     return f'<div class="bars">{"".join(rows)}</div>'
 
 
-# Pixels down, in a chart: a line of text and its bar below it, and a line at the end. Positions
-# across are percentages, so that the text keeps its size on a phone.
-_ROW_PX, _TEXT_Y_PX, _MARK_Y_PX, _BAR_PX, _TICKS_PX = 46, 14, 28, 10, 22
+# Pixels down, in a chart: a label, its value, the bar below them, and a line at the end. Positions
+# across are percentages, so that the text keeps its size on a phone; there a label and its value
+# have no room beside each other.
+_ROW_PX, _TEXT_Y_PX, _VALUE_Y_PX, _MARK_Y_PX, _BAR_PX, _TICKS_PX = 60, 14, 30, 42, 10, 22
 _LEFT_PERCENT, _WIDTH_PERCENT = 2, 96
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 # A bar's label, its ratio (the median, the lowest and the highest), a text, and whether it is good;
@@ -171,8 +172,7 @@ def _marks(bars: Sequence[Bar]) -> str:
         y = top + _MARK_Y_PX
         marks.append(
             f'<text x="0" y="{top + _TEXT_Y_PX}">{escaped(label)}</text>'
-            f'<text class="value" x="100%" y="{top + _TEXT_Y_PX}" text-anchor="end">'
-            f"{escaped(text)}</text>"
+            f'<text class="value" x="0" y="{top + _VALUE_Y_PX}">{escaped(text)}</text>'
         )
         if ratio is None:
             kind = "good" if good else "failed"

@@ -1,0 +1,77 @@
+"""Released applications, as they are and on our servers: what their users notice.
+
+The rows of slow clients have eight of them, which download a file of some megabytes at 4 KiB/s, on
+four threads. The client that is timed asks for something small meanwhile. The environments are
+those of loadtests.applications, in build/applications.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wsgifast.commands.bench.serving import FAST_WORKER, OUR_PROTOCOL
+from wsgifast.commands.bench.tables import REQUESTS, Row, Server
+
+from .applications.catalogue import APPLICATIONS
+from .applications.environment import Environment
+from .bench import Side, row, table
+from .clients import raw
+from .slow import beside
+
+_APPLICATIONS = {application.name: application for application in APPLICATIONS}
+_FOLDER = Path(__file__).resolve().parents[1] / "build" / "applications"
+_USED = ("beets", "dash", "fava", "gradio")
+
+
+def _environment(name: str) -> Environment:
+    return Environment(_APPLICATIONS[name], _FOLDER)
+
+
+def _prepare(folder: Path) -> None:
+    for name in _USED:
+        environment = _environment(name)
+        environment.install()
+        environment.prepare()
+        environment.reset()
+
+
+def _gunicorn(name: str, worker_class: str) -> Server:
+    options = ("--bind={host}:{port}", "--threads=4", f"--worker-class={worker_class}")
+    return _environment(name).server("gunicorn", *options)
+
+
+def _uvicorn(name: str, *options: str) -> Server:
+    return _environment(name).server("uvicorn", "--host={host}", "--port={port}", *options)
+
+
+def _slow(name: str, downloads: str, asks: str) -> Row:
+    sides: dict[str, Side] = {
+        "gthread": _gunicorn(name, "gthread"),
+        "FastWorker": _gunicorn(name, FAST_WORKER),
+    }
+    crowd = ("slow readers", 8)
+    return beside(f"released.{name}", f"{name}: eight slow downloads", downloads, crowd,
+                  sides=sides, asks=asks)  # fmt: skip
+
+
+TABLE = table(
+    "released",
+    "Released applications",
+    [
+        _slow("beets", "/item/1/file", "/item/1"),
+        _slow("dash", "/_dash-component-suites/plotly/package_data/plotly.min.js", "/_dash-layout"),
+        _slow("fava", "/main/document/?filename=receipt.txt", "/static/favicon.ico"),
+        row(
+            "released.gradio",
+            "gradio: a file of 10 MB",
+            {
+                "uvicorn": _uvicorn("gradio"),
+                "our protocol": _uvicorn("gradio", f"--http={OUR_PROTOCOL}"),
+            },
+            "/ui/gradio_api/file=files/model.bin",
+            REQUESTS,
+            raw(),
+        ),
+    ],
+    prepare=_prepare,
+)
