@@ -117,6 +117,38 @@ def test_bodies_are_requested_as_by_a_browser_and_compared_decoded(
     assert len(row["again"]) == 1
 
 
+TEXT = """\
+def app(environ, start_response):
+    body = b'{"name": "a name"},' * 20_000
+    fields = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    start_response("200 OK", fields)
+    return [body]
+"""
+
+
+def test_a_wrapper_that_compresses_and_what_its_bytes_mean_on_a_link(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    app, report = tmp_path / "text.py", tmp_path / "report"
+    app.write_text(TEXT)
+    options = ("--compress", "--link=20mbit", "--worker-class=FastWorker", f"--report={report}")
+    assert bench(str(app), "/", *SHORT, *options) == 0
+    out, _ = capfd.readouterr()
+    assert "ms at 20 Mbit/s are computed, not measured" in out
+    (row,) = json.loads(report.with_suffix(".json").read_text())["rows"].values()
+    raw, wrapped = (found["body"] for found in row["contenders"].values())
+    assert (raw["coding"], raw["bytes"], raw["link"]) == ("", 380_000, {"20 Mbit/s": 152.0})
+    assert (wrapped["coding"], wrapped["decoded bytes"]) == ("zstd", 380_000)
+    assert wrapped["bytes"] < 1000
+
+
+@pytest.mark.parametrize("rate", ["20", "20m", "0mbit", "-1mbit", "infmbit", "mbit"])
+def test_link_of_no_rate_is_refused(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench(APP, f"--link={rate}")
+    assert "expected a rate such as 20mbit" in capsys.readouterr().err
+
+
 def test_a_wsgi_app_beside_slow_clients(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report"
     options = ("--slow-clients=8", "--worker-class=FastWorker", f"--report={report}")

@@ -170,3 +170,4 @@ def test_a_look_compares_what_is_decoded(server: RunningServer) -> None:
     assert [one.coding for one in (plain, packed, again)] == ["", "gzip", "gzip"]
     assert plain.body_bytes > packed.body_bytes
     assert plain.digest == packed.digest == again.digest
+    assert plain.body_bytes == plain.decoded_bytes == packed.decoded_bytes

@@ -269,6 +269,30 @@ def test_a_column_is_shown_where_something_stands_in_it() -> None:
     assert "failed" in results_text([bad]).splitlines()[0]
 
 
+def test_bytes_of_bodies_are_shown_coded_and_decoded_and_as_time_on_a_link() -> None:
+    plain = results(Contender("a", client=client(9, 9, 9)), Contender("b", client=client(9, 9, 9)))
+    seen = {"a": Seen(800_000, "x", True, decoded_bytes=800_000)}
+    same = replace(plain, seen={**seen, "b": seen["a"]})
+    coded = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, True, "zstd", 800_000)})
+    unknown = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, True, "aes", None)})
+    assert "body bytes" not in results_text([plain])
+    assert "body bytes" not in results_text([same])
+    assert "800,000" in results_text([replace(same, row=replace(same.row, sizes=True))])
+    assert "45,000 (zstd of 800,000)" in results_text([coded])
+    assert "45,000 (aes of unknown)" in results_text([unknown])
+    linked = replace(coded, row=replace(coded.row, link_mbit=20.0))
+    figures = json.loads(as_json("a title", rows_figures([linked], Profile(1.0), now())))["rows"]
+    contenders = figures["a.key"]["contenders"]
+    assert contenders["a"]["body"]["link"] == {"20 Mbit/s": 320.0}
+    assert contenders["b"]["body"]["bytes"] == 45_000
+    assert contenders["b"]["body"]["decoded bytes"] == 800_000
+    lines = results_text([linked]).splitlines()
+    assert "ms at 20 Mbit/s" in lines[0]
+    assert "  320  " in lines[3]
+    assert "   18  " in lines[4]
+    assert "ms at 20 Mbit/s" in as_html("A page", [(Table("t", "T", [linked.row]), [linked])])
+
+
 def test_a_table_fits_the_terminal_and_says_as_much() -> None:
     names = ("gthread", "WSGIFast on gthread", "WSGIFast on FastWorker")
     result = results(*(Contender(n, client=client(19, 1899, 199999, failures=9)) for n in names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 from typing import Any
 
 from ...errors import ConfigurationError, MissingExtra
@@ -14,11 +15,15 @@ from . import SERVERS
 
 _MASTER = ("127.0.0.1", 5557)
 
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmg])bit(?:/s)?", re.ASCII | re.IGNORECASE)
+_MBIT = {"k": 1e-3, "m": 1.0, "g": 1e3}
+
 _EXAMPLES = """\
   wsgifast bench shop.wsgi:application
   wsgifast bench 'shop:create_app()' / /download/big.pdf --users 4
   wsgifast bench shop.settings /accounts/ --cookie sessionid=... --coalesce
   wsgifast bench api:app /items --budget 'p99=50ms,ratio>=1'
+  wsgifast bench api:app /items --compress --link 20mbit
   wsgifast bench shop.wsgi / /download/big.pdf --slow-clients 200
   wsgifast bench shop.wsgi / --worker-class sync -- --workers 2
 """
@@ -48,6 +53,7 @@ def add_command(commands: Any) -> None:
     )
     option(serving, "--worker-class", "NAME", classes, action="append")
     option(serving, "--coalesce", help="wrap with WSGIFast(app, coalesce=True)")
+    option(serving, "--compress", help="wrap with compress=True, as wsgifast run does")
 
     load = parser.add_argument_group("load")
     option(load, "--users", "N", "concurrent requests", default=4, type=count)
@@ -58,6 +64,8 @@ def add_command(commands: Any) -> None:
     add_header_options(load)
 
     result = parser.add_argument_group("result")
+    link = "also show how long the bodies take on a link of this rate, such as 20mbit: computed"
+    option(result, "--link", "RATE", link, type=_mbit)
     limits = (
         "exit with 1 if the last contender misses one, as in 'p99=50ms,ratio>=1'; figures: ratio, "
         "cpu-ratio, requests, p50, p95, p99"
@@ -75,6 +83,15 @@ def add_command(commands: Any) -> None:
     option(more, "--master-port", "PORT", f"the master's port (default: {_MASTER[1]})", type=count)
     parser.usage = "wsgifast bench [OPTION ...] APP [/PATH ...] [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
+
+
+def _mbit(text: str) -> float:
+    """The type of an option: a rate, in Mbit/s."""
+    found = _RATE.fullmatch(text)
+    rate = float(found[1]) * _MBIT[found[2].lower()] if found else 0.0
+    if not rate:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a rate such as 20mbit or 1gbit")
+    return rate
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -124,6 +124,8 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
             connections = max(_CONNECTIONS, options.slow_clients + _OTHERS)
             more = (f"--worker-connections={connections}", *more)
     wrapping = {"coalesce": True} if options.coalesce and not asgi else {}
+    if options.compress:
+        wrapping["compress"] = True
     served = sides(target, server, classes, wrapping, more)
     given_fields = given_headers(options)
     if header_value(given_fields, "accept-encoding") is None:
@@ -134,11 +136,20 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
         client = _beside(client, options.slow_clients, paths)
     rows = [
         Row(path, path, tuple(Contender(n, s, path) for n, s in served.items()), client,
-            headers=headers)
+            headers=headers, sizes=True, link_mbit=options.link)
         for path in paths
     ]  # fmt: skip
-    notes = ["The app is already wrapped with wsgifast; the first contender is the app inside."]
-    return Table(name, f"{options.app}, {found.interface}", rows, notes=notes * found.was_wrapped)
+    notes = []
+    if found.was_wrapped:
+        notes.append(
+            "The app is already wrapped with wsgifast; the first contender is the app inside."
+        )
+    if options.link:
+        notes.append(
+            f"ms at {options.link:g} Mbit/s are computed, not measured: the bytes of the body "
+            "divided by the rate, without heads, round trips and losses."
+        )
+    return Table(name, f"{options.app}, {found.interface}", rows, notes=notes)
 
 
 def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:

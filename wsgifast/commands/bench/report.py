@@ -281,12 +281,23 @@ def _cells(name: str, row: Mapping[str, Any]) -> dict[str, object]:
         _DIFFERENCE: _shown(Difference, figures.get("difference")),
         "p50 ms": figures["ms"]["50"],
         "p99 ms": figures["ms"]["99"],
+        **_bytes_cells(figures.get("body", {})),
         "failed": figures["failures"] or "",
         cost: figures[cost],
         f"{costly} {ratio}": _shown(Ratio, figures["cost ratio"]),
         "busy": figures["busy"],
         **figures["facts"],
     }
+
+
+def _bytes_cells(body: Mapping[str, Any]) -> dict[str, object]:
+    """What is sent of a body, and the time that a link would take for it."""
+    if not body.get("shown"):
+        return {}
+    sent, whole = body["bytes"], body["decoded bytes"]
+    size = "unknown" if whole is None else f"{whole:,}"
+    text = f"{sent:,} ({body['coding']} of {size})" if body["coding"] else f"{sent:,}"
+    return {"body bytes": text, **{f"ms at {rate}": ms for rate, ms in body["link"].items()}}
 
 
 def verdict(name: str, contenders: Mapping[str, Any]) -> str:

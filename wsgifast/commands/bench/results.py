@@ -267,6 +267,17 @@ class Result:
         answered = any(m.requests for m in self.runs[last])
         return answered and not self.differs and not any(map(self.failures, judged))
 
+    def _body(self, seen: Seen) -> dict[str, Any]:
+        """What was sent for a body, what it decodes to, and how long a link takes for it."""
+        link = self.row.link_mbit
+        return {
+            "bytes": seen.body_bytes,
+            "decoded bytes": seen.decoded_bytes,
+            "coding": seen.coding,
+            "shown": self.row.sizes or self.codings_differ or bool(seen.coding),
+            "link": {f"{link:g} Mbit/s": seen.body_bytes * 8 / link / 1e3} if link else {},
+        }
+
     def figures(self) -> dict[str, Any]:
         """All of it, as it is in JSON, but for dataclasses."""
         unit = self.row.unit
@@ -277,6 +288,7 @@ class Result:
                 "ratio": self.ratio(name, unit.rate),
                 **({"difference": self.difference(name)} if unit.difference else {}),
                 "cost ratio": self.ratio(name, unit.cost),
+                **({"body": self._body(seen)} if (seen := self.seen.get(name)) else {}),
                 "ms": {str(p): self.latency_ms(name, p) for p in (50, 95, 99)},
                 "pairs": len(self.runs[name]),
                 "failures": self.failures(name),

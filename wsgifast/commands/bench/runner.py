@@ -79,8 +79,9 @@ def run_rows(
             tasks = {c.name: servers.task(c, row, profile) for c in row.contenders}
             seen, changes = servers.look(row, tasks)
             if row.body_bytes is None and not changes:
-                # Each its own: one may compress what another sends as it is.
-                sizes = {name: one.body_bytes for name, one in seen.items() if one.ok}
+                # Each its own: one may compress what another sends as it is. What is coded may have
+                # another size each time.
+                sizes = {n: one.body_bytes for n, one in seen.items() if one.ok and not one.coding}
                 tasks = {n: replace(task, body_bytes=sizes.get(n)) for n, task in tasks.items()}
             runs = {c.name: partial(servers.measure, c, row, tasks[c.name]) for c in row.contenders}
             base = row.ours or row.contenders[0].name

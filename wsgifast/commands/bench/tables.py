@@ -112,6 +112,7 @@ class Seen:
     :ivar ok: the whole answer came, with a status below 400.
     :ivar answered: there is a head at least.
     :ivar coding: the Content-Encoding, such as "gzip"; "" for none.
+    :ivar decoded_bytes: of the body without it; None if it could not be decoded.
     """
 
     body_bytes: int
@@ -119,6 +120,7 @@ class Seen:
     ok: bool
     answered: bool = True
     coding: str = ""
+    decoded_bytes: int | None = None
 
 
 def look(task: Task) -> Seen:
@@ -151,11 +153,10 @@ def look(task: Task) -> Seen:
                 "answers end"
             ) from None
         answered = error.begun
-    found = digest.hexdigest()
     # Two gzips of the same have other bytes, for their time.
     if coding and len(kept) == size and (body := decoded(bytes(kept), coding)) is not None:
-        found = hashlib.sha256(body).hexdigest()
-    return Seen(size, found, ok, answered, coding)
+        return Seen(size, hashlib.sha256(body).hexdigest(), ok, answered, coding, len(body))
+    return Seen(size, digest.hexdigest(), ok, answered, coding, None if coding else size)
 
 
 def measured(pid: int, run: Callable[[], Load]) -> Load:
@@ -290,6 +291,8 @@ class Row:
     :ivar seconds: of one run, where the profile's would say nothing.
     :ivar rounds: where the profile's would take too long.
     :ivar body_bytes: the payload, where a contender cannot be asked for it.
+    :ivar sizes: show the bytes of the bodies, also where none is coded.
+    :ivar link_mbit: show what they mean on a link of so many Mbit/s.
     """
 
     key: str
@@ -302,6 +305,8 @@ class Row:
     rounds: int | None = None
     headers: tuple[str, ...] = ()
     body_bytes: int | None = None
+    sizes: bool = False
+    link_mbit: float | None = None
 
 
 @dataclass(frozen=True)
