@@ -21,6 +21,7 @@ def add_command(commands: Any) -> None:
         examples="""
         wsgifast compress site
         wsgifast compress build --codings gzip,br --jobs 2
+        wsgifast compress site-2 --against site-1
         """,
     )
     parser.add_argument(
@@ -30,6 +31,10 @@ def add_command(commands: Any) -> None:
     )
     codings = "any of gzip,br,zstd (default: those whose package is installed)"
     option(parser, "--codings", "LIST", codings)
+    against = (
+        "also write deltas (.dcz) to the files of this earlier release, for clients that have it"
+    )
+    option(parser, "--against", "OLD_DIR", against, repeated=True)
     option(parser, "--jobs", "N", "threads (default: one per CPU)", type=count)
     option(parser, "--overwrite", help="also replace outdated copies that another tool made")
     option(parser, "--quiet", help="print neither progress nor a summary")
@@ -44,6 +49,7 @@ def _run(options: argparse.Namespace) -> int:
             codings=codings,
             jobs=options.jobs,
             overwrite=options.overwrite,
+            against=options.against,
             progress=None if options.quiet else progress,
         )
     for name, reason in sorted(report.failed.items()):

@@ -29,6 +29,10 @@ _CODINGS = (DCZ, *SIBLING_SUFFIXES)
 _MAGIC = b"\x5e\x2a\x4d\x18\x20\x00\x00\x00"
 DIGEST_BYTES = 32
 HEADER_BYTES = len(_MAGIC) + DIGEST_BYTES
+# The name of a delta's file: that of its original, some digits of the dictionary's digest, so that
+# each dictionary has one of its own, and this.
+DELTA_SUFFIX = ".dcz"
+_NAME_DIGITS = 16
 # A client decodes windows of 8 MB, or of 1.25 times the dictionary, but none over 128 MB.
 _MAX_WINDOW_BYTES = 128 * 1024 * 1024
 # A byte sequence of 32 bytes (RFC 9651, section 3.3.5).
@@ -155,6 +159,11 @@ def _in_pattern(text: str) -> str:
 def digest_of(content: bytes) -> bytes:
     """Return the SHA-256 that a dictionary goes by."""
     return sha256(content).digest()
+
+
+def delta_suffix(digest: bytes) -> str:
+    """Return what the name of a delta's file has behind that of its original."""
+    return f".{digest.hex()[:_NAME_DIGITS]}{DELTA_SUFFIX}"
 
 
 def delta_header(digest: bytes) -> bytes:

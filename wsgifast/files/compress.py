@@ -1,4 +1,5 @@
-"""Write compressed siblings (.gz, .br, .zst) beside the files of a directory, for StaticFiles.
+"""Write compressed siblings (.gz, .br, .zst) beside the files of a directory, for StaticFiles, and
+deltas (.dcz) to earlier releases of them.
 
 The output is reproducible: a sibling depends on nothing but the bytes of its original, and gets its
 modification time, so that copies of a tree have the same entity tags. A manifest in the directory
@@ -19,12 +20,20 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 
 from ..checks import list_of_text
 from ..compression.codings import SIBLING_SUFFIXES, checked_codings, compress_file
+from ..compression.dictionaries import (
+    DELTA_SUFFIX,
+    delta_suffix,
+    digest_of,
+    hashed_name,
+    make_delta,
+)
 from ..errors import ConfigurationError
 from .directory import names_of
 from .found import has_same_time, is_outdated
@@ -34,14 +43,20 @@ from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_fi
 MIN_SAVING = 0.05
 # Formats that are compressed already.
 _COMPRESSED_EXTENSIONS = frozenset(
-    {".7z", ".avif", ".br", ".bz2", ".flac", ".flv", ".gif", ".gz", ".jpeg", ".jpg", ".jxl"}
+    {".7z", ".avif", ".br", ".bz2", ".dcz", ".flac", ".flv", ".gif", ".gz", ".jpeg", ".jpg", ".jxl"}
     | {".m4a", ".m4v", ".mov", ".mp3", ".mp4", ".mpeg", ".ogg", ".opus", ".png", ".rar", ".tbz"}
     | {".svgz", ".tgz", ".txz", ".webm", ".webp", ".whl", ".woff", ".woff2", ".xz", ".zip", ".zst"}
 )
 # Hidden, so that it is not served.
 MANIFEST = ".wsgifast-compress.json"
 _MANIFEST_VERSION = 1
-_SIBLING = re.compile(rf"[^/](?:{'|'.join(map(re.escape, SIBLING_SUFFIXES.values()))})\Z")
+_SUFFIXES = "|".join(map(re.escape, SIBLING_SUFFIXES.values()))
+_SIBLING = re.compile(
+    rf"(?P<original>[^/]+)(?:{_SUFFIXES}|\.[0-9a-f]{{16}}{re.escape(DELTA_SUFFIX)})\Z"
+)
+# Releases of a file that deltas are made to, the newest first.
+_MAX_RELEASES = 16
+_MIN_DICTIONARY_BYTES = 500
 # The errors if a sibling's folder is gone, or has become a link.
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
@@ -73,6 +88,7 @@ def compress(
     jobs: int | None = None,
     overwrite: bool = False,
     skip_extensions: Iterable[str] | None = None,
+    against: Sequence[str | os.PathLike[str]] = (),
     progress: Callable[[int, int, str], None] | None = None,
 ) -> CompressReport:
     """Make the siblings that save enough, and remove those made earlier that no longer do.
@@ -86,9 +102,14 @@ def compress(
     :param overwrite: also replace siblings that were not made here.
     :param skip_extensions: of files to leave alone, such as "jpg" or ".jpg"; by default those of
         formats that are compressed already.
+    :param against: directories of earlier releases. For each file whose name has a hash of its
+        content, a delta is made to each release of it there (RFC 9842), for StaticFiles with
+        `dictionaries`: `app.3f2a1b9c.js.DIGEST.dcz`, with the first 16 hexadecimal digits of the
+        SHA-256 of the earlier file. Those that were made earlier stay as long as their original.
     :param progress: called as progress(files_done, files_total, relative_path).
     :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
-        coding is unknown, or its package is not installed.
+        coding is unknown, its package is not installed, or an earlier release is no directory, or
+        this one.
     """
     root = Path(directory)
     if not root.is_dir():
@@ -96,7 +117,7 @@ def compress(
     codings = checked_codings(codings)
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"jobs={jobs}: a number of threads from 1 on")
-    run = _Run(root, codings, overwrite, _read_manifest(root))
+    run = _Run(root, codings, overwrite, _read_manifest(root), _earlier_releases(root, against))
     skipped = skipped_extensions(skip_extensions)
     paths = sorted(_originals(root, skipped))
     pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)
@@ -137,7 +158,8 @@ def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
     names = list_of_text(given)
     if names is None:
         raise ConfigurationError(f"skip_extensions={given!r}: a list of strings, such as ['jpg']")
-    return {*(f".{name.lstrip('.').lower()}" for name in names), *SIBLING_SUFFIXES.values()}
+    ours = {*SIBLING_SUFFIXES.values(), DELTA_SUFFIX}
+    return {*(f".{name.lstrip('.').lower()}" for name in names), *ours}
 
 
 class _Run:
@@ -145,13 +167,19 @@ class _Run:
     of a dict are atomic. Siblings are written under a lock, and none after :meth:`stop`."""
 
     def __init__(
-        self, root: Path, codings: Sequence[str], overwrite: bool, made: dict[str, str]
+        self,
+        root: Path,
+        codings: Sequence[str],
+        overwrite: bool,
+        made: dict[str, str],
+        earlier: Sequence[Path],
     ) -> None:
         self.root = root
         self.codings = codings
         self.overwrite = overwrite
         # The siblings made here, with their digests.
         self.made = made
+        self.earlier = earlier
         self.report = CompressReport()
         self._writing = Lock()
         self._is_stopped = False
@@ -168,11 +196,19 @@ class _Run:
             original = read_file(folder, name)
             if original is None:
                 return 0, 0  # no longer a regular file
-            sizes = [
-                size
-                for coding in self.codings
-                if (size := self._make_sibling(folder, path, coding, original)) is not None
-            ]
+            sizes = []
+            for coding in self.codings:
+                encode = partial(compress_file, original.content, coding)
+                limit = int(len(original.content) * (1 - MIN_SAVING))
+                sibling = path + SIBLING_SUFFIXES[coding]
+                size = self._make_sibling(folder, sibling, encode, limit, original)
+                if size is not None:
+                    sizes.append(size)
+            limit = min(sizes, default=len(original.content)) - 1
+            for dictionary in self._dictionaries(path, original):
+                encode = partial(make_delta, original.content, dictionary, best=True)
+                delta = path + delta_suffix(digest_of(dictionary))
+                self._make_sibling(folder, delta, encode, limit, original)
         if sizes:
             return len(original.content), min(sizes)
         if not any(f"{path}{SIBLING_SUFFIXES[c]}" in self.report.left_alone for c in self.codings):
@@ -183,8 +219,12 @@ class _Run:
         for path in sorted(self.made):
             try:
                 with folder_of(self.root, path) as (folder, name):
-                    original = facts_of(name.rpartition(".")[0], folder)
-                    if not is_regular(original) and self._is_ours(folder, path):
+                    original = facts_of(_original_of(name), folder)
+                    is_orphan = original is None or not is_regular(original)
+                    there = facts_of(name, folder)
+                    if original and there and name.endswith(DELTA_SUFFIX):
+                        is_orphan |= not has_same_time(there, original)
+                    if is_orphan and self._is_ours(folder, path):
                         self._remove(folder, path)
             except OSError as error:
                 if error.errno in _GONE:
@@ -192,9 +232,43 @@ class _Run:
                 else:
                     self.report.failed[path] = error.strerror or str(error)
 
-    def _make_sibling(self, folder: int, path: str, coding: str, original: File) -> int | None:
-        """Return the sibling's size; None if the file has none afterwards."""
-        path += SIBLING_SUFFIXES[coding]
+    def _dictionaries(self, path: str, original: File) -> Iterator[bytes]:
+        """Read the earlier releases of a file."""
+        hashed = hashed_name(path.rpartition("/")[2])
+        if hashed is None:
+            return
+        for root in self.earlier:
+            below = root / Path(path).parent
+            try:
+                names = [name for name in os.listdir(below) if hashed.is_of(name)]
+            except OSError:
+                continue  # a folder that is new
+            found = [(facts.st_mtime_ns, n) for n in names if (facts := facts_of(str(below / n)))]
+            for _, name in sorted(found, reverse=True)[:_MAX_RELEASES]:
+                try:
+                    with folder_of(root, (Path(path).parent / name).as_posix()) as (folder, _):
+                        file = read_file(folder, name)
+                except OSError:
+                    continue
+                if (
+                    file
+                    and len(file.content) >= _MIN_DICTIONARY_BYTES
+                    and file.content != original.content
+                ):
+                    yield file.content
+
+    def _make_sibling(
+        self,
+        folder: int,
+        path: str,
+        encode: Callable[[], bytes],
+        most_bytes: int,
+        original: File,
+    ) -> int | None:
+        """Return the sibling's size; None if the file has none afterwards.
+
+        :param most_bytes: that it may have to be of use.
+        """
         name = path.rpartition("/")[2]
         there = facts_of(name, folder)
         ours = there is not None and self._is_ours(folder, path)
@@ -207,8 +281,8 @@ class _Run:
         if there is not None and ours and has_same_time(there, original.facts):
             self.report.current.append(path)
             return there.st_size
-        encoded = compress_file(original.content, coding)
-        if len(encoded) > len(original.content) * (1 - MIN_SAVING):
+        encoded = encode()
+        if len(encoded) > most_bytes:
             if ours:
                 self._remove(folder, path)
             return None
@@ -234,6 +308,26 @@ class _Run:
         os.unlink(path.rpartition("/")[2], dir_fd=folder)
         del self.made[path]
         self.report.removed.append(path)
+
+
+def _earlier_releases(root: Path, given: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    earlier = [Path(path) for path in given]
+    if earlier:
+        checked_codings(["zstd"])
+    for path in earlier:
+        if not path.is_dir():
+            raise ConfigurationError(f"{path} is not a directory: name one of an earlier release")
+        if path.samefile(root):
+            raise ConfigurationError(
+                f"{path} is the directory itself: name one of an earlier release; deltas between "
+                "the files of one directory are made when they are requested"
+            )
+    return earlier
+
+
+def _original_of(name: str) -> str:
+    match = _SIBLING.fullmatch(name)
+    return name if match is None else match["original"]
 
 
 def _originals(root: Path, skipped: Collection[str]) -> Iterator[str]:

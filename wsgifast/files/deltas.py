@@ -26,6 +26,7 @@ from ..compression.dictionaries import (
     HEADER_BYTES,
     HashedName,
     delta_header,
+    delta_suffix,
     digest_of,
     hashed_name,
     make_delta,
@@ -48,14 +49,6 @@ _MAX_RELEASES = 16
 _MAX_REMEMBERED = 1000
 # A smaller file fits into the first packets whatever its coding, and helps little as a dictionary.
 _MIN_FILE_BYTES = 500
-# The hexadecimal digits of the dictionary's digest in the name of a delta's file.
-_NAME_DIGITS = 16
-SUFFIX = ".dcz"
-
-
-def delta_suffix(digest: bytes) -> str:
-    """Return what the name of a delta's file has behind that of its original."""
-    return f".{digest.hex()[:_NAME_DIGITS]}{SUFFIX}"
 
 
 class _Release(NamedTuple):
@@ -91,11 +84,8 @@ class Deltas:
         opened = file.opened(file.path)
         identity = identity_of(opened.facts)
         hashed = hashed_name(file.names[-1])
-        if (
-            hashed is None
-            or not _MIN_FILE_BYTES <= opened.facts.st_size <= MAX_FILE_BYTES
-            or not _is_settled(opened.facts)
-        ):
+        size = opened.facts.st_size
+        if hashed is None or size < _MIN_FILE_BYTES or not _is_settled(opened.facts):
             return None
         copy = COPIES.kept_delta(identity, digest)
         if copy is not None:
@@ -106,6 +96,8 @@ class Deltas:
             if copy is not None:
                 COPIES.keep_delta(identity, digest, copy)
                 return copy
+        if size > MAX_FILE_BYTES:
+            return None
         key = (file.path[: -len(file.names[-1])], hashed)
         known = self._known.get(key)
         folder = _identity_of_folder(key[0])
@@ -239,7 +231,7 @@ def _read_delta(written: Opened, original: Opened, digest: bytes) -> CodedCopy |
     size = written.facts.st_size
     if (
         not stat.S_ISREG(written.facts.st_mode)
-        or not HEADER_BYTES < size < original.facts.st_size
+        or not HEADER_BYTES < size < min(original.facts.st_size, MAX_FILE_BYTES)
         or is_outdated(written.facts, original.facts)
     ):
         return None
