@@ -81,13 +81,19 @@ def exchanged(cfg: Any, head: bytes, peer: object, parser: str = "gunicorn") -> 
     return exchange
 
 
+def connected(sock: object, peer: object, address: object) -> Any:
+    """What an environ needs of a connection."""
+    return SimpleNamespace(app_socket=sock, peer=peer, address=address, proxy=None)
+
+
 def made(
     cfg: Any, head: bytes, peer: object, server: object, parser: str = "gunicorn"
 ) -> dict[str, Any]:
     factory = EnvironFactory(environ_part(cfg))
     # Twice, as on one connection: what was learnt changes nothing.
-    first = factory.make(exchanged(cfg, head, peer, parser), None, peer, server)
-    assert factory.make(exchanged(cfg, head, peer, parser), None, peer, server) == first
+    connection = connected("a socket", peer, server)
+    first = factory.make(exchanged(cfg, head, peer, parser), connection)
+    assert factory.make(exchanged(cfg, head, peer, parser), connection) == first
     return first
 
 
@@ -142,11 +148,11 @@ def test_connections_and_requests_share_nothing() -> None:
     exchange = exchanged(cfg, HEADS["plain"], PEER)
     exchange.body = "body"
     exchange.proxy = {"PROXY_ADDR": "192.0.2.4"}
-    first = factory.make(exchange, "first", PEER, SERVER)
+    first = factory.make(exchange, connected("first", PEER, SERVER))
     assert (first["gunicorn.socket"], first["REMOTE_ADDR"]) == ("first", PEER[0])
     assert (first["wsgi.input"], first["PROXY_ADDR"]) == ("body", "192.0.2.4")
     first["what the app adds"] = True
-    second = factory.make(exchanged(cfg, HEADS["plain"], PEER), "second", "", SERVER)
+    second = factory.make(exchanged(cfg, HEADS["plain"], PEER), connected("second", "", SERVER))
     assert (second["gunicorn.socket"], second["REMOTE_ADDR"]) == ("second", "")
     assert second["wsgi.input"] is None
     assert second.keys().isdisjoint({"REMOTE_PORT", "PROXY_ADDR", "what the app adds"})
@@ -167,9 +173,8 @@ def test_errors_are_written_where_the_log_goes(
     monkeypatch.setattr(gunicorn_support, "WSGIErrorsWrapper", Wrapper)
     settings_ = settings()
     factory = EnvironFactory(environ_part(settings_))
-    errors = factory.make(exchanged(settings(), HEADS["plain"], PEER), None, PEER, SERVER)[
-        "wsgi.errors"
-    ]
+    exchange = exchanged(settings(), HEADS["plain"], PEER)
+    errors = factory.make(exchange, connected("", PEER, SERVER))["wsgi.errors"]
     errors.write("one\n")
     errors.writelines(iter(["two\n", "three\n"]))
     errors.flush()

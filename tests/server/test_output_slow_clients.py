@@ -15,7 +15,6 @@ from tests.server.output_bench import Near, rules
 from tests.support.effort import effort
 from wsgifast.http.framing import chunk
 from wsgifast.server import coalescing as module
-from wsgifast.server.output import OutputQueue
 from wsgifast.server.sending import Sender, Turn
 
 __all__ = ["in_quick_succession", "near"]
@@ -61,7 +60,8 @@ def test_blocks_to_a_slow_client_cost_no_more_calls_than_to_a_quick_one(
                     "take_turn",
                     lambda sender, backlog, **_: backlog.clear() or Turn.DONE,
                 )
-                monkeypatch.setattr(OutputQueue, "_send_at_once", lambda queue, data: len(data))
+                sender: Any = near.queue.sender
+                sender.send = lambda data: len(data)
             counts[client] = calls_of(write_next, blocks)
         finally:
             near.close()

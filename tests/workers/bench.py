@@ -24,6 +24,7 @@ import pytest
 from gunicorn.config import Config
 from gunicorn.workers import base
 
+from tests.server.states import checked_states
 from tests.support.http import Connection
 from tests.workers.serving import split_options
 from wsgifast.server import connection, poller, server
@@ -152,6 +153,7 @@ class Bench:
         for name, value in settings.items():
             cfg.set(name, value)
         self._undo.enter_context(mock.patch("time.monotonic", self.clock.monotonic))
+        self._undo.enter_context(checked_states())
         own, fixed = split_options(attributes or {})
         kind = fixed.pop("poller", None)
         if kind is not None:

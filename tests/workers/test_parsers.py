@@ -32,7 +32,7 @@ from wsgifast.files.temporary import Budget
 from wsgifast.server.receiving import COMPLETE, MORE, Parser, Receiver
 from wsgifast.workers import FastWorker
 from wsgifast.workers.gunicorn_support import Settings
-from wsgifast.workers.plain_request import PlainRequest
+from wsgifast.workers.httptools_parser import PlainRequest
 from wsgifast.workers.wiring import options, parsers
 
 CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")

@@ -266,7 +266,8 @@ def test_whoever_tells_of_the_process_tells_of_its_worker(
     collectors: list[Collector] = []
     monkeypatch.setattr(worker_metrics, "process_collectors", collectors)
     bench = make_bench(large)
-    collector = WorkerCollector(bench.server, lambda: 5)
+    bench.server.requests = 5
+    collector = WorkerCollector(bench.server)
     start_reporting(collector, None, bench.worker)
     assert collectors == [collector.collect]
 
@@ -276,7 +277,8 @@ def test_waits_for_a_thread_are_told_to_opentelemetry(
 ) -> None:
     monkeypatch.setitem(collecting.observers, "wsgifast_thread_wait_seconds", [])
     bench = make_bench(large)
-    collector = WorkerCollector(bench.server, lambda: 5)
+    bench.server.requests = 5
+    collector = WorkerCollector(bench.server)
     monkeypatch.setattr(collecting, "process_collectors", [collector.collect])
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -293,7 +295,8 @@ def test_waits_for_a_thread_are_told_to_opentelemetry(
 
 def test_the_points_of_a_worker_that_has_ended(make_bench: MakeBench) -> None:
     bench = make_bench(large)
-    collector = WorkerCollector(bench.server, lambda: 5)
+    bench.server.requests = 5
+    collector = WorkerCollector(bench.server)
 
     def ends() -> dict[str, float | Distribution]:
         """By their reasons, each of which is there before it is one."""

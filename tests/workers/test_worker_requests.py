@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def test_when_connections_are_kept(make_bench: MakeBench) -> None:
     first.close()
     bench.run()
     assert ask(bench, second)[:2] == (200, True)
-    bench.worker.alive = False
+    bench.worker.handle_exit(signal.SIGTERM, None)
     assert ask(bench, third)[:2] == (200, False)
 
 
@@ -79,7 +80,7 @@ def test_hooks_and_loggers_may_add_to_the_response(
 
     def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:
         req.mark = resp.mark = resp.status = resp.must_close = 5
-        resp.sent = "7"
+        resp.sent = 7
         seen.append(weakref.ref(resp)())
 
     bench = make_bench(hello, keepalive=5, post_request=post_request, **HTTP2)

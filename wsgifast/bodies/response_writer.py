@@ -29,10 +29,9 @@ _COMPRESSED_BYTES = 16 * 1024
 # How often it is seen whether a client is there to whom nothing is sent.
 _LOOK_AGAIN_S = 1.0
 
-# Of a response before start_response. Not class attributes: CPython reads an attribute slowly whose
+# Of a response before start_response. No class attribute: CPython reads an attribute slowly whose
 # class has an object of a Python class under the same name.
 NOT_STARTED = Framing(True, None, False)
-NOTHING_COUNTED = BodyCounter(NOT_STARTED)
 
 
 class Output(Protocol):
@@ -75,14 +74,13 @@ class Output(Protocol):
         """
 
 
-class ResponseWriter:
-    """The response to one request on an HTTP/1 connection.
+class ResponseWriter(BodyCounter):
+    """The response to one request; it counts its body, and holds it to its Content-Length.
 
     Hooks and loggers of gunicorn's may set what they like on it.
 
     :ivar status: of the last start_response; None before.
     :ivar headers_sent: whether the output has the head, so that it cannot be replaced any more.
-    :ivar counter: holds the body to its Content-Length.
     :ivar must_close: the connection cannot go on: the app has raised, or its body is too short.
     :ivar closes: whether the connection has to end after this response, as its head says.
     """
@@ -92,6 +90,8 @@ class ResponseWriter:
     # The values until start_response is called.
     status_code = 0
     _head: ResponseHead | None = None
+    _method: str  # of the request
+    _chunks: bool  # whether the client understands chunks
     closes = True
     _coding: ContentCoding | None = None  # of a stream that is compressed here
     _write_next: Callable[[bytes], object]  # set by the beginning of a stream
@@ -103,13 +103,8 @@ class ResponseWriter:
         self.headers_sent = False
         self._output = output
         self._framing = NOT_STARTED
-        self.counter = NOTHING_COUNTED
 
     # For subclasses.
-
-    def _frame(self, head: ResponseHead) -> Framing:
-        """Decide how the response is framed."""
-        raise NotImplementedError
 
     def _encoded_head(self) -> bytes:
         """Return the head as it is sent; see :meth:`_checked_head`."""
@@ -141,10 +136,12 @@ class ResponseWriter:
         self._head = head = known_head(status, headers)
         self.status = status
         self.status_code = head.code
-        self._framing = framing = self._frame(head)
+        self._framing = framing = head.frame(self._method, chunks=self._chunks)
         # Content-Length first: most responses have one, and the property costs more.
         self.closes = head.closes or (framing.length is None and not framing.ends_itself)
-        self.counter = BodyCounter(framing)
+        self._has_body = has_body = framing.has_body  # BodyCounter.begin, inlined
+        self.length = framing.length if has_body else 0
+        self.sent = self.dropped = 0
         return self.write
 
     def write(self, data: Any) -> None:
@@ -161,8 +158,8 @@ class ResponseWriter:
             self._write_coded_block(data, coding)
             return
         self._write_block(data)
-        if self.counter.is_cut:
-            raise BodyError(self.counter.complaint("", self.status_code))
+        if self.is_cut:
+            raise BodyError(self.complaint("", self.status_code))
 
     def _write_block(self, data: Any) -> None:
         """Send a block, or have it sent while the app goes on."""
@@ -176,7 +173,7 @@ class ResponseWriter:
                 self._begin_stream(block)
         elif block:
             # At the Content-Length nothing follows: do not wait for more.
-            write = self._output.write if self.counter.complete else self._write_next
+            write = self._output.write if self.complete else self._write_next
             write(block)
         elif data:
             self._check_client()
@@ -243,12 +240,11 @@ class ResponseWriter:
         if len(blocks) == 1 and not self.headers_sent:
             # Most bodies: one block, as long as the Content-Length.
             (data,) = blocks
-            counter = self.counter
-            size = counter.length
+            size = self.length
             if type(data) is bytes and size == len(data) <= _JOIN_BYTES:
                 head = self._encoded_head()
                 self.headers_sent = True
-                counter.sent = size
+                self.sent = size
                 self._output.write(head + data)
                 return
         begun = self.headers_sent
@@ -275,10 +271,10 @@ class ResponseWriter:
             self._write_block(block)
             if not self.headers_sent:
                 continue
-            if self.counter.length is None:
+            if self.length is None:
                 self._write_rest(blocks)
                 break
-            if self.counter.dropped:  # the stream may be endless
+            if self.dropped:  # the stream may be endless
                 break
         self.close()
 
@@ -305,7 +301,7 @@ class ResponseWriter:
         self._output.end_stream(
             lambda: head + (chunk(coding.end()) + LAST_CHUNK if is_chunked else coding.end())
         )
-        self.counter.sent = coding.coded_bytes
+        self.sent = coding.coded_bytes
 
     def _write_coded_block(self, block: bytes, coding: ContentCoding) -> None:
         if not block:
@@ -326,14 +322,14 @@ class ResponseWriter:
                 may_run_ahead=not is_event_stream(head.headers),
                 compresses=True,
             )
-        self.counter.sent = coding.coded_bytes
+        self.sent = coding.coded_bytes
 
     def _write_rest(self, blocks: Iterator[Any]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""
-        counter, write_next = self.counter, self._write_next
+        write_next = self._write_next
         for block in blocks:
             if type(block) is bytes and block:
-                counter.sent += len(block)
+                self.sent += len(block)
                 write_next(block)
             else:
                 self._write_block(block)
@@ -354,7 +350,7 @@ class ResponseWriter:
         else:
             self.write_stream(body)
         if self._framing.has_body:
-            self.counter.dropped = 0
+            self.dropped = 0
 
     def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
         """Send byte strings and parts of files in their order."""
@@ -365,7 +361,7 @@ class ResponseWriter:
             if not isinstance(segment, FileSegment):
                 before += self._framed(segment)
                 continue
-            size = self.counter.admit(segment.size)
+            size = self.admit(segment.size)
             if size == 0:
                 continue
             fd, offset, _ = segment
@@ -382,7 +378,7 @@ class ResponseWriter:
                 raise
             except OSError:
                 self.headers_sent = begun
-                self.counter.sent -= size
+                self.sent -= size
                 raise
             begun = True
             before = b"\r\n" if self._framing.chunked else b""
@@ -419,7 +415,7 @@ class ResponseWriter:
         # A subclass may have another idea of its length.
         block = data if type(data) is bytes else bytes(memoryview(data))
         size = len(block)
-        admitted = self.counter.admit(size)
+        admitted = self.admit(size)
         return block if admitted == size else block[:admitted]
 
     def _in_chunk(self, data: bytes) -> bytes:

@@ -240,10 +240,10 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self, application: WSGIApplication, environ: WSGIEnvironment, response: Response
     ) -> None:
         response.write_body(application(environ, response.start_response), FileWrapper)
-        if response.counter.missing:
+        if response.missing:
             response.keep_alive = False
-        if not response.counter.is_as_declared():
-            complaint = response.counter.complaint(self.command, response.status_code)
+        if not response.is_as_declared():
+            complaint = response.complaint(self.command, response.status_code)
             if complaint:
                 self.log_error("%s: %s", self.requestline, complaint)
 

@@ -14,8 +14,7 @@ from ..bodies.files import known_size, segment_of
 from ..bodies.response_writer import ResponseWriter, not_bytes
 from ..bodies.segments import Segment
 from ..errors import BodyError, BodyTooShort, ClientGone
-from ..http.framing import BodyCounter, Framing, frame_response
-from ..http.head import ResponseHead
+from ..http.framing import frame_response
 from ..sockets.closing import has_hung_up
 from ..sockets.sending import (
     BLOCK_BYTES,
@@ -52,7 +51,7 @@ class Response(ResponseWriter):
         super().__init__(outlet)
         self._outlet = outlet
         self._method = method
-        self._http11 = http11
+        self._chunks = http11
         self._may_stay = may_stay
         self._defaults = defaults
         self.keep_alive = False
@@ -60,7 +59,7 @@ class Response(ResponseWriter):
     @property
     def body_bytes(self) -> int:
         """The bytes of the body, without framing, that were sent."""
-        return max(0, self.counter.sent - self._outlet.unsent)
+        return max(0, self.sent - self._outlet.unsent)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         chunks, size = few_chunks(blocks, _checked)
@@ -104,17 +103,14 @@ class Response(ResponseWriter):
         head = self._head
         if head is None or self.headers_sent:
             return
-        self._framing = framing = self._frame(head, size)
-        self.closes = head.closes or not framing.ends_itself
-        self.counter = BodyCounter(framing)
-        # If it is too short, only the end of the connection shows it to the client.
-        length = self.counter.length
-        self.must_close = length is not None and size < length
-
-    def _frame(self, head: ResponseHead, size: int | None = None) -> Framing:
-        return frame_response(
-            self._method, head.code, head.content_length, size=size, chunks=self._http11
+        self._framing = framing = frame_response(
+            self._method, head.code, head.content_length, size=size, chunks=self._chunks
         )
+        self.closes = head.closes or not framing.ends_itself
+        self.begin(framing)
+        # If it is too short, only the end of the connection shows it to the client.
+        length = self.length
+        self.must_close = length is not None and size < length
 
     def _encoded_head(self) -> bytes:
         head = self._checked_head()
@@ -126,7 +122,7 @@ class Response(ResponseWriter):
             own.append(("Connection", "upgrade"))
         elif not self.keep_alive:
             own.append(("Connection", "close"))
-        elif not self._http11:
+        elif not self._chunks:
             own.append(("Connection", "keep-alive"))
         lines = "".join([f"{name}: {value}\r\n" for name, value in own])
         return head.encode("1.1", self._framing, lines)

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from ..bodies.access_log import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
-from ..bodies.response_writer import NOT_STARTED
 from ..errors import ClientGone, MalformedRequest, RequestError
-from ..http.framing import BodyCounter
 from .backlog import Backlog
 from .receiving import Exchange
 from .response import Response, ResponseSettings
@@ -56,8 +54,6 @@ class Application:
     :param pre_request: called with each request before the app; or None.
     :param post_request: called after the app, whatever it did, with the request, its environ ({} if
         there is none) and its response (None if there is none); or None.
-    :param may_stay: called once for each request, before the app: whether to keep its connection
-        open.
     :param answer_error: answers an exception, given the channel, the request (None if it could not
         be read) and the exception, and returns the status and the size of the body. It logs the
         exception, and without a request the answer. Called only if nothing has been sent.
@@ -77,7 +73,6 @@ class Application:
         logs_access: bool,
         pre_request: Callable[[Any], object] | None,
         post_request: Callable[[Any, dict[str, Any], Response | None], object] | None,
-        may_stay: Callable[[], bool],
         answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]],
         on_answered: Callable[[Channel, Exchange, float, BaseException | None], object]
         | None = None,
@@ -90,15 +85,17 @@ class Application:
         self._logs_access = logs_access
         self._pre_request = pre_request
         self._post_request = post_request
-        self._may_stay = may_stay
         self._answer_error = answer_error
         self._on_answered = on_answered
-        # Called by channels when a response has been sent, or never will be; without an access
-        # log it is `on_answered` itself.
-        self.on_sent = self._log_exchange if logs_access else on_answered or _nothing
+        # Called by channels when a response has been sent, or never will be; None for neither an
+        # access log nor metrics.
+        self.on_sent = self._log_exchange if logs_access else on_answered
 
-    def run(self, channel: Channel) -> None:
-        """Call the app for a request; the channel is no longer the caller's afterwards."""
+    def run(self, channel: Channel, *, stays: bool) -> None:
+        """Call the app for a request; the channel is no longer the caller's afterwards.
+
+        :param stays: whether the server may keep its connection open after the response.
+        """
         exchange = channel.exchange
         assert exchange is not None
         req = exchange.req
@@ -109,11 +106,10 @@ class Application:
                 if self._pre_request is not None:
                     self._pre_request(req)
                 exchange.resp = resp = channel.response_class(req, channel.output, self._settings)
-                environ = self._environ(channel, exchange)
+                environ = self._environs.make(exchange, channel.connection())
                 resp.offer(environ)
                 exchange.environ = environ
-                if not self._may_stay():
-                    resp.force_close()
+                resp.must_close = not stays
                 if self._logs_access:
                     exchange.begun = time.monotonic()
                 try:
@@ -121,7 +117,7 @@ class Application:
                 finally:
                     if resp.close_body is not None:
                         _close_when_sent(channel, resp)
-                if not resp.counter.is_as_declared():
+                if resp.sent != resp.length or resp.dropped:
                     self._check_body(resp)
             except StopIteration as error:
                 # gunicorn's convention for an app that has taken the socket over, and is done.
@@ -141,24 +137,11 @@ class Application:
             channel.app_is_done()
 
     def _check_body(self, resp: Response) -> None:
-        if resp.counter.missing:
+        if resp.missing:
             resp.force_close()
-        complaint = resp.counter.complaint(resp.req.method, resp.status_code)
+        complaint = resp.complaint(resp.req.method, resp.status_code)
         if complaint:
             self.log.warning("%s %s: %s", resp.req.method, resp.req.uri, complaint)
-
-    def _environ(
-        self, channel: Channel, exchange: Exchange, *, check: bool = True
-    ) -> dict[str, Any]:
-        connection = channel.connection()
-        sock = connection.app_socket
-        if sock is None:
-            sock = connection.app_socket = AppSocket(connection)
-        if exchange.proxy is None:
-            exchange.proxy = connection.proxy
-        else:
-            connection.proxy = exchange.proxy
-        return self._environs.make(exchange, sock, connection.peer, connection.address, check=check)
 
     def _answer_failure(
         self, channel: Channel, exchange: Exchange, resp: Response | None, error: Any
@@ -216,11 +199,10 @@ class Application:
     ) -> Response:
         """Return what is logged of an error that was answered; the exchange has an environ then."""
         if exchange.environ is None:
-            exchange.environ = self._environ(channel, exchange, check=False)
+            exchange.environ = self._environs.make(exchange, channel.connection(), check=False)
         resp = channel.response_class(exchange.req, channel.output, self._settings)
         resp.status, resp.status_code = status, int(status[:3])
-        resp.counter = BodyCounter(NOT_STARTED)
-        resp.counter.sent = size
+        resp.sent = size
         resp.must_close = True
         return resp
 
@@ -239,7 +221,7 @@ class Application:
             return
         left = channel.output.bytes_left()
         if left:
-            resp.counter.sent = max(0, resp.counter.sent - left)
+            resp.sent = max(0, resp.sent - left)
         if exchange.begun:
             _add_times(exchange, exchange.environ, channel.output.backlog)
         self._log_access(resp, exchange, exchange.environ)
@@ -261,10 +243,6 @@ def _close_when_sent(channel: Channel, resp: Response) -> None:
         close()  # which does nothing for a generator that has ended
     else:
         channel.close_when_sent(close)
-
-
-def _nothing(channel: Channel, exchange: Exchange, now: float, error: BaseException | None) -> None:
-    """Neither metrics nor an access log."""
 
 
 def _add_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | None) -> None:
@@ -308,14 +286,10 @@ class EnvironFactory:
         self._shared: dict[Any, dict[str, Any]] = {}  # templates, by the listener's address
 
     def make(
-        self, exchange: Exchange, sock: object, peer: object, server: Any, *, check: bool = True
+        self, exchange: Exchange, connection: Endpoint, *, check: bool = True
     ) -> dict[str, Any]:
-        """Make the environ of a request.
+        """Make the environ of a request; SERVER_NAME is its Host's behind a Unix socket.
 
-        :param sock: the value of `gunicorn.socket`.
-        :param peer: the client's address as accept() returned it.
-        :param server: the listener's address. For a Unix socket, SERVER_NAME is taken from the
-            request's Host instead.
         :param check: False to accept any path, for the log of a request that is refused anyway.
         :raises MalformedRequest: if the path is not below SCRIPT_NAME.
         """
@@ -335,9 +309,13 @@ class EnvironFactory:
                 )
         if "%" in path or not path.isascii():
             path = decoded_path(path)
-        shared = self._shared.get(server)
+        address, peer = connection.address, connection.peer
+        shared = self._shared.get(address)
         if shared is None:
-            shared = self._shared[server] = self._share(server)
+            shared = self._shared[address] = self._share(address)
+        sock = connection.app_socket
+        if sock is None:
+            sock = connection.app_socket = AppSocket(connection)
         environ = shared.copy()
         environ["gunicorn.socket"] = sock
         environ["wsgi.input"] = exchange.body
@@ -356,7 +334,9 @@ class EnvironFactory:
         elif isinstance(peer, bytes):
             environ["REMOTE_ADDR"] = peer.decode()
         if exchange.proxy is not None:
-            environ.update(exchange.proxy)
+            connection.proxy = exchange.proxy
+        if connection.proxy is not None:
+            environ.update(connection.proxy)
         environ |= fields
         if "SERVER_NAME" not in environ:
             host = fields.get("HTTP_HOST")
@@ -367,12 +347,12 @@ class EnvironFactory:
             environ["SERVER_PORT"] = port
         return environ
 
-    def _share(self, server: Any) -> dict[str, Any]:
+    def _share(self, address: Any) -> dict[str, Any]:
         """Make the template of a listener."""
         environ = {**self._worker_part, **dict.fromkeys(_OF_EACH)}
-        if isinstance(server, tuple):
-            environ["SERVER_NAME"] = server[0]
-            environ["SERVER_PORT"] = str(server[1])
+        if isinstance(address, tuple):
+            environ["SERVER_NAME"] = address[0]
+            environ["SERVER_PORT"] = str(address[1])
         return environ
 
 

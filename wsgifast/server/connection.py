@@ -29,22 +29,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..errors import ClientGone, RequestError
 from ..sockets.sending import FileTruncated
 from .endpoint import (
-    ANSWERED,
-    BEGUN,
     CLOSED,
     HANDSHAKE,
     IDLE,
     LINGERING,
-    READY,
     RECEIVING,
-    REFUSED,
     RUNNING,
-    SECURED,
     SENDING,
     SKIPPING,
-    SKIPS,
-    STAYS,
-    SWITCHES,
+    STREAMS,
     Endpoint,
 )
 from .output import OutputQueue
@@ -150,7 +143,7 @@ class Connection(Endpoint):
             self._core.log.debug("TLS handshake failed: %s", error)
             self.close()
             return None
-        self.move(SECURED)
+        self.state = IDLE
         self._core.on_handshake_end(self)
         if self._tls.selected_alpn_protocol() == "h2":
             return self._speak_http2(None)
@@ -193,14 +186,14 @@ class Connection(Endpoint):
         if step is COMPLETE:
             self.exchange = exchange = receiver.exchange
             assert exchange is not None
-            self.move(READY)
+            self.state = RUNNING
             if exchange.body is None:
                 self._stream_body(exchange)
             return self
         if step is HTTP2:
             return self._speak_http2(receiver.exchange)
         if self.state is IDLE:
-            self.move(BEGUN)
+            self.state = RECEIVING
             self.deadline = time.monotonic() + self._core.options.head_timeout_s
         self._receive_more(asked=step is ASKED)
         return None
@@ -222,11 +215,15 @@ class Connection(Endpoint):
                 return  # the queue waits for the socket; receiving goes on after that
         if deadline is not None:
             self.deadline = deadline
-        self._await_more()
+        if self._receiver.has_more_to_do() or self.has_more_in_tls():  # which no event will report
+            self._core.resume(self)
+        else:
+            self.wait(READ)
 
-    def _await_more(self) -> None:
-        """Wait for the next bytes, or go on at once with those that no event will report."""
-        if self._receiver.has_more_to_do() or self.has_more_in_tls():
+    def _await_request(self) -> None:
+        """Wait for the next request, or go on at once with what has been received of it."""
+        self.state = IDLE
+        if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
             self._core.resume(self)
         else:
             self.wait(READ)
@@ -258,7 +255,7 @@ class Connection(Endpoint):
 
         :param exchange: the request that has asked for the upgrade.
         """
-        self.move(SWITCHES)
+        self.state = STREAMS
         receiver = self._receiver
         return self._core.begin_http2(self, receiver.parser, receiver.rest, exchange)
 
@@ -301,12 +298,14 @@ class Connection(Endpoint):
 
     def app_is_done(self) -> None:
         """The app has returned: finish now, or let the thread do it that sends the last byte."""
-        self.output.flush()
+        output = self.output
+        if output.held is not None:
+            output.flush()
         # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
-        with self.output.lock:
-            if self.output.draining:
-                self.move(ANSWERED)
-                self.output.closing = True
+        with output.lock:
+            if output.draining:
+                self.state = SENDING
+                output.closing = True
                 return
         self._finish()
 
@@ -314,7 +313,7 @@ class Connection(Endpoint):
 
     def refuse(self, error: Exception) -> None:
         """Answer a request that is malformed or refused; then close."""
-        self.move(REFUSED)
+        self.state = SENDING
         self._core.refuse(self, self._receiver.exchange, error)
         self._receiver.close()
         with self.output.lock:
@@ -330,7 +329,8 @@ class Connection(Endpoint):
         now = time.monotonic()
         if exchange is not None:
             error = self.output.error
-            self._core.on_sent(self, exchange, now, error)
+            if self._core.on_sent is not None:
+                self._core.on_sent(self, exchange, now, error)
             if exchange.close is not None:
                 self._core.make_due(exchange.close)
             self._receiver.exchange = None
@@ -344,15 +344,15 @@ class Connection(Endpoint):
         if not stays:
             self.leave()
             return
-        self.output.reset()
-        self.deadline = now + self._core.keepalive_s()
+        if self.output.held is not None or self.output.backlog is not None:
+            self.output.reset()
+        self.deadline = now + self._core.keepalive_s
         if exchange is None or exchange.streamed is None:
-            self.move(STAYS)
-            self._await_more()
+            self._await_request()
             return
         self.deadline = min(self.deadline, now + self._core.options.body_timeout_s)
         self._unread = exchange.streamed
-        self.move(SKIPS)
+        self.state = SKIPPING
         self._skip(0)
 
     def _skip(self, events: int) -> None:
@@ -367,9 +367,8 @@ class Connection(Endpoint):
         if rest is not None:
             self._unread = None
             self._receiver.rest = rest
-            self.deadline = time.monotonic() + self._core.keepalive_s()
-            self.move(STAYS)
-            self._await_more()
+            self.deadline = time.monotonic() + self._core.keepalive_s
+            self._await_request()
         elif body.failure is None:
             self.wait(READ)
         else:

@@ -42,6 +42,14 @@ if TYPE_CHECKING:
     from .output import OutputQueue
     from .server import Server
 
+# The states, and those that may follow; CLOSED follows every other one.
+#
+#     HANDSHAKE: IDLE, LINGERING                   SENDING: IDLE, SKIPPING, LINGERING
+#     IDLE: RECEIVING, RUNNING, SENDING, STREAMS   SKIPPING: IDLE, LINGERING
+#     RECEIVING: RUNNING, SENDING, STREAMS         STREAMS: LINGERING
+#     RUNNING: SENDING, IDLE, SKIPPING, LINGERING
+#
+# Only the connection's owner changes its state.
 HANDSHAKE: Final = "handshake"  # TLS handshake
 IDLE: Final = "idle"  # nothing of the next request has been received
 RECEIVING: Final = "receiving"  # a part of a request has been received
@@ -52,36 +60,6 @@ STREAMS: Final = "streams"  # HTTP/2 (http2/connection.py), whose streams have s
 LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
-SECURED: Final = "the handshake is complete"
-BEGUN: Final = "the beginning of a request was received"
-READY: Final = "the request is complete, as far as the app needs it"
-REFUSED: Final = "the request is answered with an error"
-ANSWERED: Final = "the app has returned, and not all is sent"
-STAYS: Final = "all is sent, and the connection is kept"
-SKIPS: Final = "all is sent, and the connection is kept once the rest of the body has come"
-LEAVES: Final = "all is sent, and the connection ends; or its handshake has failed"
-SWITCHES: Final = "HTTP/2 was negotiated"
-GONE: Final = "the connection is lost, given up, or closed by the client"
-
-# Complete: `Endpoint.move` looks each event up in it, and one that is missing is a bug. Only the
-# connection's owner moves it.
-TRANSITIONS: Final[dict[str, dict[str, str]]] = {
-    HANDSHAKE: {SECURED: IDLE, LEAVES: LINGERING, GONE: CLOSED},
-    IDLE: {
-        BEGUN: RECEIVING,
-        READY: RUNNING,
-        SWITCHES: STREAMS,
-        REFUSED: SENDING,
-        GONE: CLOSED,
-    },
-    RECEIVING: {READY: RUNNING, SWITCHES: STREAMS, REFUSED: SENDING, GONE: CLOSED},
-    RUNNING: {ANSWERED: SENDING, STAYS: IDLE, SKIPS: SKIPPING, LEAVES: LINGERING, GONE: CLOSED},
-    SENDING: {STAYS: IDLE, SKIPS: SKIPPING, LEAVES: LINGERING, GONE: CLOSED},
-    SKIPPING: {STAYS: IDLE, LEAVES: LINGERING, GONE: CLOSED},
-    STREAMS: {LEAVES: LINGERING, GONE: CLOSED},
-    LINGERING: {GONE: CLOSED},
-    CLOSED: {},
-}
 # Bytes discarded in one turn.
 _DISCARD_BYTES = 256 * 1024
 
@@ -258,10 +236,6 @@ class Endpoint:
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.state = state
 
-    def move(self, event: str) -> None:
-        """Change to the state that an event leads to."""
-        self.state = TRANSITIONS[self.state][event]
-
     # What each version of HTTP does in its own way
 
     @property
@@ -378,7 +352,7 @@ class Endpoint:
         except (OSError, ValueError):
             self.close()
             return
-        self.move(LEAVES)
+        self.state = LINGERING
         self._lingering = Lingering(time.monotonic())
         self.deadline = self._lingering.deadline
         self._discard(READ)
@@ -404,7 +378,7 @@ class Endpoint:
             return
         if not self._let_go():
             return  # the thread of its last app closes it
-        self.move(GONE)
+        self.state = CLOSED
         registry = self._core.registry
         self.output.close()
         self.app_socket = None

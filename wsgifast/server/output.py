@@ -77,6 +77,7 @@ class OutputQueue:
     :ivar sender: sends on the socket, or on the stream.
     :ivar backlog: what is left to send; None while every response was sent at once.
     :ivar draining: an event's thread, or a disk thread, will go on sending.
+    :ivar held: the blocks of a stream that are held back; None before a stream.
     :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
     :ivar keeps_all: nothing goes to a temporary file: it holds little, and is written under a lock.
     :ivar closing: the response is complete: the thread that sends its last byte finishes it.
@@ -84,8 +85,8 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_dropped", "_held", "_room", "_rules", "backlog", "closing", "draining",
-        "error", "keeps_all", "lock", "may_run_ahead", "owner", "sender",
+        "_dropped", "_room", "_rules", "backlog", "closing", "draining",
+        "error", "held", "keeps_all", "lock", "may_run_ahead", "owner", "sender",
     )  # fmt: skip
 
     def __init__(
@@ -104,7 +105,7 @@ class OutputQueue:
         self.owner = owner
         self._rules = rules
         self._room: threading.Condition | None = None
-        self._held: HeldBlocks | None = None
+        self.held: HeldBlocks | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -112,9 +113,9 @@ class OutputQueue:
         self._dropped = 0  # bytes that an error has dropped
         self.closing = False
         self.may_run_ahead = False
-        if self._held is not None:
-            self._held.take()
-        self._held = None  # of a stream
+        if self.held is not None:
+            self.held.take()
+        self.held = None  # of a stream
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
@@ -131,7 +132,7 @@ class OutputQueue:
         """Send bytes, and queue what the kernel does not take; may wait for the client."""
         rest: bytes | memoryview = data
         with self.lock:
-            if self._held is not None and self._held.blocks:
+            if self.held is not None and self.held.blocks:
                 self._queue_held()
             backlog = self.backlog
             queued = 0 if backlog is None else backlog.size
@@ -143,8 +144,13 @@ class OutputQueue:
                 self._dropped += len(data)
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
-                sent = self._send_at_once(data)
-                self._check(data)
+                try:
+                    sent = self.sender.send(data)
+                except WOULD_BLOCK:
+                    sent = 0
+                except OSError as error:
+                    self._fail(error)
+                    self._check(data)
                 if sent == len(data):
                     return
                 rest = memoryview(data)[sent:]
@@ -166,7 +172,7 @@ class OutputQueue:
         :returns: what sends a further block; see :meth:`.HeldBlocks.write`.
         """
         rules = self._rules
-        self._held = held = HeldBlocks(
+        self.held = held = HeldBlocks(
             self,
             rules.coalescing,
             frame,
@@ -232,7 +238,7 @@ class OutputQueue:
 
     def is_sent(self) -> bool:
         """Whether the kernel has taken everything, or never will."""
-        if self._held is None:
+        if self.held is None:
             return not self.draining
         self.flush()
         with self.lock:  # the monitor's tick may have taken blocks that it has not queued yet
@@ -252,7 +258,7 @@ class OutputQueue:
         :param wait: whether to wait for the lock.
         :returns: False if another thread has it.
         """
-        if self._held is None or not self._held.blocks:
+        if self.held is None or not self.held.blocks:
             return True
         self._rules.coalescing.queues.discard(self)
         if not self.lock.acquire(blocking=wait):
@@ -300,7 +306,7 @@ class OutputQueue:
     def bytes_left(self) -> int:
         """Bytes that the kernel has not taken, including those that an error has dropped."""
         with self.lock:
-            return self._dropped + (self._held.size if self._held else 0) + self.bytes_queued
+            return self._dropped + (self.held.size if self.held else 0) + self.bytes_queued
 
     # Without the lock: a slow disk must not hold up the thread that sends, nor the writer.
 
@@ -394,21 +400,11 @@ class OutputQueue:
 
     def _queue_held(self) -> None:
         """Queue what is held back; after an error, drop it."""
-        data = b"" if self._held is None else self._held.take()
+        data = b"" if self.held is None else self.held.take()
         if self.error is not None:
             self._dropped += len(data)
         elif data:
             self._begin_backlog().append(data)
-
-    def _send_at_once(self, data: bytes) -> int:
-        """Send what the kernel takes of a block; nothing is queued."""
-        try:
-            return self.sender.send(data)
-        except WOULD_BLOCK:
-            return 0
-        except OSError as error:
-            self._fail(error)
-            return 0
 
     def _send(self, after_event: bool = False) -> None:
         backlog = self.backlog
@@ -416,7 +412,7 @@ class OutputQueue:
             return
         try:
             turn = self.sender.take_turn(backlog, after_event=after_event)
-            if turn is Turn.DONE and self._held is not None and self._held.blocks:
+            if turn is Turn.DONE and self.held is not None and self.held.blocks:
                 self._queue_held()
                 backlog.count_memory()
                 turn = self.sender.take_turn(backlog)

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ..bodies.response_writer import NOT_STARTED, NOTHING_COUNTED, Output, ResponseWriter
+from ..bodies.response_writer import NOT_STARTED, Output, ResponseWriter
 from ..files import http_date
-from ..http.framing import Framing
-from ..http.head import ResponseHead, interim_fields
+from ..http.head import interim_fields
 
 _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 
@@ -87,7 +86,8 @@ class Response(ResponseWriter):
         self.must_close = self.headers_sent = False
         self._output = output
         self._framing = NOT_STARTED
-        self.counter = NOTHING_COUNTED
+        self._method = req.method
+        self._chunks = req.version > (1, 0) and settings.sends_chunks
         self.req = req
         self.cfg = settings
 
@@ -116,16 +116,6 @@ class Response(ResponseWriter):
     @property
     def upgrade(self) -> bool:
         return self._head is not None and self._head.upgrades
-
-    @property
-    def sent(self) -> int:
-        """Body bytes, without framing: passed to the output so far, and in the end, sent."""
-        return self.counter.sent
-
-    @sent.setter
-    def sent(self, size: Any) -> None:
-        if self._head is not None:
-            self.counter.sent = int(size)
 
     def force_close(self) -> None:
         self.must_close = True
@@ -156,18 +146,13 @@ class Response(ResponseWriter):
 
     # HTTP/1; HTTP2Response overrides these.
 
-    def _frame(self, head: ResponseHead) -> Framing:
-        req = self.req
-        chunks = head.content_length is None and req.version > (1, 0) and self.cfg.sends_chunks
-        return head.frame(req.method, chunks=chunks)
-
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
         lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
         self._output.write(f"HTTP/1.1 103 Early Hints\r\n{lines}\r\n".encode("latin-1"))
 
     def _encoded_head(self) -> bytes:
-        head = self._checked_head()
-        self.closes = closes = self.should_close()
+        head = self._head or self._checked_head()
+        self.closes = closes = self.must_close or self.closes or bool(self.req.should_close())
         connection = "close" if closes else "keep-alive"
         if head.upgrades:
             connection = "upgrade"

@@ -52,6 +52,7 @@ class Server:
     :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
     :param http2: the settings sent to HTTP/2 clients.
     :ivar connections: the open ones.
+    :ivar requests: how many the app has been called for, or is about to be.
     """
 
     def __init__(
@@ -76,6 +77,9 @@ class Server:
         self._stopping = False
         self._killed = False
         self._sweep_pushed = False
+        self.requests = 0
+        # How long an idle connection is kept open.
+        self.keepalive_s = options.keepalive_s
         self.poller = make_poller()
         self.registry = Registry(
             self.poller,
@@ -83,6 +87,7 @@ class Server:
             log=log,
         )
         self.connections = self.registry.connections
+        self._waiting = self.registry.waiting
         self._coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
         self.pool: Pool[Channel] = Pool(options.threads, self.poller, self)
         self._acceptor = Acceptor(
@@ -180,6 +185,7 @@ class Server:
         :param cut_off_s: this long before the deadline, all clients are cut off.
         """
         self._stopping = True
+        self._shorten_keepalive()
         self._acceptor.close()
         cut_off_at = deadline - cut_off_s
         is_cut_off = False
@@ -203,6 +209,7 @@ class Server:
     def stop(self) -> None:
         """Make :meth:`serve` return; safe in a signal handler."""
         self._stopping = True
+        self._shorten_keepalive()
         self.pool.monitor.interrupt()
 
     def end_soon(self, reason: str) -> bool:
@@ -213,8 +220,12 @@ class Server:
         if self._ends_soon:
             return False
         self._ends_soon = reason
+        self._shorten_keepalive()
         self.pool.monitor.interrupt()
         return True
+
+    def _shorten_keepalive(self) -> None:
+        self.keepalive_s = min(self.keepalive_s, LINGER_S)
 
     def _send_goaways(self, now: float) -> None:
         """Have the next sweep send GOAWAY frames to clients that have got none."""
@@ -330,12 +341,6 @@ class Server:
         self.counters.refused[getattr(error, "status", 400)] += 1
         self._application.refuse(channel, exchange, error)
 
-    def keepalive_s(self) -> float:
-        """How long an idle connection is kept open."""
-        keepalive_s = self.options.keepalive_s
-        ends = self._stopping or self._ends_soon
-        return min(keepalive_s, LINGER_S) if ends else keepalive_s
-
     def postpone(self, close: Callable[[], object], req: Any) -> Close:
         """Have this thread call the close() of a body, once :meth:`make_due` is called.
 
@@ -353,14 +358,19 @@ class Server:
         if not isinstance(item, tuple):
             return item()
         fd, events = item
-        connection = self.registry.claim(fd)
+        connection = self._waiting.pop(fd, None)  # Registry.claim, inlined
         if connection is None:
             if self._acceptor.listens_on(fd):
                 self._acceptor.accept(fd)
             return None
         if self._acceptor.unfinished is not None:
             self._acceptor.count_event()
-        ready = self._go_on(connection, events)
+        try:
+            ready = connection.on_event(events)
+        except Exception:
+            self.log.exception("Error in a connection")
+            connection.close()
+            return None
         if ready is not None and events & HUNG_UP:
             # Most clients that have hung up no longer wait for an answer: the others go first.
             self.pool.defer(lambda: ready)
@@ -378,10 +388,23 @@ class Server:
     def run(self, channel: Channel) -> None:
         try:
             if channel.begin_app():
-                self._application.run(channel)
+                self._application.run(channel, stays=self._may_stay())
         except Exception:
             self.log.exception("Error in a connection")
             channel.close()
+
+    def _may_stay(self) -> bool:
+        """Count a request; whether its connection may have another one."""
+        self.requests += 1
+        if self.requests >= self.options.max_requests:
+            if not self._stopping and self.end_soon("max_requests"):
+                self.log.info("Autorestarting worker after current request.")
+            return False
+        return (
+            not self._stopping
+            and self.keepalive_s > 0
+            and len(self.connections) <= self.options.max_keepalived
+        )
 
     def close_body(self, close: Close) -> None:
         try:

@@ -23,7 +23,6 @@ from ..http.request_head import check_host, header_key
 from ..server.receiving import Exchange
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
-from .plain_request import PlainRequest
 
 _END_OF_HEAD = b"\r\n\r\n"
 # RFC 9110 section 9.1, RFC 5789.
@@ -148,6 +147,59 @@ class HttptoolsParser:
             self._readers.append(reader)
         req = PlainRequest(name, uri, version, fields, scheme, persists, peer)
         return Exchange(req, length, data[end:], fields)
+
+
+class PlainRequest:
+    """A request with what gunicorn's own offers to hooks, loggers and error pages.
+
+    A hook may add attributes.
+    """
+
+    fragment = ""
+    body = None
+    proxy_protocol_info = None
+
+    def __init__(
+        self,
+        method: str,
+        uri: str,
+        version: tuple[int, int],
+        fields: dict[str, str],
+        scheme: str,
+        persists: bool,
+        peer: Any,
+    ) -> None:
+        self.method = method
+        self.uri = uri
+        self.path, _, self.query = uri.partition("?")
+        self.version = version
+        self.scheme = scheme
+        self.peer_addr = peer
+        self._fields = fields
+        self.must_close = False
+        self._persists = persists
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Names in upper case, and values."""
+        return [
+            (key.removeprefix("HTTP_").replace("_", "-"), value)
+            for key, value in self._fields.items()
+        ]
+
+    @property
+    def remote_addr(self) -> Any:
+        return self.peer_addr
+
+    @property
+    def trailers(self) -> list[tuple[str, str]]:
+        return []
+
+    def force_close(self) -> None:
+        self.must_close = True
+
+    def should_close(self) -> bool:
+        return self.must_close or not self._persists
 
 
 class _Reader:

@@ -107,14 +107,10 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
 
 
 class WorkerCollector:
-    """Collects a worker's metrics; any thread may call.
+    """Collects a worker's metrics; any thread may call."""
 
-    :param requests: how many requests the worker has had.
-    """
-
-    def __init__(self, server: Server, requests: Callable[[], int]) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
-        self._requests = requests
         self._waits = [0] * (len(_WAIT.bounds) + 1)
         self._waited_s = 0.0
         self._lock = threading.Lock()
@@ -157,7 +153,7 @@ class WorkerCollector:
                 for observe in observers.get(_WAIT.name, ()):
                     observe(seconds)
             # Whoever is not among them found a thread free.
-            at_once = max(0, self._requests() - sum(self._waits))
+            at_once = max(0, self.server.requests - sum(self._waits))
             return Distribution((self._waits[0] + at_once, *self._waits[1:]), self._waited_s)
 
 
@@ -208,12 +204,12 @@ class ResponseRecorder:
             return
         status, size = 500, 0  # the answer to what the app has raised is not the app's
         if resp is not None and resp.status is not None:
-            status, size = resp.status_code, resp.counter.sent
+            status, size = resp.status_code, resp.sent
         elif resp is not None and error is None:
             return  # the app has taken its connection over
         length_error = environ.get(LENGTH_ERROR)
         left = False
-        if error is not None or resp is None or resp.must_close or resp.counter.dropped:
+        if error is not None or resp is None or resp.must_close or resp.dropped:
             if error is not None:
                 size = max(0, size - channel.output.bytes_left())
                 left = not isinstance(error, FileTruncated)
@@ -235,11 +231,11 @@ class ResponseRecorder:
 def _length_error(resp: Response | None, error: BaseException | None) -> LengthError | None:
     if isinstance(error, FileTruncated):
         return "short"
-    if resp is None or error is not None or resp.counter.is_as_declared():
+    if resp is None or error is not None or resp.is_as_declared():
         return None
-    if resp.counter.missing:
+    if resp.missing:
         return "short"
-    return "long" if resp.counter.is_cut else None
+    return "long" if resp.is_cut else None
 
 
 def start_reporting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from importlib.util import find_spec
@@ -26,6 +27,8 @@ def options(worker: Any, settings: Settings) -> Options:
     return Options(
         threads=settings.threads,
         worker_connections=settings.worker_connections,
+        max_keepalived=settings.worker_connections - settings.threads,  # as gthread's
+        max_requests=getattr(worker, "max_requests", sys.maxsize),  # with its jitter
         keepalive_s=float(settings.keepalive),
         graceful_timeout_s=settings.graceful_timeout,
         # Not where each worker has its own listeners.

@@ -203,7 +203,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
             self._responses = ResponseRecorder(recorder(), self.log)
         self.server = server = self.make_server()
-        collector = WorkerCollector(server, lambda: self.nr)
+        collector = WorkerCollector(server)
         report_the_last = start_reporting(collector, self._responses, self)
         try:
             server.serve(self._beat)
@@ -264,7 +264,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             or bool(getattr(self.log, "access_log_enabled", True)),
             pre_request=pre_request(settings, self),
             post_request=post_request(settings, self),
-            may_stay=self._may_stay,
             answer_error=self._answer_error,
             on_answered=None if responses is None else responses.record,
         )
@@ -292,21 +291,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     # What the application asks for.
 
-    def _may_stay(self) -> bool:
-        """Count a request; whether its connection may have another one."""
-        server = self.server
-        assert server is not None
-        self.nr += 1
-        if self.nr >= self.max_requests:
-            if self.alive and server.end_soon("max_requests"):
-                self.log.info("Autorestarting worker after current request.")
-            return False
-        return bool(
-            self.alive
-            and server.options.keepalive_s
-            and len(server.connections) <= self.max_keepalived
-        )
-
     def _answer_error(self, channel: Channel, req: Any, error: Any) -> tuple[str, int]:
         """Let gunicorn log an error and answer it; returns the status and the size of the page."""
         page = ErrorPage(channel.send_error)
@@ -323,6 +307,15 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             except Exception:
                 self.log.exception("Error in the access log")
         return answering.status, page.size
+
+    @property
+    def nr(self) -> int:
+        """How many requests it has had; gunicorn's name for it."""
+        return 0 if self.server is None else self.server.requests
+
+    @nr.setter
+    def nr(self, count: int) -> None:
+        """Nothing: gunicorn begins to count."""
 
     @property
     def nr_conns(self) -> int:

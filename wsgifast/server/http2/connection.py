@@ -425,7 +425,7 @@ class HTTP2Connection(Endpoint):
                 self.output.reset()
             now = time.monotonic()
             self._deadline_of_idle = now + (
-                self._core.keepalive_s() or self._core.options.head_timeout_s
+                self._core.keepalive_s or self._core.options.head_timeout_s
             )
             self.deadline = self._deadline_of_idle
             return False

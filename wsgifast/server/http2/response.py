@@ -18,8 +18,7 @@ from h2.exceptions import ProtocolError
 from ...bodies.content_coding import ContentCoding
 from ...bodies.streams import Stream
 from ...errors import BodyError, ClientGone
-from ...http.framing import Framing, frame_response
-from ...http.head import ResponseHead, trailer_fields
+from ...http.head import trailer_fields
 from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
 from ..backlog import Backlog
 from ..output import OutputOwner, OutputQueue
@@ -40,6 +39,7 @@ class HTTP2Response(Response):
 
     def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
         super().__init__(req, output, settings)
+        self._chunks = False
         self._stream = cast(StreamOutput, output)
         self._trailers: Fields = []
 
@@ -60,7 +60,7 @@ class HTTP2Response(Response):
         return self.must_close  # Connection headers do not apply
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
-        length, size = self.counter.length, self.counter.sent + sum(map(len, blocks))
+        length, size = self.length, self.sent + sum(map(len, blocks))
         if not self._trailers and (length is None or length <= size):
             # END_STREAM goes on the last DATA frame.
             self._stream.stream_sender.ends_after = size if length is None else length
@@ -81,19 +81,16 @@ class HTTP2Response(Response):
         self._end_stream()
 
     def _end_stream(self) -> None:
-        if not self.counter.missing:  # or it is reset, so that it does not look complete
-            self._stream.end(self.counter.sent, self._trailers)
-
-    def _frame(self, head: ResponseHead) -> Framing:
-        if head.code == 101:
-            raise BodyError(f"the status is {head.status!r}, which HTTP/2 does not have")
-        return frame_response(self.req.method, head.code, head.content_length, chunks=False)
+        if not self.missing:  # or it is reset, so that it does not look complete
+            self._stream.end(self.sent, self._trailers)
 
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
         self._stream.send_interim([(b":status", b"103"), *_encoded(fields)])
 
     def _encoded_head(self) -> bytes:
         head = self._checked_head()
+        if head.code == 101:
+            raise BodyError(f"the status is {head.status!r}, which HTTP/2 does not have")
         fields = _encoded(head.headers)
         server_name = self.cfg.server_name
         if server_name is not None and not head.has_server:

@@ -249,7 +249,8 @@ class Stream:
         exchange = self.exchange
         if exchange is not None:
             core, error = self._mux.core, self.output.error
-            core.on_sent(self, exchange, time.monotonic(), error)
+            if core.on_sent is not None:
+                core.on_sent(self, exchange, time.monotonic(), error)
             if exchange.close is not None:
                 core.make_due(exchange.close)
             if isinstance(error, FileTruncated):

@@ -1,0 +1,96 @@
+"""How many Python functions FastWorker calls for a small request, and in how many files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import statistics
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
+from gunicorn.workers import base
+
+import wsgifast
+from wsgifast.workers import FastWorker
+
+BODY = bytes(1024)
+REQUEST = b"GET / HTTP/1.1\r\nHost: a.example\r\nUser-Agent: test\r\nAccept: */*\r\n\r\n"
+# Of which the first ones fill caches.
+REQUESTS, FIRST = 60, 20
+MOST_CALLS, MOST_FILES = 40, 12
+
+
+class Calls:
+    """Notes the functions that threads call, from one call of the app to the next."""
+
+    def __init__(self) -> None:
+        self.of_requests: list[list[CodeType]] = []
+        self._under_way: list[CodeType] = []
+
+    def on_event(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            self._under_way.append(frame.f_code)
+
+    def app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        self.of_requests.append(self._under_way[:-1])  # without the app's own
+        self._under_way.clear()
+        start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "1024")])
+        return [BODY]
+
+
+@pytest.fixture
+def calls() -> Calls:
+    """Those of FastWorker's threads, without an access log, for requests on one connection."""
+    pytest.importorskip("httptools")
+    calls = Calls()
+    cfg = Config()
+    cfg.set("threads", 2)
+    worker = FastWorker(0, os.getppid(), [], SimpleNamespace(), 30, cfg, Logger(cfg))
+    with mock.patch.object(base.Worker, "init_process"):
+        worker.init_process()
+    worker.wsgi = calls.app
+    server = worker.server = worker.make_server()
+    near, client = socket.socketpair()
+    connection = server._connect(near, ("192.0.2.1", 4711), ("192.0.2.2", 80))
+    assert connection is not None
+    connection.begin()
+    threading.setprofile(calls.on_event)
+    try:
+        server.pool.start()
+        for _ in range(REQUESTS):
+            client.sendall(REQUEST)
+            data = b""
+            while not data.endswith(BODY):
+                data += client.recv(65536)
+    finally:
+        threading.setprofile(None)
+        server.pool.stop()
+        for member in server.pool._members:
+            assert member.thread is not None
+            member.thread.join()
+        client.close()
+        near.close()
+        worker.tmp.close()
+    return calls
+
+
+def test_small_request_takes_few_calls_in_few_files(calls: Calls) -> None:
+    found = calls.of_requests[FIRST:]
+    # Now and then a request has a call more, such as that of a clock's next second.
+    usual = statistics.mode(map(len, found))
+    called = next(each for each in found if len(each) == usual)
+    files = [os.path.relpath(each.co_filename, Path(wsgifast.__file__).parent) for each in called]
+    hops = sum(before != after for before, after in itertools.pairwise(files))
+    print(f"{len(called)} calls in {len({*files})} files, {hops} hops")
+    for file, each in zip(files, called, strict=True):
+        print(f"    {file}: {each.co_name}")
+    assert len(called) <= MOST_CALLS
+    assert len({*files}) <= MOST_FILES
