@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from docs.benchmarks.publish import CHARTS, benchmarks_pages, ratios, readme
+from docs.pictures import pictures
 from wsgifast.commands.cli import command_parser
 from wsgifast.commands.doctor import CATALOGUE as FINDINGS
 from wsgifast.metrics import catalogue as metrics
@@ -181,6 +182,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     **benchmarks_pages(),
     "../README.md": readme,
     **{name: partial(ratios, theme) for theme, name in CHARTS.items()},
+    **pictures(),
     "reference/findings.md": findings,
     "reference/metrics.md": metrics_page,
     "reference/command-line.md": command_line,

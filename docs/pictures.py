@@ -1,0 +1,197 @@
+"""The pictures of the explanations, drawn for light and for dark pages: `make docs` writes them.
+
+They are narrow, with large text, so that they can be read on a phone.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping
+
+from docs.benchmarks.chart import THEMES
+
+WIDTH_PX = 560
+_FONT = 'font-family: system-ui, -apple-system, "Segoe UI", sans-serif; font-size: 15px'
+
+
+class Picture:
+    """An SVG that grows by shapes; positions and sizes in pixels."""
+
+    def __init__(self, title: str, height: float, colours: Mapping[str, str]) -> None:
+        self._title, self._height, self._colours = title, height, colours
+        self._shapes: list[str] = []
+
+    def text(
+        self, x: float, y: float, text: str, *, ink: str = "ink", anchor: str = "start"
+    ) -> None:
+        self._shapes.append(
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{self._colours[ink]}">'
+            f"{html.escape(text)}</text>"
+        )
+
+    def box(
+        self, x: float, y: float, width: float, height: float, *lines: str, ink: str = "soft"
+    ) -> None:
+        """A box with lines of text in its middle."""
+        self._shapes.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="none" '
+            f'stroke="{self._colours[ink]}" stroke-width="1.5"/>'
+        )
+        middle = y + height / 2 + 5 - (len(lines) - 1) * 9.5
+        for number, line in enumerate(lines):
+            kind = "soft" if number else "ink"
+            self.text(x + width / 2, middle + number * 19, line, anchor="middle", ink=kind)
+
+    def bar(self, x: float, y: float, width: float, *, ink: str, height: float = 16) -> None:
+        self._shapes.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="2" '
+            f'fill="{self._colours[ink]}"/>'
+        )
+
+    def line(self, *points: tuple[float, float], ink: str = "line", dashed: bool = False) -> None:
+        places = " ".join(f"{x},{y}" for x, y in points)
+        dash = ' stroke-dasharray="4 4"' if dashed else ""
+        self._shapes.append(
+            f'<polyline points="{places}" fill="none" stroke="{self._colours[ink]}" '
+            f'stroke-width="1.5"{dash}/>'
+        )
+
+    def arrow(
+        self,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        *,
+        ink: str = "soft",
+        dashed: bool = False,
+    ) -> None:
+        (x, y), (to_x, to_y) = start, end
+        length = ((to_x - x) ** 2 + (to_y - y) ** 2) ** 0.5
+        along = (to_x - x) / length, (to_y - y) / length
+        across = -along[1], along[0]
+        back = to_x - 9 * along[0], to_y - 9 * along[1]
+        corners = [
+            (to_x, to_y),
+            *((back[0] + s * 4 * across[0], back[1] + s * 4 * across[1]) for s in (1, -1)),
+        ]
+        self.line(start, back, ink=ink, dashed=dashed)
+        places = " ".join(f"{px:.1f},{py:.1f}" for px, py in corners)
+        self._shapes.append(f'<polygon points="{places}" fill="{self._colours[ink]}"/>')
+
+    def svg(self) -> str:
+        title = html.escape(self._title)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {WIDTH_PX} '
+            f'{self._height}" width="{WIDTH_PX}" height="{self._height}"><title>{title}</title>'
+            f"<style>text {{ {_FONT} }}</style>\n" + "\n".join(self._shapes) + "\n</svg>\n"
+        )
+
+
+def request(colours: Mapping[str, str]) -> str:
+    """A request's way through FastWorker."""
+    p = Picture("A request's way: the client, the kernel, FastWorker and the app", 392, colours)
+    p.box(0, 30, 108, 332, "client")
+    p.box(138, 30, 108, 332, "kernel", "sockets,", "page cache")
+    p.box(276, 30, 284, 332, ink="better")
+    p.text(418, 20, "FastWorker: a few threads", anchor="middle")
+    p.box(292, 46, 252, 62, "leader: polls, receives, parses", "waiting connections: no thread")
+    p.box(292, 146, 252, 62, "the same thread runs the app", "another one leads meanwhile")
+    p.box(
+        292,
+        246,
+        252,
+        100,
+        "output queue",
+        "memory, then an unnamed file;",
+        "of a file: a descriptor, an offset",
+    )
+    p.arrow((108, 77), (138, 77))
+    p.arrow((246, 77), (292, 77))
+    p.text(418, 132, "request is complete", anchor="middle", ink="soft")
+    p.arrow((324, 108), (324, 146))
+    p.text(418, 232, "body is classified, once", anchor="middle", ink="soft")
+    p.arrow((324, 208), (324, 246))
+    p.arrow((292, 296), (246, 296), ink="better")
+    p.arrow((138, 296), (108, 296), ink="better")
+    p.text(
+        0,
+        384,
+        "What the kernel does not take at once waits here, and the thread is free.",
+        ink="soft",
+    )
+    return p.svg()
+
+
+def stall(colours: Mapping[str, str]) -> str:
+    """Nagle's algorithm and delayed acknowledgements."""
+    p = Picture("Two small sends wait 40 ms for each other; one send does not", 330, colours)
+    client, server = 80, 480
+
+    def lanes(top: float, height: float, title: str) -> None:
+        p.text(0, top - 22, title)
+        for x, name in ((client, "client"), (server, "server")):
+            p.text(x, top, name, anchor="middle", ink="soft")
+            p.line((x, top + 8), (x, top + height))
+
+    lanes(44, 170, "Head and body in two sends, with Nagle's algorithm")
+    p.arrow((client, 62), (server, 74))
+    p.text(280, 58, "request", anchor="middle", ink="soft")
+    p.arrow((server, 82), (client, 94), ink="better")
+    p.text(280, 107, "head", anchor="middle")
+    p.bar(server - 5, 90, 10, ink="wrong", height=84)
+    p.text(server + 12, 126, "body", ink="wrong")
+    p.text(server + 12, 144, "waits", ink="wrong")
+    p.bar(client - 5, 98, 10, ink="slow", height=64)
+    p.text(client - 12, 126, "40 ms", anchor="end", ink="slow")
+    p.arrow((client, 164), (server, 176), dashed=True)
+    p.text(280, 160, "acknowledgement", anchor="middle", ink="soft")
+    p.arrow((server, 182), (client, 194), ink="better")
+    p.text(280, 208, "body", anchor="middle")
+
+    lanes(264, 58, "In one send")
+    p.arrow((client, 282), (server, 292))
+    p.arrow((server, 298), (client, 310), ink="better")
+    p.text(280, 322, "head and body", anchor="middle")
+    return p.svg()
+
+
+def threads(colours: Mapping[str, str]) -> str:
+    """Four slow downloads, on four threads."""
+    p = Picture(
+        "Four slow downloads hold gthread's four threads, and none of FastWorker's", 330, colours
+    )
+    left, right = 84, 556
+
+    def axis(top: float, title: str) -> None:
+        p.text(0, top - 14, title)
+        for number in range(4):
+            y = top + number * 24
+            p.text(0, y + 13, f"thread {number + 1}", ink="soft")
+            p.line((left, y + 8), (right, y + 8))
+
+    axis(30, "gthread")
+    for number in range(4):
+        p.bar(left + 6 + number * 14, 30 + number * 24, right - left - 6 - number * 14, ink="slow")
+    p.text(left + 6, 142, "slow downloads: each has its thread until the last byte", ink="slow")
+    axis(190, "FastWorker")
+    for number in range(4):
+        p.bar(left + 6 + number * 14, 190 + number * 24, 5, ink="slow")
+    for number, places in enumerate(((70, 210, 380), (150, 260), (110, 330, 430), (190, 300))):
+        for place in places:
+            p.bar(left + place, 190 + number * 24, 26, ink="better")
+    p.text(left + 6, 302, "the same downloads: a few microseconds each,", ink="slow")
+    p.text(left + 6, 321, "then the socket's events send them; others are answered", ink="better")
+    return p.svg()
+
+
+PICTURES: Mapping[str, Callable[[Mapping[str, str]], str]] = {
+    f"assets/{draw.__name__}": draw for draw in (request, stall, threads)
+}
+
+
+def pictures() -> dict[str, Callable[[], str]]:
+    """The files' names in docs/, and what is in each."""
+    return {
+        f"{name}-{theme}.svg": lambda draw=draw, colours=colours: draw(colours)  # type: ignore[misc]
+        for name, draw in PICTURES.items()
+        for theme, colours in THEMES.items()
+    }
