@@ -1,9 +1,9 @@
-"""Two bounded HTTP clients that are cheap enough not to be the bottleneck: raw sockets, and wrk.
+"""Two bounded HTTP clients that are cheap enough not to be the bottleneck: one of ours, and wrk.
 
-Bodies are received into one large buffer and not examined, only framed: a Content-Length is counted
-down; a chunked body ends when the received bytes end with the last chunk, which suffices for
-payloads without that sequence and costs nothing even for a million chunks; any other body ends with
-the connection.
+Heads are read as in the tests. Bodies are received into one large buffer and not examined, only
+framed: a Content-Length is counted down; a chunked body ends when the received bytes end with the
+last chunk, which suffices for payloads without that sequence and costs nothing even for a million
+chunks; any other body ends with the connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 
+from tests.support import http
 from wsgifast.commands.bench.processes import Address, temporary_folder
 from wsgifast.commands.bench.tables import Client, Load, Task
 from wsgifast.commands.client import unverified_tls
@@ -26,7 +28,6 @@ from wsgifast.commands.client import unverified_tls
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.
 RECEIVE_BYTES = 1 << 20
 GIVE_UP_S = 30.0
-_HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
@@ -69,16 +70,16 @@ class Connection:
         self._look = look
         self._tls = unverified_tls() if tls else None
         self._give_up_s = give_up_s
-        self._sock: socket.socket | None = None
+        self._connection: http.Connection | None = None
 
     @property
     def is_open(self) -> bool:
-        return self._sock is not None
+        return self._connection is not None
 
     def close(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def ask(self) -> int:
         """Ask once; returns the size of the payload. What has failed is closed.
@@ -87,80 +88,68 @@ class Connection:
         """
         stays_open = False
         try:
-            if self._sock is None:
-                self._sock = socket.create_connection(self._address, self._give_up_s)
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    self._sock = self._tls.wrap_socket(self._sock)
-            size, stays_open = self._exchange(self._sock)
+            if self._connection is None:
+                self._connection = http.Connection(
+                    self._address, tls=self._tls, timeout=self._give_up_s
+                )
+                self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            size, stays_open = self._exchange(self._connection)
         finally:
             if not stays_open:
                 self.close()
         return size
 
-    def _exchange(self, sock: socket.socket) -> tuple[int, bool]:
+    def _exchange(self, connection: http.Connection) -> tuple[int, bool]:
         """The size of the payload, and whether the connection stays open."""
-        head, rest = self._receive_head(sock)
-        status_line, *lines = head.decode("latin-1").split("\r\n")
-        status = status_line.split(" ", 2)[1] if " " in status_line else status_line
-        split = (line.partition(":") for line in lines)
-        fields = {name.strip().lower(): value.strip().lower() for name, _, value in split}
-        stays_open = "close" not in fields.get("connection", "")
-        if status_line.startswith("HTTP/1.0"):
-            stays_open = "keep-alive" in fields.get("connection", "")
-        if "content-length" in fields:
-            size = int(fields["content-length"])
-            self._receive_exactly(sock, rest, size, status)
-        elif "chunked" in fields.get("transfer-encoding", ""):
-            size = self._receive_chunks(sock, rest, status)
+        begun = b""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.send(self._request)
+            begun = connection.stream.peek(1)
+        if not begun:
+            raise NoAnswer("closed without an answer")
+        try:
+            head = connection.read_head()
+        except EOFError:
+            raise BadAnswer("half a head") from None
+        except (AssertionError, ValueError) as error:
+            raise BadAnswer(str(error)) from None
+        stays_open = head.keep_alive
+        length = head.header("Content-Length")
+        if length is not None:
+            size = int(length)
+            self._receive_exactly(connection.stream, size, head.status)
+        elif head.header("Transfer-Encoding"):
+            size = self._receive_chunks(connection.stream, head.status)
             if self._expected is not None and size >= self._expected:
                 size = self._expected
-        elif status in ("204", "304"):
+        elif head.status in (204, 304):
             size = 0
         else:
-            size, stays_open = len(rest), False
-            while received := sock.recv_into(self._buffer):
+            size, stays_open = 0, False
+            while received := connection.stream.readinto1(self._buffer):
                 size += received
-        if status >= "400":
-            raise BadAnswer(f"status {status}")
+        if head.status >= 400:
+            raise BadAnswer(f"status {head.status}")
         if self._expected is not None and size != self._expected:
-            raise BadAnswer(f"status {status} with {size} bytes instead of {self._expected}")
+            raise BadAnswer(f"status {head.status} with {size} bytes instead of {self._expected}")
         return size, stays_open
 
-    def _receive_head(self, sock: socket.socket) -> tuple[bytes, bytes]:
-        data = b""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            sock.sendall(self._request)
-            data = sock.recv(64 * 1024)
-        if not data:
-            raise NoAnswer("closed without an answer")
-        while _HEAD_END not in data:
-            more = sock.recv(64 * 1024)
-            if not more:
-                raise BadAnswer("half a head")
-            data += more
-        head, _, rest = data.partition(_HEAD_END)
-        return head, rest
-
-    def _receive_exactly(self, sock: socket.socket, rest: bytes, size: int, status: str) -> None:
-        buffer, look, done = self._buffer, self._look, len(rest)
-        if look is not None:
-            look(memoryview(rest), 0)
+    def _receive_exactly(self, stream: BufferedReader, size: int, status: int) -> None:
+        buffer, look, done = self._buffer, self._look, 0
         while done < size:
-            received = sock.recv_into(buffer, min(size - done, len(buffer)))
+            received = stream.readinto1(buffer[: size - done])
             if not received:
                 raise BadAnswer(f"status {status}, then closed after {done} of {size} bytes")
             if look is not None:
                 look(buffer[:received], done)
             done += received
 
-    def _receive_chunks(self, sock: socket.socket, rest: bytes, status: str) -> int:
+    def _receive_chunks(self, stream: BufferedReader, status: int) -> int:
         """Read to the last chunk; return the bytes received, framing included."""
-        total = len(rest)
-        # An empty body has no CR LF before its last chunk.
-        tail = b"\r\n" + rest[-len(_LAST_CHUNK) :]
+        total = 0
+        tail = b"\r\n"  # an empty body has no CR LF before its last chunk
         while not tail.endswith(_LAST_CHUNK):
-            received = sock.recv_into(self._buffer)
+            received = stream.readinto1(self._buffer)
             if not received:
                 raise BadAnswer(f"status {status}, then closed in the middle of a chunked body")
             total += received

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.http import Address
+from tests.support.http import Address, Answers
 
 __all__ = ["Outcome", "attack"]
 
@@ -57,27 +58,17 @@ def attack(address: Address, packets: list[bytes], gap_s: float = _GAP_S) -> Out
 
 
 def _parse(data: bytes) -> Outcome:
-    outcome = Outcome()
-    while data:
-        head, blank, rest = data.partition(b"\r\n\r\n")
-        lines = head.split(b"\r\n")
-        if not blank or not lines[0].startswith(b"HTTP/1."):
-            outcome.loose = data
-            return outcome
-        status = int(lines[0].split()[1])
-        fields = dict(line.lower().split(b":", 1) for line in lines[1:])
-        if status < 200:
-            data = rest
-            continue
-        length = fields.get(b"content-length")
-        if fields.get(b"x-method", b"").strip() == b"head":
-            body, data = b"", rest
-        elif length is None:
-            body, data = rest, b""
-        else:
-            body, data = rest[: int(length)], rest[int(length) :]
-        if b"x-method" in fields:
-            outcome.understood.append(json.loads(body) if body else "HEAD")
-        else:
-            outcome.refused = status
+    outcome, answers = Outcome(), Answers(io.BufferedReader(io.BytesIO(data)))
+    while (at := answers.stream.tell()) < len(data):
+        try:
+            answer = answers.read_head()
+            is_the_apps = answer.header("X-Method") is not None
+            answers.read_body(answer, answer.header("X-Method") or "GET")
+        except (AssertionError, EOFError, ValueError):
+            outcome.loose = data[at:]
+            break
+        if is_the_apps:
+            outcome.understood.append(json.loads(answer.body) if answer.body else "HEAD")
+        elif answer.status >= 200:
+            outcome.refused = answer.status
     return outcome

@@ -6,9 +6,10 @@ import socket
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from io import BufferedReader
 from types import TracebackType
 
-__all__ = ["Address", "Connection", "Response", "get"]
+__all__ = ["Address", "Answers", "Connection", "Response", "get"]
 
 # (host, port), or the path of a Unix socket.
 Address = tuple[str, int] | str
@@ -40,11 +41,110 @@ class Response:
         return f"{self.version} {self.status} {self.reason}\n{head}\n{self.body[:200]!r}"
 
 
-class Connection:
-    """A client connection that can send anything and reads responses one at a time.
+class Answers:
+    """Reads what a server has sent, one response at a time.
 
     :param bare_lf: let a bare LF end a head: see tests.support.gunicorn for whose.
     """
+
+    def __init__(self, stream: BufferedReader, *, bare_lf: bool = False) -> None:
+        self._bare_lf = bare_lf
+        self.stream = stream
+
+    def read_response(self, method: str = "GET") -> Response:
+        """Read one response whole, as RFC 9112 section 6 delimits it.
+
+        :raises EOFError: if the connection ends before the response does.
+        """
+        head = self.read_head()
+        self.read_body(head, method)
+        return head
+
+    def read_body(self, head: Response, method: str = "GET") -> None:
+        """Read what belongs to a head.
+
+        :raises EOFError: if the connection ends before the body does.
+        """
+        lengths = {v for k, v in head.headers if k.lower() == "content-length"}
+        codings = [v.lower() for k, v in head.headers if k.lower() == "transfer-encoding"]
+        assert not (lengths and codings), f"Content-Length and Transfer-Encoding:\n{head}"
+        if method == "HEAD" or head.status in (204, 304) or head.status < 200:
+            return
+        if codings:
+            assert codings == ["chunked"], f"unknown transfer coding {codings}"
+            head.body = self._read_chunks(head)
+        elif lengths:
+            assert len(lengths) == 1, f"several Content-Length values: {lengths}"
+            head.body = self.read(int(lengths.pop()))
+        else:
+            head.keep_alive = False
+            head.body = self.stream.read()
+
+    def read_head(self) -> Response:
+        """Read a status line and its headers."""
+        line = self._line()
+        version, _, rest = line.partition(" ")
+        assert version.startswith("HTTP/1."), f"not a status line: {line!r}"
+        status, _, reason = rest.partition(" ")
+        headers: list[tuple[str, str]] = []
+        while field_line := self._line():
+            name, colon, value = field_line.partition(":")
+            assert colon, f"a header line without a colon: {field_line!r}"
+            headers.append((name, value.strip()))
+        said = {v.lower() for k, v in headers if k.lower() == "connection"}
+        keep_alive = "close" not in said if version == "HTTP/1.1" else "keep-alive" in said
+        return Response(int(status), reason, headers, b"", version, keep_alive)
+
+    def read(self, size: int) -> bytes:
+        """Read exactly `size` bytes.
+
+        :raises EOFError: if the connection ends first; the message says how much came.
+        """
+        data = self.stream.read(size)
+        if len(data) < size:
+            raise EOFError(f"the connection ended after {len(data)} of {size} bytes")
+        return data
+
+    def read_to_end(self) -> bytes:
+        """Read until the server closes the connection."""
+        return self.stream.read()
+
+    def read_to_end_of_chunks(self) -> bytes:
+        """Read the rest of a chunked body, from the next chunk on."""
+        return self._read_chunks(Response(0, "", [], b""))
+
+    def read_chunk(self) -> bytes:
+        """Read the next chunk of a chunked body, as soon as it is there; not the last one."""
+        size = int(self._line().partition(";")[0], 16)
+        assert size, "the body is at its end"
+        return self._chunk(size)
+
+    def _line(self) -> str:
+        line = self.stream.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError(f"the connection ended inside a head: {line!r}")
+        if line == b"\n" and self._bare_lf:
+            return ""
+        assert line.endswith(b"\r\n"), f"a line that ends without CR LF: {line!r}"
+        return line[:-2].decode("latin-1")
+
+    def _chunk(self, size: int) -> bytes:
+        data = self.read(size)
+        assert self.read(2) == b"\r\n", "a chunk does not end where its size says"
+        return data
+
+    def _read_chunks(self, response: Response) -> bytes:
+        chunks = []
+        while size := int(self._line().partition(";")[0], 16):
+            chunks.append(self._chunk(size))
+        while trailer := self._line():
+            name, _, value = trailer.partition(":")
+            response.trailers.append((name, value.strip()))
+        return b"".join(chunks)
+
+
+class Connection(Answers):
+    """A client connection that can send anything and reads responses one at a time."""
 
     def __init__(
         self,
@@ -55,7 +155,6 @@ class Connection:
         receive_buffer: int | None = None,
         bare_lf: bool = False,
     ) -> None:
-        self._bare_lf = bare_lf
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -69,7 +168,7 @@ class Connection:
             sock.close()
             raise
         self.sock = sock
-        self._stream = sock.makefile("rb")
+        super().__init__(sock.makefile("rb"), bare_lf=bare_lf)
 
     def __enter__(self) -> Connection:
         return self
@@ -83,7 +182,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        self._stream.close()
+        self.stream.close()
         self.sock.close()
 
     def send(self, data: bytes) -> None:
@@ -120,90 +219,6 @@ class Connection:
         head = f"{method} {target} HTTP/{version}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in fields)
         self.send(head.encode("latin-1") + b"\r\n" + body)
-
-    def read_response(self, method: str = "GET") -> Response:
-        """Read one response whole, as RFC 9112 section 6 delimits it.
-
-        :raises EOFError: if the connection ends before the response does.
-        """
-        head = self.read_head()
-        lengths = {v for k, v in head.headers if k.lower() == "content-length"}
-        codings = [v.lower() for k, v in head.headers if k.lower() == "transfer-encoding"]
-        assert not (lengths and codings), f"Content-Length and Transfer-Encoding:\n{head}"
-        if method == "HEAD" or head.status in (204, 304) or head.status < 200:
-            return head
-        if codings:
-            assert codings == ["chunked"], f"unknown transfer coding {codings}"
-            head.body = self._read_chunks(head)
-        elif lengths:
-            assert len(lengths) == 1, f"several Content-Length values: {lengths}"
-            head.body = self.read(int(lengths.pop()))
-        else:
-            head.keep_alive = False
-            head.body = self._stream.read()
-        return head
-
-    def read_head(self) -> Response:
-        """Read a status line and its headers."""
-        line = self._line()
-        version, _, rest = line.partition(" ")
-        assert version.startswith("HTTP/1."), f"not a status line: {line!r}"
-        status, _, reason = rest.partition(" ")
-        headers: list[tuple[str, str]] = []
-        while field_line := self._line():
-            name, colon, value = field_line.partition(":")
-            assert colon, f"a header line without a colon: {field_line!r}"
-            headers.append((name, value.strip()))
-        said = {v.lower() for k, v in headers if k.lower() == "connection"}
-        keep_alive = "close" not in said if version == "HTTP/1.1" else "keep-alive" in said
-        return Response(int(status), reason, headers, b"", version, keep_alive)
-
-    def read(self, size: int) -> bytes:
-        """Read exactly `size` bytes.
-
-        :raises EOFError: if the connection ends first; the message says how much came.
-        """
-        data = self._stream.read(size)
-        if len(data) < size:
-            raise EOFError(f"the connection ended after {len(data)} of {size} bytes")
-        return data
-
-    def read_to_end(self) -> bytes:
-        """Read until the server closes the connection."""
-        return self._stream.read()
-
-    def read_to_end_of_chunks(self) -> bytes:
-        """Read the rest of a chunked body, from the next chunk on."""
-        return self._read_chunks(Response(0, "", [], b""))
-
-    def read_chunk(self) -> bytes:
-        """Read the next chunk of a chunked body, as soon as it is there; not the last one."""
-        size = int(self._line().partition(";")[0], 16)
-        assert size, "the body is at its end"
-        return self._chunk(size)
-
-    def _line(self) -> str:
-        line = self._stream.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError(f"the connection ended inside a head: {line!r}")
-        if line == b"\n" and self._bare_lf:
-            return ""
-        assert line.endswith(b"\r\n"), f"a line that ends without CR LF: {line!r}"
-        return line[:-2].decode("latin-1")
-
-    def _chunk(self, size: int) -> bytes:
-        data = self.read(size)
-        assert self.read(2) == b"\r\n", "a chunk does not end where its size says"
-        return data
-
-    def _read_chunks(self, response: Response) -> bytes:
-        chunks = []
-        while size := int(self._line().partition(";")[0], 16):
-            chunks.append(self._chunk(size))
-        while trailer := self._line():
-            name, _, value = trailer.partition(":")
-            response.trailers.append((name, value.strip()))
-        return b"".join(chunks)
 
 
 def get(

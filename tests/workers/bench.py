@@ -25,7 +25,7 @@ from gunicorn.config import Config
 from gunicorn.workers import base
 
 from tests.server.states import checked_states
-from tests.support.http import Connection
+from tests.support.http import Answers, Connection
 from tests.workers.serving import split_options
 from wsgifast.server import connection, poller, server
 from wsgifast.workers import FastWorker, wiring, worker
@@ -118,7 +118,7 @@ class Client(Connection):
         sock.settimeout(_PATIENCE_S)
         self.sock = sock
         self.near = near
-        self._stream = sock.makefile("rb")
+        Answers.__init__(self, sock.makefile("rb"))
 
     def is_in(self, state: str) -> bool:
         """Whether the worker's end is in a state."""

@@ -31,7 +31,7 @@ def blocks() -> Iterator[bytes]:
 def reset(client: Client) -> None:
     """Leave without reading anything."""
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    client._stream.close()
+    client.stream.close()
     client.sock.close()
 
 
