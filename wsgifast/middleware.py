@@ -23,12 +23,15 @@ from .bodies.classify import (
     WHOLE,
     Shape,
     classify,
+    closes_no_more_than,
 )
 from .bodies.content_coding import ContentCoding
 from .bodies.files import (
     FileReader,
     FileSlice,
+    SegmentedBody,
     close_body,
+    file_body,
     in_file_wrapper,
     known_size,
     request_facts,
@@ -36,10 +39,8 @@ from .bodies.files import (
 )
 from .bodies.held_head import HeldHead
 from .bodies.request_bodies import call_limited, limit_request
-from .bodies.segments import SegmentedBody, file_body
 from .bodies.slow_shapes import Examined, Reports, check_rate
 from .bodies.streams import ClosedWith, Stream
-from .bodies.wrappers import closes_no_more_than
 from .checks import check_app, check_switches
 from .compression.decoding import BodyLimits, checked_limits
 from .compression.policy import Compression, compression_for, with_vary

@@ -6,8 +6,7 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .bodies.files import in_file_wrapper, request_facts
-from .bodies.segments import SegmentedBody, file_body
+from .bodies.files import SegmentedBody, file_body, in_file_wrapper, request_facts
 from .checks import check_app
 from .files import Plan
 from .files.site import NOT_ALLOWED, StaticFilesBase

@@ -17,9 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 from typing import Any
 
-from wsgifast.bodies.files import FileSlice, segment_of
-from wsgifast.bodies.segments import Segment, SegmentedBody
-from wsgifast.bodies.wrappers import held_in, iterated, known_file
+from wsgifast.bodies.classify import held_in, iterated, known_file
+from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody, segment_of
 from wsgifast.checks import needs
 from wsgifast.compression.policy import Compression
 from wsgifast.django.responses import PlannedResponse

@@ -20,11 +20,9 @@ import whitenoise.responders
 from gunicorn.http.wsgi import FileWrapper as GunicornWrapper
 
 from wsgifast import ConfigurationError, register_file_wrapper
-from wsgifast.bodies import wrappers
-from wsgifast.bodies.classify import Shape, classify
-from wsgifast.bodies.files import FileSlice
-from wsgifast.bodies.segments import SegmentedBody
-from wsgifast.bodies.wrappers import iterated, known_file
+from wsgifast.bodies import classify as module
+from wsgifast.bodies.classify import Shape, classify, iterated, known_file
+from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.devservers.response import FileWrapper as DevServerWrapper
 
 
@@ -183,7 +181,7 @@ def test_a_compressed_file_is_read_in_large_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*wrappers._FILE_WRAPPERS, *wrappers._FILE_RANGES, *wrappers._HOLDERS]
+    "name", [*module._FILE_WRAPPERS, *module._FILE_RANGES, *module._HOLDERS]
 )
 @pytest.mark.parametrize("has_read", [False, True])
 def test_a_wrapper_with_other_attributes_than_today_is_iterated(name: str, has_read: bool) -> None:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.bodies.files import FileReader, FileSlice, known_size
-from wsgifast.bodies.segments import Segment, SegmentedBody
+from wsgifast.bodies.files import FileReader, FileSlice, Segment, SegmentedBody, known_size
 from wsgifast.errors import BodyTooShort
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import FileTruncated

@@ -15,7 +15,7 @@ from tests.bodies.wrapped import CONTENT, Source, check, closed, nothing_closed,
 from tests.support import django_project
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
-from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.bodies.files import SegmentedBody
 from wsgifast.sockets import FileSegment
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import pytest
 
 from tests.support.http import Connection
 from wsgifast import WSGIFast
-from wsgifast.bodies.files import FileSlice
-from wsgifast.bodies.segments import Segment, SegmentedBody
+from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody
 from wsgifast.devservers.response import Outlet
 from wsgifast.errors import BodyTooShort, ClientGone
 from wsgifast.sockets.sending import FileSegment

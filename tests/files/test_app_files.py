@@ -20,8 +20,7 @@ from tests.support import files
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast import ConfigurationError, WSGIFast
-from wsgifast.bodies.files import FileSlice
-from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.files.app_files import is_made_for_one_answer
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import pytest
 from tests.support.files import WholeFileWrapper, write_old
 from tests.support.wsgi import Server, new_environ, serve
 from wsgifast import StaticFiles, WSGIFast
-from wsgifast.bodies.files import FileReader, FileSlice
-from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.bodies.files import FileReader, FileSlice, SegmentedBody
 from wsgifast.errors import BodyTooShort
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workers.bench import Bench, Client
-from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.bodies.files import SegmentedBody
 from wsgifast.sockets import FileSegment
 
 __all__ = ["Ask", "Asked", "Headers", "MakeBench", "ask", "exc_info", "says", "segmented"]

@@ -368,7 +368,7 @@ def test_segments_are_closed_when_all_is_sent(make_bench: MakeBench) -> None:
         file.flush()
 
         def app(environ: dict[str, Any], start_response: Any) -> Any:
-            from wsgifast.bodies.segments import SegmentedBody
+            from wsgifast.bodies.files import SegmentedBody
 
             start_response("200 OK", [])
             segment = FileSegment(file.fileno(), 0, LARGE)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.static.calls import EPOCH, call, settle, write_sibling
 from tests.support.effort import effort
 from wsgifast import StaticFiles
-from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.bodies.files import SegmentedBody
 
 
 def test_file_has_its_type_and_charset(site: Path) -> None:

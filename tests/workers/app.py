@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.bodies.files import SegmentedBody
 from wsgifast.sockets import FileSegment
 
 FILE_BYTES = 10 * 1024 * 1024

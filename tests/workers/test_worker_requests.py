@@ -17,7 +17,7 @@ from gunicorn.workers import gthread
 from tests.server.http2_bench import HTTP2, Peer
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import PEER, Log, make_bench
-from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server.response import Response
 
 __all__ = ["make_bench"]

@@ -15,12 +15,11 @@ from ..errors import BodyError, ClientGone
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
 from ..http.head import ResponseHead, known_head
 from ..sockets.sending import SMALL_FILE_BYTES, FileSegment, FileTruncated
+from .classify import held_in, holds_all, iterated, known_file
 from .content_coding import ContentCoding
-from .files import is_in_memory, segment_of
+from .files import SegmentedBody, is_in_memory, read_whole, segment_of
 from .held_head import check_second_start
-from .segments import SegmentedBody, read_whole
 from .streams import Stream, is_event_stream
-from .wrappers import held_in, holds_all, iterated, known_file
 
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024

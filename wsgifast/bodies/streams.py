@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BodyTooShort
 from .access_log import CHUNKS, LENGTH_ERROR, SAMPLED_CHUNKS, SENT_AS, stream_kind
 from .chunks import coalesced
+from .classify import iterated
 from .content_coding import ContentCoding
 from .files import close_body
 from .held_head import HeldHead
-from .wrappers import iterated
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
@@ -145,7 +145,7 @@ class ClosedWith:
     """Chunks that exist already, with the close() of the app's own body.
 
     :param blocks: a list where there is one: FastWorker finds it by
-        :func:`wsgifast.bodies.wrappers.held_in`.
+        :func:`wsgifast.bodies.classify.held_in`.
     :param body: what the app returned.
     """
 

@@ -10,9 +10,8 @@ from wsgiref import util
 
 from ..bodies.chunks import few_chunks
 from ..bodies.classify import BARE, REFUSED, can_be_iterated, classify
-from ..bodies.files import known_size, segment_of
+from ..bodies.files import Segment, known_size, segment_of
 from ..bodies.response_writer import ResponseWriter, not_bytes
-from ..bodies.segments import Segment
 from ..errors import BodyError, BodyTooShort, ClientGone
 from ..http.framing import frame_response
 from ..sockets.closing import has_hung_up

@@ -9,8 +9,7 @@ from asgiref.sync import sync_to_async
 from django.http import FileResponse, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ..bodies.files import suited_to
-from ..bodies.segments import file_body
+from ..bodies.files import file_body, suited_to
 from ..files import Plan
 from ..files.site import Answer
 from ..sockets.sending import BLOCK_BYTES

@@ -18,11 +18,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..bodies.access_log import CHUNKS, LENGTH_ERROR, PATTERN, SENT_AS
-from ..bodies.files import ClosedThen, FileReader, FileSlice, close_body
+from ..bodies.classify import known_file
+from ..bodies.files import ClosedThen, FileReader, FileSlice, SegmentedBody, close_body
 from ..bodies.held_head import HeldHead
-from ..bodies.segments import SegmentedBody
 from ..bodies.streams import ClosedWith
-from ..bodies.wrappers import known_file
 from .requests import RECORDER, Asked, Recorder, Recording, asked_of_environ
 
 if TYPE_CHECKING:
