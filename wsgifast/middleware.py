@@ -15,12 +15,12 @@ from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import (
     BARE,
     FILE,
-    HELD_FILE,
-    HELD_WHOLE,
     PASS,
     REFUSED,
     STREAM,
     WHOLE,
+    WRAPPED_FILE,
+    WRAPPED_WHOLE,
     Shape,
     classify,
     closes_no_more_than,
@@ -249,7 +249,7 @@ class WSGIFast:
             raise BodyError(f"{shown}; {content}")
         if head.status is None:
             raise head.not_started()
-        if shape is FILE or shape is HELD_FILE:
+        if shape is FILE or shape is WRAPPED_FILE:
             # A Werkzeug range has no close() for its file.
             is_range = shape is FILE and type(content) is FileSlice
             owner = content if is_range or not hasattr(body, "close") else body
@@ -266,7 +266,7 @@ class WSGIFast:
             content = [head.convert(content)]  # alone it would be an iterable of its elements
         if head.forwarded:  # write() was used, and may have sent a part
             return self._send_stream(environ, head, content)
-        if shape is HELD_WHOLE:
+        if shape is WRAPPED_WHOLE:
             if head.coding is None and not head.no_body and _is_one_block(content, head.length):
                 head.forward()
                 environ[SENT_AS] = "as-is"
@@ -479,7 +479,7 @@ def _refuse(
     head.forwarded = head.codes_stream = False
     head.holds = True
     head.start(status, headers, exc_info)
-    exc_info = None  # it holds this frame
+    exc_info = None  # it refers to this frame
     return _send_whole(environ, head, [answer])
 
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 from typing import Any
 
-from wsgifast.bodies.classify import held_in, iterated, known_file
+from wsgifast.bodies.classify import iterated, known_file, unwrapped_body
 from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody, segment_of
 from wsgifast.checks import needs
 from wsgifast.compression.policy import Compression
@@ -103,9 +103,9 @@ class _Handler(ASGIHandler):
         if not response.streaming or response.is_async or type(response).__aiter__ not in known:
             await super().send_response(response, send)
             return
-        held = held_in(response)
-        if type(held) is SegmentedBody:
-            await self._send_instead(response, partial(_send_segments, send, held.segments))
+        inner = unwrapped_body(response)
+        if type(inner) is SegmentedBody:
+            await self._send_instead(response, partial(_send_segments, send, inner.segments))
             return
         file: Any = known_file(getattr(response, "file_to_stream", None))
         segment = segment_of(file)

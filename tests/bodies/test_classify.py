@@ -180,9 +180,7 @@ def test_a_compressed_file_is_read_in_large_blocks() -> None:
         assert classify(file) == (Shape.FILE, file)
 
 
-@pytest.mark.parametrize(
-    "name", [*module._FILE_WRAPPERS, *module._FILE_RANGES, *module._HOLDERS]
-)
+@pytest.mark.parametrize("name", [*module._FILE_WRAPPERS, *module._FILE_RANGES, *module._WRAPPERS])
 @pytest.mark.parametrize("has_read", [False, True])
 def test_a_wrapper_with_other_attributes_than_today_is_iterated(name: str, has_read: bool) -> None:
     """As a later release of its package might have it."""

@@ -21,11 +21,11 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..sockets.sending import READING, has_reading_of_its_own
-from .files import FileSlice, SegmentedBody, is_standard, segment_of
+from .files import FileSlice, SegmentedBody, close_body, is_standard, segment_of
 
 _BARE = (str, bytes, bytearray, memoryview)
 _UNORDERED = (OrderedDict, dict, set, frozenset)
-# Wrappers around a file: the attribute that holds the file.
+# Wrappers around a file: the attribute with the file.
 _FILE_WRAPPERS = {
     "bottle.WSGIFileWrapper": "fp",
     "cherrypy.lib.file_generator": "input",
@@ -47,14 +47,14 @@ _FILE_WRAPPERS = {
     "wsgiref.util.FileWrapper": "filelike",
 }
 # File objects that end before the file that they read, for a framework's own answer to Range: the
-# attribute that holds the file. Their `remaining` is the number of bytes left.
+# attribute with the file. Their `remaining` is the number of bytes left.
 _FILE_RANGES = {
     "falcon.routing.static._BoundedFile": "fh",
     "servestatic.responders.SlicedFile": "fileobj",
     "whitenoise.responders.SlicedFile": "fileobj",
 }
 # Wrappers around any iterable that add a close() of their own: what returns the iterable.
-_HOLDERS: dict[str, Callable[[Any], object]] = {
+_WRAPPERS: dict[str, Callable[[Any], object]] = {
     "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
     "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
     "sentry_sdk.integrations.wsgi._ScopedResponse": attrgetter("_response"),
@@ -75,7 +75,7 @@ _ITERATING = READING | {"chunks"}
 _WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
 # Wrappers that users have registered.
 _registered: dict[type, Callable[[Any], object]] = {}
-# For each class seen so far, the function that returns what an instance holds; None for no wrapper.
+# For each class seen so far, the function that returns what an instance wraps; None for no wrapper.
 _getters: dict[type, Callable[[Any], object] | None] = {}
 # An app may make classes for as long as it runs; beyond so many they are looked up each time.
 _MOST_CLASSES = 500
@@ -85,17 +85,17 @@ class Shape(Enum):
     """The kinds of bodies, by how they are handled."""
 
     WHOLE = "a list or tuple: every chunk exists already"
-    HELD_WHOLE = "a list or tuple in known wrappers that have a close() of their own"
+    WRAPPED_WHOLE = "a list or tuple in known wrappers that have a close() of their own"
     BARE = "text or bytes in place of an iterable of them"
     FILE = "a file whose read() gives what its iteration does, or that cannot be iterated"
-    HELD_FILE = "a file in known wrappers that have a close() of their own"
+    WRAPPED_FILE = "a file in known wrappers that have a close() of their own"
     PASS = "an object that the server itself recognises"
     STREAM = "any other iterable: its chunks are made while it is iterated"
     REFUSED = "no body at all"
 
 
 # Looking up a global is faster than looking up an attribute of the class.
-WHOLE, HELD_WHOLE, BARE, FILE, HELD_FILE, PASS, STREAM, REFUSED = Shape
+WHOLE, WRAPPED_WHOLE, BARE, FILE, WRAPPED_FILE, PASS, STREAM, REFUSED = Shape
 
 
 def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
@@ -108,17 +108,19 @@ def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
     kind = type(body)
     if kind is list or kind is tuple:
         return WHOLE, body
-    held = held_in(body)
-    if held is not body and holds_all(held):
-        return HELD_WHOLE, held
+    inner = unwrapped_body(body)
+    if inner is not body and is_whole(inner):
+        return WRAPPED_WHOLE, inner
     if isinstance(body, _BARE) and _iterates_as(kind, _BARE):
         return BARE, body
-    if type(held) is SegmentedBody:
+    if type(inner) is SegmentedBody:
+        if inner is body:
+            return PASS, body
         # The wrapper around it closes it.
-        return PASS, held if held is body else SegmentedBody(held.segments, body.close)
-    file = known_file(held)
+        return PASS, SegmentedBody(inner.segments, partial(close_body, body))
+    file = known_file(inner)
     if file is not None:
-        return (FILE if held is body else HELD_FILE), file
+        return (FILE if inner is body else WRAPPED_FILE), file
     if kind is server_wrapper and not is_known_wrapper(kind):
         return PASS, body
     if not can_be_iterated(kind):
@@ -173,7 +175,7 @@ def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> N
     _registered[wrapper] = get_file
 
 
-def held_in(body: object) -> object:
+def unwrapped_body(body: object) -> object:
     """Return the iterable inside a body's known wrappers, or the body itself.
 
     It is still the body whose close() has to be called.
@@ -182,17 +184,17 @@ def held_in(body: object) -> object:
         while True:
             kind = type(body)
             getter = _getters[kind] if kind in _getters else _getter_for(kind)
-            held = None if getter is None else getter(body)
-            if held is None:
+            inner = None if getter is None else getter(body)
+            if inner is None:
                 return body
-            body = held
+            body = inner
     except Exception:  # noqa: BLE001 - a release has another attribute: the body can be iterated
         return body
 
 
-def holds_all(held: object) -> bool:
+def is_whole(inner: object) -> bool:
     """Whether every chunk exists already, so that iterating the body does not wait."""
-    return type(held) in _WHOLE
+    return type(inner) in _WHOLE
 
 
 def iterated(body: Any) -> Iterable[Any]:
@@ -213,22 +215,22 @@ def iterated(body: Any) -> Iterable[Any]:
     return iterable
 
 
-def known_file(held: object) -> object | None:
+def known_file(inner: object) -> object | None:
     """Return the file of which an object of a known class yields the rest; None for any other.
 
     None, too, if the file in it is none of a standard class: the object is iterated then, so that
     read() is called as its author expects.
     """
     try:
-        file: Any = _unwrapped(held)
+        file: Any = _unwrapped(inner)
         if file is None:
-            if _name(held) == "werkzeug.wsgi._RangeWrapper":
-                return _werkzeug_range(held)
-            file = held
+            if _name(inner) == "werkzeug.wsgi._RangeWrapper":
+                return _werkzeug_range(inner)
+            file = inner
         attribute = _FILE_RANGES.get(_name(file))
         if attribute is not None:
             return _file_range(file, attribute)
-        if is_standard(file) or (type(held) in _registered and callable(file.read)):
+        if is_standard(file) or (type(inner) in _registered and callable(file.read)):
             found: object = file
             return found
     except Exception:  # noqa: BLE001 - a closed file, or a release with other attributes
@@ -273,7 +275,7 @@ def _getter_for(kind: type) -> Callable[[Any], object] | None:
     if kind is GeneratorType:
         getter: Callable[[Any], object] | None = _encoded_by
     else:
-        getter = _HOLDERS.get(_name_of(kind)) or _django_getter(kind)
+        getter = _WRAPPERS.get(_name_of(kind)) or _django_getter(kind)
     if len(_getters) < _MOST_CLASSES:
         _getters[kind] = getter
     return getter

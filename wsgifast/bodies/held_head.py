@@ -75,7 +75,7 @@ class HeldHead:
                 self._take(status, headers)
                 self._server_write = self.server_start(status, self._to_send(), exc_info)
             finally:
-                exc_info = None  # it holds this frame
+                exc_info = None  # it refers to this frame
             self._counter = None
             return self.write
         self._take(status, headers)
@@ -141,7 +141,7 @@ class HeldHead:
             return
         # What is around WSGIFast, such as an error reporter, learns of the error by it.
         exc_info: OptExcInfo | None = self.exc_info
-        self.exc_info = None  # its traceback holds the app's frame
+        self.exc_info = None  # its traceback refers to the app's frame
         try:
             self._server_write = self.server_start(self.status, self._to_send(), exc_info)
         finally:
@@ -153,7 +153,7 @@ class HeldHead:
         return self.headers
 
     def counter(self) -> BodyCounter:
-        """Return the counter that holds the body to its Content-Length."""
+        """Return the counter that limits the body to its Content-Length."""
         if self._counter is None:
             self._counter = BodyCounter(Framing(not self.no_body, self.length, chunked=False))
         return self._counter

@@ -160,7 +160,7 @@ def call_limited(
     ) -> Callable[[bytes], object]:
         nonlocal has_started
         if limited.error is not None and not has_started:
-            exc_info = None  # it holds this frame
+            exc_info = None  # it refers to this frame
             raise BodyTooLarge(limited.limit_bytes)
         has_started = True
         if exc_info is None:

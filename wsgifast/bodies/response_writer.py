@@ -15,9 +15,18 @@ from ..errors import BodyError, ClientGone
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
 from ..http.head import ResponseHead, known_head
 from ..sockets.sending import SMALL_FILE_BYTES, FileSegment, FileTruncated
-from .classify import held_in, holds_all, iterated, known_file
+from .classify import (
+    FILE,
+    PASS,
+    WRAPPED_FILE,
+    WRAPPED_WHOLE,
+    classify,
+    is_whole,
+    iterated,
+    unwrapped_body,
+)
 from .content_coding import ContentCoding
-from .files import SegmentedBody, is_in_memory, read_whole, segment_of
+from .files import is_in_memory, read_whole, segment_of
 from .held_head import check_second_start
 from .streams import Stream, is_event_stream
 
@@ -212,21 +221,22 @@ class ResponseWriter(BodyCounter):
             self.write_all(body)
             return
         try:
+            shape, content = classify(body)
             if kind is file_wrapper:
                 self.write_file(body, getattr(body, "filelike", None))
-            elif holds_all(held := held_in(body)):
+            elif shape is WRAPPED_WHOLE or is_whole(content):
                 self.write_all(list(body))
-            elif type(held) is SegmentedBody:
-                self.write_segments(held.segments)
-            elif (file := known_file(held)) is not None:
-                self.write_file(body, file)
+            elif shape is PASS:
+                self.write_segments(content.segments)
+            elif shape is FILE or shape is WRAPPED_FILE:
+                self.write_file(body, content)
             elif (
                 self.joins_blocks
-                and type(held) is Stream
-                and held.coding is not None
+                and type(stream := unwrapped_body(body)) is Stream
+                and stream.coding is not None
                 and not self.headers_sent  # by write()
             ):
-                self.write_coded(held, held.coding)
+                self.write_coded(stream, stream.coding)
             else:
                 self.write_stream(iterated(body))
         finally:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from ..checks import is_number, size_text
 from ..errors import ConfigurationError
 from .access_log import PATTERN, stream_kind
-from .classify import HELD_WHOLE, STREAM, WHOLE, classify
+from .classify import STREAM, WHOLE, WRAPPED_WHOLE, classify
 from .files import close_body
 from .streams import is_event_stream
 
@@ -248,7 +248,7 @@ class Examined:
             try:
                 return start_response(status, fields, exc_info)
             finally:
-                exc_info = None  # it holds this frame
+                exc_info = None  # it refers to this frame
 
         def report(kind: Any, chunks: Chunks, count: int) -> None:
             self._reports.report(
@@ -260,10 +260,10 @@ class Examined:
             )
 
         body: Any = self._call(self._app, environ, start)
-        shape, held = classify(body, environ.get("wsgi.file_wrapper"))
-        if shape is WHOLE or shape is HELD_WHOLE:
+        shape, inner = classify(body, environ.get("wsgi.file_wrapper"))
+        if shape is WHOLE or shape is WRAPPED_WHOLE:
             # If it is an iterator over a list, a copy is consumed.
-            listed = held if isinstance(held, (list, tuple)) else list(copy.copy(held))
+            listed = inner if isinstance(inner, (list, tuple)) else list(copy.copy(inner))
             sizes = [_size(chunk) for chunk in listed[:EXAMINED_CHUNKS]]
             report("list", Chunks(sizes), len(listed))
         elif shape is STREAM and not hasattr(body, "__len__"):

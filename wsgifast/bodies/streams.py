@@ -145,7 +145,7 @@ class ClosedWith:
     """Chunks that exist already, with the close() of the app's own body.
 
     :param blocks: a list where there is one: FastWorker finds it by
-        :func:`wsgifast.bodies.classify.held_in`.
+        :func:`wsgifast.bodies.classify.unwrapped_body`.
     :param body: what the app returned.
     """
 

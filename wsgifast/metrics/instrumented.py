@@ -257,7 +257,7 @@ def _start_noting(
     try:
         return start_response(status, headers, exc_info)
     finally:
-        exc_info = None  # it holds this frame
+        exc_info = None  # it refers to this frame
 
 
 def note_django_pattern(environ: MutableMapping[str, Any], body: Any) -> None:
