@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from time import time_ns
+import os
+from collections.abc import Callable, Mapping
+from time import monotonic, time_ns
 
 from wsgifast.compression.codings import Compressor
 from wsgifast.compression.negotiation import preferred_coding
@@ -18,12 +19,48 @@ from wsgifast.compression.policy import (
 )
 from wsgifast.files import RequestFacts
 
-from .loops import in_thread
+from .loops import in_thread, running_loop
 from .messages import Message, RawHeaders, Scope, Send, text_headers, whole_body
 
 # From this size on a body is compressed in a thread: a smaller one takes a millisecond at most, at
 # the default levels. In a thread it takes up to twice the processor time.
 _THREAD_BYTES = {"zstd": 1024 * 1024, "br": 192 * 1024, "gzip": 192 * 1024}
+# Others have waited for compression in one turn of the event loop for so long.
+_LONG_TURN_S = 0.005
+# The longest turn that is believed: an event loop that has ended has no turn any more.
+_LONGEST_TURN_S = 1.0
+_PROCESSORS = os.cpu_count() or 1
+
+
+class _Load:
+    """Whether requests wait for what is compressed."""
+
+    def __init__(self) -> None:
+        self._turn_began: float | None = None
+        self._in_threads = 0
+
+    def is_behind(self) -> bool:
+        """Whether this turn of the event loop compresses for long, or every processor does."""
+        now = monotonic()
+        began = self._turn_began
+        if began is None or now > began + _LONGEST_TURN_S:
+            self._turn_began = began = now
+            running_loop().call_soon(self._end_turn)
+        return now > began + _LONG_TURN_S or self._in_threads >= _PROCESSORS
+
+    def _end_turn(self) -> None:
+        self._turn_began = None
+
+    async def in_thread(self, compress: Callable[[bytes], bytes], block: bytes) -> bytes:
+        """Compress in a thread."""
+        self._in_threads += 1
+        try:
+            return await in_thread(compress, block)
+        finally:
+            self._in_threads -= 1
+
+
+_load = _Load()
 
 
 class ContentCoding:
@@ -93,13 +130,11 @@ class ContentCoding:
             return start, message
         changed = decision.headers
         if decision.coding is not None and not is_head:
-            compressor = self._compression.compressor(
-                decision.coding, decision.content_type, len(body)
-            )
+            compressor = self._made(decision, len(body))
             if len(body) < _THREAD_BYTES[decision.coding]:
                 coded = compressor.whole(body)
             else:
-                coded = await in_thread(compressor.whole, body)
+                coded = await _load.in_thread(compressor.whole, body)
             if len(coded) < len(body):
                 changed = [*changed, ("content-length", str(len(coded)))]
                 message = {**message, "body": coded}
@@ -155,24 +190,29 @@ class ContentCoding:
         if decision.coding is not None and self._is_file:
             changed = with_vary(headers)
         elif decision.coding is not None and self._scope["method"] != "HEAD":
-            self.compressor = self._compression.compressor(
-                decision.coding, decision.content_type, None
-            )
+            self.compressor = self._made(decision, None)
         return {**start, "headers": _raw(changed)}
+
+    def _made(self, decision: Decision, size: int | None) -> Compressor:
+        assert decision.coding is not None
+        is_behind = _load.is_behind()
+        return self._compression.compressor(
+            decision.coding, decision.content_type, size, is_behind=is_behind
+        )
 
     async def _flushed(self, block: bytes) -> bytes:
         assert self.compressor is not None
         assert self._coding is not None
         if len(block) < _THREAD_BYTES[self._coding]:
             return self.compressor.flushed(block)
-        return await in_thread(self.compressor.flushed, block)
+        return await _load.in_thread(self.compressor.flushed, block)
 
     async def _added(self, block: bytes) -> bytes:
         assert self.compressor is not None
         assert self._coding is not None
         if len(block) < _THREAD_BYTES[self._coding]:
             return self.compressor.add(block)
-        return await in_thread(self.compressor.add, block)
+        return await _load.in_thread(self.compressor.add, block)
 
     def _decide(self, start: Message, headers: list[Header], size: int | None) -> Decision | None:
         return decide(

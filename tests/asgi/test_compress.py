@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast import ASGIFast
+from asgifast import ASGIFast, content_coding
 from asgifast.messages import Message, Receive, Scope, Send
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,12 +22,14 @@ from tests.support.coded import Decoder, decoded
 from tests.support.http import Connection
 from tests.support.servers import LiveServer
 from wsgifast import Compression, compress_response
+from wsgifast.compression.codings import compressor
 
 from .messages import body, head, pathsend
 from .servers import asgi_server
 from .support import Answer, call, scope_of
 
 TEXT = b"All work and no play makes Jack a dull boy.\n" * 200
+ROWS = b"".join(b"%d,name %d,%d\n" % (n, n * 7919 % 97, n * 7) for n in range(600))
 CODINGS = ("zstd", "br", "gzip")
 CSV = (b"content-type", b"text/csv")
 
@@ -158,6 +161,54 @@ async def page(request: Request) -> Response:
     if request.headers.get("if-match") not in (None, '"abc"'):
         return Response(status_code=412)
     return response
+
+
+def at_level(level: int, content: bytes) -> bytes:
+    return compressor("br", level=level, size=len(content)).whole(content)
+
+
+def asked(content: bytes) -> Callable[[], Coroutine[Any, Any, bytes]]:
+    """An app of this body under ASGIFast: a function that requests it."""
+    options = Compression(padding=False)
+    app = ASGIFast(sending(head(CSV), body(content, False)), compress=options)
+    scope = scope_of(accept_encoding="br")
+
+    async def one() -> bytes:
+        sent = bytearray()
+
+        async def send(message: Message) -> None:
+            sent.extend(message.get("body", b""))
+
+        await app(dict(scope), pytest.fail, send)
+        return bytes(sent)
+
+    return one
+
+
+def test_level_is_halved_for_the_rest_of_a_turn_that_compresses_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0.0, 0.003, 0.006, 0.009, 0.010, 100.0])
+    monkeypatch.setattr(content_coding, "monotonic", lambda: next(clock))
+    one = asked(ROWS)
+
+    async def several() -> list[bytes]:
+        found = [*await asyncio.gather(one(), one(), one()), await one(), await one()]
+        return [*found, await one()]  # the last one as if an event loop had ended within a turn
+
+    assert asyncio.run(several()) == [at_level(n, ROWS) for n in (4, 4, 2, 4, 4, 4)]
+
+
+def test_level_is_halved_while_every_processor_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content_coding, "_PROCESSORS", 2)
+    monkeypatch.setattr(content_coding, "_LONG_TURN_S", 60.0)
+    content = ROWS * 20
+    one = asked(content)
+
+    async def several() -> list[bytes]:
+        return [*await asyncio.gather(one(), one(), one(), one()), await one()]
+
+    assert asyncio.run(several()) == [at_level(n, content) for n in (4, 4, 2, 2, 4)]
 
 
 def test_head_and_conditions_of_an_app() -> None:
