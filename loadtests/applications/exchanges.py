@@ -139,7 +139,7 @@ def _ask(
     if body and answer.status != 206:
         body = decoded(body, answer.header("Content-Encoding") or "")
     if body is None:
-        return Exchange(answer.status, error="the body cannot be decoded")
+        return Exchange(answer.status, answer.headers, error="the body cannot be decoded")
     return Exchange(answer.status, answer.headers, body, len(answer.body), sent=answer.body)
 
 
@@ -273,6 +273,8 @@ def _compared_heads(
 ) -> tuple[list[str], list[str]]:
     """What is worse and better in an answer to HEAD, which is to say what the same side's GET says.
 
+    If its status is another one, it is to say what the app's own says.
+
     :param raw_full: what the app as it is answers to a GET.
     :param full: what the contender does.
     :param may_omit: its GET is coded, or might be.
@@ -280,7 +282,8 @@ def _compared_heads(
     worse, better = [], []
     names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
     for name in sorted(names - _OF_CONNECTIONS | {"content-length"}):
-        before, now, wanted = _value(raw, name), _value(ours, name), _value(full, name)
+        before, now = _value(raw, name), _value(ours, name)
+        wanted = _value(full, name) if full.status == ours.status else before
         if now and now != before and now == wanted:
             better.append(f"{name}: {ours.header(name)}")
         if _value(again, name) != before or now == (before if not now else wanted):

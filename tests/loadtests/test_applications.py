@@ -102,6 +102,12 @@ def test_a_head_omits_only_what_the_coding_of_its_get_changes(codings: str, miss
 def test_a_head_that_differs_from_its_get_without_us_too_may_differ() -> None:
     raw = {("/", "GET"): PAGE, ("/", "HEAD"): without(PAGE, "Content-Length", "0")}
     assert compare(raw, raw, raw).worse == []
+    refused = Exchange(405, [("Content-Type", "text/plain"), ("Content-Length", "5")])
+    raw = {("/", "GET"): PAGE, ("/", "HEAD"): refused}
+    ours = {("/", "GET"): without(PAGE, "Vary", "Accept-Encoding, Cookie"), ("/", "HEAD"): refused}
+    assert compare(raw, raw, ours).worse == []
+    ours["/", "HEAD"] = without(refused, "Content-Length", "6")
+    assert len(compare(raw, raw, ours).worse) == 1
 
 
 def test_a_304_has_the_tag_of_the_coded_body() -> None:
