@@ -36,7 +36,6 @@ from wsgifast.commands.bench.tables import (
     resident_bytes,
 )
 from wsgifast.commands.client import HTTPClient, unverified_tls
-from wsgifast.server.pool import MAX_SPARES
 
 from .bench import APP, FAST, row, table
 from .servers import uvicorn
@@ -211,7 +210,7 @@ def growth(counts: Sequence[Count]) -> dict[str, float]:
 def kept(counts: Sequence[Count], spare_threads: int) -> list[str]:
     """What a server has not given back at the end, a sentence each.
 
-    :param spare_threads: of a bounded pool that it makes when it first needs them.
+    :param spare_threads: of a bounded pool that it makes when it first needs them; 0 for none.
     """
     first, last = counts[0], counts[-1]
     found = []
@@ -264,17 +263,15 @@ _LEFT = Unit("connections", lambda m: m.requests)
 _BOTH = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical")
 _ASGI_APP = "loadtests.asgi_app:bare"
 _PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")
-# FastWorker polls with these while all its threads are taken; the first is there at the start.
-FAST_SPARES = MAX_SPARES - 1
 # asyncio's own default for its threads, in which files are read that are not in memory.
 ASYNCIO_SPARES = min(32, (os.cpu_count() or 1) + 4)
 # uvicorn's time limit for a connection that is kept alive is 5 s.
 _UVICORN = _abandoning(ASYNCIO_SPARES, 6.0)
 TABLE = table("leaks", "What is left of abandoned connections", [
     _row("FastWorker", "FastWorker", gunicorn(APP, *_BOTH, worker_class=FAST),
-         _abandoning(FAST_SPARES)),
+         _abandoning(0)),
     _row("FastWorker-tls", "FastWorker, TLS",
-         gunicorn(APP, *_BOTH, worker_class=FAST, tls=True), _abandoning(FAST_SPARES)),
+         gunicorn(APP, *_BOTH, worker_class=FAST, tls=True), _abandoning(0)),
     _row("uvicorn", "uvicorn, our protocol", uvicorn(_ASGI_APP, ours=True), _UVICORN),
     _row("uvicorn-tls", "uvicorn, our protocol, TLS",
          replace(uvicorn(_ASGI_APP, *_PEM, ours=True), tls=True), _UVICORN),

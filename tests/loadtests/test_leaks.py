@@ -9,7 +9,6 @@ import pytest
 
 from loadtests.leaks import (
     ASYNCIO_SPARES,
-    FAST_SPARES,
     STATES,
     TABLE,
     TOGETHER,
@@ -47,7 +46,7 @@ def test_abandoned_connections_leave_nothing_behind(contender: Contender, tmp_pa
     before, after = (count.connections for count in counts)
     assert before == 0
     assert after > TOGETHER * (len(STATES) - 1)
-    assert kept(counts, max(FAST_SPARES, ASYNCIO_SPARES)) == []
+    assert kept(counts, ASYNCIO_SPARES) == []
 
 
 @pytest.mark.parametrize(

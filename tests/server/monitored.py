@@ -39,7 +39,6 @@ class Monitored:
         self.saturations: list[bool] = []
         self.sent = False  # whether a tick has found something to send
         self.ran: list[Any] = []
-        self.started: list[Any] = []  # spares
         self.at_pause: Callable[[], object] = lambda: None
         self.at_poll: Callable[[], list[Event] | None] | None = None
         self.at_wake: Callable[[], object] = lambda: None
@@ -64,14 +63,13 @@ class Monitored:
             on_taken=lambda job: self.at_taking(job),
             close_body=lambda close: close.call(),
         )
-        self.pool: Pool[str] = Pool(SIZE, poller, work)
+        self.pool: Pool = Pool(SIZE, poller, work)
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)
         self.pool.monitor._alarm = alarm
         self.first, *self.others = self.pool._members
-        (self.spare,) = self.pool._spares
+        self.spare = self.pool._spare
         self.spare.thread = threading.current_thread()
-        self.idle_spares.append(self.spare)
-        self.pool._start = self._start  # type: ignore[method-assign]
+        self.pool._spare_waits = True
         self._promote, self.pool._promote = self.pool._promote, self._promoted  # type: ignore[method-assign]
 
     # The lead.
@@ -89,8 +87,8 @@ class Monitored:
         return self.pool._followers
 
     @property
-    def idle_spares(self) -> list[Any]:
-        return self.pool._idle_spares
+    def spare_waits(self) -> bool:
+        return self.pool._spare_waits
 
     @property
     def lead_is_on_offer(self) -> bool:
@@ -155,10 +153,6 @@ class Monitored:
     def _saturate(self) -> None:
         self.saturations.append(self.pool.saturated)
         self.at_saturation()
-
-    def _start(self, member: Any) -> None:
-        self.started.append(member)
-        member.thread = threading.current_thread()
 
     def _promoted(self, member: Any) -> None:
         self.at_promotion()

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from wsgifast.server.poller import READ, EpollPoller, Event, Poller, SelectorsPoller
 from wsgifast.server.pool import Close, Pool, Task
@@ -15,7 +16,7 @@ __all__ = ["PATIENCE_S", "SIZE", "SPARE", "App", "Gate", "Harness", "poller_of"]
 # Waiting that only a broken pool would sit out.
 PATIENCE_S = 60.0
 SIZE = 3
-SPARE = "wsgifast-spare-0"
+SPARE = "wsgifast-spare"
 
 App = Callable[[], object]
 
@@ -34,7 +35,8 @@ class Harness:
 
     def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
         self.poller = poller_of(kind)
-        self.pool: Pool[App] = Pool(size, self.poller, self)
+        user: Any = self
+        self.pool = Pool(size, self.poller, user)
         self.received_in: set[str] = set()
         self.ran_in: set[str] = set()
         self.failed = threading.Event()
@@ -105,9 +107,7 @@ class Harness:
         self.pool.monitor.interrupt()
         self._monitor.join(PATIENCE_S)
         self.pool.stop()
-        # Spares that were made meanwhile, too: none may poll what is closed below.
-        for thread in [*self.threads, *(spare.thread for spare in self.pool._spares)]:
-            assert thread is not None
+        for thread in self.threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} goes on"
         self._sockets.close()
@@ -120,7 +120,7 @@ class Harness:
 
     # What the pool calls.
 
-    def receive(self, item: Event | Task[App]) -> App | None:
+    def receive(self, item: Event | Task) -> App | None:
         self.received_in.add(threading.current_thread().name)
         if not isinstance(item, tuple):
             return item()

@@ -287,11 +287,11 @@ def test_who_is_woken_in_place_of_the_leader_passes_it_on(
 
 def test_a_spare_waits_while_another_leads(monitored: Monitored) -> None:
     pool = monitored.pool
-    monitored.idle_spares.clear()
+    pool._spare_waits = False
     monitored.spare.gate.release()  # so that it does not wait here
     pool.work.append((7, 1))
     monitored.serve(monitored.spare)
-    assert monitored.idle_spares == [monitored.spare]
+    assert monitored.spare_waits
     assert pool.work
     assert not monitored.polls
 

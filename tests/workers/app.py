@@ -72,8 +72,7 @@ def stats() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "fds": len(os.listdir("/proc/self/fd")),
-        # A spare one may have been made in between, and stays.
-        "threads": sum("spare" not in each.name for each in threading.enumerate()),
+        "threads": threading.active_count(),
         "rss_kib": int(rss.split()[1]),
         "closed": closed,
         "exhausted": exhausted,

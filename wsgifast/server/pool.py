@@ -13,7 +13,7 @@ longer: two threads that alternate on the GIL are slower than one. For the same 
 finishes its turn follows if another one leads, even if that one is in a turn, unless the lead is on
 offer because nobody was free to take it.
 
-If no thread is free, the pool is *saturated* and the monitor promotes a *spare*. A spare polls,
+If no thread is free, the pool is *saturated* and the monitor promotes the *spare*. It polls,
 receives and sends, but never runs an app. So downloads, uploads and new connections go on, and so
 do events that a thread left in `work` when it entered the app. Jobs that are ready to run wait in
 `ready`.
@@ -58,19 +58,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from .counters import Exhaustion
 from .monitor import TICK_S, Member, Monitor, is_running
 from .poller import WRITE, Event, Poller
+
+if TYPE_CHECKING:
+    from .server import Server
 
 # After a slow app, the lead is handed over before each app, until this many in a row were quick:
 # slow requests come in bursts, and each would make the next one wait for a tick.
 _EARLY_PROMOTIONS = 8
 # The time from which on an app counts as slow; on a busy machine a quick one may wait for a CPU.
 _SLOW_S = 4 * TICK_S
-# A second spare is needed only if the first one blocks, which nothing here should do.
-MAX_SPARES = 4
 # Up to this many events are not sorted: none of them waits long.
 _FEW_EVENTS = 8
 # How long deferred items are handled between two polls, in seconds: at least, which is longer than
@@ -78,7 +79,7 @@ _FEW_EVENTS = 8
 _DEFERRED_S = 0.0005
 _MOST_DEFERRED_S = 0.005
 
-Job = TypeVar("Job")
+Job = Any  # a channel whose app is to run
 # Work other than an event; returns a job if one is ready to run.
 Task = Callable[[], Job | None]
 
@@ -99,48 +100,18 @@ class Close:
         self.member = member
 
 
-class Work(Protocol[Job]):
-    """What the threads of a pool do. Any of them may call; nothing here may raise."""
+class Pool:
+    """A fixed number of threads that poll and run jobs, and a spare one that only polls.
 
-    def receive(self, item: Event | Task[Job]) -> Job | None:
-        """Handle an event or a task with non-blocking I/O; returns a job if one is ready to run."""
-
-    def run(self, job: Job) -> None:
-        """Run a job; called by every thread but the spare ones and the monitor's."""
-
-    def close_body(self, close: Close) -> None:
-        """Call the close() of a body; called by the thread that ran its app."""
-
-    def on_queued(self, job: Job) -> None:
-        """No thread is free for a job, which is about to wait in `ready`."""
-
-    def on_taken(self, job: Job) -> None:
-        """A thread takes such a job."""
-
-    def on_tick(self) -> bool:
-        """The monitor looks, or a tick was requested. Must not block.
-
-        :returns: whether there was something to do.
-        """
-
-    def on_saturation(self) -> None:
-        """:attr:`Pool.saturated` has changed. Must not block."""
-
-    def on_failure(self) -> None:
-        """This thread ends because of an internal error."""
-
-
-class Pool(Generic[Job]):
-    """A fixed number of threads that poll and run jobs, and spare threads that only poll.
-
+    :param user: what the threads do; any of them may call, and nothing it has here may raise.
     :param size: number of threads, which is the number of apps that run at once.
     :ivar saturated: no thread is free to run a job, and a spare leads.
     :ivar failed: a thread has ended because of an internal error: the worker must end.
     """
 
-    def __init__(self, size: int, poller: Poller, user: Work[Job]) -> None:
-        self.work: deque[Event | Task[Job]] = deque()
-        self.deferred: deque[Event | Task[Job]] = deque()
+    def __init__(self, size: int, poller: Poller, user: Server) -> None:
+        self.work: deque[Event | Task] = deque()
+        self.deferred: deque[Event | Task] = deque()
         self._polled_at = 0.0
         # Jobs that a spare has received while no thread was free.
         self.ready: deque[Job] = deque()
@@ -151,14 +122,14 @@ class Pool(Generic[Job]):
         self._user = user
         self._receive, self._run = user.receive, user.run  # which are called most
         self._members = [Member(f"wsgifast-{number}") for number in range(size)]
-        self._spares = [Member("wsgifast-spare-0", spare=True)]
+        self._spare = Member("wsgifast-spare", spare=True)
+        self._spare_waits = False  # at its gate
         self._by_ident: dict[int, Member] = {}  # those that have started
         self._leader = self._members[0]
         # The leader is in a turn that may be long, and no thread was free to take the lead.
         self._lead_is_offered = False
         # Threads that wait at their gates.
         self._followers: list[Member] = []
-        self._idle_spares: list[Member] = []
         self._lock = threading.Lock()
         self._stopped = False
         self._promote_early = 0
@@ -171,15 +142,18 @@ class Pool(Generic[Job]):
 
     def start(self) -> None:
         """Start the threads; the first one leads."""
-        for member in [*self._members, *self._spares]:
-            self._start(member)
+        for member in [*self._members, self._spare]:
+            member.thread = threading.Thread(
+                target=self._serve_until_stopped, args=(member,), name=member.name, daemon=True
+            )
+            member.thread.start()
 
-    def push(self, item: Event | Task[Job]) -> None:
+    def push(self, item: Event | Task) -> None:
         """Add work from any thread."""
         self.work.append(item)
         self._wake_for_work()
 
-    def defer(self, task: Task[Job]) -> None:
+    def defer(self, task: Task) -> None:
         """As :meth:`push`, but let the events of the next poll go first."""
         self.deferred.append(task)
         self._wake_for_work()
@@ -290,10 +264,10 @@ class Pool(Generic[Job]):
         """End every thread: at once, or when its app returns."""
         self._stopped = True
         with self._lock:
-            for member in [*self._followers, *self._idle_spares]:
+            for member in self._followers:
                 member.gate.release()
             self._followers.clear()
-            self._idle_spares.clear()
+            self._wake_spare()
         self._poller.wake()
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
@@ -308,12 +282,6 @@ class Pool(Generic[Job]):
         ]
 
     # The pool's threads
-
-    def _start(self, member: Member) -> None:
-        member.thread = threading.Thread(
-            target=self._serve_until_stopped, args=(member,), name=member.name, daemon=True
-        )
-        member.thread.start()
 
     def _serve_until_stopped(self, me: Member) -> None:
         self._by_ident[threading.get_ident()] = me
@@ -376,12 +344,17 @@ class Pool(Generic[Job]):
             self._step_back(me)
 
     def _rest(self, me: Member) -> None:
-        """A spare that does not lead waits until none of the other threads is free."""
+        """The spare does not lead: it waits until none of the other threads is free."""
         with self._lock:
             if self._leader is me or self._stopped:
                 return
-            self._idle_spares.append(me)
+            self._spare_waits = True
         me.gate.acquire()
+
+    def _wake_spare(self) -> None:
+        if self._spare_waits:
+            self._spare_waits = False
+            self._spare.gate.release()
 
     def _poll(self, me: Member) -> None:
         # Set before the last look at the work: a thread that adds some either sees this and wakes
@@ -459,31 +432,14 @@ class Pool(Generic[Job]):
             if self._followers:
                 self._promote(self._take_follower())
                 return
-            spare = self._idle_spares.pop() if self._idle_spares else self._make_spare()
-            if spare is None:
-                return
-            self._set_leader(spare)
+            if leader is self._spare:
+                return  # the next thread that is free takes the lead
+            self._set_leader(self._spare)
             self.saturated = True
             self.exhaustion.begin()
         self._user.on_saturation()  # before it polls
-        if spare.thread is not None:
-            spare.gate.release()
-            return
-        try:
-            self._start(spare)
-        except RuntimeError:  # the system has no thread left: the monitor tries again
-            with self._lock:
-                spare.thread = None
-                self._spares.remove(spare)
-                if self._leader is spare:
-                    self._set_leader(leader)
-
-    def _make_spare(self) -> Member | None:
-        if len(self._spares) == MAX_SPARES or self._spares[-1].thread is None:
-            return None
-        spare = Member(f"wsgifast-spare-{len(self._spares)}", spare=True)
-        self._spares.append(spare)
-        return spare
+        with self._lock:
+            self._wake_spare()
 
     def _take_follower(self) -> Member:
         """Return the follower that came last, of those without a close() to come if possible."""

@@ -89,7 +89,7 @@ class Server:
         self.connections = self.registry.connections
         self._waiting = self.registry.waiting
         self._coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
-        self.pool: Pool[Channel] = Pool(options.threads, self.poller, self)
+        self.pool = Pool(options.threads, self.poller, self)
         self._acceptor = Acceptor(
             self.listeners,
             self.poller,
@@ -287,7 +287,7 @@ class Server:
         """Have a thread of the pool call :meth:`Connection.on_event` without an event."""
         self.pool.defer(partial(self._go_on, connection, 0))
 
-    def run_soon(self, task: Task[Channel]) -> None:
+    def run_soon(self, task: Task) -> None:
         """Have a thread of the pool call something, and run the app of what it returns."""
         self.pool.defer(task)
 
@@ -306,7 +306,7 @@ class Server:
         self.registry.replace(connection, http2)
         return http2.begin_streams(received, exchange)
 
-    def wait_for_disk(self, connection: Endpoint, step: Task[Channel]) -> bool:
+    def wait_for_disk(self, connection: Endpoint, step: Task) -> bool:
         """Have a disk thread take a step that may write to a temporary file; False if it cannot.
 
         It owns the connection until then; if the step returns something, its app is run as usual.
@@ -352,9 +352,10 @@ class Server:
         """The last byte of a body has been sent, or never will be; never calls close() itself."""
         self.pool.make_due(close)
 
-    # Called by the pool; see pool.Work
+    # Called by the pool's threads, and by its monitor where it says so
 
-    def receive(self, item: Event | Task[Channel]) -> Channel | None:
+    def receive(self, item: Event | Task) -> Channel | None:
+        """Handle an event or a task with non-blocking I/O; returns what is ready to run."""
         if not isinstance(item, tuple):
             return item()
         fd, events = item
@@ -386,6 +387,7 @@ class Server:
             return None
 
     def run(self, channel: Channel) -> None:
+        """Run an app; called by every thread but the spare one and the monitor's."""
         try:
             if channel.begin_app():
                 self._application.run(channel, stays=self._may_stay())
@@ -407,6 +409,7 @@ class Server:
         )
 
     def close_body(self, close: Close) -> None:
+        """Call the close() of a body; called by the thread that ran its app."""
         try:
             close.call()
         except BaseException:  # sys.exit() in an app ends no thread
@@ -414,22 +417,27 @@ class Server:
             self.log.exception("Error in close() of the response to %s %s", req.method, req.uri)
 
     def on_queued(self, channel: Channel) -> None:
+        """No thread is free for a request, which is about to wait in `ready`."""
         exchange = channel.exchange
         if exchange is not None:  # a stream may end meanwhile, and drop it
             exchange.queued = time.monotonic()
 
     def on_taken(self, channel: Channel) -> None:
+        """A thread takes such a request."""
         exchange = channel.exchange
         if exchange is not None:
             self.counters.count_wait(time.monotonic() - exchange.queued)
 
     def on_tick(self) -> bool:
+        """The monitor looks, or a tick was requested; returns whether there was something to do."""
         return self._coalescing.tick()
 
     def on_saturation(self) -> None:
+        """:attr:`Pool.saturated` has changed; called by the monitor, too."""
         self._acceptor.update()
 
     def on_failure(self) -> None:
+        """This thread ends because of an internal error."""
         self.log.exception("A thread of the worker has failed; the worker restarts")
         self.pool.monitor.interrupt()
 
