@@ -21,7 +21,7 @@ from tests.support.descriptors import open_descriptors
 from tests.support.servers import wait_for
 from tests.support.socket_options import send_buffer_is_limited
 from wsgifast.server import sending
-from wsgifast.server.coalescing import Coalescing, OutputRules
+from wsgifast.server.coalescing import OutputRules
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import OutputQueue
@@ -66,7 +66,7 @@ def rules(
     response_on_disk_bytes: int = 1 << 30,
     responses_on_disk_bytes: int = 1 << 40,
     share_work: Callable[[], object] = lambda: None,
-    coalescing: Coalescing | None = None,
+    request_tick: Callable[[], bool] = lambda: True,
     waits_for_disk: bool = True,
 ) -> OutputRules:
     """The rules of a worker.
@@ -88,7 +88,7 @@ def rules(
         warning=lambda text, *args: told.append(text % args),
         error=lambda text, exc_info: told.append(repr(exc_info)),
     )
-    made = OutputRules(options, Counters(), coalescing or Coalescing(lambda: True), share_work, log)
+    made = OutputRules(options, Counters(), request_tick, share_work, log)
     made.disk = disk or made.disk
     if waits_for_disk:
         threads: Any = made.disk
@@ -121,7 +121,8 @@ class Near:
         self._streams_on: OutputQueue | None = None
 
     def make_queue(self, rules: OutputRules) -> OutputQueue:
-        return OutputQueue(sending.Sender(self.sock, rules), self, rules)
+        owner: Any = self
+        return OutputQueue(sending.Sender(self.sock, rules), owner, rules)
 
     def write_next(self, block: bytes) -> None:
         """Write a block of a stream, which begins with the first of them."""

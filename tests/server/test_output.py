@@ -38,7 +38,6 @@ from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
 from wsgifast.server import coalescing as module
 from wsgifast.server import sending
-from wsgifast.server.coalescing import Coalescing
 from wsgifast.server.output import OutputQueue
 
 __all__ = ["content", "file", "in_quick_succession", "near"]
@@ -294,8 +293,8 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     now, ticking = 1000.0, True
     monkeypatch.setattr(module, "_COALESCE_S", 0.0005)
     monkeypatch.setattr("time.monotonic", lambda: now)
-    coalescing = Coalescing(lambda: ticking)
-    near.queue = near.make_queue(rules(coalescing=coalescing))
+    shared = rules(request_tick=lambda: ticking)
+    near.queue = near.make_queue(shared)
 
     write_next = near.queue.begin_stream(b"1", frame=None, may_run_ahead=False)
     assert near.receive_all_there_is() == b"1"
@@ -305,19 +304,19 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
         return near.receive_all_there_is()
 
     assert [written(b"2"), written(b"3")] == [b"", b""]
-    assert coalescing.tick()
+    assert shared.tick()
     assert near.receive_all_there_is() == b"23"
     now += 0.01  # later: nothing to wait for
     assert [written(b"4"), written(b"5")] == [b"4", b""]
     ticking = False  # nobody will come any more
-    assert coalescing.tick()
+    assert shared.tick()
     assert near.receive_all_there_is() == b"5"
     assert written(b"6") == b"6"
     ticking = True
     assert written(b"7") == b""
     near.queue.flush()
     assert near.receive_all_there_is() == b"7"
-    assert not coalescing.queues
+    assert not shared.queues
 
     class Last(set[Any]):
         """The last tick comes just before a block is registered for the next one."""
@@ -327,7 +326,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
             ticking = False
             super().add(queue)
 
-    coalescing.queues = Last()
+    shared.queues = Last()
     assert written(b"8") == b"8"
 
 
@@ -359,7 +358,7 @@ def test_ticks_may_come_while_a_stream_is_written() -> None:
 
     def tick() -> None:
         while not done.is_set():
-            shared.coalescing.tick()
+            shared.tick()
 
     def receive() -> None:
         received.append(near.receive(len(expected)))
@@ -397,7 +396,7 @@ def test_a_stream_that_never_pauses_hears_of_the_end() -> None:
         near.queue.fail(TimeoutError("the client took no byte in time"))
         with pytest.raises(ClientGone, match="took no byte"):
             near.write_next(b"c")
-        shared.coalescing.tick()
+        shared.tick()
         with pytest.raises(ClientGone, match="took no byte"):
             near.write_next(b"d")
     finally:
@@ -407,7 +406,7 @@ def test_a_stream_that_never_pauses_hears_of_the_end() -> None:
 def test_a_tick_waits_for_nobody_who_is_sending() -> None:
     shared = rules()
     one, other = Near(shared), Near(shared)
-    tick = shared.coalescing.tick
+    tick = shared.tick
     try:
         assert not tick()
         one.write_next(b"one")
@@ -431,9 +430,9 @@ def test_its_own_thread_may_be_quicker_than_a_tick() -> None:
         def __bool__(self) -> bool:
             return True
 
-    coalescing = Coalescing(lambda: True)
-    coalescing.queues = Emptied()
-    assert coalescing.tick()
+    shared = rules()
+    shared.queues = Emptied()
+    assert shared.tick()
 
 
 def test_a_response_may_end_while_its_queue_is_looked_at(near: Near) -> None:
@@ -443,7 +442,8 @@ def test_a_response_may_end_while_its_queue_is_looked_at(near: Near) -> None:
     class Ending(OutputQueue):
         backlog = property(lambda self: seen.pop() if seen else None, lambda self, backlog: None)
 
-    queue = Ending(near.queue.sender, near, rules())
+    owner: Any = near
+    queue = Ending(near.queue.sender, owner, rules())
     seen.append(SimpleNamespace(size=5))
     assert queue.bytes_queued == 5
     assert queue.bytes_queued == 0
@@ -451,7 +451,7 @@ def test_a_response_may_end_while_its_queue_is_looked_at(near: Near) -> None:
 
 def test_tick_ends_although_writers_go_on() -> None:
     """It comes between the worker's signs of life."""
-    coalescing = Coalescing(lambda: True)
+    shared = rules()
     flushed: list[int] = []
 
     class Busy:
@@ -460,11 +460,11 @@ def test_tick_ends_although_writers_go_on() -> None:
 
         def flush(self, *, wait: bool) -> bool:
             flushed.append(self.number)
-            coalescing.add(self)  # its writer holds the next block back already
+            shared.hold_back(self)  # its writer holds the next block back already
             return True
 
     for number in range(3):
-        coalescing.add(Busy(number))
-    assert coalescing.tick()
+        shared.hold_back(Busy(number))
+    assert shared.tick()
     assert sorted(flushed) == [0, 1, 2]
-    assert len(coalescing.queues) == 3
+    assert len(shared.queues) == 3

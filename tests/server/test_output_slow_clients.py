@@ -86,7 +86,7 @@ def test_blocks_that_wait_for_a_slow_client_leave_when_it_has_taken_the_rest(nea
         write_next(b"abc")
     assert queue.bytes_left() == queue.bytes_queued + 9
     assert memory.used_bytes == before + (256 << 10)
-    assert not queue._rules.coalescing.tick()  # nobody needs to come for them
+    assert not queue._rules.tick()  # nobody needs to come for them
     received = b""
     while queue.draining:
         received += near.receive_all_there_is()
@@ -148,7 +148,8 @@ def test_blocks_are_written_while_another_thread_sends() -> None:
             backlog.replace_buffers(1, [buffers[0][sent:]] if sent < len(buffers[0]) else [])
             return Turn.FULL if backlog.size else Turn.DONE
 
-    near.queue.sender = Stingy(near.queue.sender)
+    stingy: Any = Stingy(near.queue.sender)
+    near.queue.sender = stingy
     threads = [threading.Thread(target=send), threading.Thread(target=receive)]
     switched = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

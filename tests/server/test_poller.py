@@ -271,7 +271,7 @@ def test_a_wake_of_a_closed_poller_is_nothing() -> None:
 
 def test_a_wake_is_taken_up_by_one_poll(poller: Poller) -> None:
     """The next one would spin; and who has been woken along with another finds nothing."""
-    pipe = poller._pipe  # type: ignore[attr-defined]
+    pipe = poller._pipe
     poller.wake()
     assert poller.poll(PATIENCE_S) == []
     assert not select.select([pipe.fd], [], [], 0)[0]

@@ -36,7 +36,6 @@ class HeldBlocks:
 
     :param queue: the output queue, whose module imports this one.
     :param frame: frames blocks that are sent together, as one chunk; None for no framing.
-    :param memory: reserves memory for what waits before a slow client.
     :param most_waiting: how many bytes may wait there.
     :param compresses: whether `frame` compresses, too.
     :ivar blocks: unframed, none of them empty.
@@ -44,27 +43,25 @@ class HeldBlocks:
     """
 
     __slots__ = (
-        "_coalescing", "_frame", "_last_block", "_memory", "_most_held", "_most_waiting", "_queue",
-        "_reserved", "blocks", "size",
+        "_frame", "_last_block", "_most_held", "_most_waiting", "_queue", "_reserved", "_rules",
+        "blocks", "size",
     )  # fmt: skip
 
     def __init__(
         self,
         queue: Any,
-        coalescing: Coalescing,
+        rules: OutputRules,
         frame: Callable[[bytes], bytes] | None,
         *,
-        memory: Budget,
         most_waiting: int,
         compresses: bool = False,
     ) -> None:
         self.blocks: list[bytes] = []
         self.size = 0
         self._queue = queue
-        self._coalescing = coalescing
+        self._rules = rules
         self._frame = frame
         self._last_block = time.monotonic()  # when the app handed it over
-        self._memory = memory
         self._most_held = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
         self._most_waiting = _COMPRESSED_BYTES if compresses else most_waiting
         self._reserved = 0  # the writer sets it, and who takes the blocks resets it
@@ -74,7 +71,7 @@ class HeldBlocks:
         now = time.monotonic()
         behind = now - self._last_block < _COALESCE_S
         self._last_block = now
-        # Append first. A tick removes the queue from `coalescing.queues` and then takes the blocks:
+        # Append first. A tick removes the queue from the rules' `queues` and then takes the blocks:
         # if it came too early for this block, the check below finds the queue missing.
         self.blocks.append(block)
         self.size = size = self.size + len(block)
@@ -85,8 +82,8 @@ class HeldBlocks:
             if size < (self._reserved or self._reserve()) and queue.error is None:
                 return
         elif behind and size < self._most_held and queue.error is None:
-            coalescing = self._coalescing
-            if queue in coalescing.queues or coalescing.add(queue):
+            rules = self._rules
+            if queue in rules.queues or rules.hold_back(queue):
                 return
         with queue.lock:
             data = self.take()
@@ -101,36 +98,63 @@ class HeldBlocks:
         reserved = self._reserved
         if reserved:
             self._reserved = 0
-            self._memory.count(-reserved)
+            self._rules.memory.count(-reserved)
         data = b"".join(taken)
         return self._frame(data) if self._frame is not None and data else data
 
     def _reserve(self) -> int:
         """Reserve memory for blocks that wait before a slow client; returns how many bytes."""
         size = self._most_waiting
-        if not self._memory.take(size):
+        if not self._rules.memory.take(size):
             size = min(size, _WAITING_ANYWAY_BYTES)
-            self._memory.count(size)
+            self._rules.memory.count(size)
         self._reserved = size
         return size
 
 
-class Coalescing:
-    """The output queues that hold blocks back until the monitor's next tick at most.
+class OutputRules:
+    """How responses are sent.
 
+    :param options: the server's, and its counters.
     :param request_tick: see :meth:`.Monitor.request_tick`.
+    :param share_work: called during a long turn that releases the GIL: other threads go on with the
+        rest of the work.
+    :ivar queues: those that hold blocks back, until the monitor's next tick at most.
+    :ivar ahead_bytes: what may wait for one client before the writer waits, or uses a file.
+    :ivar memory: counts the output in memory.
+    :ivar disk: the threads for files that are not in the page cache.
     """
 
-    def __init__(self, request_tick: Callable[[], bool]) -> None:
-        self.request_tick = request_tick
+    def __init__(
+        self,
+        options: Options,
+        counters: Counters,
+        request_tick: Callable[[], bool],
+        share_work: Callable[[], object],
+        log: Any,
+    ) -> None:
+        self.options = options
+        self.ahead_bytes = options.output_ahead_bytes
+        self.counters = counters
+        self._request_tick = request_tick
         self.queues: set[Any] = set()
+        self.share_work = share_work
+        on_disk = Budget(options.responses_on_disk_bytes)
+        self.memory = OutputMemory(options.output_memory_bytes, on_disk, log.warning)
+        self.disk = DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error))
 
-    def add(self, queue: Any) -> bool:
+    def new_wait(self) -> ClientWait:
+        """A client is waited for, for the first time in its response."""
+        return ClientWait(self.options.send_timeout_s, self.options.send_least_bytes_per_s)
+
+    # Queues that hold blocks back
+
+    def hold_back(self, queue: Any) -> bool:
         """Have a queue flushed at the next tick; False if there will be none."""
-        if not self.request_tick():
+        if not self._request_tick():
             return False
         self.queues.add(queue)
-        if not self.request_tick():
+        if not self._request_tick():
             queue.flush()  # the monitor has stopped meanwhile
         return True
 
@@ -146,37 +170,3 @@ class Coalescing:
                 later.append(queue)
         queues.update(later)
         return True
-
-
-class OutputRules:
-    """How responses are sent.
-
-    :param options: the server's, and its counters.
-    :param coalescing: the queues that hold blocks back.
-    :param share_work: called during a long turn that releases the GIL: other threads go on with the
-        rest of the work.
-    :ivar ahead_bytes: what may wait for one client before the writer waits, or uses a file.
-    :ivar memory: counts the output in memory.
-    :ivar disk: the threads for files that are not in the page cache.
-    """
-
-    def __init__(
-        self,
-        options: Options,
-        counters: Counters,
-        coalescing: Coalescing,
-        share_work: Callable[[], object],
-        log: Any,
-    ) -> None:
-        self.options = options
-        self.ahead_bytes = options.output_ahead_bytes
-        self.counters = counters
-        self.coalescing = coalescing
-        self.share_work = share_work
-        on_disk = Budget(options.responses_on_disk_bytes)
-        self.memory = OutputMemory(options.output_memory_bytes, on_disk, log.warning)
-        self.disk = DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error))
-
-    def new_wait(self) -> ClientWait:
-        """A client is waited for, for the first time in its response."""
-        return ClientWait(self.options.send_timeout_s, self.options.send_least_bytes_per_s)

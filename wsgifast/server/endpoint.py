@@ -282,18 +282,25 @@ class Endpoint:
         """Drop all requests, before the socket is closed; False if that must wait for an app."""
         raise NotImplementedError
 
-    # Waiting; for the output queue, see :class:`~.output.OutputOwner`
+    # Waiting
 
     def begin(self) -> None:
         """Wait for the first event."""
         self.wait(READ)
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        """Have :meth:`.OutputQueue.on_writable` called once the socket is writable.
+
+        :param deadline: when to give up on the client; monotonic.
+        :param retry: have it called some time later instead, writable or not.
+        :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
+        """
         self.deadline = deadline
         self.retries = retry
         self._core.registry.wait(self, 0 if retry else WRITE)
 
     def resume_sending(self) -> None:
+        """Have :meth:`.OutputQueue.on_writable` called soon."""
         self._core.resume(self)
 
     def retry(self) -> None:

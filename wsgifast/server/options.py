@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 # The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
@@ -95,38 +94,3 @@ def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s
     if not least_bytes_per_s:
         return timeout_s
     return min(timeout_s, timeout_s + moved / least_bytes_per_s - waited_s)
-
-
-class UploadPace:
-    """How fast a client sends the bodies on one connection; the connection's owner counts.
-
-    While the client sends one body, the others may wait: it is given up only for being too slow
-    with all of them. Otherwise a client with a slow line could not send two bodies in turn.
-
-    :param timeout_s: see :func:`time_left_s`.
-    :ivar received: bytes of all bodies.
-    """
-
-    __slots__ = ("_received_at", "_timeout_s", "received")
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._received_at = 0.0
-        self.received = 0
-
-    def count(self, size: int) -> None:
-        """A part of a body was received."""
-        self._received_at = time.monotonic()
-        self.received += size
-
-    def deadline(self, began: float, received_before: int, waited_s: float = 0.0) -> float:
-        """Return when to give up on one body (monotonic).
-
-        :param began: when the client was first waited for; monotonic.
-        :param received_before: :attr:`received` when its request came.
-        :param waited_s: seconds for which it was waited for earlier.
-        """
-        at = max(began, self._received_at)
-        received = self.received - received_before
-        waited_s += at - began
-        return at + time_left_s(self._timeout_s, BODY_BYTES_PER_S, received, waited_s)

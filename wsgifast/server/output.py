@@ -44,36 +44,27 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import ClientGone, without_frames
 from ..sockets.sending import FileSegment
 from .backlog import Backlog, Spilling
 from .coalescing import HeldBlocks, OutputRules
 from .poller import WOULD_BLOCK
-from .sending import SenderLike, Turn
+from .sending import Turn
 
-
-class OutputOwner(Protocol):
-    """What a queue needs of its connection or stream; called under the queue's lock."""
-
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """Have :meth:`OutputQueue.on_writable` called once the socket is writable.
-
-        :param deadline: when to give up on the client; monotonic.
-        :param retry: have it called some time later instead, writable or not.
-        :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
-        """
-
-    def resume_sending(self) -> None:
-        """Have :meth:`OutputQueue.on_writable` called soon."""
+if TYPE_CHECKING:
+    from .endpoint import Endpoint
+    from .http2.response import StreamSender
+    from .http2.stream import Stream
+    from .sending import Sender
 
 
 class OutputQueue:
     """What is written, and left to send.
 
     :param lock: by default one of its own.
-    :ivar owner: waits for the client.
+    :ivar owner: waits for the client; called under the queue's lock.
     :ivar sender: sends on the socket, or on the stream.
     :ivar backlog: what is left to send; None while every response was sent at once.
     :ivar draining: an event's thread, or a disk thread, will go on sending.
@@ -91,8 +82,8 @@ class OutputQueue:
 
     def __init__(
         self,
-        sender: SenderLike,
-        owner: OutputOwner,
+        sender: Sender | StreamSender,
+        owner: Endpoint | Stream,
         rules: OutputRules,
         lock: threading.Lock | threading.RLock | None = None,
     ) -> None:
@@ -174,9 +165,8 @@ class OutputQueue:
         rules = self._rules
         self.held = held = HeldBlocks(
             self,
-            rules.coalescing,
+            rules,
             frame,
-            memory=rules.memory,
             # An event stream must not run further ahead of its client.
             most_waiting=rules.ahead_bytes if may_run_ahead else rules.ahead_bytes // 4,
             compresses=compresses,
@@ -260,7 +250,7 @@ class OutputQueue:
         """
         if self.held is None or not self.held.blocks:
             return True
-        self._rules.coalescing.queues.discard(self)
+        self._rules.queues.discard(self)
         if not self.lock.acquire(blocking=wait):
             return False
         try:
@@ -297,7 +287,7 @@ class OutputQueue:
 
     def close(self) -> None:
         """The connection is about to be closed, and its writer is done."""
-        self._rules.coalescing.queues.discard(self)
+        self._rules.queues.discard(self)
         with self.lock:
             self._fail(ClientGone("closed"))
             if self.backlog is not None:

@@ -24,7 +24,7 @@ import selectors
 import ssl
 import threading
 from collections import deque
-from typing import Protocol
+from typing import TypeAlias
 
 # epoll's values of EPOLLIN and EPOLLOUT, so that its events need no translation. An event may have
 # more bits set (EPOLLHUP, EPOLLERR): the next read or write then fails.
@@ -49,52 +49,18 @@ _MOST_EVENTS = 16 * _MOST_AT_ONCE
 Event = tuple[int, int]
 
 
-class Poller(Protocol):
-    """Waits for descriptors. Every method but :meth:`close` may be called from any thread.
-
-    :ivar must_forget: whether a descriptor must be forgotten before it is closed.
-    """
-
-    must_forget: bool
-
-    def add(self, fd: int, events: int) -> None:
-        """Arm a new descriptor for one event.
-
-        :raises OSError: if the kernel refuses (out of memory, or of watches).
-        """
-
-    def arm(self, fd: int, events: int) -> None:
-        """Arm a descriptor again after its event, or change the events it is armed for.
-
-        :param events: 0 for none; epoll then still reports an error or a hang-up.
-        """
-
-    def forget(self, fd: int) -> None:
-        """Report nothing more of a descriptor."""
-
-    def listen(self, fd: int) -> None:
-        """Report a listener whenever it is readable, until :meth:`forget`."""
-
-    def queue_behind_others(self, fd: int) -> None:
-        """Have the next connection of a shared listener reported to other processes first."""
-
-    def poll(self, timeout: float | None) -> list[Event]:
-        """Wait for events: at most `timeout` seconds, or indefinitely if it is None."""
-
-    def wake(self) -> None:
-        """Make the poll that is waiting, or else the next one, return at once."""
-
-    def close(self) -> None:
-        """Close the poller's own descriptors; no thread may be polling."""
-
-
 def make_poller() -> Poller:
     """Make the best poller that this system has."""
     return EpollPoller() if hasattr(select, "epoll") else SelectorsPoller()
 
 
 class EpollPoller:
-    """Linux: the kernel gives each event to one thread only."""
+    """Linux: the kernel gives each event to one thread only.
+
+    Every method but :meth:`close` may be called from any thread.
+
+    :cvar must_forget: whether a descriptor must be forgotten before it is closed.
+    """
 
     must_forget = False
 
@@ -107,16 +73,26 @@ class EpollPoller:
         self._modify = epoll.modify
 
     def add(self, fd: int, events: int) -> None:
+        """Arm a new descriptor for one event.
+
+        :raises OSError: if the kernel refuses (out of memory, or of watches).
+        """
         self._register(fd, _ONCE[events])
 
     def arm(self, fd: int, events: int) -> None:
+        """Arm a descriptor again after its event, or change the events it is armed for.
+
+        :param events: 0 for none; epoll then still reports an error or a hang-up.
+        """
         self._modify(fd, _ONCE[events])
 
     def forget(self, fd: int) -> None:
+        """Report nothing more of a descriptor."""
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
 
     def listen(self, fd: int) -> None:
+        """Report a listener whenever it is readable, until :meth:`forget`."""
         try:
             self._register(fd, select.EPOLLIN | self._exclusive)
         except OSError as error:
@@ -126,11 +102,13 @@ class EpollPoller:
             self._register(fd, select.EPOLLIN)
 
     def queue_behind_others(self, fd: int) -> None:
+        """Have the next connection of a shared listener reported to other processes first."""
         if self._exclusive:  # the kernel asks the processes in the order of registration
             self._epoll.unregister(fd)
             self._register(fd, select.EPOLLIN | self._exclusive)
 
     def poll(self, timeout: float | None) -> list[Event]:
+        """Wait for events: at most `timeout` seconds, or indefinitely if it is None."""
         poll = self._epoll.poll
         events = poll(timeout)
         if len(events) >= _MOST_AT_ONCE:
@@ -147,15 +125,20 @@ class EpollPoller:
         return events
 
     def wake(self) -> None:
+        """Make the poll that is waiting, or else the next one, return at once."""
         self._pipe.wake()
 
     def close(self) -> None:
+        """Close the poller's own descriptors; no thread may be polling."""
         self._epoll.close()
         self._pipe.close()
 
 
 class SelectorsPoller:
-    """Any system with :mod:`selectors`; only one thread polls at a time."""
+    """Any system with :mod:`selectors`; only one thread polls at a time.
+
+    For what methods do, see :class:`EpollPoller`.
+    """
 
     must_forget = True
 
@@ -232,6 +215,9 @@ class SelectorsPoller:
                 self._selector.register(fd, mask)
         except (KeyError, OSError):
             pass  # unknown, or closed meanwhile
+
+
+Poller: TypeAlias = EpollPoller | SelectorsPoller
 
 
 class _WakePipe:

@@ -18,9 +18,8 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from ..sockets.closing import has_hung_up
 from ..sockets.options import (
@@ -110,62 +109,21 @@ class ClientWait:
             self._since = None
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """See :meth:`SenderLike.pace`."""
+        """See :meth:`Sender.pace`."""
         since, waited_s = self._since, self._waited_s
         if since is not None:
             return waited_s + now - since, self.taken
         return (waited_s, self.taken) if waited_s else None
 
 
-class SenderLike(Protocol):
-    """Sends on a socket (:class:`Sender`) or on an HTTP/2 stream (`StreamSender`).
-
-    Called under the queue's lock, except for :meth:`step_from_disk`.
-    """
-
-    @property
-    def send(self) -> Callable[[bytes], int]:
-        """Sends as much of a block as possible without waiting, and returns how many bytes.
-
-        Raises as :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
-        """
-
-    def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
-        """Send until nothing more is taken, the turn is over, or a disk is needed.
-
-        :raises OSError: if the client has gone, or a file cannot be read.
-        """
-
-    def wait_until(self, *, again: bool) -> float:
-        """Return when to give up on a client that is waited for from now on (monotonic).
-
-        :param again: the wait goes on; the client has had no chance to end it.
-        """
-
-    def pace(self, now: float) -> tuple[float, int] | None:
-        """Return for how long the client has been waited for, and the bytes taken since.
-
-        For any thread. A stream waits for its client only while its window is used up.
-
-        :param now: monotonic.
-        :returns: None if the client is not waited for.
-        """
-
-    def has_lost_client(self) -> bool:
-        """Return whether the client has hung up, and nobody else will tell of it."""
-
-    def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        """Send or read the next bytes of the first file; may wait for its disk."""
-
-    def record_file(self, backlog: Backlog, done: int | bytes) -> None:
-        """Record the result of `step_from_disk`."""
-
-
 class Sender:
-    """Sends on one socket; implements :class:`SenderLike`.
+    """Sends on one socket, under the queue's lock except where a method says otherwise.
+
+    http2/response.py has the same for a stream.
 
     :param sock: non-blocking, plain or TLS.
-    :ivar send: sends as much of a block as the socket takes.
+    :ivar send: sends as much of a block as the socket takes, and returns how many bytes; raises as
+        :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
     :ivar encrypts: whether the socket is TLS.
     :ivar sends_files: whether sendfile works; never with TLS.
     """
@@ -231,6 +189,10 @@ class Sender:
         return Turn.DONE
 
     def wait_until(self, *, again: bool) -> float:
+        """Return when to give up on a client that is waited for from now on (monotonic).
+
+        :param again: the wait goes on; the client has had no chance to end it.
+        """
         self._prepare_socket()
         if self._may_grow:
             self._full_since = time.monotonic()
@@ -239,10 +201,18 @@ class Sender:
         return self._wait.deadline if again else self._wait.begin()
 
     def pace(self, now: float) -> tuple[float, int] | None:
+        """Return for how long the client has been waited for, and the bytes taken since.
+
+        For any thread. A stream waits for its client only while its window is used up.
+
+        :param now: monotonic.
+        :returns: None if the client is not waited for.
+        """
         wait = self._wait
         return None if wait is None else wait.pace(now)
 
     def has_lost_client(self) -> bool:
+        """Return whether the client has hung up, and no event reports it."""
         return has_hung_up(self._sock)
 
     # Bytes

@@ -17,7 +17,7 @@ from ..files.temporary import Budget
 from ..sockets.closing import LINGER_S
 from .acceptor import Acceptor
 from .application import Application
-from .coalescing import Coalescing, OutputRules
+from .coalescing import OutputRules
 from .connection import Connection
 from .counters import Counters
 from .endpoint import LINGERING, Endpoint, Registry
@@ -88,7 +88,6 @@ class Server:
         )
         self.connections = self.registry.connections
         self._waiting = self.registry.waiting
-        self._coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
         self.pool = Pool(options.threads, self.poller, self)
         self._acceptor = Acceptor(
             self.listeners,
@@ -110,7 +109,7 @@ class Server:
         # Used by connections, like options, registry and log.
         self.http2 = http2
         self.output_rules = OutputRules(
-            options, self.counters, self._coalescing, self.pool.share_work, log
+            options, self.counters, self.pool.monitor.request_tick, self.pool.share_work, log
         )
         self.on_sent = application.on_sent
 
@@ -430,7 +429,7 @@ class Server:
 
     def on_tick(self) -> bool:
         """The monitor looks, or a tick was requested; returns whether there was something to do."""
-        return self._coalescing.tick()
+        return self.output_rules.tick()
 
     def on_saturation(self) -> None:
         """:attr:`Pool.saturated` has changed; called by the monitor, too."""

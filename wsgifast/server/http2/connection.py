@@ -381,7 +381,7 @@ class HTTP2Connection(Endpoint):
     # Waiting; for any thread
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """See :class:`~..output.OutputOwner`; the connection may have any owner, or none."""
+        """See :class:`~..endpoint.Endpoint`; the connection may have any owner, or none."""
         self._until_sent = deadline
         self.cap_deadline(deadline)
         if retry:

@@ -21,11 +21,12 @@ from ...errors import BodyError, ClientGone
 from ...http.head import trailer_fields
 from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
 from ..backlog import Backlog
-from ..output import OutputOwner, OutputQueue
+from ..output import OutputQueue
 from ..response import Response, ResponseSettings, header_lines
 from ..sending import ClientWait, Turn
 
 if TYPE_CHECKING:
+    from . import stream
     from .multiplexer import Multiplexer
 
 # The least that is read from a disk.
@@ -113,7 +114,7 @@ def _encoded(headers: Iterable[tuple[str, str]]) -> Fields:
 
 
 class StreamSender:
-    """Makes the frames of one stream; implements :class:`~..sending.SenderLike`.
+    """Makes the frames of one stream; in place of a :class:`~..sending.Sender`.
 
     :param number: of the stream.
     :ivar head: of the response, until it is sent.
@@ -270,7 +271,7 @@ class StreamOutput(OutputQueue):
 
     __slots__ = ("stream_sender",)
 
-    def __init__(self, mux: Multiplexer, owner: OutputOwner, number: int) -> None:
+    def __init__(self, mux: Multiplexer, owner: stream.Stream, number: int) -> None:
         self.stream_sender = StreamSender(mux, number)
         super().__init__(self.stream_sender, owner, mux.rules, mux.lock)
 
