@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from asgifast.django import get_asgi_application
 
     from ..middleware import WSGIFast
-    from .media import serve_media
-    from .middleware import StaticFilesMiddleware
+    from .middleware import StaticFilesMiddleware, serve_media
 else:
     __getattr__ = exports_on_demand(
         __name__,
         {
             "StaticFilesMiddleware": ".middleware",
             "get_asgi_application": "asgifast.django",
-            "serve_media": ".media",
+            "serve_media": ".middleware",
         },
     )
 
