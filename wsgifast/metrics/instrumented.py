@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from functools import partial
 from sys import modules
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..bodies.access_log import CHUNKS, LENGTH_ERROR, PATTERN, SENT_AS
 from ..bodies.classify import known_file
@@ -82,11 +82,12 @@ class Instrumented:
         try:
             body = self._call(environ, start_response, head)
         except BaseException:
-            _end(recording, asked, active, environ, 500, span, began, 0)
+            _Request(recording, asked, active, environ, span, began).end(500, 0)
             raise
         kind = type(body)
         if kind is not list and kind is not tuple:
-            return _follow(recording, asked, active, environ, head, body, span, began)
+            request = _Request(recording, asked, active, environ, span, began)
+            return _followed(request, head, body, environ.get("wsgi.file_wrapper"))
         recording.end(
             asked,
             active,
@@ -104,72 +105,61 @@ class Instrumented:
         return body  # type: ignore[no-any-return]
 
 
-def _end(
-    recording: Recording,
-    asked: Asked,
-    active: list[None] | None,
-    environ: WSGIEnvironment,
-    status: int,
-    span: object | None,
-    began: float,
-    size: int,
-    left: bool = False,
-) -> None:
-    """Record a request that has ended."""
-    recording.end(
-        asked,
-        active,
-        status,
-        environ.get(PATTERN),
-        environ.get(SENT_AS, ""),
-        began,
-        perf_counter(),
-        size,
-        environ.get(LENGTH_ERROR),
-        left,
-        span,
-        environ.get(CHUNKS),
-    )
+class _Request:
+    """A request that is recorded at the end of its response."""
 
+    def __init__(
+        self,
+        recording: Recording,
+        asked: Asked,
+        active: list[None] | None,
+        environ: WSGIEnvironment,
+        span: object | None,
+        began: float,
+    ) -> None:
+        self._recording: Recording | None = recording
+        self._asked = asked
+        self._active = active
+        self._environ = environ
+        self._span = span
+        self._began = began
 
-def _follow(
-    recording: Recording,
-    asked: Asked,
-    active: list[None] | None,
-    environ: WSGIEnvironment,
-    head: HeldHead,
-    body: Any,
-    span: object | None,
-    began: float,
-) -> Iterable[bytes]:
-    """The body, which is recorded when it ends."""
-    is_over = False
-
-    def end(size: int, *, left: bool = False) -> None:
-        """The response has ended; a body may be closed more than once."""
-        nonlocal is_over
-        if not is_over:
-            is_over = True
-            # A lazy app that was never iterated has no status.
-            _end(recording, asked, active, environ, head.code or 500, span, began, size, left)
-
-    return _followed(end, body, environ.get("wsgi.file_wrapper"))
-
-
-class _EndOfResponse(Protocol):
-    def __call__(self, size: int, *, left: bool = False) -> None:
-        """The response has ended.
+    def end(self, status: int, size: int, *, left: bool = False) -> None:
+        """The response has ended; a body may be closed more than once.
 
         :param size: bytes of its body.
         :param left: whether the client left before.
         """
+        recording, self._recording = self._recording, None
+        if recording is None:
+            return
+        environ = self._environ
+        recording.end(
+            self._asked,
+            self._active,
+            status,
+            environ.get(PATTERN),
+            environ.get(SENT_AS, ""),
+            self._began,
+            perf_counter(),
+            size,
+            environ.get(LENGTH_ERROR),
+            left,
+            self._span,
+            environ.get(CHUNKS),
+        )
 
 
-def _followed(end: _EndOfResponse, body: Any, wrapper: Any) -> Iterable[bytes]:
+def _followed(request: _Request, head: HeldHead, body: Any, wrapper: Any) -> Iterable[bytes]:
     """The body, which ends its response when it is closed.
 
     :param wrapper: the server's, for files.
     """
+
+    def end(size: int, *, left: bool = False) -> None:
+        # A lazy app that was never iterated has no status.
+        request.end(head.code or 500, size, left=left)
+
     kind = type(body)
     if kind is ClosedWith and type(body.blocks) in (list, tuple):
         size = sum(map(len, body.blocks))
@@ -195,7 +185,7 @@ def _followed(end: _EndOfResponse, body: Any, wrapper: Any) -> Iterable[bytes]:
 class _Body:
     """A body whose chunks are counted as they are iterated."""
 
-    def __init__(self, end: _EndOfResponse, body: Iterable[bytes]) -> None:
+    def __init__(self, end: Callable[..., None], body: Iterable[bytes]) -> None:
         self._end = end
         self._body = body
         self._size = 0
