@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from wsgifast.commands.arguments import count, option, seconds
-from wsgifast.commands.bench.processes import HOST
+from wsgifast.commands.bench.processes import HOST, raise_open_files
 from wsgifast.commands.bench.runner import measure
-from wsgifast.commands.bench.slow_clients import raise_open_files
 from wsgifast.commands.bench.tables import Profile, Table
 
 from . import (

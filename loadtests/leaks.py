@@ -22,9 +22,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tests.support.crowds import GATHER_S, TURN_S, Crowd, Kind
 from tests.support.slow_clients import opening
 from wsgifast.commands.bench.serving import gunicorn
-from wsgifast.commands.bench.slow_clients import GATHER_S, TURN_S, Crowd, Kind
 from wsgifast.commands.bench.tables import (
     Client,
     Load,

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.support.crowds import SlowClients
 from tests.support.slow_clients import KINDS, others, slow_clients
-from wsgifast.commands.bench.slow_clients import SlowClients
 from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit, resident_bytes
 
 from .asgi import APP as ASGI_APP

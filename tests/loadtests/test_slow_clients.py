@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.crowds import Kind
+from tests.support.crowds import slow_clients as crowd_of
 from tests.support.servers import PATIENCE_S, wait_for
 from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
 from tests.support.tls import write_certificate
-from wsgifast.commands.bench.slow_clients import Kind
-from wsgifast.commands.bench.slow_clients import slow_clients as crowd_of
 
 pytestmark = pytest.mark.long
 

@@ -1,4 +1,4 @@
-"""The kinds of slow clients, as crowds of wsgifast.commands.bench.slow_clients; and the others.
+"""The kinds of slow clients, as crowds of tests.support.crowds; and the others.
 
 What an ordinary client notices beside a crowd is what the load tests and the attacks measure.
 """
@@ -15,7 +15,7 @@ from hpack import Encoder
 from hyperframe.frame import HeadersFrame, SettingsFrame, WindowUpdateFrame
 
 from loadtests.clients import BadAnswer, Connection, percentile
-from wsgifast.commands.bench import slow_clients as crowds
+from tests.support import crowds
 from wsgifast.commands.bench.processes import HOST
 
 __all__ = ["HOST", "KINDS", "Kind", "Others", "opening", "others", "slow_clients"]

@@ -7,6 +7,7 @@ import ipaddress
 import re
 import shlex
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,17 +20,24 @@ from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
 from ..terminal import next_steps, number_text, show
 from .locust_client import GIVE_UP_S, Locust, LocustFailed
-from .processes import HOST, free_port, orderly_end
+from .processes import HOST, free_port, orderly_end, raise_open_files
 from .results import Ratio, Result
 from .runner import measure
 from .serving import FAST_WORKER, found_app, sides
-from .slow_clients import downloads, raise_open_files, slow_clients
 from .tables import REQUESTS, Client, Contender, Load, Profile, Row, Table, Task, look
 
 # Beside slow clients a server may be stuck, so requests time out sooner.
 _GIVE_UP_BESIDE_SLOW_S = 5.0
 # By then the kernel's buffers are full, so that the result does not depend on how the crowd starts.
 _SETTLE_S = 1.0
+# A slow client: a modest mobile connection, and so small a buffer that the kernel does not hide it.
+_BYTES_PER_S = 64 * 1024
+_RECEIVE_BUFFER_BYTES = 32 * 1024
+_CONNECT_S = 5.0
+# Whose body has ended, or whom the server has dropped, comes back after this time at most.
+_RETURN_S = 1.0
+# One turn over all of them: as short as this process can keep up with, a system call for each.
+_TURN_S, _TURN_S_PER_CLIENT = 0.02, 25e-6
 # The most that Linux buffers for a socket (tcp_wmem).
 _HELD_BYTES = 4 << 20
 _LEAST_ROW_S = 120.0
@@ -166,14 +174,78 @@ def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
                         "the kernel's buffers: name a path with a larger one",
                         error=True,
                     )
-        kind = downloads(max(sizes, key=sizes.__getitem__), task.headers)
-        with slow_clients(kind, task.address, clients) as crowd:
+        largest = max(sizes, key=sizes.__getitem__)
+        with _SlowDownloads(replace(task, path=largest), clients) as slow:
             time.sleep(_SETTLE_S)
             load = client(task)
-            crowd.end()
-        return replace(load, facts={"slow ones": float(crowd.gathered)})
+        return replace(load, facts={"slow ones": float(slow.begun)})
 
     return run
+
+
+class _SlowDownloads(threading.Thread):
+    """Clients that each read a body at 64 KiB/s, again and again, until the end of the block.
+
+    :ivar begun: how many could send their requests.
+    """
+
+    def __init__(self, task: Task, clients: int) -> None:
+        super().__init__(daemon=True)
+        lines = [f"GET {task.path} HTTP/1.1", "Host: localhost", "Connection: close", *task.headers]
+        self._request = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        self._address = task.address
+        self._socks = [self._asking() for _ in range(clients)]
+        self.begun = sum(sock is not None for sock in self._socks)
+        self._ended = threading.Event()
+
+    def __enter__(self) -> _SlowDownloads:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self.join()
+
+    def _asking(self) -> socket.socket | None:
+        """A client that has asked; None if the server does not let it."""
+        sock = socket.socket()
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+            sock.settimeout(_CONNECT_S)
+            sock.connect(self._address)
+            sock.sendall(self._request)
+        except OSError:
+            sock.close()
+            return None
+        sock.setblocking(False)
+        return sock
+
+    def run(self) -> None:
+        turn_s = max(_TURN_S, _TURN_S_PER_CLIENT * len(self._socks))
+        before = again = time.monotonic()
+        owed = 0.0
+        while not self._ended.wait(turn_s):
+            now = time.monotonic()
+            due, owed = divmod(owed + _BYTES_PER_S * min(now - before, 1.0), 1.0)
+            before = now
+            self._socks = [self._read(sock, int(due)) for sock in self._socks]
+            if now > again:
+                self._socks = [sock or self._asking() for sock in self._socks]
+                again = now + _RETURN_S
+        for sock in filter(None, self._socks):
+            sock.close()
+
+    def _read(self, sock: socket.socket | None, size: int) -> socket.socket | None:
+        try:
+            if sock is not None and sock.recv(size):
+                return sock
+        except BlockingIOError:
+            return sock
+        except OSError:
+            pass
+        if sock is not None:  # the body has ended, or the server sends it away
+            sock.close()
+        return None
 
 
 _UNITS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import json
 import pickle
-import resource
 import select
 import socket
 import ssl
@@ -22,12 +21,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..client import unverified_tls
-from ..loading.servers import START
-from .processes import Address, started
+from tests.support.servers import ROOT
+from wsgifast.commands.bench.processes import Address, raise_open_files, started
+from wsgifast.commands.client import unverified_tls
 
 # So small that the kernel's buffers do not hide that a client is slow; with less than this, the
 # packets of a large file fill it badly and no client comes to its rate.
@@ -41,8 +40,6 @@ GATHER_S = 15.0
 # The longest life of a crowd.
 MOST_SECONDS = 300.0
 _TLS_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
-# A modest mobile connection.
-DOWNLOAD_BYTES_PER_S = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -64,12 +61,6 @@ class Kind:
     receive_bytes_per_s: int = 0
     leaves: bool = False
     tls: bool = False
-
-
-def downloads(path: str, headers: Iterable[str] = ()) -> Kind:
-    """Clients that read what is at a path at DOWNLOAD_BYTES_PER_S."""
-    lines = [f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]
-    return Kind("\r\n".join(lines).encode(), receive_bytes_per_s=DOWNLOAD_BYTES_PER_S)
 
 
 @dataclass
@@ -237,17 +228,10 @@ def slow_clients(
     :param clients: how many; open files may bound it.
     :param seconds: the crowd ends after this time at the latest.
     """
-    command = [sys.executable, "-c", START, "wsgifast.commands.bench.slow_clients"]
-    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "tests.support.crowds"]
+    pipe = subprocess.PIPE
+    with started(command, stdin=pipe, stdout=pipe, cwd=ROOT) as process:
         yield SlowClients(process, vars(kind), address, clients, seconds)
-
-
-def raise_open_files() -> int:
-    """Allow this process, and those that it starts, as many open files as it may; returns how
-    many those are."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most
 
 
 def main() -> None:
