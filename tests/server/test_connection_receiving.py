@@ -22,7 +22,7 @@ from tests.server.connections import (
 from tests.workers.bench import GET, Bench, echo, make_bench
 from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, SKIPPING
 from wsgifast.server.poller import READ, WRITE
-from wsgifast.server.streamed_body import DRAIN_BYTES
+from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 
 __all__ = ["bench", "make_bench"]
 
@@ -170,7 +170,7 @@ def test_a_streamed_body_that_nobody_reads(
 @pytest.mark.parametrize("why", ["too much", "too late", "client gone"])
 def test_a_streamed_body_that_is_not_waited_for(make_bench: MakeBench, why: str) -> None:
     bench = make_bench(_unread, attributes=STREAMED, keepalive=5)
-    head = KNOWN.replace(b": 10\r\n", b": %d\r\n" % (10 * DRAIN_BYTES))
+    head = KNOWN.replace(b": 10\r\n", b": %d\r\n" % (10 * UNREAD_BODY_BYTES))
     client = bench.begin((head if why == "too much" else KNOWN) + b"01234")
     assert client.read_response().status == 200
     if why == "too late":

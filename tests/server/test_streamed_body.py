@@ -17,7 +17,8 @@ import pytest
 from wsgifast.errors import BodyTooLarge, ClientGone, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server import streamed_body
-from wsgifast.server.streamed_body import DRAIN_BYTES, StreamedBody, receive_blocking
+from wsgifast.server.streamed_body import StreamedBody, receive_blocking
+from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 
 NEXT = b"GET /next"
 CHUNKS = b"5\r\n01234\r\n5\r\n56789\r\n0\r\nX: 1\r\n\r\n"
@@ -94,7 +95,7 @@ def test_what_is_not_here_is_not_waited_for(ends: Ends, length: int | None, ther
     assert body.skip() == (NEXT if length is None else b"")
 
 
-@pytest.mark.parametrize("length", [DRAIN_BYTES, None])
+@pytest.mark.parametrize("length", [UNREAD_BODY_BYTES, None])
 def test_what_comes_a_little_at_a_time_is_thrown_away_up_to_a_limit(
     ends: Ends, length: int | None
 ) -> None:
@@ -102,7 +103,7 @@ def test_what_comes_a_little_at_a_time_is_thrown_away_up_to_a_limit(
     body = ends.body(length)
     part = bytes(65_536) if length else b"1\r\nx\r\n" * 10_000
     sent = 0
-    while body.failure is None and sent < DRAIN_BYTES:
+    while body.failure is None and sent < UNREAD_BODY_BYTES:
         ends.client.sendall(part)
         sent += len(part)
         over = body.skip()
@@ -120,13 +121,13 @@ def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(ends: Ends) -> N
             self.sent += size
             return bytes(size)
 
-    body = ends.body(100 * DRAIN_BYTES)
+    body = ends.body(100 * UNREAD_BODY_BYTES)
     endless: Any = Endless()
     body._sock = endless
     assert body.skip() is None
     assert isinstance(body.failure, BodyTooLarge)
     assert not endless.sent
-    body = ends.body(DRAIN_BYTES)
+    body = ends.body(UNREAD_BODY_BYTES)
     body._sock = endless
     assert body.skip() == b""
 

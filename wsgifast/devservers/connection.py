@@ -8,7 +8,8 @@ Theory of operation. `socketserver` makes a handler for each connection and runs
                 connections, also by another client that waits to be accepted.
     reading     a request's head: http.server's parser reads it through CheckedLines.
     responding  the application runs, Response sends.
-    draining    the unread rest of the request's body is read, up to a limit. Then waiting again.
+    skipping    the unread rest of the request's body is discarded, up to a limit. Then waiting
+                again.
     closing     after every failure, and if it is not certain where the next request begins. If the
                 client may still be sending, its bytes are read for a while: a close with unread
                 input makes the kernel reset the connection, and the client may lose the response
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
 from ..errors import ClientGone, RequestError
 from ..http.framing import wants_to_persist
+from ..sockets.closing import UNREAD_BODY_BYTES, Lingering
 from ..sockets.options import set_nodelay
 from ..sockets.sending import FileTruncated
 from .request import BodyFraming, CheckedLines, RequestBody, check_head
@@ -44,13 +46,6 @@ if TYPE_CHECKING:
 _INPUT_BYTES = 64 * 1024
 # http.server's own limit for a request line.
 _MAX_REQUEST_LINE_BYTES = 65_536
-# An unread request body up to this size is read, so that the connection can be kept: that is
-# cheaper than a new connection.
-_DRAIN_BYTES = 256 * 1024
-# How long a client that goes on sending after the response is read from, in all and without a byte.
-# A server with one thread for all connections uses the second limit for both.
-_LINGER_S = 10.0
-_LINGER_IDLE_S = 1.0
 # A client that has just connected is about to send a request, and would report a close as an error.
 # A speculative connection of a browser is silent for longer than this.
 FRESH_GRACE_S = 0.5
@@ -194,7 +189,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             return (
                 wants_more
                 and not body.awaits_continue
-                and not body.exceeds(_DRAIN_BYTES)
+                and not body.exceeds(UNREAD_BODY_BYTES)
                 and not self._waiting.is_server_stopping()
                 and not self._waiting.is_other_client_locked_out()
             )
@@ -231,7 +226,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         finally:
             body.finish()
             self._log_response(response)
-        if response.keep_alive and self._drains(body):
+        if response.keep_alive and self._skips(body):
             self.close_connection = False
         else:
             self._may_send_on = not body.at_end
@@ -300,29 +295,31 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
         return line
 
-    def _drains(self, body: RequestBody) -> bool:
-        """Read the rest of a request body; return whether its end was reached."""
+    def _skips(self, body: RequestBody) -> bool:
+        """Discard the rest of a request body; return whether its end was reached."""
         if body.at_end:
             return True
         # The client has its response: if it does not send, it is idle.
         self.connection.settimeout(self.keep_alive_timeout)
         try:
-            return body.drain(_DRAIN_BYTES)
+            return body.skip(UNREAD_BODY_BYTES)
         except (RequestError, ClientGone):
             return False
         finally:
             self.connection.settimeout(self.timeout)
 
     def _linger(self) -> None:
-        """Read what the client still sends, so that it can read the response."""
+        """Discard what the client still sends, so that it can read the response."""
         self._end_tls()
         self.connection.shutdown(socket.SHUT_WR)
-        self.connection.settimeout(_LINGER_IDLE_S)
-        limit_s = _LINGER_S if self._waiting.has_thread_of_its_own else _LINGER_IDLE_S
-        deadline = time.monotonic() + limit_s
+        lingering = Lingering(time.monotonic())
+        if not self._waiting.has_thread_of_its_own:
+            lingering.hurry()  # the other clients wait
         scratch = bytearray(_INPUT_BYTES)
-        while time.monotonic() < deadline and self.connection.recv_into(scratch):
-            pass
+        while (left_s := lingering.deadline - time.monotonic()) > 0:
+            self.connection.settimeout(left_s)
+            if not lingering.goes_on(self.connection.recv_into(scratch), time.monotonic()):
+                break
 
     def _end_tls(self) -> None:
         if isinstance(self.connection, ssl.SSLSocket):

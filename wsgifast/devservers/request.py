@@ -174,8 +174,8 @@ class RequestBody(io.RawIOBase):
         """Whether more than `limit` bytes are known to be unread."""
         return self._left > limit
 
-    def drain(self, limit: int) -> bool:
-        """Read the rest of the body, up to a limit.
+    def skip(self, limit: int) -> bool:
+        """Discard the rest of the body, up to a limit.
 
         :param limit: bytes.
         :returns: whether the end was reached.

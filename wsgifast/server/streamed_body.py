@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError, without_frames
 from ..http.chunked import BodyDecoder
+from ..sockets.closing import UNREAD_BODY_BYTES
 from .options import BODY_BYTES_PER_S, time_left_s
 from .poller import WOULD_BLOCK
 
@@ -24,9 +25,6 @@ _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024
 # Of one call: poll(2) takes milliseconds of 31 bits.
 _LONGEST_WAIT_S = 3600.0
-# The most that is discarded of a body that the app has not read, in order to keep the connection: a
-# client could otherwise keep the server busy for as long as it likes.
-DRAIN_BYTES = 1024 * 1024
 
 
 class StreamedBody(io.RawIOBase):
@@ -107,8 +105,8 @@ class StreamedBody(io.RawIOBase):
         self._content = memoryview(b"")
         try:
             while not self._decoder.done:
-                if self._skipped + (self._decoder.left or 0) > DRAIN_BYTES:
-                    raise BodyTooLarge(DRAIN_BYTES)
+                if self._skipped + (self._decoder.left or 0) > UNREAD_BODY_BYTES:
+                    raise BodyTooLarge(UNREAD_BODY_BYTES)
                 data = self._rest or self._sock.recv(self._wanted(_MOST_BYTES))
                 self._skipped += len(data)
                 self._take(data)

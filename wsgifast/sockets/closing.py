@@ -1,4 +1,4 @@
-"""The end of a connection: whether the peer has hung up, and the limits of a lingering close.
+"""The end of a connection: whether the peer has hung up, and what is discarded of what it sends.
 
 The kernel resets a connection that is closed while received bytes are unread, and the client loses
 what it has not read yet of the response (RFC 9112 section 9.6). So a server ends the sending side
@@ -18,6 +18,9 @@ LINGER_S = 2.0
 # For so long, and so many bytes, a client may go on; the first is nginx's lingering_time.
 _LINGERS_MOST_S = 30.0
 _LINGER_BYTES = 1024 * 1024 * 1024
+# The most that is discarded of a request body that the app has not read, in order to keep the
+# connection: a client could otherwise keep the server busy for as long as it likes.
+UNREAD_BODY_BYTES = 1024 * 1024
 
 
 def has_hung_up(sock: socket.socket) -> bool:
@@ -34,7 +37,7 @@ def has_hung_up(sock: socket.socket) -> bool:
 
 
 class Lingering:
-    """The limits of one connection.
+    """The limits of one connection's lingering close.
 
     :param now: in seconds, by a clock that is the same for all calls.
     :ivar deadline: when to close.
