@@ -59,7 +59,7 @@ class Environment:
         _run([sys.executable, "-m", "venv", "--clear", str(self._venv)], _PREPARE_S)
         extra = "asgi" if self._application.asgi else "fast"
         command = [self._python, "-m", "pip", "install", "--quiet", "--prefer-binary"]
-        checkout = f"{ROOT}[{extra}]"
+        checkout = f"{ROOT}[{extra},compress]"
         _run([*command, *self._application.packages, "--editable", checkout], _INSTALL_S)
         done.write_text(packages)
 

@@ -1,17 +1,20 @@
 """Compressed copies of files that have no compressed sibling: made once, and cached.
 
 A hundred requests for a file that nobody has asked for yet compress it once: the first one does,
-and the others wait for it.
+and the others wait for it. What the memory has no room for any more stays in an unnamed file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Sequence
 from time import thread_time
+from typing import IO
 
 from ..compression.codings import TOTALS, compressor
 from ..compression.dictionaries import DCZ
@@ -24,6 +27,8 @@ from .plan import Plan, Representation, RequestFacts
 
 # The memory for the copies of a process.
 _CACHE_BYTES = 64 * 1024 * 1024
+# And the file behind it, which may be in memory too: many systems have such a /tmp.
+_FILE_BYTES = 256 * 1024 * 1024
 # A larger file stays as it is, and is sent by sendfile: compressing it would take a second, and its
 # copy much of the cache.
 MAX_FILE_BYTES = 16 * 1024 * 1024
@@ -102,14 +107,69 @@ class CodedCopy(Kept):
         return representation
 
 
+class _CopiesOnDisk:
+    """Copies in one unnamed file of a process, one behind the other; a full file begins anew.
+
+    :param max_bytes: of the file.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._file: IO[bytes] | None = None
+        self._reset()
+        # A forked process must not write into its parent's file.
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        self._end = 0
+        # Of each copy its offset, size, checksum, and the size of the file.
+        self._places: dict[str, tuple[int, int, int, int]] = {}
+
+    def put(self, key: str, copy: CodedCopy) -> None:
+        """Write a copy. Without a place for it, it is compressed again when it is needed."""
+        body = copy.body
+        if body is None or len(body) > self._max_bytes:
+            return
+        with self._lock, contextlib.suppress(OSError):
+            if key in self._places:
+                return
+            if self._end + len(body) > self._max_bytes:
+                self._begin_anew()
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()
+            if os.pwrite(self._file.fileno(), body, self._end) == len(body):
+                self._places[key] = self._end, len(body), copy.checksum, copy.uncoded_bytes
+                self._end += len(body)
+
+    def get(self, key: str) -> CodedCopy | None:
+        with self._lock, contextlib.suppress(OSError):
+            place = self._places.get(key)
+            if place is None or self._file is None:
+                return None
+            offset, size, checksum, uncoded_bytes = place
+            copy = CodedCopy(os.pread(self._file.fileno(), size, offset), uncoded_bytes)
+            if copy.checksum == checksum:
+                return copy
+        return None
+
+
 class CodedCopies:
     """The cached copies of files.
 
     :param max_bytes: bound on their memory.
+    :param max_file_bytes: bound on the file behind it.
     """
 
-    def __init__(self, max_bytes: int = _CACHE_BYTES) -> None:
+    def __init__(self, max_bytes: int = _CACHE_BYTES, max_file_bytes: int = _FILE_BYTES) -> None:
         self._cache: MemoryCache[CodedCopy] = MemoryCache(max_bytes)
+        self._on_disk = _CopiesOnDisk(max_file_bytes)
         self._lock = threading.Lock()
         # Of the copies that are being made: the lock that their makers hold.
         self._making: dict[str, threading.Lock] = {}
@@ -118,12 +178,25 @@ class CodedCopies:
         """Return the copy of a part of a file, if it is cached."""
         return self._cache.get(_key(identity, offset, size, coding))
 
-    def kept_delta(self, identity: Identity, digest: bytes) -> CodedCopy | None:
-        """Return a whole file as a delta to the dictionary of a digest, if it is cached."""
-        return self._cache.get(f"{identity} {DCZ} {digest.hex()}")
+    def kept_delta(
+        self, identity: Identity, digest: bytes, *, on_disk: bool = False
+    ) -> CodedCopy | None:
+        """Return a whole file as a delta to the dictionary of a digest, if it is cached.
+
+        :param on_disk: there, too; which may block.
+        """
+        key = _delta_key(identity, digest)
+        copy = self._cache.get(key)
+        if copy is None and on_disk and (copy := self._on_disk.get(key)) is not None:
+            self._keep(key, copy)
+        return copy
 
     def keep_delta(self, identity: Identity, digest: bytes, delta: CodedCopy) -> None:
-        self._cache.put(f"{identity} {DCZ} {digest.hex()}", delta)
+        self._keep(_delta_key(identity, digest), delta)
+
+    def _keep(self, key: str, copy: CodedCopy) -> None:
+        for each in self._cache.put(key, copy):
+            self._on_disk.put(*each)
 
     def get(self, segment: FileSegment, coding: str) -> CodedCopy | None:
         """Return the copy of a file, or of a part of it; it is made if it is not cached.
@@ -146,9 +219,9 @@ class CodedCopies:
             with making:
                 copy = self._cache.get(key)
                 if copy is None and has_its_size(fd, facts):
-                    copy = _make(segment, coding, identity)
+                    copy = self._on_disk.get(key) or _make(segment, coding, identity)
                     if copy is not None:
-                        self._cache.put(key, copy)
+                        self._keep(key, copy)
         finally:
             with self._lock:
                 self._making.pop(key, None)
@@ -157,6 +230,10 @@ class CodedCopies:
 
 def _key(identity: Identity, offset: int, size: int, coding: str) -> str:
     return f"{identity} {offset} {size} {coding}"
+
+
+def _delta_key(identity: Identity, digest: bytes) -> str:
+    return f"{identity} {DCZ} {digest.hex()}"
 
 
 def _make(segment: FileSegment, coding: str, identity: Identity) -> CodedCopy | None:

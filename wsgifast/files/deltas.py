@@ -87,7 +87,7 @@ class Deltas:
         size = opened.facts.st_size
         if hashed is None or size < _MIN_FILE_BYTES or not _is_settled(opened.facts):
             return None
-        copy = COPIES.kept_delta(identity, digest)
+        copy = COPIES.kept_delta(identity, digest, on_disk=True)
         if copy is not None:
             return copy
         written = file.open_sibling(delta_suffix(digest))

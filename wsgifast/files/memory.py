@@ -53,16 +53,21 @@ class MemoryCache(Generic[K]):
             kept.used = True
         return kept
 
-    def put(self, key: str, value: K) -> None:
-        """Cache a value in place of the key's last one, unless it alone exceeds the bound."""
+    def put(self, key: str, value: K) -> list[tuple[str, K]]:
+        """Cache a value in place of the key's last one, unless it alone exceeds the bound.
+
+        :returns: what had to make room for it; itself, if that is so.
+        """
         with self._lock:
             self._remove(key)
             if value.cost > self.max_bytes:
-                return
+                return [(key, value)]
+            evicted = []
             while self._bytes + value.cost > self.max_bytes:
-                self._evict_one()
+                evicted.append(self._evict_one())
             self._kept[key] = value
             self._bytes += value.cost
+            return evicted
 
     def drop(self, key: str, value: K) -> None:
         """Remove a value, unless another thread has replaced it."""
@@ -70,13 +75,13 @@ class MemoryCache(Generic[K]):
             if self._kept.get(key) is value:
                 self._remove(key)
 
-    def _evict_one(self) -> None:
+    def _evict_one(self) -> tuple[str, K]:
         while True:
             key = next(iter(self._kept))
             oldest = self._kept[key]
             if not oldest.used:
                 self._remove(key)
-                return
+                return key, oldest
             oldest.used = False
             self._kept.move_to_end(key)
 
