@@ -43,7 +43,8 @@ from .bodies.slow_shapes import Examined, Reports, check_rate
 from .bodies.streams import ClosedWith, Stream
 from .checks import check_app, check_switches
 from .compression.decoding import BodyLimits, checked_limits
-from .compression.policy import Compression, compression_for, with_vary
+from .compression.dictionaries import PagesDictionary
+from .compression.policy import Compression, compress_response, compression_for, with_vary
 from .errors import BodyError, RequestError
 from .files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
 from .files.coded_copies import COPIES, MAX_FILE_BYTES
@@ -170,6 +171,8 @@ class WSGIFast:
             self._call = Examined(
                 app, Reports(report_slow_shapes, mended=frozenset(mended)), call_noting_pattern
             )
+        if self.compression is not None and self.compression.dictionary is not None:
+            self._call = _with_dictionary(self._call, self.compression.dictionary)
         # Whether one of FRAMEWORKS is loaded, and how many modules were when it was looked for.
         self._has_framework = False
         self._modules = 0
@@ -503,6 +506,20 @@ def _pass_on(environ: WSGIEnvironment, head: HeldHead, body: Any) -> Iterable[by
     environ[SENT_AS] = "segments" if type(body) is SegmentedBody else "file"
     passed: Iterable[bytes] = body
     return passed
+
+
+def _with_dictionary(app: WSGIApplication, dictionary: PagesDictionary) -> WSGIApplication:
+    """Have the dictionary of pages answered in front of an app."""
+
+    def call(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        is_asked = environ.get("PATH_INFO") == dictionary.url
+        if not is_asked or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return app(environ, start_response)
+        compress_response(environ, True)
+        start_response("200 OK", dictionary.headers(environ.get("SCRIPT_NAME", "")))
+        return [dictionary.content]
+
+    return call
 
 
 def _file_coding(head: HeldHead, coding: ContentCoding, segment: FileSegment) -> str | None:

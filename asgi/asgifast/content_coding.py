@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from time import monotonic, time_ns
 
 from wsgifast.compression.codings import Compressor
+from wsgifast.compression.dictionaries import DCZ
 from wsgifast.compression.negotiation import preferred_coding
 from wsgifast.compression.policy import (
     Compression,
     Decision,
     Header,
+    PagesClient,
     Wish,
     app_preconditions,
     decide,
+    pages_client,
     with_vary,
 )
 from wsgifast.files import RequestFacts
@@ -24,7 +27,7 @@ from .messages import Message, RawHeaders, Scope, Send, text_headers, whole_body
 
 # From this size on a body is compressed in a thread: a smaller one takes a millisecond at most, at
 # the default levels. In a thread it takes up to twice the processor time.
-_THREAD_BYTES = {"zstd": 1024 * 1024, "br": 192 * 1024, "gzip": 192 * 1024}
+_THREAD_BYTES = {DCZ: 1024 * 1024, "zstd": 1024 * 1024, "br": 192 * 1024, "gzip": 192 * 1024}
 # Others have waited for compression in one turn of the event loop for so long.
 _LONG_TURN_S = 0.005
 # The longest turn that is believed: an event loop that has ended has no turn any more.
@@ -79,8 +82,8 @@ class ContentCoding:
     """
 
     __slots__ = (
-        "_coding", "_compression", "_is_file", "_restored", "_scope", "_send", "_sent_tags",
-        "app_headers", "began_ns", "compressor", "wish",
+        "_coding", "_compression", "_is_file", "_pages", "_restored", "_scope", "_send",
+        "_sent_tags", "app_headers", "began_ns", "compressor", "wish",
     )  # fmt: skip
 
     def __init__(self, compression: Compression, scope: Scope) -> None:
@@ -104,6 +107,10 @@ class ContentCoding:
         self._coding = (
             preferred_coding(accept_encoding, compression.codings) if accept_encoding else None
         )
+        self._pages: PagesClient | None = None
+        if compression.dictionary is not None:
+            mount = scope.get("root_path") or ""
+            self._pages = pages_client(compression, scope["method"], mount, self._header)
         if preconditions:
             self._restore_tags()
 
@@ -125,7 +132,7 @@ class ContentCoding:
         assert body is not None
         headers = text_headers(start["headers"])
         is_head = self._scope["method"] == "HEAD"
-        decision = self._decide(start, headers, None if is_head else len(body))
+        decision = self._decide_page(start, headers, None if is_head else len(body))
         if decision is None:
             return start, message
         changed = decision.headers
@@ -139,7 +146,7 @@ class ContentCoding:
                 changed = [*changed, ("content-length", str(len(coded)))]
                 message = {**message, "body": coded}
             else:
-                changed = with_vary(headers)
+                changed = with_vary(headers, decision.vary)
         return {**start, "headers": _raw(changed)}, message
 
     def stream(self, send: Send) -> Send:
@@ -183,7 +190,8 @@ class ContentCoding:
     def _begin(self, start: Message) -> Message:
         """Decide about a response by its head; return the head to send."""
         headers = text_headers(start["headers"])
-        decision = self._decide(start, headers, None)
+        decide_it = self._decide if self._is_file else self._decide_page
+        decision = decide_it(start, headers, None)
         if decision is None:
             return start
         changed = decision.headers
@@ -226,7 +234,23 @@ class ContentCoding:
             sent_tags=self._sent_tags,
         )
 
+    def _decide_page(
+        self, start: Message, headers: list[Header], size: int | None
+    ) -> Decision | None:
+        """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
+        decision = self._decide(start, headers, size)
+        if decision is None or self._pages is None:
+            return decision
+        return self._pages.decided(decision, start["status"])
+
+    def _header(self, name: str) -> str | None:
+        key = name.lower().encode()
+        values = [value for each, value in self._scope["headers"] if each == key]
+        return b", ".join(values).decode("latin-1") if values else None
+
     def _restore_tags(self) -> None:
+        has_dictionary = self._pages is not None and self._pages.has is not None
+        codings = (self._coding, DCZ) if has_dictionary else (self._coding,)
         given = text_headers(self._scope["headers"])
         values = {
             name: ", ".join(value for key, value in given if key == name)
@@ -234,7 +258,7 @@ class ContentCoding:
             if any(key == name for key, _ in given)
         }
         if_none_match, if_match, self._sent_tags = app_preconditions(
-            values.get("if-none-match"), values.get("if-match"), self._coding
+            values.get("if-none-match"), values.get("if-match"), codings
         )
         self._restored = if_none_match, if_match
         changed = {"if-none-match": if_none_match, "if-match": if_match}

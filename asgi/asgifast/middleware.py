@@ -11,7 +11,8 @@ from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.bodies.slow_shapes import Reports, check_rate
 from wsgifast.checks import check_app, check_switches
 from wsgifast.compression.decoding import checked_limits
-from wsgifast.compression.policy import WISH, Compression, compression_for
+from wsgifast.compression.dictionaries import PagesDictionary
+from wsgifast.compression.policy import WISH, Compression, compress_response, compression_for
 from wsgifast.metrics import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
@@ -35,6 +36,8 @@ from .messages import (
     SendOrder,
     copied_head,
     forward_start,
+    response_body,
+    response_start,
     text_headers,
     whole_body,
 )
@@ -132,6 +135,8 @@ class ASGIFast:
         if report_slow_shapes:
             mended = frozenset({"WF030"} if coalesce else ())
             self._call = Examined(app, Reports(report_slow_shapes, mended=mended))
+        if self.compression is not None and self.compression.dictionary is not None:
+            self._call = _with_dictionary(self._call, self.compression.dictionary)
         self._instrumented: Instrumented | None = None
         if self.body_limits is not None:
             self._unlimited = copy.copy(self)
@@ -197,6 +202,25 @@ class ASGIFast:
         if exchange.start is not None or exchange._is_examined:
             await exchange.finish()
         return result
+
+
+def _with_dictionary(app: ASGIApp, dictionary: PagesDictionary) -> ASGIApp:
+    """Have the dictionary of pages answered in front of an app."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        mount = scope.get("root_path") or ""
+        is_asked = scope["path"] in (dictionary.url, mount + dictionary.url)
+        if not is_asked or scope["method"] not in ("GET", "HEAD"):
+            await app(scope, receive, send)
+            return
+        compress_response(scope, True)
+        headers = [
+            (name.lower().encode(), value.encode()) for name, value in dictionary.headers(mount)
+        ]
+        await send(response_start(200, headers))
+        await send(response_body(dictionary.content))
+
+    return call
 
 
 class _Exchange:

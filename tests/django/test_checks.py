@@ -87,6 +87,7 @@ def test_setting_has_its_message(changed: dict[str, Any], expected: list[str]) -
 WRONG: dict[str, list[Any]] = {
     "add_headers": ["no", 5, []],
     "compress": ["gzip", 5, None],
+    "dictionaries": ["yes", 1, None],
     "allow_all_origins": ["yes", 1, None],
     "cache_bytes": ["1M", -1, 1.5, None, True],
     "charset": [5, "utf 8", b"utf-8", True],

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..compression.codings import Compressor
+from ..compression.dictionaries import DCZ
 from ..compression.negotiation import preferred_coding
 from ..compression.policy import (
     IS_BEHIND,
     WISH,
     Compression,
     Decision,
+    PagesClient,
     Wish,
     app_preconditions,
     decide,
+    pages_client,
     with_vary,
 )
 from .access_log import CODED_BYTES, CODING, UNCODED_BYTES
@@ -49,6 +52,10 @@ class ContentCoding:
         self.coding = (
             preferred_coding(accept_encoding, compression.codings) if accept_encoding else None
         )
+        self._pages: PagesClient | None = None
+        if compression.dictionary is not None:
+            method, mount = environ.get("REQUEST_METHOD", "GET"), environ.get("SCRIPT_NAME", "")
+            self._pages = pages_client(compression, method, mount, self._header)
         # As the client sent them: those of the environ are for the app.
         self.if_none_match: str | None = environ.get("HTTP_IF_NONE_MATCH")
         self.if_match: str | None = environ.get("HTTP_IF_MATCH")
@@ -69,10 +76,23 @@ class ContentCoding:
             sent_tags=self._sent_tags,
         )
 
+    def _decide_page(
+        self, code: int, headers: list[Header], size: int | None = None
+    ) -> Decision | None:
+        """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
+        decision = self.decide(code, headers, size)
+        if decision is None or self._pages is None:
+            return decision
+        return self._pages.decided(decision, code)
+
+    def _header(self, name: str) -> str | None:
+        value: str | None = self.environ.get(f"HTTP_{name.upper().replace('-', '_')}")
+        return value
+
     def begin(self, code: int, headers: list[Header]) -> list[Header]:
         """Decide about a response whose body is compressed block by block; return its headers."""
         self.compressor = None
-        decision = self.decide(code, headers)
+        decision = self._decide_page(code, headers)
         if decision is None:
             return headers
         if decision.coding is not None and self.environ.get("REQUEST_METHOD", "GET") != "HEAD":
@@ -85,7 +105,7 @@ class ContentCoding:
         """Decide about a body whose blocks exist; return the headers and the blocks to send."""
         is_head = self.environ.get("REQUEST_METHOD", "GET") == "HEAD"
         # Frameworks drop the body of an answer to HEAD.
-        decision = self.decide(code, headers, None if is_head and not size else size)
+        decision = self._decide_page(code, headers, None if is_head and not size else size)
         if decision is None:
             return headers, blocks
         if decision.coding is None or is_head:
@@ -98,7 +118,7 @@ class ContentCoding:
         self.compressor = None
         if len(coded) >= size:
             self.environ.pop(CODING)
-            return with_vary(headers), [content]
+            return with_vary(headers, decision.vary), [content]
         self.environ[CODED_BYTES] = len(coded)
         return [*decision.headers, ("Content-Length", str(len(coded)))], [coded]
 
@@ -162,10 +182,15 @@ class ContentCoding:
         environ[CODED_BYTES] += len(coded)
         return coded
 
+    def _codings(self) -> tuple[str | None, ...]:
+        """Those that the answer may have."""
+        has_dictionary = self._pages is not None and self._pages.has is not None
+        return (self.coding, DCZ) if has_dictionary else (self.coding,)
+
     def _restore_tags(self) -> None:
         environ = self.environ
         if_none_match, if_match, self._sent_tags = app_preconditions(
-            self.if_none_match, self.if_match, self.coding
+            self.if_none_match, self.if_match, self._codings()
         )
         if if_none_match is not None:
             environ["HTTP_IF_NONE_MATCH"] = if_none_match

@@ -1,15 +1,29 @@
-"""`wsgifast compress DIR`: write compressed siblings of files."""
+"""`wsgifast compress DIR`: write compressed siblings of files; or train a dictionary of pages."""
 
 from __future__ import annotations
 
 import argparse
+import ssl
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..checks import size_text
-from ..compression.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
+from ..compression.codings import (
+    CODING_PACKAGES,
+    SIBLING_SUFFIXES,
+    available_codings,
+    checked_codings,
+)
+from ..compression.dictionaries import train
+from ..compression.policy import is_private
+from ..errors import ConfigurationError
 from ..files.compress import MIN_SAVING, CompressReport, compress
 from .arguments import STATUS_PART_FAILED, add_parser, count, option
+from .client import HTTPClient, NoAnswer
 from .terminal import printable, progress_line, show
+
+_PAGE_LIMIT_S = 30
 
 
 def add_command(commands: Any) -> None:
@@ -17,16 +31,18 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "compress",
-        help="write compressed copies of files beside them: .gz, .br, .zst",
+        help="write compressed copies of files beside them (.gz, .br, .zst), or a dictionary",
         examples="""
         wsgifast compress site
         wsgifast compress build --codings gzip,br --jobs 2
         wsgifast compress site-2 --against site-1
+        wsgifast compress --train http://localhost:8000/ http://localhost:8000/about
         """,
     )
     parser.add_argument(
         "directory",
         metavar="DIR",
+        nargs="?",
         help="the directory whose files are compressed, with its subdirectories",
     )
     codings = "any of gzip,br,zstd (default: those whose package is installed)"
@@ -37,11 +53,18 @@ def add_command(commands: Any) -> None:
     option(parser, "--against", "OLD_DIR", against, repeated=True)
     option(parser, "--jobs", "N", "threads (default: one per CPU)", type=count)
     option(parser, "--overwrite", help="also replace outdated copies that another tool made")
+    train = "write a dictionary of these pages, for compress=Compression(dictionary=FILE)"
+    option(parser, "--train", "URL", train, nargs="+")
+    option(parser, "--output", "FILE", "that of --train", default="pages.dict")
     option(parser, "--quiet", help="print neither progress nor a summary")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.train:
+        return _train(options.train, options.output)
+    if options.directory is None:
+        options.parser.error("name DIR, or pages by --train")
     codings = None if options.codings is None else options.codings.replace(" ", "").split(",")
     with progress_line() as progress:
         report = compress(
@@ -69,6 +92,46 @@ def _run(options: argparse.Namespace) -> int:
                     f"pip install {CODING_PACKAGES[coding]}"
                 )
     return STATUS_PART_FAILED if report.failed else 0
+
+
+def _train(urls: Sequence[str], output: str) -> int:
+    """Write a dictionary of pages that are the same for everybody."""
+    checked_codings(["zstd"])
+    pages: list[bytes] = []
+    for url in urls:
+        page, why_not = _page(url)
+        if page is None:
+            show(f"wsgifast: {printable(url)} is left out: {printable(why_not)}", error=True)
+        else:
+            pages.append(page)
+    dictionary = train(pages)
+    if not dictionary:
+        raise ConfigurationError("none of the pages can be in a dictionary")
+    with open(output, "wb") as file:
+        file.write(dictionary)
+    show(f"{printable(output)}: {size_text(len(dictionary))} of {len(pages)} pages")
+    return STATUS_PART_FAILED if len(pages) < len(urls) else 0
+
+
+def _page(url: str) -> tuple[bytes | None, str]:
+    """Fetch a page; None, and why, if it cannot be in a dictionary that everybody can read."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"{url!r} is not a URL such as http://localhost:8000/")
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    client = HTTPClient(parts.hostname, parts.port, tls=tls, limit_s=_PAGE_LIMIT_S)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    try:
+        answer = client.ask(path, headers=[("Host", parts.netloc), ("Accept-Encoding", "identity")])
+    except NoAnswer as error:
+        return None, str(error)
+    if answer.status != 200:
+        return None, f"status {answer.status}"
+    if answer.header("content-encoding") not in (None, "identity"):
+        return None, "it is compressed"
+    if is_private(answer.headers):
+        return None, "it has Set-Cookie, private or no-store"
+    return answer.body, ""
 
 
 def _summary(report: CompressReport) -> str:

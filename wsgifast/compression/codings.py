@@ -269,10 +269,22 @@ class _Brotli(Compressor):
         return header.to_bytes(2, "little") + secrets.token_bytes(size)
 
 
-class _Zstd(Compressor):
-    """zstd (RFC 8878); the padding is a skippable frame in front."""
+class Zstd(Compressor):
+    """zstd (RFC 8878); the padding is a skippable frame in front.
 
-    def __init__(self, level: int, size: int | None, padding_bytes: int) -> None:
+    :param dictionary: its object of the library.
+    :param header: what the coded body begins with.
+    """
+
+    def __init__(
+        self,
+        level: int,
+        size: int | None,
+        padding_bytes: int,
+        *,
+        dictionary: Any = None,
+        header: bytes = b"",
+    ) -> None:
         zstd = import_module(ZSTD_MODULE)
         parameter = zstd.CompressionParameter
         options = {parameter.compression_level: level}
@@ -281,13 +293,20 @@ class _Zstd(Compressor):
             options[parameter.hash_log] = options[parameter.chain_log] = _ZSTD_STREAM_TABLE_LOG
         elif size > 1 << MAX_ZSTD_WINDOW_LOG:
             options[parameter.window_log] = MAX_ZSTD_WINDOW_LOG
-        self._compressor: Any = zstd.ZstdCompressor(options=options)
+        if dictionary is not None and size is not None:
+            # As it was made for the level, once; its window is of 8 MB at most.
+            digested = dictionary.as_digested_dict
+            self._compressor: Any = zstd.ZstdCompressor(level=level, zstd_dict=digested)
+        else:
+            if dictionary is not None:
+                dictionary = dictionary.as_undigested_dict
+            self._compressor = zstd.ZstdCompressor(options=options, zstd_dict=dictionary)
         if size is not None:
             self._compressor.set_pledged_input_size(size)
-        self._padding = b""
+        self._padding = header
         if padding_bytes:
             length = padding_bytes.to_bytes(4, "little")
-            self._padding = _SKIPPABLE_FRAME + length + secrets.token_bytes(padding_bytes)
+            self._padding += _SKIPPABLE_FRAME + length + secrets.token_bytes(padding_bytes)
 
     def add(self, block: bytes) -> bytes:
         return self._padded(self._compressor.compress(block))
@@ -305,7 +324,7 @@ class _Zstd(Compressor):
 
 
 _COMPRESSORS: dict[str, Callable[[int, int | None, int], Compressor]] = {
-    "zstd": _Zstd,
+    "zstd": Zstd,
     "br": _Brotli,
     "gzip": _Gzip,
 }

@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from hashlib import sha256
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from .codings import MAX_ZSTD_WINDOW_LOG, SIBLING_SUFFIXES, ZSTD_MODULE
+from ..errors import ConfigurationError
+from .codings import (
+    MAX_ZSTD_WINDOW_LOG,
+    SIBLING_SUFFIXES,
+    ZSTD_MODULE,
+    Compressor,
+    Zstd,
+    checked_codings,
+)
 from .negotiation import preferred_coding
 
 DCZ = "dcz"
@@ -43,6 +53,15 @@ _AVAILABLE = re.compile(r":([A-Za-z0-9+/]{43}=?):")
 _QUICK_LEVEL = 3
 _MAX_HASH_LOG = 22
 _BEST_LEVEL = 19
+
+# A client fetches the dictionary of pages before it saves anything by it.
+_MAX_PAGES_BYTES = 1024 * 1024
+_MIN_PAGES_BYTES = 8
+_YEAR_S = 365 * 24 * 60 * 60
+# A trained dictionary has pages of this size together at most: a client fetches it as a whole.
+_MAX_TRAINED_BYTES = 128 * 1024
+# A page is added to it if more than this share of its compressed size is left with what is there.
+_NEW_SHARE = 0.5
 
 # A name with a hash of its content: what is before it, the hash, and the extensions. The hash is
 # hexadecimal (Django, webpack, Parcel) or has eight characters (Vite, Rollup, esbuild).
@@ -191,3 +210,78 @@ def make_delta(content: bytes, dictionary: bytes, *, best: bool = False) -> byte
     compressor.set_pledged_input_size(len(content))
     body: bytes = compressor.compress(content) + compressor.flush()
     return delta_header(digest_of(dictionary)) + body
+
+
+class PagesDictionary:
+    """One dictionary for an app's pages, which a client fetches from the app itself.
+
+    :param path: of its file, made by :func:`train`.
+    :ivar url: its path below the app's mount point.
+    :raises ConfigurationError: if it cannot be read, or cannot be a dictionary.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        checked_codings(["zstd"])
+        try:
+            with open(path, "rb") as file:
+                self.content = file.read(_MAX_PAGES_BYTES + 1)
+        except (OSError, TypeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigurationError(
+                f"dictionary={path!r} cannot be read: {reason}; name a file that "
+                "wsgifast compress --train has written"
+            ) from error
+        if not _MIN_PAGES_BYTES <= len(self.content) <= _MAX_PAGES_BYTES:
+            raise ConfigurationError(
+                f"dictionary={path!r} has {_MIN_PAGES_BYTES} bytes at least, and "
+                f"{_MAX_PAGES_BYTES} at most"
+            )
+        self.digest = digest_of(self.content)
+        self.url = f"/wsgifast-pages.{self.digest.hex()[:_NAME_DIGITS]}.dict"
+
+    def headers(self, mount: str) -> list[tuple[str, str]]:
+        """Return those that it is sent with, to be used for pages below a mount point."""
+        pattern = _in_pattern(mount.rstrip("/")).replace("\\", "\\\\")
+        return [
+            ("Content-Type", "application/octet-stream"),
+            ("Content-Length", str(len(self.content))),
+            ("Cache-Control", f"max-age={_YEAR_S}, public, immutable"),
+            # Pages, and what their scripts fetch; files have dictionaries of their own.
+            (
+                "Use-As-Dictionary",
+                f'match="{pattern}/*", match-dest=("document" "frame" "iframe" "")',
+            ),
+        ]
+
+    def link(self, mount: str) -> str:
+        """Return the Link header by which a client finds it (section 3)."""
+        folder = quote(mount.rstrip("/").encode("utf-8", "surrogateescape"))
+        return f'<{folder}{self.url}>; rel="compression-dictionary"'
+
+    def compressor(self, level: int, size: int | None, padding_bytes: int) -> Compressor:
+        """Return the compressor for one page."""
+        header = delta_header(self.digest)
+        return Zstd(level, size, padding_bytes, dictionary=self._loaded, header=header)
+
+    @cached_property
+    def _loaded(self) -> Any:
+        return import_module(ZSTD_MODULE).ZstdDict(self.content, is_raw=True)
+
+
+def train(pages: Iterable[bytes]) -> bytes:
+    """Make a dictionary of pages: those that have much that is not in the ones before.
+
+    :returns: nothing if there are no pages.
+    """
+    dictionary = b""
+    for page in pages:
+        page = page[: _MAX_TRAINED_BYTES - len(dictionary)]
+        if not page:
+            continue
+        if len(dictionary) >= _MIN_PAGES_BYTES:
+            coded = len(make_delta(page, dictionary)) - HEADER_BYTES
+            alone = len(make_delta(page, bytes(_MIN_PAGES_BYTES))) - HEADER_BYTES
+            if coded <= alone * _NEW_SHARE:
+                continue
+        dictionary += page
+    return dictionary

@@ -10,8 +10,10 @@ keep working.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,7 +21,22 @@ from ..checks import check_switches, is_count, shown
 from ..errors import ConfigurationError
 from ..http.framing import has_body, list_members
 from ..http.head import TOKEN, parse_length
-from .codings import DEFAULT_LEVELS, LEVELS, Compressor, Counted, checked_codings, compressor
+from .codings import (
+    DEFAULT_LEVELS,
+    LEVELS,
+    MAX_PADDING_BYTES,
+    Compressor,
+    Counted,
+    checked_codings,
+    compressor,
+)
+from .dictionaries import (
+    DCZ,
+    ClientDictionary,
+    PagesDictionary,
+    client_dictionary,
+    prefers_delta,
+)
 
 Header = tuple[str, str]
 
@@ -61,13 +78,14 @@ _NAME_LENGTHS = frozenset(
     map(len, [*_OF_THE_UNCODED, "content-type", "content-encoding", "cache-control", "etag"])
 ) | {len("vary")}
 
+_NOT_SHARED = re.compile(r"(?:\A|[,;])[ \t]*(?:private|no-store)[ \t]*(?:\Z|[,;=])", re.IGNORECASE)
 _NO_TRANSFORM = re.compile(r"(?:\A|[,;])[ \t]*no-transform[ \t]*(?:\Z|[,;=])", re.IGNORECASE)
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
 # The suffix of a coded tag: + behind a strong tag of the app's, ~ behind a weak one. The strong tag
 # of a file's coded copy has a checksum of that copy, too.
 _CODED_TAG = re.compile(
-    r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])(?P<coding>zstd|br|gzip)'
+    r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])(?P<coding>zstd|br|gzip|dcz)'
     r'(?:-[0-9a-f]{8})?"'
 )
 _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
@@ -85,6 +103,9 @@ class Compression:
     :param event_streams: also compress text/event-stream, with a flush for each event.
     :param padding: add up to 100 random bytes to each compressed page and JSON answer, so that its
         length says less of a secret in it (BREACH; SECURITY.md).
+    :param dictionary: the path of a file of ``wsgifast compress --train``, by which pages and JSON
+        are compressed for clients that have fetched it (RFC 9842). Never an answer to a request
+        with cookies or Authorization, nor one with Set-Cookie, ``private`` or ``no-store``.
     :raises ConfigurationError: for an option that has an invalid value.
     """
 
@@ -97,6 +118,7 @@ class Compression:
         content_types: Collection[str] = (),
         event_streams: bool = False,
         padding: bool = True,
+        dictionary: str | os.PathLike[str] | None = None,
     ) -> None:
         check_switches(event_streams=event_streams, padding=padding)
         if not is_count(min_bytes):
@@ -111,6 +133,7 @@ class Compression:
         self.content_types = _checked_types(content_types)
         self.event_streams = event_streams
         self.padding = padding
+        self.dictionary = None if dictionary is None else PagesDictionary(dictionary)
 
     def compressor(
         self, coding: str, content_type: str, size: int | None, *, is_behind: bool = False
@@ -120,11 +143,15 @@ class Compression:
         :param size: in bytes; None for a stream.
         :param is_behind: with its work, is the server; see :data:`IS_BEHIND`.
         """
-        level = self.levels[coding]
+        level = self.levels["zstd" if coding == DCZ else coding]
         if is_behind:
             level = max(level // 2, min(level, 1))
         padding = self.padding and _PADDED.match(content_type.strip().lower()) is not None
-        made = compressor(coding, level=level, size=size, padding=padding)
+        if coding == DCZ and self.dictionary is not None:
+            padding_bytes = secrets.randbelow(MAX_PADDING_BYTES + 1) if padding else 0
+            made = self.dictionary.compressor(level, size, padding_bytes)
+        else:
+            made = compressor(coding, level=level, size=size, padding=padding)
         return Counted(coding, made)
 
     def is_worth_it(self, content_type: str, asked: bool | None = None) -> bool:
@@ -196,7 +223,7 @@ class Preconditions(NamedTuple):
 
 
 def app_preconditions(
-    if_none_match: str | None, if_match: str | None, coding: str | None
+    if_none_match: str | None, if_match: str | None, codings: Collection[str | None]
 ) -> Preconditions:
     """Return preconditions with the app's own tags in place of those that were made of them.
 
@@ -205,7 +232,7 @@ def app_preconditions(
     own state is the one that the client has seen, in whatever coding. If-Range stays as it is: a
     part of the app's body does not fit a part of a coded one, so the app has to send all of it.
 
-    :param coding: that of the answer; None for none.
+    :param codings: those that the answer may have.
     """
     sent: dict[str, str] = {}
 
@@ -214,9 +241,9 @@ def app_preconditions(
         sent[tag] = match[0]
         return tag
 
-    if if_none_match is not None and coding is not None:
+    if if_none_match is not None:
         if_none_match = _CODED_TAG.sub(
-            lambda match: restored(match) if match["coding"] == coding else match[0], if_none_match
+            lambda match: restored(match) if match["coding"] in codings else match[0], if_none_match
         )
     if if_match is not None:
         if_match = _CODED_TAG.sub(_original, if_match)
@@ -229,11 +256,13 @@ class Decision(NamedTuple):
     :ivar headers: to send in place of the app's.
     :ivar coding: that the body is compressed with; None to send it as it is.
     :ivar content_type: the app's.
+    :ivar vary: the headers of the request that it depends on.
     """
 
     headers: list[Header]
     coding: str | None
     content_type: str
+    vary: Sequence[str] = ("Accept-Encoding",)
 
 
 def decide(
@@ -326,22 +355,99 @@ def uncoded_headers_dropped(headers: Iterable[Header]) -> list[Header]:
     return [header for header in headers if header[0].lower() not in _OF_THE_UNCODED]
 
 
-def with_vary(headers: Iterable[Header]) -> list[Header]:
-    """Return headers that say that the answer depends on Accept-Encoding (RFC 9110, 12.5.5)."""
+def with_vary(headers: Iterable[Header], on: Sequence[str] = ("Accept-Encoding",)) -> list[Header]:
+    """Return headers that say that the answer depends on some of the request's (RFC 9110, 12.5.5).
+
+    :param on: those that are named.
+    """
     result = list(headers)
     at = None
     for index, (name, value) in enumerate(result):
         if len(name) == 4 and name.lower() == "vary":
             members = list_members(value)
-            if "*" in members or "accept-encoding" in members:
+            if "*" in members:
                 return result
+            on = [each for each in on if each.lower() not in members]
             at = index
+    if not on:
+        return result
     if at is None or not result[at][1].strip(" \t,"):
-        result.append(("Vary", "Accept-Encoding"))
+        result.append(("Vary", ", ".join(on)))
     else:
         name, value = result[at]
-        result[at] = name, f"{value}, Accept-Encoding"
+        result[at] = name, ", ".join([value, *on])
     return result
+
+
+def is_private(headers: Iterable[Header]) -> bool:
+    """Whether a response is, by its headers, for one client alone."""
+    return any(
+        name.lower() == "set-cookie"
+        or (name.lower() == "cache-control" and _NOT_SHARED.search(value) is not None)
+        for name, value in headers
+    )
+
+
+class PagesClient(NamedTuple):
+    """A client that the dictionary of pages is for.
+
+    :ivar mount: the URL path of the app.
+    :ivar has: what it has; None if it is not this dictionary.
+    """
+
+    dictionary: PagesDictionary
+    mount: str
+    has: ClientDictionary | None
+
+    def decided(self, decision: Decision, code: int) -> Decision:
+        """Return what is done with a response, of which `decision` is without the dictionary."""
+        if code == 304:
+            return _on_dictionary(decision, decision.headers)
+        if decision.coding is None or code != 200 or not _PADDED.match(decision.content_type):
+            return decision
+        headers = decision.headers
+        if is_private(headers):
+            return decision
+        allowed = (v for n, v in headers if n.lower() == "access-control-allow-origin")
+        if self.has is None or not self.has.may_be_used(next(allowed, None)):
+            if "html" in decision.content_type:
+                headers = [*headers, ("Link", self.dictionary.link(self.mount))]
+            return _on_dictionary(decision, headers)
+        changed = [
+            ("Content-Encoding", DCZ)
+            if name == "Content-Encoding"
+            else (name, _CODED_TAG.sub(rf'W/"\g<opaque>\g<kind>{DCZ}"', value))
+            if name == "ETag"
+            else (name, value)
+            for name, value in headers
+        ]
+        return _on_dictionary(decision, changed)._replace(coding=DCZ)
+
+
+def pages_client(
+    compression: Compression, method: str, mount: str, header: Callable[[str], str | None]
+) -> PagesClient | None:
+    """Return the client that sends a request, if its pages may be compressed by the dictionary.
+
+    :param header: returns a header of the request by its name.
+    """
+    dictionary = compression.dictionary
+    if dictionary is None or method not in ("GET", "HEAD"):
+        return None
+    if header("Cookie") is not None or header("Authorization") is not None:
+        return None
+    available = header("Available-Dictionary")
+    has = None
+    if available is not None and prefers_delta(header("Accept-Encoding")):
+        has = client_dictionary(available, header)
+        if has is not None and has.digest != dictionary.digest:
+            has = None
+    return PagesClient(dictionary, mount, has)
+
+
+def _on_dictionary(decision: Decision, headers: list[Header]) -> Decision:
+    on = (*decision.vary, "Available-Dictionary")
+    return decision._replace(headers=with_vary(headers, on), vary=on)
 
 
 def _not_modified(

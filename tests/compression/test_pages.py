@@ -1,0 +1,338 @@
+"""Compression(dictionary=...): pages and JSON are compressed by what the client has fetched."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import threading
+import wsgiref.validate
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asgifast
+import pytest
+
+from tests.asgi.support import call as call_asgi
+from tests.asgi.support import scope_of
+from tests.support.chromium import chromium
+from tests.support.coded import decoded, decoded_delta
+from tests.support.servers import wait_for
+from tests.support.wsgi import Server, new_environ
+from wsgifast import Compression, ConfigurationError, WSGIFast
+from wsgifast.commands import cli
+from wsgifast.compression.dictionaries import make_delta, train
+from wsgifast.devservers import make_server
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+FRAME = "".join(f"<li><a href='/item/{n * 7919 % 997}'>entry {n}</a>\n" for n in range(200))
+PAGES = [f"<!doctype html><title>{n}</title>{FRAME}<p>{n * n}".encode() for n in range(4)]
+BROWSERS = "gzip, deflate, br, zstd, dcb, dcz"
+VARY = "Accept-Encoding, Available-Dictionary"
+HTML = ("Content-Type", "text/html; charset=utf-8")
+
+# What an app sends, by a request's further headers: status, headers, body.
+Ask = Callable[..., tuple[int, dict[str, str], bytes]]
+
+
+@pytest.fixture
+def dictionary(tmp_path: Path) -> Path:
+    path = tmp_path / "pages.dict"
+    path.write_bytes(train(PAGES[:2]))
+    return path
+
+
+def available(content: bytes) -> str:
+    return f":{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
+
+
+class Site:
+    """One app for both interfaces.
+
+    :param blocks: whether its body comes as a stream.
+    """
+
+    def __init__(self, *headers: tuple[str, str], status: int = 200, blocks: bool = False) -> None:
+        self.status = status
+        self.headers = list(headers) or [HTML]
+        self.body = [PAGES[3][:3000], PAGES[3][3000:]] if blocks else [PAGES[3]]
+        self.seen: dict[str, str] = {}
+
+    def wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        self.seen = {k: v for k, v in environ.items() if k.startswith("HTTP_IF")}
+        start_response(f"{self.status} Status", list(self.headers))
+        return iter(self.body) if len(self.body) > 1 else self.body
+
+    async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        for block in self.body:
+            await send({"type": "http.response.body", "body": block, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def ask_wsgi(
+    site: Site, compression: Compression, path: str = "/", method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    app: Any = wsgiref.validate.validator(WSGIFast(site.wsgi, compress=compression))
+    extra = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+    server = Server(app, new_environ(method, path, **extra))
+    body = server.finish()
+    return int(server.head[0][:3]), {n.lower(): v for n, v in server.head[1]}, body
+
+
+def ask_asgi(
+    site: Site, compression: Compression, path: str = "/", method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    app = asgifast.ASGIFast(site.asgi, compress=compression)
+    answer = call_asgi(app, scope_of(path, method, **headers))
+    return answer.status, dict(answer.headers), answer.body
+
+
+@pytest.fixture(params=[ask_wsgi, ask_asgi], ids=["wsgi", "asgi"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    asked: Ask = request.param
+    return asked
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/json"])
+def test_page_is_compressed_by_the_dictionary_that_the_client_has(
+    ask: Ask, dictionary: Path, kind: str, blocks: bool
+) -> None:
+    site = Site(("Content-Type", kind), ("ETag", '"a"'), blocks=blocks)
+    content = dictionary.read_bytes()
+    compression = Compression(dictionary=dictionary)
+    for padded in (compression, Compression(dictionary=dictionary, padding=False)):
+        status, headers, body = ask(
+            site, padded, accept_encoding=BROWSERS, available_dictionary=available(content)
+        )
+        assert status == 200
+        assert decoded_delta(body, content) == PAGES[3]
+        assert headers["content-encoding"] == "dcz"
+        assert headers["vary"] == VARY
+        assert headers["etag"] == 'W/"a+dcz"'
+        assert "link" not in headers
+    assert len(body) < 150
+    # Without it, it gets an ordinary coding; a page says where the dictionary is.
+    _, headers, body = ask(site, compression, accept_encoding=BROWSERS)
+    assert decoded(headers["content-encoding"], _unpadded(body)) == PAGES[3]
+    assert headers["vary"] == VARY
+    assert ("link" in headers) == ("html" in kind)
+
+
+def _unpadded(body: bytes) -> bytes:
+    """A zstd body without the skippable frame in front."""
+    skipped = body[:4] == bytes.fromhex("502a4d18")
+    return body[8 + int.from_bytes(body[4:8], "little") :] if skipped else body
+
+
+def test_dictionary_is_where_the_link_says(ask: Ask, dictionary: Path) -> None:
+    compression = Compression(dictionary=dictionary)
+    _, headers, _ = ask(Site(), compression, accept_encoding="br")
+    link = re.fullmatch(r'<(/[^>]+)>; rel="compression-dictionary"', headers["link"])
+    assert link is not None
+    status, headers, body = ask(Site(), compression, link[1], accept_encoding="br")
+    assert status == 200
+    assert decoded("br", body) == dictionary.read_bytes()
+    assert headers["use-as-dictionary"].startswith('match="/*", match-dest=("document"')
+    assert "max-age=31536000" in headers["cache-control"]
+    assert headers["vary"] == "Accept-Encoding"
+    status, headers, body = ask(Site(), compression, link[1], "HEAD")
+    assert (status, body) == (200, b"")
+    _, _, body = ask(Site(), compression, link[1], "POST")
+    assert body == PAGES[3]  # the app's
+
+
+@pytest.mark.parametrize(
+    ("sent", "asked", "status"),
+    [
+        ([HTML, ("Set-Cookie", "a=b")], {}, 200),
+        ([HTML, ("Cache-Control", "private")], {}, 200),
+        ([HTML, ("Cache-Control", "max-age=0, No-Store")], {}, 200),
+        ([HTML], {"cookie": "session=1"}, 200),
+        ([HTML], {"authorization": "Bearer x"}, 200),
+        ([HTML], {}, 404),
+        ([("Content-Type", "text/css")], {}, 200),
+    ],
+)
+def test_private_answers_know_nothing_of_the_dictionary(
+    ask: Ask,
+    dictionary: Path,
+    sent: list[tuple[str, str]],
+    asked: dict[str, str],
+    status: int,
+) -> None:
+    content = dictionary.read_bytes()
+    compression = Compression(dictionary=dictionary)
+    for extra in ({}, {"available_dictionary": available(content)}):
+        headers: dict[str, str]
+        _, headers, _ = ask(
+            Site(*sent, status=status), compression, accept_encoding=BROWSERS, **asked, **extra
+        )
+        assert headers["content-encoding"] == "zstd"
+        assert headers["vary"] == "Accept-Encoding"
+        assert "link" not in headers
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"available_dictionary": available(b"another")},
+        {"available_dictionary": "nonsense"},
+        {"accept_encoding": "br"},
+        {"sec_fetch_site": "cross-site", "sec_fetch_mode": "cors", "origin": "https://a"},
+    ],
+)
+def test_other_clients_get_an_ordinary_coding(
+    ask: Ask, dictionary: Path, asked: dict[str, str]
+) -> None:
+    given = {
+        "accept_encoding": BROWSERS,
+        "available_dictionary": available(dictionary.read_bytes()),
+        **asked,
+    }
+    _, headers, body = ask(Site(), Compression(dictionary=dictionary, padding=False), **given)
+    assert headers["content-encoding"] in ("zstd", "br")
+    assert decoded(headers["content-encoding"], body) == PAGES[3]
+
+
+def test_app_keeps_its_304_and_sees_its_own_tag(dictionary: Path) -> None:
+    site = Site(("ETag", '"a"'), status=304)
+    site.body = [b""]
+    status, headers, _ = ask_wsgi(
+        site,
+        Compression(dictionary=dictionary),
+        accept_encoding=BROWSERS,
+        available_dictionary=available(dictionary.read_bytes()),
+        if_none_match='W/"a+dcz"',
+    )
+    assert site.seen == {"HTTP_IF_NONE_MATCH": '"a"'}
+    assert (status, headers["etag"], headers["vary"]) == (304, 'W/"a+dcz"', VARY)
+
+
+def test_file_is_sent_as_without_the_dictionary(dictionary: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_bytes(PAGES[3])
+    compression = Compression(dictionary=dictionary)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [HTML])
+        return (tmp_path / "page.html").open("rb")
+
+    asked = {
+        "HTTP_ACCEPT_ENCODING": BROWSERS,
+        "HTTP_AVAILABLE_DICTIONARY": available(dictionary.read_bytes()),
+    }
+    wrapped: WSGIApplication = WSGIFast(app, compress=compression)
+    server = Server(wrapped, new_environ("GET", "/", **asked))
+    body = server.finish()
+    coding = server.header("Content-Encoding")
+    content = dictionary.read_bytes()
+    got = decoded_delta(body, content) if coding == "dcz" else decoded(coding, _unpadded(body))
+    assert got == PAGES[3]
+
+
+def test_training_takes_what_is_new_of_each_page() -> None:
+    other = b"<p>nothing like the others: " + bytes(range(32, 127)) * 3
+    assert train([]) == b""
+    assert train(PAGES) == PAGES[0]
+    assert train([PAGES[0], other, PAGES[1]]) == PAGES[0] + other
+    assert len(train([bytes([n]) * 40_000 for n in range(10)])) <= 128 * 1024
+    page = make_delta(PAGES[3], train(PAGES[:2]))
+    assert len(page) < 150
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x" * 7, b"x" * (1024 * 1024 + 1)])
+def test_file_that_is_no_dictionary_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "pages.dict"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"pages\.dict"):
+        Compression(dictionary=path)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A site whose pages go out with and without cookies, on a real server."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/missing":
+            start_response("404 Not Found", [HTML])
+            return [b""]
+        assert "HTTP_COOKIE" not in environ
+        cookie = [("Set-Cookie", "a=b")] if path == "/cookie" else []
+        private = [("Cache-Control", "private")] if path == "/private" else []
+        start_response("200 OK", [HTML, *cookie, *private])
+        return [PAGES[0]]
+
+    server = make_server("127.0.0.1", 0, app)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_command_trains_a_dictionary_of_public_pages(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "pages.dict"
+    urls = [f"{address}/", f"{address}/?a=b"]
+    assert cli.main(["compress", "--output", str(output), "--train", *urls]) == 0
+    assert output.read_bytes() == PAGES[0]
+    assert Compression(dictionary=output).dictionary is not None
+    left_out = [f"{address}/{name}" for name in ("cookie", "private", "missing")]
+    output.unlink()
+    assert cli.main(["compress", "--output", str(output), "--train", *urls, *left_out]) == 1
+    error = capsys.readouterr().err
+    assert output.read_bytes() == PAGES[0]
+    assert all(f"{url} is left out" in error for url in left_out)
+    for wrong in ([*left_out], ["localhost/"]):
+        assert cli.main(["compress", "--output", str(output), "--train", *wrong]) == 2
+    with pytest.raises(SystemExit):
+        cli.main(["compress"])
+    assert "name DIR" in capsys.readouterr().err
+
+
+def test_chromium_fetches_the_dictionary_and_decodes_pages_with_it(
+    dictionary: Path, tmp_path: Path
+) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [HTML])
+        number = int(environ["PATH_INFO"].strip("/") or 0)
+        return [b"<!doctype html><link rel=icon href=data:,>", PAGES[number % 4]]
+
+    server = make_server("127.0.0.1", 0, WSGIFast(app, compress=Compression(dictionary=dictionary)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://localhost:{server.server_port}"
+    try:
+        with chromium(tmp_path / "profile") as browser:
+            first = browser.visit(f"{url}/0")[f"{url}/0"]
+            numbers = iter(range(1, 1000))
+
+            def decodes() -> bool:
+                # It fetches the dictionary when it has nothing else to do.
+                number = next(numbers)
+                seen = browser.visit(f"{url}/{number}")[f"{url}/{number}"]
+                if seen.headers["content-encoding"] != "dcz":
+                    return False
+                text = browser.evaluate("document.querySelector('p').textContent")
+                assert text == str((number % 4) ** 2)
+                assert seen.wire_bytes < first.wire_bytes / 2
+                return True
+
+            wait_for(decodes, "a page is compressed by the dictionary", interval=0.2)
+            assert first.headers["content-encoding"] == "zstd"
+            browser.evaluate("document.cookie = 'session=1'")
+            seen = browser.visit(f"{url}/2")[f"{url}/2"]
+            assert seen.headers["content-encoding"] == "zstd"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
