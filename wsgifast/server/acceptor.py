@@ -17,8 +17,10 @@ A TLS handshake that is under way takes 47 kB of OpenSSL's, whatever its client 
 there are at most `MOST_HANDSHAKES` at once, 24 MB: beyond that nothing is accepted, and each has
 only `HURRIED_S`, so that clients that never finish theirs do not keep the others waiting.
 
-A worker that ends closes the acceptor first. At that moment a thread may be in a turn, with an
-accepted connection that is not counted yet; the worker must wait for the end of that turn.
+A worker that ends closes the acceptor first. A thread may have an event at that moment, of a
+connection that the kernel has reported to nobody else, so there is a last turn after the poller has
+forgotten the listeners. And a thread may be in a turn, with an accepted connection that is not
+counted yet; the worker must wait for the end of that turn.
 """
 
 from __future__ import annotations
@@ -104,10 +106,12 @@ class Acceptor:
         return self._accepting > 0
 
     def close(self) -> None:
-        """Begin no more turns; see :attr:`is_accepting` for those under way."""
+        """Take a last turn, and begin no more; see :attr:`is_accepting` for those under way."""
         with self._lock:
             self._closed = True
         self.update()
+        for fd in self._listeners:
+            self._accept(fd)
 
     def update(self) -> None:
         """Start or stop listening, as the current state requires."""
