@@ -415,6 +415,8 @@ def test_a_turn_that_goes_on_is_known_until_its_connection_is() -> None:
     accept = server.listener.accept
 
     def slowly() -> tuple[str, str]:
+        if in_turn.is_set():
+            raise BlockingIOError  # the turn that goes on has the only one
         in_turn.set()
         assert go_on.wait(60)
         return accept()
@@ -432,9 +434,11 @@ def test_a_turn_that_goes_on_is_known_until_its_connection_is() -> None:
     assert not server.acceptor.is_accepting
 
 
-def test_nothing_is_accepted_after_the_end() -> None:
+def test_nothing_is_accepted_after_the_last_turn() -> None:
     server = Server(waiting=1)
     server.acceptor.close()
+    assert server.begun == ["connection 0"]  # an event of it may have been dropped
+    server.listener.waiting = 1
     server.acceptor.accept(LISTENER)  # told of it before
     server.acceptor.update()
     assert server.listener.waiting == 1

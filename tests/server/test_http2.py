@@ -308,7 +308,7 @@ def test_the_server_says_goodbye(begin: Begin) -> None:
     stream = peer.ask()
     peer.run()
     server = peer.bench.server
-    server.end_soon("max_requests")
+    server.stop()
     peer.bench.send_goaways()
     peer.bench.pass_time(0.1)
     peer.run()
@@ -338,6 +338,8 @@ def test_max_requests(begin: Begin) -> None:
     assert peer.get().status == 200
     assert not peer.goaways
     assert peer.get().status == 200
+    peer.bench.worker.notify = lambda: None
+    assert not peer.bench.worker._beat()
     peer.bench.send_goaways()
     peer.bench.pass_time(0.1)
     peer.bench.pass_time(1.1)

@@ -3,39 +3,176 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.http import Connection
-from tests.support.servers import STOP_S, wait_for
+from tests.support.servers import ROOT, STOP_S, LiveServer, wait_for
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import fast_worker, stats
+from tests.workers.serving import fast_worker, rewrite_module, stats
 
 pytestmark = pytest.mark.long
 
 THREADS = 4
+# For a server in another directory: this checkout's modules.
+HERE = {"PYTHONPATH": str(ROOT)}
 
 
-def test_a_slow_download_keeps_no_worker_from_accepting_nor_is_it_cut_off() -> None:
-    """Although it has served its max_requests: it is replaced once the download is over."""
+# Imports the app only while no file forbids it.
+GATED = """
+import os, time
+while os.path.exists("closed"):
+    time.sleep(0.01)
+import tests.workers.app
+
+def app(environ, start_response):
+    if environ["PATH_INFO"] == "/version":
+        body = b"{version} %d" % os.getpid()
+        start_response("200 OK", [("Content-Length", str(len(body)))])
+        return [body]
+    return tests.workers.app.app(environ, start_response)
+"""
+
+
+class Gated:
+    """A server whose workers' imports the test lets begin, and what clients see of it."""
+
+    def __init__(self, folder: Path, server: LiveServer) -> None:
+        self.folder = folder
+        self.server = server
+
+    def shut(self) -> None:
+        (self.folder / "closed").touch()
+
+    def open(self) -> None:
+        (self.folder / "closed").unlink()
+
+    def write(self, text: str) -> None:
+        rewrite_module(self.folder / "gated.py", text)
+
+    def version(self) -> str:
+        response = self.server.get("/version")
+        assert response.status == 200
+        return response.body.decode().split()[0]
+
+    def pid(self) -> int:
+        return int(self.server.get("/version").body.decode().split()[1])
+
+    def booted(self) -> int:
+        return self.server.log().count("Booting worker")
+
+
+@contextlib.contextmanager
+def gated(folder: Path, *options: str, workers: int = 1) -> Iterator[Gated]:
+    module = folder / "gated.py"
+    module.write_text(GATED.replace("{version}", "one"))
+    options = (f"--chdir={folder}", f"--workers={workers}", *options)
+    with fast_worker(*options, app="gated:app", env=HERE) as server:
+        made = Gated(folder, server)
+        seen: set[int] = set()
+
+        def all_answer() -> bool:
+            seen.add(made.pid())
+            return len(seen) == workers
+
+        wait_for(all_answer, "all have imported the app")
+        yield made
+
+
+def test_reload_old_workers_answer_until_the_new_ones_have_imported_the_app(tmp_path: Path) -> None:
+    with gated(tmp_path, workers=2) as app:
+        app.shut()
+        app.write(GATED.replace("{version}", "two"))
+        app.server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: app.booted() == 3, "one new worker imports the app")
+        for _ in range(20):
+            assert app.version() == "one"
+        assert app.booted() == 3  # the others wait for their turn
+        app.open()
+        wait_for(lambda: "All workers are replaced" in app.server.log(), "it is over")
+        wait_for(lambda: app.server.log().count("Worker exiting") == 2, "the old ones have ended")
+        assert app.version() == "two"
+        assert app.booted() == 4
+
+
+def test_max_requests_worker_answers_until_its_successor_has_imported_the_app(
+    tmp_path: Path,
+) -> None:
+    with gated(tmp_path, "--max-requests=5") as app:
+        first = app.pid()
+        app.shut()
+        wait_for(lambda: app.pid() == first and app.booted() == 2, "a successor is started")
+        for _ in range(20):
+            assert app.pid() == first
+        app.open()
+        wait_for(lambda: app.pid() != first, "the successor answers")
+
+
+def test_reload_to_an_app_that_fails_leaves_the_old_one_serving(tmp_path: Path) -> None:
+    with gated(tmp_path) as app:
+        app.write("raise ValueError('not today')")
+        app.server.process.send_signal(signal.SIGHUP)
+        for seconds in (1, 2):
+            told = f"1 older ones go on serving; the next one is started in {seconds} s"
+            wait_for(lambda told=told: told in app.server.log(), "it is logged")  # type: ignore[misc]
+            assert app.version() == "one"
+        assert "not today" in app.server.log()
+        app.write(GATED.replace("{version}", "two"))
+        wait_for(lambda: app.version() == "two", "it is tried again")
+        wait_for(lambda: "All workers are replaced" in app.server.log(), "the old one ends")
+
+
+def test_reload_again_tries_a_mended_app_at_once(tmp_path: Path) -> None:
+    with gated(tmp_path) as app:
+        app.write("raise ValueError('not today')")
+        app.server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "is started in 4 s" in app.server.log(), "it has failed thrice")
+        app.write(GATED.replace("{version}", "two"))
+        app.server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: app.version() == "two", "the new one answers")
+        assert app.server.log().count("before it was ready") == 3
+
+
+def test_term_during_a_reload_ends_all_workers(tmp_path: Path) -> None:
+    with gated(tmp_path, "--graceful-timeout=60", workers=2) as app:
+        app.shut()
+        app.server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: app.booted() == 3, "a new worker imports the app")
+        assert app.server.stop() == 0
+        assert app.server.log().count("Worker exiting") == 3
+
+
+def test_one_worker_more_during_a_reload_is_kept(tmp_path: Path) -> None:
+    with gated(tmp_path) as app:
+        app.shut()
+        app.server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: app.booted() == 2, "a new worker imports the app")
+        app.server.process.send_signal(signal.SIGTTIN)
+        app.open()
+        wait_for(lambda: app.booted() == 3, "there is another one")
+        wait_for(lambda: app.server.log().count("Worker exiting") == 1, "the old one ends")
+        wait_for(lambda: len({app.pid() for _ in range(20)}) == 2, "two answer")
+
+
+def test_slow_download_is_not_cut_off_when_its_worker_is_replaced() -> None:
+    """After max_requests; others are served by the successor meanwhile."""
     with (
-        fast_worker("--max-requests=5", "--graceful-timeout=30") as server,
+        fast_worker("--max-requests=5", "--graceful-timeout=1") as server,
         Connection(server.address) as slow,
     ):
         first = stats(server)["pid"]
         slow.send_request("/file")
         assert slow.read_head().header("Content-Length") == str(FILE_BYTES)
-        while "Autorestarting" not in server.log():
-            assert stats(server)["pid"] == first
-        end = time.monotonic() + 1
+        wait_for(lambda: stats(server)["pid"] != first, "a successor serves")
+        end = time.monotonic() + 2  # longer than graceful_timeout
         while time.monotonic() < end:
-            # A pause would last as long as the download, or until the worker is killed.
-            assert stats(server)["pid"] == first
+            assert stats(server)["pid"] != first
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
-        wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced")
 
 
 def test_who_is_kept_alive_keeps_no_worker_from_accepting() -> None:

@@ -201,8 +201,7 @@ def test_a_life(life: Life) -> None:
     assert pool.rounds == [1.0, 1.0]
     assert not life.listens()
     assert life.listener.fileno() == -1
-    worker.handle_exit(signal.SIGTERM, None)  # a second one is nothing new
-    assert life.said.count("interrupt") == 1
+    worker.handle_exit(signal.SIGTERM, None)  # a second one does no harm
 
 
 def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
@@ -245,7 +244,7 @@ def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
     bench.run()
     worker.run()
     assert len(seen) == 3
-    assert life.said[5:] == [*["notify", "sweep", "monitor"] * 3, "interrupt", "stop"]
+    assert life.said[5:] == ["interrupt", *["notify", "sweep", "monitor"] * 3, "interrupt", "stop"]
     assert all(0 < seconds <= 0.1 for seconds in life.pool.rounds[1:])
     assert not bench.log.says("cut off")
 
@@ -365,6 +364,27 @@ def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:
         server.stop()
         bench.sweep()
         assert not bench.listens
+
+
+def test_connection_that_the_kernel_reported_to_an_ending_worker_is_answered(
+    make_bench: MakeBench,
+) -> None:
+    """With EPOLLEXCLUSIVE no other worker knows of it."""
+    bench = make_bench(hello, workers=2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        bench.begin_anew(listener)
+        server = bench.server
+        server._acceptor.update()
+        with socket.create_connection(listener.getsockname(), timeout=60) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            (event,) = server.poller.poll(0)
+            server.stop()
+            server._acceptor.close()
+            server.receive(event)
+            assert len(server.connections) == 1
+            while not bench.log.requests:
+                bench.run()
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize(
@@ -497,18 +517,18 @@ def test_the_sweep_takes_only_what_is_overdue_and_its_own(
 def test_after_so_many_requests_it_is_replaced(make_bench: MakeBench) -> None:
     bench = make_bench(hello, max_requests=3, keepalive=5)
     worker, server = bench.worker, bench.server
+    worker.notify = lambda: None
     client, other = bench.connect(), bench.connect()
     assert ask(bench, client) == (200, True, b"hello")
     assert ask(bench, client) == (200, True, b"hello")
-    assert not server._ends_soon
+    assert worker._beat()
     assert not server.pool.monitor._interrupted
-    assert ask(bench, client) == (200, False, b"hello")
-    assert server._ends_soon
-    assert worker.alive  # and accepts, until it finds a good moment
+    assert ask(bench, client) == (200, True, b"hello")
     assert server.pool.monitor._interrupted  # the monitor hears of it at once
-    server.pool.monitor._interrupted = False
+    assert not worker._beat()  # no arbiter would start its successor
+    assert server.is_ending()
     assert ask(bench, other) == (200, False, b"hello")
-    assert not server.pool.monitor._interrupted
+    assert not worker._beat()
     assert sum("Autorestarting" in line for line in bench.log.lines) == 1
 
 

@@ -20,7 +20,7 @@ from .application import Application
 from .coalescing import OutputRules
 from .connection import Connection
 from .counters import Counters
-from .endpoint import LINGERING, Endpoint, Registry
+from .endpoint import Endpoint, Registry
 from .monitor import Watchdog
 from .options import HTTP2Options, Options
 from .poller import HUNG_UP, Event, make_poller
@@ -32,16 +32,12 @@ if TYPE_CHECKING:
 
 # How often deadlines are checked and `beat` is called.
 _ROUND_S = 1.0
-# The same while the server waits for a good moment to end, or ends.
+# The same while the server ends.
 _LAST_ROUND_S = 0.05
 # The last part of the graceful timeout, and at most so many seconds, is left for the close() of the
 # bodies whose clients are cut off then.
 _CLOSING_SHARE = 0.1
 _CLOSING_S = 1.0
-# It waits for such a moment for at most this many graceful timeouts.
-_DRAIN_LIMIT = 10
-# A connection that is younger is expected to end soon.
-_YOUNG_S = 1.0
 
 
 class Server:
@@ -73,8 +69,8 @@ class Server:
         self._application = application
         self._parser_for = parser_for
         self._secure = secure
-        self._ends_soon = ""  # or the reason
         self._stopping = False
+        self._end_at = float("inf")  # monotonic
         self._killed = False
         self._sweep_pushed = False
         self.requests = 0
@@ -117,15 +113,10 @@ class Server:
 
     @property
     def end(self) -> str:
-        """Why it ended: "failed", "stuck", the reason given to :meth:`end_soon`, or "stopped".
-
-        "failed" is an internal error.
-        """
+        """Why it ended: "failed" (an internal error), "stuck" or "stopped"."""
         if self.pool.failed:
             return "failed"
-        if self._killed:
-            return "stuck"
-        return self._ends_soon or "stopped"
+        return "stuck" if self._killed else "stopped"
 
     @property
     def accepts(self) -> bool:
@@ -133,110 +124,79 @@ class Server:
         return not self._stopping and len(self.connections) < self.options.worker_connections
 
     def serve(self, beat: Callable[[], bool]) -> None:
-        """Serve until :meth:`stop`, or until a good moment after :meth:`end_soon`.
+        """Serve until :meth:`stop`.
 
         :param beat: called at least every second; returns False to end. Must not block.
         """
         self.pool.start()
-        drain: Drain | None = None
         while not self._stopping and not self.pool.failed and beat():
             self._sweep_soon()
-            if self._ends_soon:
-                now = time.monotonic()
-                self.registry.cap_deadlines(now + LINGER_S, Endpoint.is_idle)
-                self._send_goaways(now)
-                drain = drain or self._drain(now)
-                if drain.is_over(now):
-                    break
-            self.pool.monitor.run(_ROUND_S if drain is None else _LAST_ROUND_S)
+            self.pool.monitor.run(_ROUND_S)
 
     def finish(self, beat: Callable[[], object]) -> None:
-        """Let requests finish within the graceful timeout; then drop the rest.
+        """Let requests finish within the time given to :meth:`stop`; then drop the rest.
 
         :param beat: as for :meth:`serve`.
         """
-        now = time.monotonic()
-        graceful_s = self.options.graceful_timeout_s
+        if not self._stopping:
+            self.stop()
         # A request may be on its way on an idle connection: it is answered, with "Connection:
         # close" (RFC 9112 section 9.6).
-        self.registry.cap_deadlines(now + LINGER_S, Endpoint.is_idle)
-        cut_off_s = min(graceful_s * _CLOSING_SHARE, _CLOSING_S)
-        self._end_by(now + graceful_s, beat, self._is_unfinished, cut_off_s=cut_off_s)
+        self.registry.cap_deadlines(time.monotonic() + LINGER_S, Endpoint.is_idle)
+        cut_off_s = min(self.options.graceful_timeout_s * _CLOSING_SHARE, _CLOSING_S)
+        self._end(beat, self._is_unfinished, cut_off_s=cut_off_s)
 
     def end_now(self, beat: Callable[[], object]) -> None:
         """End without waiting for requests, only for the close() of bodies that apps have returned.
 
         :param beat: as for :meth:`serve`.
         """
-        graceful_s = self.options.graceful_timeout_s
-        self._end_by(time.monotonic() + graceful_s, beat, lambda: False, cut_off_s=graceful_s)
+        self.stop()
+        self._end(beat, lambda: False, cut_off_s=self.options.graceful_timeout_s)
 
-    def _end_by(
-        self,
-        deadline: float,
-        beat: Callable[[], object],
-        is_unfinished: Callable[[], bool],
-        *,
-        cut_off_s: float,
+    def _end(
+        self, beat: Callable[[], object], is_unfinished: Callable[[], bool], *, cut_off_s: float
     ) -> None:
         """Wait for what is unfinished, and for the close() of bodies; then end the threads.
 
-        :param cut_off_s: this long before the deadline, all clients are cut off.
+        :param cut_off_s: this long before the end, all clients are cut off.
         """
-        self._stopping = True
-        self._shorten_keepalive()
         self._acceptor.close()
-        cut_off_at = deadline - cut_off_s
-        is_cut_off = False
+        cut_off_at = 0.0
         while is_unfinished() or self.pool.owes_closes:
             now = time.monotonic()
-            if not is_cut_off and (now >= cut_off_at or self.pool.failed):
-                is_cut_off, cut_off_at = True, now
+            # A later call of stop() may have brought the end forward.
+            if not cut_off_at and (now >= self._end_at - cut_off_s or self.pool.failed):
+                cut_off_at = now
                 self.log.info("%d connections cut off", len(self.connections))
                 for connection in list(self.connections):
                     connection.cut_off()
-            if now >= deadline:
+            if now >= self._end_at:
                 break
-            if is_cut_off and now - cut_off_at > min(cut_off_s, _CLOSING_S) / 2:
+            if cut_off_at and now - cut_off_at > min(cut_off_s, _CLOSING_S) / 2:
                 self.pool.close_elsewhere(cut_off_at)
             self._send_goaways(now)
             beat()
             self._sweep_soon()
-            self.pool.monitor.run(min(_LAST_ROUND_S, deadline - now))
+            self.pool.monitor.run(min(_LAST_ROUND_S, self._end_at - now))
         self.pool.stop()
 
-    def stop(self) -> None:
-        """Make :meth:`serve` return; safe in a signal handler."""
-        self._stopping = True
-        self._shorten_keepalive()
-        self.pool.monitor.interrupt()
+    def stop(self, *, within_s: float | None = None) -> None:
+        """Make :meth:`serve` return, and limit :meth:`finish`; safe in a signal handler.
 
-    def end_soon(self, reason: str) -> bool:
-        """Make :meth:`serve` return at a good moment; False if it has been called before.
-
-        :param reason: the name of the limit that was reached.
+        :param within_s: for what is under way, from now on; by default the graceful timeout. If
+            it is called again, the earlier end counts.
         """
-        if self._ends_soon:
-            return False
-        self._ends_soon = reason
-        self._shorten_keepalive()
-        self.pool.monitor.interrupt()
-        return True
-
-    def _shorten_keepalive(self) -> None:
+        if within_s is None:
+            within_s = self.options.graceful_timeout_s
+        self._end_at = min(self._end_at, time.monotonic() + within_s)
+        self._stopping = True
         self.keepalive_s = min(self.keepalive_s, LINGER_S)
+        self.pool.monitor.interrupt()
 
     def _send_goaways(self, now: float) -> None:
         """Have the next sweep send GOAWAY frames to clients that have got none."""
         self.registry.cap_deadlines(now, lambda each: each.owes_goaway())
-
-    def _drain(self, now: float) -> Drain:
-        return Drain(
-            self.connections,
-            counts=lambda connection: connection.state != LINGERING,
-            now=now,
-            limit_s=_DRAIN_LIMIT * self.options.graceful_timeout_s,
-        )
 
     def _is_unfinished(self) -> bool:
         """Whether something is still worth waiting for."""
@@ -277,7 +237,7 @@ class Server:
 
     def _on_closed(self) -> None:
         self._acceptor.on_closed()
-        if (self._ends_soon or self._stopping) and not self.connections:
+        if self._stopping and not self.connections:
             self.pool.monitor.interrupt()
 
     # Called by connections
@@ -333,7 +293,7 @@ class Server:
 
     def is_ending(self) -> bool:
         """Whether clients should make their next requests elsewhere."""
-        return self._stopping or bool(self._ends_soon)
+        return self._stopping
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         """Answer an error, and log it, with the request if there is one."""
@@ -397,10 +357,8 @@ class Server:
     def _may_stay(self) -> bool:
         """Count a request; whether its connection may have another one."""
         self.requests += 1
-        if self.requests >= self.options.max_requests:
-            if not self._stopping and self.end_soon("max_requests"):
-                self.log.info("Autorestarting worker after current request.")
-            return False
+        if self.requests == self.options.max_requests:
+            self.pool.monitor.interrupt()  # it calls `beat`
         return (
             not self._stopping
             and self.keepalive_s > 0
@@ -457,38 +415,3 @@ class Server:
         self._acceptor.update()
         self._watchdog.look(now)
         self.pool.close_elsewhere(now - self.options.stuck_after_s)
-
-
-class Drain:
-    """Tells when a worker can end without making clients wait for its successor.
-
-    The arbiter starts the successor only after this worker has ended, and a worker that ends
-    accepts nothing. So it goes on accepting until all open connections are young: it remembers the
-    open ones, and the moment has come if all of them have closed soon after. If not, it starts
-    again with those that are open then.
-
-    :param connections: the worker's, as they come and go.
-    :param counts: whether to wait for an open connection.
-    :param now: monotonic, here and below.
-    :param limit_s: seconds after which the worker ends in any case.
-    """
-
-    def __init__(
-        self, connections: set[Any], *, counts: Callable[[Any], bool], now: float, limit_s: float
-    ) -> None:
-        self._connections = connections
-        self._counts = counts
-        self._end = now + limit_s
-        self._since = now
-        self._old = set(connections)
-
-    def is_over(self, now: float) -> bool:
-        """Whether the worker should end now."""
-        if now >= self._end:
-            return True
-        self._old = {c for c in self._old if c in self._connections and self._counts(c)}
-        if self._old:
-            return False
-        if now - self._since > _YOUNG_S:
-            self._since, self._old = now, set(self._connections)
-        return not self._old

@@ -154,6 +154,11 @@ class _Errors:
         """Nothing to do: every write is flushed."""
 
 
+def running_arbiter() -> Any:
+    """The arbiter that handles this process's signals; None if there is none."""
+    return getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+
+
 def arbiters_signals() -> Callable[[], list[int]]:
     """Keep track of signals that reach a new worker before it has set its own handlers.
 
@@ -163,8 +168,7 @@ def arbiters_signals() -> Callable[[], list[int]]:
 
     :returns: a function that returns the signals received until it is called.
     """
-    arbiter = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    noted: Any = getattr(arbiter, "SIG_QUEUE", [])
+    noted: Any = getattr(running_arbiter(), "SIG_QUEUE", [])
 
     def come() -> list[int]:
         found: list[int] = []

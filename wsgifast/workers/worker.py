@@ -43,7 +43,7 @@ from .metrics import (
     start_reporting,
     wants_metrics,
 )
-from .recycling import Recycling
+from .replacement import BOOTING, PATIENCE, READY, RELEASED, RETIRING, Life, install
 from .tls import TLSContexts
 from .wiring import http2, options, parsers
 
@@ -155,12 +155,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                     f"certfile={cfg.certfile!r}, keyfile={cfg.keyfile!r}: {error}"
                 ) from error
         check_metrics(cls, cfg)
+        install()
         if cfg.worker_tmp_dir is None and os.access(_MEMORY_FILES, os.W_OK):
             cfg.set("worker_tmp_dir", _MEMORY_FILES)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)  # in the arbiter still
-        self._recycling = Recycling(self.max_rss_bytes, self.max_lifetime_s)
+        self._limit = ""  # that was reached
+        self.life = Life(self.max_requests, self.max_rss_bytes, self.max_lifetime_s)
         self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
         if self._tls is not None:
             with contextlib.suppress(Exception):  # it is logged, and met again at each connection
@@ -190,7 +192,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         super().load_wsgi()
         if problem := unfit_threads():
             raise AppImportError(problem)
-        if self._recycling.is_too_large_to_begin():
+        if self.life.is_too_large_to_begin():
             raise AppImportError(
                 f"FastWorker.max_rss_bytes={self.max_rss_bytes:,}: with this app a worker has "
                 f"{resident_bytes():,} bytes before its first request; allow for more"
@@ -213,7 +215,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             server.end_now(self.notify)
             raise
         finally:
-            collector.end(server.end)
+            collector.end(self._limit if server.end == "stopped" and self._limit else server.end)
             report_the_last()
         for sock in self.sockets:
             sock.close()
@@ -222,10 +224,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """SIGTERM: finish what is running, then end."""
-        if self.alive:
-            self.alive = False
-            if self.server is not None:
-                self.server.stop()
+        self.alive = False
+        if self.server is None:
+            sys.exit(0)  # the app is still being imported: nobody waits for this worker
+        if self.life.stage == RELEASED:
+            self.life.stage = RETIRING  # the next SIGTERM means the whole server
+            self._stop_patiently()
+        else:
+            self.server.stop()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
         """SIGQUIT, SIGINT: end now, whatever the apps do; see :meth:`Server.end_now`."""
@@ -238,10 +244,28 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Give gunicorn a sign of life; whether the worker is to go on."""
         self.beaten_at = time.monotonic()
         self.notify()
-        reached = self._recycling.limit_reached()
-        if reached is not None and self.server is not None and self.server.end_soon(reached[0]):
-            self.log.info("Autorestarting worker: %s.", reached[1])
+        if self.life.stage == BOOTING:
+            self.log.info("Worker ready (pid: %s)", os.getpid())
+            self._enter(READY)
+        if not self._limit and (reached := self.life.limit_reached(self.nr)) is not None:
+            self._limit, reason = reached
+            self.log.info("Autorestarting worker: %s.", reason)
+            if self.life.has_arbiter:
+                self._enter(RETIRING)
+            else:
+                self.alive = False
+                self._stop_patiently()
         return bool(self.alive and self.is_parent_alive())
+
+    def _enter(self, stage: int) -> None:
+        self.life.stage = stage
+        if self.life.has_arbiter:
+            with contextlib.suppress(OSError):  # another user's: it looks once a second
+                os.kill(self.ppid, signal.SIGCHLD)  # the arbiter looks at its workers
+
+    def _stop_patiently(self) -> None:
+        if self.server is not None:
+            self.server.stop(within_s=PATIENCE * self.server.options.graceful_timeout_s)
 
     # Its server.
 

@@ -1,0 +1,241 @@
+"""Replaces workers without a gap: none ends before a successor has loaded the app and is ready.
+
+Theory of operation
+-------------------
+gunicorn's arbiter starts the successor of a worker that ends by itself (max_requests) after its
+end, and at a reload (SIGHUP) it ends all old workers as soon as it has started the new ones. While
+those import the app, nobody answers. A new one that cannot import it ends the server.
+
+FastWorker makes the running arbiter a :class:`ReplacingArbiter` (:func:`install`), which keeps
+gunicorn's methods and changes when workers are started and ended. Each worker shares one byte with
+it, its *stage*, in memory made before the fork:
+
+- BOOTING: it imports the app.
+- READY: it serves. Set by the worker.
+- RETIRING: it has reached a limit, serves, and asks for a successor. Set by the worker.
+- RELEASED: a successor serves. Set by the arbiter, just before it sends SIGTERM.
+
+*Old* workers are those that a reload has found, and those that retire. While there is one, the
+arbiter starts a spare worker, waits until it is READY, and ends the oldest of the old ones; then
+it does so again. If a worker ends while it is BOOTING and others serve, the arbiter does not halt:
+it tries again after a second, and after twice as long each time.
+
+A worker that was old at a reload is given gunicorn's graceful_timeout. One that is RELEASED has
+done nothing wrong, and what it still sends may take ten times that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import random
+import signal
+import time
+from typing import Any
+
+from gunicorn.arbiter import Arbiter
+from gunicorn.errors import HaltServer
+
+from ..metrics.health import resident_bytes
+from .gunicorn_support import running_arbiter
+
+BOOTING, READY, RETIRING, RELEASED = range(4)
+#: What a released worker still sends may take this many graceful timeouts.
+PATIENCE = 10
+# Until the next try after a new worker has failed; doubled each time.
+_FIRST_RETRY_S = 1.0
+_LAST_RETRY_S = 60.0
+# Of its lifetime, each worker takes up to this part less: those that were started together are not
+# to end together.
+_JITTER = 0.1
+
+
+class Life:
+    """The stage of one worker, and its limits.
+
+    Made in the arbiter, before the fork.
+
+    :param max_requests: gunicorn's, with its jitter.
+    :param max_rss_bytes: of resident memory, shared pages included; `math.inf` for none.
+    :param max_lifetime_s: seconds; `math.inf` for none.
+    """
+
+    def __init__(self, max_requests: int, max_rss_bytes: float, max_lifetime_s: float) -> None:
+        self._max_requests = max_requests
+        self._shared = mmap.mmap(-1, 1)
+        self._max_rss_bytes = max_rss_bytes
+        self._has_rss_limit = max_rss_bytes < float("inf")
+        self._end = time.monotonic() + max_lifetime_s * (1 - _JITTER * random.random())
+        self.has_arbiter = isinstance(running_arbiter(), ReplacingArbiter)
+
+    @property
+    def stage(self) -> int:
+        return self._shared[0]
+
+    @stage.setter
+    def stage(self, stage: int) -> None:
+        self._shared[0] = stage
+
+    def is_too_large_to_begin(self) -> bool:
+        """Whether the memory of a worker that has served nobody is beyond the limit already."""
+        return self._has_rss_limit and resident_bytes() > self._max_rss_bytes
+
+    def limit_reached(self, requests: int) -> tuple[str, str] | None:
+        """Why the worker is to be replaced now: the limit, and as the log says it.
+
+        :param requests: how many it has had.
+        """
+        if requests >= self._max_requests:
+            return "max_requests", f"{requests} requests, max_requests={self._max_requests}"
+        if self._has_rss_limit and (rss := resident_bytes()) > self._max_rss_bytes:
+            return (
+                "max_rss_bytes",
+                f"{rss:,} bytes of memory, max_rss_bytes={self._max_rss_bytes:,}",
+            )
+        if time.monotonic() > self._end:
+            return "max_lifetime_s", "max_lifetime_s is over"
+        return None
+
+
+def install() -> None:
+    """Have the arbiter that runs in this process replace workers without a gap."""
+    arbiter = running_arbiter()
+    if isinstance(arbiter, Arbiter) and not isinstance(arbiter, ReplacingArbiter):
+        kind = type(arbiter)  # perhaps a subclass of gunicorn's
+        arbiter.__class__ = type(kind.__name__, (ReplacingArbiter, kind), {})
+        arbiter._outdated = set()
+        arbiter._told = set()
+
+
+class ReplacingArbiter(Arbiter):  # type: ignore[misc]
+    """gunicorn's arbiter; see the module's theory of operation."""
+
+    # Process ids: of workers older than the last reload, and of those that were told to end.
+    _outdated: set[int]
+    _told: set[int]
+    _reads_configuration = False
+    _stopping = False
+    _retry_at = 0.0
+    _retry_s = 0.0
+    _failed_age = 0
+
+    def reload(self) -> None:
+        """Read the configuration again; :meth:`manage_workers` replaces the workers."""
+        self._reads_configuration = True
+        try:
+            super().reload()
+        except _ConfigurationRead:
+            pass
+        finally:
+            self._reads_configuration = False
+        self._outdated = set(self.WORKERS)
+        self._retry_at = self._retry_s = 0.0
+        self.log.info("Each worker serves until its successor is ready")
+        self.manage_workers()
+
+    def spawn_worker(self) -> Any:
+        if self._reads_configuration:
+            # What gunicorn's reload() does from here on: it starts all workers, ends all old ones,
+            # and waits for them without looking at signals.
+            raise _ConfigurationRead
+        return super().spawn_worker()
+
+    def spawn_workers(self) -> None:
+        if self._may_spawn():
+            super().spawn_workers()
+
+    def manage_workers(self) -> None:
+        while self._manage_one():
+            pass
+
+    def _manage_one(self) -> bool:
+        """Start or end one worker, if that is due; whether there may be more to do."""
+        workers = sorted(self.WORKERS.values(), key=lambda worker: worker.age)
+        self._told &= self.WORKERS.keys()
+        self._outdated &= self.WORKERS.keys()
+        active = [worker for worker in workers if worker.pid not in self._told]
+        old = [w for w in active if w.pid in self._outdated or _stage(w) == RETIRING]
+        if not old and not self._told:
+            super().manage_workers()
+            return False
+        booting = any(_stage(worker) == BOOTING for worker in active)
+        spare = len(active) - self.num_workers
+        if spare > 0 and not booting:
+            self._end((old or active)[0])
+            return True
+        if (spare < 0 or (spare == 0 and old and not booting)) and self._may_spawn():
+            self.spawn_worker()
+            return True
+        return False
+
+    def _end(self, worker: Any) -> None:
+        self._told.add(worker.pid)
+        if worker.pid not in self._outdated:
+            worker.life.stage = RELEASED
+        self.kill_worker(worker.pid, signal.SIGTERM)
+        if worker.pid in self._outdated and not self._outdated - self._told:
+            self.log.info("All workers are replaced")
+
+    def _may_spawn(self) -> bool:
+        """Whether the time has come after a failure."""
+        if any(w.age > self._failed_age and _stage(w) != BOOTING for w in self._serving()):
+            self._retry_at = self._retry_s = 0.0  # another one has been ready since
+        return time.monotonic() >= self._retry_at or not self._serving()
+
+    def _serving(self) -> list[Any]:
+        return [
+            worker
+            for worker in list(self.WORKERS.values())
+            if worker.pid not in self._told and _stage(worker) != BOOTING
+        ]
+
+    def reap_workers(self) -> None:
+        before = dict(self.WORKERS)
+        booting = [worker for worker in before.values() if _stage(worker) == BOOTING]
+        while True:
+            try:
+                super().reap_workers()
+                break
+            except HaltServer:  # a worker could not import the app
+                if not self._stopping and not self._serving():
+                    raise
+                self._bury(before)
+        failed = [worker.age for worker in booting if worker.pid not in self.WORKERS]
+        if failed and not self._stopping and (serving := self._serving()):
+            self._failed_age = max(failed)
+            self._retry_s = min(max(_FIRST_RETRY_S, 2 * self._retry_s), _LAST_RETRY_S)
+            self._retry_at = time.monotonic() + self._retry_s
+            self.log.error(
+                "A new worker has ended before it was ready: %d older ones go on serving; "
+                "the next one is started in %.0f s",
+                len(serving),
+                self._retry_s,
+            )
+
+    def _bury(self, workers: dict[int, Any]) -> None:
+        """Do what gunicorn leaves out for the worker because of which it would halt."""
+        for pid, worker in workers.items():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, 0)
+                continue
+            self.WORKERS.pop(pid, None)
+            try:
+                worker.tmp.fileno()
+            except ValueError:  # closed: gunicorn has done so
+                continue
+            worker.tmp.close()
+            self.cfg.child_exit(self, worker)
+
+    def stop(self, graceful: bool = True) -> None:
+        self._stopping = True
+        super().stop(graceful)
+
+
+class _ConfigurationRead(Exception):
+    """gunicorn's reload() has read the configuration."""
+
+
+def _stage(worker: Any) -> int:
+    life = getattr(worker, "life", None)
+    return READY if life is None else life.stage  # a worker of another class says nothing
