@@ -10,12 +10,13 @@ from typing import Any
 from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.bodies.slow_shapes import Reports, check_rate
 from wsgifast.checks import check_app, check_switches
-from wsgifast.compression.decoding import checked_limits
+from wsgifast.compression.decoding import BodyLimits, checked_limits
 from wsgifast.compression.dictionaries import PagesDictionary
 from wsgifast.compression.policy import WISH, Compression, compress_response, compression_for
 from wsgifast.metrics import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
+from .buffered_bodies import buffer_bytes
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
 from .content_coding import ContentCoding
 from .file_messages import FileMessages
@@ -86,6 +87,10 @@ class ASGIFast:
         their Content-Length says so, and else once the app has received too much, whatever it
         answers to that, unless its response has begun. Its receive() then raises BodyTooLarge, an
         OSError.
+    :param buffer_bodies: receive bodies with a Content-Length before the app is called, so that a
+        slow client holds nothing of the app: True for up to 16 MiB, or how many bytes. Larger ones,
+        and those without a Content-Length, reach the app while they arrive. What waits is in
+        memory, 64 MiB at most in a process, and else in temporary files.
     :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd as the app
         receives them. `body_limit_bytes` holds for what was sent and for what that decodes to;
         without it, 32 MiB of decoded bytes are taken. More, and what grows more than 200 times,
@@ -111,6 +116,7 @@ class ASGIFast:
         report_slow_shapes: float = 0.0,
         compress: bool | Compression = False,
         body_limit_bytes: int | None = None,
+        buffer_bodies: bool | int = False,
         decompress: bool = False,
     ) -> None:
         check_app(app, "ASGI")
@@ -128,6 +134,9 @@ class ASGIFast:
         self.conditional = conditional
         self.compression = compression_for(compress)
         self.body_limits = checked_limits(body_limit_bytes, decompress)
+        self._buffer_bytes = buffer_bytes(buffer_bodies)
+        if self._buffer_bytes and self.body_limits is None:
+            self.body_limits = BodyLimits(None, decodes=False)
         self.offer = Offer(app, pathsend)
         self._is_hidden = pathsend is False
         self._call = app
@@ -156,7 +165,9 @@ class ASGIFast:
         if self._instrumented is not None:
             return await self._instrumented(scope, receive, send)
         if self.body_limits is not None:
-            return await call_limited(self._unlimited, scope, receive, send, self.body_limits)
+            return await call_limited(
+                self._unlimited, scope, receive, send, self.body_limits, self._buffer_bytes
+            )
         inner = scope
         offered = scope["extensions"] if "extensions" in scope else None  # noqa: SIM401
         offer = self.offer

@@ -12,6 +12,7 @@ not wait: so the answer is not ended before the client has. asgifast's protocols
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 from wsgifast.compression.decoding import BodyLimits, RequestDecoder
@@ -19,6 +20,7 @@ from wsgifast.errors import BodyTooLarge, RequestError
 from wsgifast.http.head import parse_length
 from wsgifast.sockets.closing import Lingering
 
+from .buffered_bodies import BufferedBody
 from .loops import in_thread, within
 from .messages import (
     COALESCING,
@@ -70,36 +72,56 @@ def declared(scope: Scope) -> Declared:
 
 
 async def call_limited(
-    app: ASGIApp, scope: Scope, receive: Receive, send: Send, limits: BodyLimits
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, limits: BodyLimits, buffer_bytes: int
 ) -> None:
-    """Call an app with a request body that is within the limits, or refuse the request."""
+    """Call an app with a request body that is within the limits, or refuse the request.
+
+    :param buffer_bytes: a declared body of up to so many is received before the app is called.
+    """
     length, may_be_there, coding = declared(scope)
     decoder = None
-    refused: RequestError | None = None
     try:
         limits.check_length(length)
         if limits.decodes and coding:
             decoder = limits.decoder(coding)
-    except RequestError as error:
-        refused = error
-    is_counted = limits.limit_bytes is not None and length is None and may_be_there
-    if refused is None and decoder is None and not is_counted:
-        return await app(scope, receive, send)
-    body = _LimitedBody(decoder, limits.limit_bytes, scope, receive, send)
-    if refused is not None:
+    except RequestError as refused:
+        body = _LimitedBody(None, None, scope, receive, send)
         body.refused, body.is_unread = refused, may_be_there and length != 0
-    else:
-        if decoder is not None:
-            kept = [header for header in scope["headers"] if header[0] not in _OF_THE_CODED]
-            scope = {**scope, "headers": kept}
-        try:
-            await app(scope, body.receive, body.send)
-        except Exception:
-            if body.refused is None or body.has_started:
-                raise
+        await body.refuse()
+        return
+    if decoder is not None or (limits.limit_bytes is not None and length is None and may_be_there):
+        app = partial(_call_decoding, app, decoder, limits.limit_bytes)
+    if length is None or not 0 < length <= buffer_bytes:
+        await app(scope, receive, send)
+        return
+    buffered = BufferedBody(receive)
+    try:
+        if await buffered.fill():
+            await app(scope, buffered.receive, send)
+    finally:
+        await buffered.close()
+
+
+async def _call_decoding(
+    app: ASGIApp,
+    decoder: RequestDecoder | None,
+    limit_bytes: int | None,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Call an app with a body that is decoded, or counted, while it is received."""
+    body = _LimitedBody(decoder, limit_bytes, scope, receive, send)
+    if decoder is not None:
+        kept = [header for header in scope["headers"] if header[0] not in _OF_THE_CODED]
+        scope = {**scope, "headers": kept}
+    try:
+        await app(scope, body.receive, body.send)
+    except Exception:
+        if body.refused is None or body.has_started:
+            raise
     if body.refused is not None and not body.has_started:
         await body.refuse()
-    return None
 
 
 class _LimitedBody:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from asgifast import ASGIFast
+from asgifast.buffered_bodies import IN_MEMORY, ON_DISK
+from asgifast.messages import Receive, Scope, Send
 from fastapi import FastAPI, Request
 
 from tests.support.limited_app import LIMIT
@@ -34,3 +36,37 @@ async def json(data: dict[str, Any]) -> int:
 @app.post("/unread")
 async def unread() -> str:
     return "unread"
+
+
+BUFFERED = 4 * 1024 * 1024
+counted = {"started": 0, "running": 0}
+
+
+async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+    """Counts the requests to /whole that reach the app, and those that are in it."""
+    if scope["type"] != "http" or scope["path"] != "/whole":
+        return await app(scope, receive, send)
+    counted["started"] += 1
+    counted["running"] += 1
+    try:
+        await app(scope, receive, send)
+    finally:
+        counted["running"] -= 1
+
+
+@app.get("/started")
+async def started() -> int:
+    return counted["started"]
+
+
+@app.get("/running")
+async def running() -> int:
+    return counted["running"]
+
+
+@app.get("/open")
+async def bytes_buffered() -> int:
+    return IN_MEMORY.used_bytes + ON_DISK.used_bytes
+
+
+buffered = ASGIFast(counting, buffer_bodies=BUFFERED)

@@ -103,7 +103,7 @@ class Spool:
         self._limit = limit
         self._disk = disk
         self._memory = bytearray()
-        self._file: _TemporaryFile | None = None
+        self._file: TemporaryFile | None = None
 
     def may_need_disk(self, size: int) -> bool:
         """Whether the next `size` bytes, or fewer, may have to be written to a file."""
@@ -123,7 +123,7 @@ class Spool:
             if self.size <= self._in_memory:
                 self._memory += data
                 return
-            self._file = _TemporaryFile(self._disk)
+            self._file = TemporaryFile(self._disk)
             if self._memory:
                 self._file.write_all(self._memory)
                 self._memory = bytearray()
@@ -143,7 +143,7 @@ class Spool:
             self._file.close()
 
 
-class _TemporaryFile(io.BufferedReader):
+class TemporaryFile(io.BufferedReader):
     """An unnamed temporary file: writes go straight to it, reads are buffered."""
 
     def __init__(self, disk: Budget) -> None:

@@ -1,0 +1,322 @@
+"""Request bodies that ASGIFast receives before it calls the app."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast import ASGIFast, buffered_bodies
+from asgifast.buffered_bodies import BufferedBody
+from asgifast.messages import Message, Receive, Scope, Send
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.http import Connection
+from tests.support.servers import LiveServer, wait_for
+from wsgifast import ConfigurationError
+from wsgifast.files import temporary
+from wsgifast.files.temporary import Budget
+
+from .limited_app import BUFFERED
+from .servers import SERVERS, asgi_server
+from .support import scope_of
+from .test_request_bodies import chunked, echo, messages, talk
+
+MIB = 1024 * 1024
+PIECE = 100_000
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """What is buffered is dropped at the end of its request, and descriptors are closed."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert buffered_bodies.IN_MEMORY.used_bytes == 0
+    assert buffered_bodies.ON_DISK.used_bytes == 0
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def sized(pieces: list[bytes]) -> Scope:
+    return scope_of(method="POST", content_length=str(sum(map(len, pieces))))
+
+
+async def through(pieces: list[bytes]) -> list[bytes]:
+    """Buffer a body of these messages; return those that an app then receives."""
+    received = messages(pieces)
+
+    async def receive() -> Message:
+        return received.pop(0) if received else {"type": "http.disconnect"}
+
+    body = BufferedBody(receive)
+    assert await body.fill()
+    got = []
+    while True:
+        message = await body.receive()
+        got.append(message["body"])
+        assert type(message["body"]) is bytes
+        if not message["more_body"]:
+            break
+    assert await body.receive() == {"type": "http.disconnect"}
+    await body.close()
+    return got
+
+
+@given(
+    pieces=st.lists(st.binary(max_size=30), min_size=1, max_size=8),
+    in_memory=st.integers(0, 60),
+    budget=st.integers(0, 60),
+    disk=st.sampled_from([0, 20, 1000]),
+)
+def test_any_messages_of_a_body_reach_the_app_unchanged(
+    pieces: list[bytes], in_memory: int, budget: int, disk: int
+) -> None:
+    """Whatever there is room for, in memory and on the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_bodies, "_IN_MEMORY_BYTES", in_memory)
+        patch.setattr(buffered_bodies, "IN_MEMORY", Budget(budget))
+        patch.setattr(buffered_bodies, "ON_DISK", Budget(disk))
+        assert b"".join(asyncio.run(through(pieces))) == b"".join(pieces)
+        assert buffered_bodies.IN_MEMORY.used_bytes == buffered_bodies.ON_DISK.used_bytes == 0
+
+
+def test_body_of_one_message_is_passed_on_as_it_came() -> None:
+    body = b"x" * 1000
+    assert asyncio.run(through([body]))[0] is body
+
+
+def test_body_is_one_message_as_far_as_it_is_in_memory() -> None:
+    assert list(map(len, asyncio.run(through([b"x" * 10_000] * 20)))) == [200_000]
+    assert len(asyncio.run(through([b"x" * 100_000] * 40))) < 25
+
+
+def test_app_runs_once_the_whole_body_has_come() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append("called")
+        await echo(scope, receive, send)
+
+    async def run() -> None:
+        sent: list[Message] = []
+        queue: asyncio.Queue[Message] = asyncio.Queue()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        pieces = [b"a" * PIECE] * 20
+        limited = ASGIFast(app, buffer_bodies=True)
+        task = asyncio.ensure_future(limited(sized(pieces), queue.get, send))
+        for message in messages(pieces):
+            assert not seen
+            queue.put_nowait(message)
+            while not queue.empty():
+                await asyncio.sleep(0.001)
+        await task
+        assert sent[1]["body"] == b"".join(pieces)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        chunked(), chunked(content_length="5"), scope_of(method="POST", content_length="1001"),
+        {**scope_of(method="POST"), "http_version": "2"}, scope_of(),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_long_or_not_declared_reach_the_app_while_they_arrive(scope: Scope) -> None:
+    received: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        received.append("the app runs")
+        await echo(scope, receive, send)
+
+    async def run() -> None:
+        async def receive() -> Message:
+            assert received == ["the app runs"]
+            return {"type": "http.request"}
+
+        async def send(message: Message) -> None:
+            pass
+
+        await ASGIFast(app, buffer_bodies=1000)(scope, receive, send)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 20])
+def test_client_that_leaves_never_starts_the_app(pieces: int) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("it was called")
+
+    received = messages([b"x" * PIECE] * (pieces + 1))[:-1]
+    scope = sized([b"x" * PIECE] * 30)
+    answer = asyncio.run(talk(ASGIFast(app, buffer_bodies=True), scope, received))
+    assert answer.messages == []
+
+
+def test_request_that_is_cancelled_leaves_nothing() -> None:
+    async def run() -> None:
+        came = asyncio.Event()
+        received = messages([b"x" * PIECE] * 20)[:-1]
+
+        async def receive() -> Message:
+            if received:
+                return received.pop(0)
+            came.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            raise AssertionError
+
+        scope = sized([b"x" * PIECE] * 20)
+        task = asyncio.ensure_future(ASGIFast(echo, buffer_bodies=True)(scope, receive, send))
+        await came.wait()
+        assert buffered_bodies.ON_DISK.used_bytes > 0
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+
+
+def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffered_bodies, "IN_MEMORY", Budget(MIB))
+    most = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await echo(scope, receive, send)
+
+    async def one(limited: ASGIFast, number: int) -> None:
+        nonlocal most
+        pieces = [bytes([number]) * 40_000] * 10
+        received = messages(pieces)
+
+        async def receive() -> Message:
+            nonlocal most
+            await asyncio.sleep(0)
+            most = max(most, buffered_bodies.IN_MEMORY.used_bytes)
+            return received.pop(0)
+
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await limited(sized(pieces), receive, send)
+        assert sent[1]["body"] == b"".join(pieces)
+
+    async def run() -> None:
+        limited = ASGIFast(app, buffer_bodies=True)
+        await asyncio.gather(*(one(limited, number) for number in range(50)))
+
+    asyncio.run(run())
+    assert MIB * 0.9 < most <= MIB
+
+
+def test_disk_that_is_full_leaves_the_rest_to_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    pieces = [b"x" * PIECE, b"y" * PIECE] * 20
+    assert b"".join(asyncio.run(through(pieces))) == b"".join(pieces)
+
+
+def test_files_are_written_and_closed_by_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    class Watched(temporary.TemporaryFile):
+        def write_all(self, data: bytes | bytearray) -> None:
+            threads.append(threading.get_ident())
+            super().write_all(data)
+
+        def close(self) -> None:
+            threads.append(threading.get_ident())
+            super().close()
+
+    monkeypatch.setattr(buffered_bodies, "TemporaryFile", Watched)
+    asyncio.run(through([b"x" * PIECE] * 30))
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_buffered_body_is_decoded_and_limited() -> None:
+    limited = ASGIFast(echo, buffer_bodies=True, decompress=True, body_limit_bytes=2000)
+    for size, status in ((2000, 200), (2001, 413)):
+        coded = gzip.compress(b"x" * size)
+        scope = sized([coded])
+        scope["headers"].append((b"content-encoding", b"gzip"))
+        answer = asyncio.run(talk(limited, scope, messages([coded[:9], coded[9:]])))
+        assert answer.status == status
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "1", None])
+def test_invalid_option_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="buffer_bodies="):
+        ASGIFast(echo, buffer_bodies=wrong)
+
+
+def test_two_tasks_that_receive_get_each_part_once() -> None:
+    pieces = [bytes([number]) * PIECE for number in range(20)]
+    got: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def some() -> None:
+            while (message := await receive())["type"] == "http.request":
+                got.append(message["body"])
+
+        await asyncio.gather(some(), some())
+
+    asyncio.run(
+        talk(ASGIFast(app, buffer_bodies=True, coalesce=False), sized(pieces), messages(pieces))
+    )
+    assert sorted(b"".join(got)) == sorted(b"".join(pieces))
+
+
+# Live servers
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LiveServer]:
+    folder: Path = tmp_path_factory.mktemp("nothing")
+    app = "tests.asgi.limited_app:buffered"
+    with asgi_server(request.param, app, folder) as running:
+        yield running
+
+
+@pytest.mark.long
+def test_live_body_is_whole_and_was_received_first(server: LiveServer) -> None:
+    for size in (1, PIECE, 3 * MIB, BUFFERED + 1):
+        answer = server.get("/whole", method="POST", body=b"x" * size)
+        assert answer.body == str(size).encode(), answer
+    with Connection(server.address) as connection:
+        connection.send_request("/whole", method="POST", headers=[("Content-Length", "1000000")])
+        connection.send(bytes(600_000))
+        wait_for(lambda: server.get("/running").body == b"0", "the app answers others")
+        connection.send(bytes(400_000))
+        assert connection.read_response().body == b"1000000"
+
+
+@pytest.mark.long
+def test_live_client_that_leaves_never_starts_the_app(server: LiveServer) -> None:
+    declared = [("Content-Length", "1000000")]
+    started = int(server.get("/started").body)
+    for size in (0, 10, 900_000):
+        with Connection(server.address) as connection:
+            connection.send_request("/whole", method="POST", headers=declared)
+            connection.send(bytes(size))
+            connection.sock.shutdown(socket.SHUT_RDWR)
+    assert server.get("/whole", method="POST", body=b"x" * 10).body == b"10"
+    wait_for(lambda: server.get("/open").body == b"0", "the files are closed")
+    assert int(server.get("/started").body) == started + 1
+    assert "Traceback" not in server.log()
