@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BodyTooShort
+from ..http.head import header_value
 from .access_log import CHUNKS, LENGTH_ERROR, SAMPLED_CHUNKS, SENT_AS, stream_kind
 from .chunks import coalesced
 from .classify import iterated
@@ -162,12 +163,8 @@ class ClosedWith:
         close_body(body)
 
 
-def is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:
+def is_event_stream(headers: Sequence[tuple[str, str]]) -> bool:
     """Whether each chunk has to be sent at once, by the Content-Type or X-Accel-Buffering."""
-    for name, value in headers:
-        lowered = name.lower()
-        if lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS):
-            return True
-        if lowered == "x-accel-buffering" and value.lower() == "no":
-            return True
-    return False
+    content_type = header_value(headers, "content-type") or ""
+    buffering = header_value(headers, "x-accel-buffering") or ""
+    return content_type.lower().startswith(_EVENT_STREAMS) or buffering.lower() == "no"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ..compression.dictionaries import prefers_delta
 from ..compression.negotiation import preferred_coding
+from ..http.head import header_value
 from .directory import Directory, Identity, identity_of
 from .memory import Kept
 from .plan import Representation, RequestFacts
@@ -140,9 +141,8 @@ class Found(Kept):
         client = facts.dictionary
         if client is None or not self._has_deltas or not prefers_delta(facts.accept_encoding):
             return None
-        headers = self.original.representation.headers
-        allowed = (v for n, v in headers if n.lower() == "access-control-allow-origin")
-        return client.digest if client.may_be_used(next(allowed, None)) else None
+        allowed = header_value(self.original.representation.headers, "access-control-allow-origin")
+        return client.digest if client.may_be_used(allowed) else None
 
     def sources(self) -> list[Source]:
         return [self.original, *self._encoded.values()]

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from ..compression.codings import SIBLING_SUFFIXES
 from ..compression.dictionaries import VARY
 from ..compression.policy import Compression, decide
+from ..http.head import header_value
 from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
@@ -188,7 +189,7 @@ class Lookup:
         beside = {folder: _stat_or_none(folder)}
         headers = self.rules.headers(file.path, url, mount)
         codings: dict[str, os.stat_result] = {}
-        is_coded = any(name.lower() == "content-encoding" for name, _ in headers)
+        is_coded = header_value(headers, "content-encoding") is not None
         for coding, suffix in () if is_coded else SIBLING_SUFFIXES.items():
             seen = _stat_or_none(file.path + suffix)
             if seen is None:
