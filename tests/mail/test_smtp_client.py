@@ -440,7 +440,7 @@ def test_a_failing_source_is_what_is_raised_though_the_server_is_gone_too() -> N
 
 
 def test_a_connection_lost_in_a_file_is_a_disconnection(
-    tmp_path: Path, features: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reset(sock: object, segment: object) -> None:
         raise ConnectionResetError("by peer")
@@ -448,10 +448,10 @@ def test_a_connection_lost_in_a_file_is_a_disconnection(
     monkeypatch.setattr(smtp_module, "send_file_segment", reset)
     path = tmp_path / "message"
     path.write_bytes(LARGE)
-    with ScriptedSMTP(features) as server, path.open("rb") as file:
+    with ScriptedSMTP(FEATURES["chunking"]) as server, path.open("rb") as file:
         client = connect(server)
         with pytest.raises(smtplib.SMTPServerDisconnected):
-            client.sendmail(SENDER, RECIPIENTS, file, wire_ready="CHUNKING" not in features)
+            client.sendmail(SENDER, RECIPIENTS, file)
         assert client.sock is None
     assert server.messages == []
 
@@ -486,19 +486,6 @@ def test_a_refused_chunk_ends_an_endless_message() -> None:
             client.sendmail(SENDER, RECIPIENTS, endless())
         assert refused.value.args == (552, b"too much")
         assert server.verbs()[-1] == "rset"
-
-
-@pytest.mark.parametrize("kind", ["bytes", "file", "iterable"])
-def test_wire_ready_data_goes_by_data_untouched(
-    tmp_path: Path, features: tuple[str, ...], kind: str
-) -> None:
-    ready = LARGE.replace(b"\n.", b"\n..")
-    path = tmp_path / "message"
-    path.write_bytes(ready)
-    with ScriptedSMTP(features) as server, connect(server) as client, path.open("rb") as file:
-        message = {"bytes": ready, "file": file, "iterable": blocks_of(ready)}[kind]
-        client.sendmail(SENDER, RECIPIENTS, message, wire_ready=True)
-    assert server.messages == [ready]
 
 
 def test_data_by_itself_takes_what_sendmail_takes() -> None:

@@ -87,8 +87,6 @@ class SMTP(smtplib.SMTP):
         msg: Any,
         mail_options: Sequence[str] = (),
         rcpt_options: Sequence[str] = (),
-        *,
-        wire_ready: bool = False,
     ) -> dict[str, Reply]:
         """Send a message, as smtplib's sendmail does.
 
@@ -96,9 +94,6 @@ class SMTP(smtplib.SMTP):
             as they are, with dots doubled for DATA. A binary file is sent from its position to its
             end, an iterable of bytes or str block by block: neither is read as a whole. Bytes are
             not copied; a str is copied once, and again if its line ends are not CR LF.
-        :param wire_ready: the message is in the form of DATA already: every line ends in CR LF, and
-            a dot at the start of a line is doubled. It is sent by DATA without a check: if it is
-            not in that form, recipients may get another message.
         :returns: the refused recipients, each with the server's reply.
         :raises smtplib.SMTPSenderRefused: if the server refuses the sender.
         :raises smtplib.SMTPRecipientsRefused: if it refuses all recipients.
@@ -111,11 +106,11 @@ class SMTP(smtplib.SMTP):
         An error from reading the file or iterable is raised, and the message is not delivered.
         """
         self.ehlo_or_helo_if_needed()
-        body = _Body(msg, wire_ready=wire_ready)
+        body = _Body(msg)
         recipients = [to_addrs] if isinstance(to_addrs, str) else list(to_addrs)
         commands = [self._mail_command(from_addr, body, mail_options)]
         commands += [self._rcpt_command(recipient, rcpt_options) for recipient in recipients]
-        chunked = self.chunking and self.has_extn("chunking") and not wire_ready
+        chunked = self.chunking and self.has_extn("chunking")
         pipelined = self.pipelining and self.has_extn("pipelining")
         small = body.data is not None and len(body.data) <= _SMALL_MESSAGE_BYTES
         if not chunked:
@@ -207,16 +202,13 @@ class SMTP(smtplib.SMTP):
     def _send_data(self, body: _Body) -> Reply:
         """Send a message after a 354, and its end; return the reply."""
         try:
-            if body.size is not None and body.wire_ready:
-                self._send_whole(body)
-                end = body.missing_line_end()
-            elif body.data is not None and len(body.data) <= _SMALL_MESSAGE_BYTES:
+            if body.data is not None and len(body.data) <= _SMALL_MESSAGE_BYTES:
                 end = quote_dots(body.data) + body.missing_line_end()
             elif body.data is not None and not needs_quoting(body.data):
                 self.send(body.data)
                 end = body.missing_line_end()
             else:
-                quoter = Quoter(quoting=not body.wire_ready)
+                quoter = Quoter()
                 for block in _gathered(map(quoter.feed, body.blocks())):
                     self.send(block)
                 end = quoter.finish()
@@ -356,8 +348,7 @@ class _Dialogue:
 class _Body:
     """A message to send: in memory, in a file for sendfile, or in blocks."""
 
-    def __init__(self, message: Message, *, wire_ready: bool = False) -> None:
-        self.wire_ready = wire_ready
+    def __init__(self, message: Message) -> None:
         self.data: bytes | None = None
         self.segment: FileSegment | None = None
         self._source: Any = None
