@@ -15,8 +15,7 @@ import pytest
 from tests.server.near_output import CONTENT, SIZE, blocks, content, file, in_quick_succession, near
 from tests.server.output_bench import Near, drain_armed, rules
 from tests.support.descriptors import open_descriptors
-from wsgifast.files import temporary
-from wsgifast.server import sending
+from wsgifast.server import backlog, sending
 
 __all__ = ["content", "file", "in_quick_succession", "near"]
 
@@ -157,7 +156,7 @@ def test_a_writer_waits_where_no_file_may_take_more(
     limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limits.pop("disk", None):
-        monkeypatch.setattr(temporary, "_LEFT_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(backlog, "_LEFT_FREE_BYTES", 1 << 60)
     warnings: list[str] = []
     near = Near(rules(ahead_bytes=100_000, warnings=warnings, **limits))
     near.queue.may_run_ahead = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import tracemalloc
@@ -133,15 +132,9 @@ def test_a_body_over_its_limit() -> None:
         collect(chunked(limit=9), data, [])
 
 
-class ShortWrites(io.BytesIO):
-    """A file on a disk that takes a few bytes at a time."""
-
-    def write(self, data: Any) -> int:
-        return super().write(data[:3])
-
-
 def test_a_file_that_takes_less_than_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda buffering: ShortWrites())
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
     body = bytes(range(100))
     for in_memory in (0, 60):
         assert collect(known(100, spool(in_memory)), body, [50])[0] == body

@@ -7,14 +7,11 @@ import io
 import os
 import tempfile
 import threading
-from collections.abc import Iterable
 from typing import BinaryIO, cast
 
 from ..errors import BodyTooLarge, RequestError
 from ..sockets.sending import FileSegment
 
-# Free space that is left on the file system of the temporary files.
-_LEFT_FREE_BYTES = 64 * 1024 * 1024
 # A full disk, or as much of it as this user, or a file, may take.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -42,50 +39,6 @@ class Budget:
         """Count `size` more bytes, whatever the limit, or fewer if it is negative."""
         with self._lock:
             self.used_bytes += size
-
-
-class SpillFile:
-    """Output in an unnamed temporary file.
-
-    :param disk: counts its bytes.
-    :ivar fd: its descriptor, for reading and writing; the creator closes it.
-    :ivar written: bytes written.
-    :raises OSError: if it cannot be created.
-    """
-
-    __slots__ = ("_disk", "fd", "written")
-
-    def __init__(self, disk: Budget) -> None:
-        with tempfile.TemporaryFile(buffering=0) as file:
-            self.fd = os.dup(file.fileno())
-        self.written = 0
-        self._disk = disk
-
-    def append(self, buffers: Iterable[memoryview]) -> FileSegment:
-        """Append buffers; returns the run that they take up.
-
-        :raises OSError: if the disk or its budget is full; nothing was appended.
-        """
-        data = memoryview(b"".join(buffers))
-        size = len(data)
-        at = os.fstatvfs(self.fd)
-        if at.f_bavail * at.f_frsize < size + _LEFT_FREE_BYTES:
-            raise OSError(errno.ENOSPC, f"less than {_LEFT_FREE_BYTES} bytes would be left free")
-        if not self._disk.take(size):
-            raise OSError(errno.EDQUOT, "responses_on_disk_bytes are used up")
-        begin, done = self.written, 0
-        try:
-            while done < size:
-                done += os.pwrite(self.fd, data[done:], begin + done)
-        except OSError:
-            self._disk.count(-size)
-            raise
-        self.written += size
-        return FileSegment(self.fd, begin, size)
-
-    def give_back(self) -> None:
-        """Return its bytes to the budget; it is about to be closed."""
-        self._disk.count(-self.written)
 
 
 class Spool:
@@ -144,29 +97,59 @@ class Spool:
 
 
 class TemporaryFile(io.BufferedReader):
-    """An unnamed temporary file: writes go straight to it, reads are buffered."""
+    """An unnamed temporary file: writes go straight to its end, reads are buffered.
 
-    def __init__(self, disk: Budget) -> None:
+    :param disk: counts its bytes until it is closed.
+    :param left_free_bytes: of its file system, in any case.
+    :ivar size: bytes written.
+    :raises OSError: if it cannot be created.
+    """
+
+    def __init__(self, disk: Budget, *, left_free_bytes: int = 0) -> None:
+        self.size = 0
         self._disk = disk
-        self._size = 0
+        self._left_free_bytes = left_free_bytes
         super().__init__(cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0)))
 
+    def append(self, data: bytes | bytearray) -> FileSegment:
+        """Append bytes; returns the run that they take up.
+
+        :raises OSError: if the disk or its budget is full; nothing was appended.
+        """
+        fd, begin, size = self.fileno(), self.size, len(data)
+        if self._left_free_bytes:
+            at = os.fstatvfs(fd)
+            if at.f_bavail * at.f_frsize < size + self._left_free_bytes:
+                text = f"less than {self._left_free_bytes} bytes would be left free"
+                raise OSError(errno.ENOSPC, text)
+        if not self._disk.take(size):
+            raise OSError(errno.EDQUOT, "the limit of all temporary files is reached")
+        try:
+            with memoryview(data) as view:
+                done = 0
+                while done < size:
+                    done += os.pwrite(fd, view[done:], begin + done)
+        except OSError:
+            self._disk.count(-size)
+            raise
+        self.size += size
+        return FileSegment(fd, begin, size)
+
     def write_all(self, data: bytes | bytearray) -> None:
-        if not self._disk.take(len(data)):
-            raise RequestError(503, "There is no room for the request body at the moment")
-        self._size += len(data)
-        with memoryview(data) as view:
-            written = 0
-            while written < len(view):
-                try:
-                    written += cast(io.RawIOBase, self.raw).write(view[written:]) or 0
-                except OSError as error:
-                    if error.errno not in _NO_ROOM:
-                        raise
-                    text = f"There is no room for the request body: {error.strerror}"
-                    raise RequestError(503, text) from error
+        """Append a part of a request's body.
+
+        :raises RequestError: if there is no room for it.
+        :raises OSError: if it cannot be written.
+        """
+        try:
+            self.append(data)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            text = f"There is no room for the request body: {error.strerror}"
+            raise RequestError(503, text) from error
 
     def close(self) -> None:
         if not self.closed:
-            self._disk.count(-self._size)
+            self._disk.count(-self.size)
         super().close()

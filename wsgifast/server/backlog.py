@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from ..files.temporary import Budget, SpillFile
+from ..files.temporary import Budget, TemporaryFile
 from ..sockets.sending import FileSegment
 
 # This much of each connection's output stays in memory in any case: a response of usual size.
@@ -25,6 +25,8 @@ _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
 _JOINED_BYTES = 4 * 1024
 # The most buffers of one send.
 _BUFFERS = 64
+# Free space that is left on the file system of the temporary files.
+_LEFT_FREE_BYTES = 64 * 1024 * 1024
 # The least time between two warnings about a failed spill: the log may be on the same disk.
 _WARN_AGAIN_S = 10.0
 
@@ -55,8 +57,8 @@ class Backlog:
     """
 
     __slots__ = (
-        "_is_closed", "_items", "_memory", "_reserved", "_spill_file", "_uses", "by_sendfile",
-        "file_sent", "in_memory", "size", "spilling", "waited_s",
+        "_is_closed", "_items", "_memory", "_reserved", "_spill_file", "_temporary", "_uses",
+        "by_sendfile", "file_sent", "in_memory", "size", "spilling", "waited_s",
     )  # fmt: skip
 
     def __init__(self, memory: OutputMemory) -> None:
@@ -68,10 +70,11 @@ class Backlog:
         self._memory = memory
         self.in_memory = 0
         self._reserved = 0  # how many of them `memory` has counted
-        self._spill_file: SpillFile | None = None
+        self._spill_file: TemporaryFile | None = None  # more may be written to it
         self.spilling: Spilling | None = None
         self._is_closed = False
         self._uses: dict[int, int] = {}  # reference counts of descriptors; the last use closes one
+        self._temporary: dict[int, TemporaryFile] = {}  # those of temporary files
 
     # Adding
 
@@ -151,9 +154,9 @@ class Backlog:
         spill = self._spill_file
         if spill is None or self.spilling is not None:
             return limit > 0
-        if spill.written < limit:
+        if spill.size < limit:
             return True
-        if self._uses.get(spill.fd) != 1:
+        if self._uses.get(spill.fileno()) != 1:
             return False
         self._close_spill_file()
         return True
@@ -208,9 +211,11 @@ class Backlog:
         """
         try:
             if self._spill_file is None:
-                self._spill_file = SpillFile(self._memory.disk)
-                self.use(self._spill_file.fd)  # as long as more may be written to it
-            return self._spill_file.append(buffers)
+                disk = self._memory.disk
+                file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES)
+                self._spill_file = self._temporary[file.fileno()] = file
+                self.use(file.fileno())
+            return self._spill_file.append(b"".join(buffers))
         except OSError as error:
             self._memory.warn_of_failed_spill(error)
             return None
@@ -311,8 +316,7 @@ class Backlog:
     def _close_spill_file(self) -> None:
         spill, self._spill_file = self._spill_file, None
         if spill is not None:
-            spill.give_back()
-            self.release(spill.fd)
+            self.release(spill.fileno())
 
     def use(self, fd: int) -> None:
         """Keep a descriptor open until :meth:`release`."""
@@ -322,6 +326,8 @@ class Backlog:
         uses = self._uses.pop(fd) - 1
         if uses:
             self._uses[fd] = uses
+        elif fd in self._temporary:
+            self._temporary.pop(fd).close()
         else:
             os.close(fd)
 
