@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-endpoint.py has the states and the transitions; :data:`_ON_EVENT` and :data:`_ON_OVERDUE`, below,
-map each state to what is done. A waiting connection is in the registry, where an event or the sweep
-claims it and makes one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`,
-which lets the connection wait again, closes it, or returns it because its app is to run. Once
-HTTP/2 is negotiated, an HTTP2Connection takes its place (http2/connection.py).
+endpoint.py has the states, and which may follow which; :data:`_IN_STATE`, below, has what is done
+in each. A waiting connection is in the registry, where an event or the sweep claims it and makes
+one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`, which lets the
+connection wait again, closes it, or returns it because its app is to run. Once HTTP/2 is
+negotiated, an HTTP2Connection takes its place (http2/connection.py).
 
 While the app runs, the app's thread is the owner. If the output queue waits for the client
 meanwhile, the connection waits in the registry too, but its event then only sends, under the
@@ -100,7 +100,8 @@ class Connection(Endpoint):
     # Events
 
     def on_event(self, events: int) -> Channel | None:
-        return _ON_EVENT[self.state](self, events)
+        ready: Channel | None = _IN_STATE[self.state][0](self, events)
+        return ready
 
     def on_overdue(self) -> None:
         """End a connection whose deadline has passed; the sweep owns it.
@@ -112,12 +113,14 @@ class Connection(Endpoint):
             self.deadline = _LAST_TURN
             self._core.resume(self)
             return
-        waited_for = "body" if self.receives_body else _WAITED_FOR.get(self.state)
-        if self.state is IDLE and self._receiver.is_first:
+        _, end, waited_for = _IN_STATE[self.state]
+        if self.receives_body:
+            waited_for = "body"
+        elif self.state is IDLE and self._receiver.is_first:
             waited_for = "head"
-        if waited_for is not None:
+        if waited_for:
             self._core.counters.timeouts[waited_for] += 1
-        _ON_OVERDUE[self.state](self)
+        end(self)
 
     def _shake_hands(self, events: int) -> Channel | None:
         assert self._tls is not None
@@ -393,32 +396,15 @@ class Connection(Endpoint):
             self._finish()
 
 
-_ON_EVENT: dict[str, Callable[[Any, int], Channel | None]] = {
-    HANDSHAKE: Connection._shake_hands,
-    IDLE: Connection._receive,
-    RECEIVING: Connection._receive_rest,
-    RUNNING: Connection._send,
-    SENDING: Connection._send,
-    SKIPPING: Connection._skip,
-    LINGERING: Connection._discard,
-    CLOSED: lambda connection, events: None,
-}
-# What a state waits for, in the counter of timeouts; LINGERING is not counted.
-_WAITED_FOR = {
-    HANDSHAKE: "handshake",
-    IDLE: "keepalive",
-    RECEIVING: "head",
-    RUNNING: "send",
-    SENDING: "send",
-    SKIPPING: "body",
-}
-_ON_OVERDUE: dict[str, Callable[[Any], object]] = {
-    HANDSHAKE: Connection.close,
-    IDLE: Connection.close,
-    RECEIVING: Connection._time_out,
-    RUNNING: Connection._stall,
-    SENDING: Connection._stall,
-    SKIPPING: Connection.leave,
-    LINGERING: Connection.close,
-    CLOSED: Connection.close,
+# What is done in a state at an event, and when it is overdue; and what it waits for, in the counter
+# of timeouts.
+_IN_STATE: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], str]] = {
+    HANDSHAKE: (Connection._shake_hands, Connection.close, "handshake"),
+    IDLE: (Connection._receive, Connection.close, "keepalive"),
+    RECEIVING: (Connection._receive_rest, Connection._time_out, "head"),
+    RUNNING: (Connection._send, Connection._stall, "send"),
+    SENDING: (Connection._send, Connection._stall, "send"),
+    SKIPPING: (Connection._skip, Connection.leave, "body"),
+    LINGERING: (Connection._discard, Connection.close, ""),
+    CLOSED: (lambda connection, events: None, Connection.close, ""),
 }

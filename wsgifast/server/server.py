@@ -108,6 +108,8 @@ class Server:
             options, self.counters, self.pool.monitor.request_tick, self.pool.share_work, log
         )
         self.on_sent = application.on_sent
+        self.run_soon = self.pool.defer  # and the app of what the task returns
+        self.postpone, self.make_due = self.pool.postpone, self.pool.make_due
 
     # Start and end; called by the main thread
 
@@ -246,10 +248,6 @@ class Server:
         """Have a thread of the pool call :meth:`Connection.on_event` without an event."""
         self.pool.defer(partial(self._go_on, connection, 0))
 
-    def run_soon(self, task: Task) -> None:
-        """Have a thread of the pool call something, and run the app of what it returns."""
-        self.pool.defer(task)
-
     def begin_http2(
         self, connection: Endpoint, parser: Parser, received: bytes, exchange: Exchange | None
     ) -> Channel | None:
@@ -299,17 +297,6 @@ class Server:
         """Answer an error, and log it, with the request if there is one."""
         self.counters.refused[getattr(error, "status", 400)] += 1
         self._application.refuse(channel, exchange, error)
-
-    def postpone(self, close: Callable[[], object], req: Any) -> Close:
-        """Have this thread call the close() of a body, once :meth:`make_due` is called.
-
-        :param req: the request, for the log.
-        """
-        return self.pool.postpone(close, req)
-
-    def make_due(self, close: Close) -> None:
-        """The last byte of a body has been sent, or never will be; never calls close() itself."""
-        self.pool.make_due(close)
 
     # Called by the pool's threads, and by its monitor where it says so
 
