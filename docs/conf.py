@@ -34,6 +34,7 @@ maximum_signature_line_length = 88
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 html_theme = "furo"
 html_title = "wsgifast"
+html_logo = html_favicon = "assets/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["wsgifast.css"]
 html_theme_options = {

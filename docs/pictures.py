@@ -6,7 +6,9 @@ They are narrow, with large text, so that they can be read on a phone.
 from __future__ import annotations
 
 import html
+import importlib.metadata
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from docs.benchmarks.chart import THEMES
 
@@ -183,6 +185,36 @@ def threads(colours: Mapping[str, str]) -> str:
     return p.svg()
 
 
+def badge(label: str, value: str) -> str:
+    """A small picture of a fact about the project, which asks no service."""
+    left, right = 7 * len(label) + 14, 7 * len(value) + 14
+    text = (
+        'y="14" text-anchor="middle" fill="#fff" font-family="Verdana, sans-serif" font-size="11"'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">'
+        f"<title>{label}: {value}</title>"
+        f'<rect width="{left + right}" height="20" rx="3" fill="#0b7a5c"/>'
+        f'<path d="M3 0h{left - 3}v20H3a3 3 0 0 1-3-3V3a3 3 0 0 1 3-3z" fill="#49525c"/>'
+        f'<text x="{left / 2}" {text}>{label}</text>'
+        f'<text x="{left + right / 2}" {text}>{value}</text></svg>\n'
+    )
+
+
+def _badges() -> dict[str, str]:
+    """Their names and what they say, from the project's own metadata."""
+    metadata = importlib.metadata.metadata("wsgifast")
+    prefix = "Programming Language :: Python :: 3."
+    minors = [int(c.removeprefix(prefix)) for c in metadata.get_all("Classifier", [])
+              if c.startswith(prefix)]  # fmt: skip
+    return {
+        "python": f"3.{min(minors)} to 3.{max(minors)}",
+        "licence": metadata["License-Expression"],
+        "dependencies": "none",
+        "types": "mypy --strict",
+    }
+
+
 PICTURES: Mapping[str, Callable[[Mapping[str, str]], str]] = {
     f"assets/{draw.__name__}": draw for draw in (request, stall, threads)
 }
@@ -190,8 +222,12 @@ PICTURES: Mapping[str, Callable[[Mapping[str, str]], str]] = {
 
 def pictures() -> dict[str, Callable[[], str]]:
     """The files' names in docs/, and what is in each."""
-    return {
-        f"{name}-{theme}.svg": lambda draw=draw, colours=colours: draw(colours)  # type: ignore[misc]
+    badges: dict[str, Callable[[], str]] = {
+        f"assets/badge-{label}.svg": partial(badge, label, value)
+        for label, value in _badges().items()
+    }
+    return badges | {
+        f"{name}-{theme}.svg": partial(draw, colours)
         for name, draw in PICTURES.items()
         for theme, colours in THEMES.items()
     }
