@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from wsgifast.commands.bench.report import verdict
 from wsgifast.commands.bench.results import Ratio
+from wsgifast.commands.page import (
+    CHART_STYLE,
+    ROW_PX,
+    TEXT_Y_PX,
+    TICKS_PX,
+    chart_marks,
+    escaped,
+    ratio_chart,
+)
 from wsgifast.commands.page import Bar as Drawn
-from wsgifast.commands.page import chart_picture, ratio_chart
 
 
 class Bar(NamedTuple):
@@ -60,7 +68,26 @@ def chart(ratios: Mapping[str, Ratio], theme: Mapping[str, str]) -> str:
         )
         for ratio, bar in found
     ]
-    return chart_picture(bars, "Times as many requests per second", _WIDTH_PX, theme)
+    return _picture(bars, "Times as many requests per second", theme)
+
+
+_FONT = 'font-family: system-ui, -apple-system, "Segoe UI", sans-serif'
+
+
+def _picture(bars: Sequence[Drawn], title: str, colours: Mapping[str, str]) -> str:
+    """Bars as an SVG file.
+
+    :param colours: by the names in the style, such as "ink".
+    """
+    style = re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], CHART_STYLE)
+    height = len(bars) * ROW_PX + 2 * TICKS_PX
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{_WIDTH_PX}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH_PX} {height}"><title>{escaped(title)}</title>'
+        f"<style>{style}text {{ {_FONT}; }}</style>\n"
+        f'<text class="title" x="0" y="{TEXT_Y_PX}">{escaped(title)}</text>\n'
+        f'<svg y="{TICKS_PX}">{chart_marks(bars)}</svg>\n</svg>\n'
+    )
 
 
 def _shown(ratio: Ratio) -> str:

@@ -114,7 +114,7 @@ def test_html(tmp_path: Path) -> None:
     doctor(APP, "/list", "/str", "--html", str(page))
     text = page.read_text()
     assert "WF001" in text
-    assert 'class="bar raw"' in text
+    assert 'class="good"' in text
     assert "http://" not in text.replace("http://www.w3.org", "")  # nothing is loaded
 
 

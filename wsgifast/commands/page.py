@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import html
 import math
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from .. import __version__
 from .terminal import lines_of
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #fff; --ink: #1d2126; --soft: #5d6670;
-  --line: #e2e0db; --raw: #b5bcc4; --better: #0b7a5c; --wrong: #b3382c; --slow: #a86a00;
+  --line: #e2e0db; --better: #0b7a5c; --wrong: #b3382c; --slow: #a86a00;
   --info: #2b6cb0; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171a; --card: #1c2024; --ink: #e9ebed;
-  --soft: #a0a9b2; --line: #31373d; --raw: #6a737c; --better: #3fc59b; --wrong: #f08a7c;
+  --soft: #a0a9b2; --line: #31373d; --better: #3fc59b; --wrong: #f08a7c;
   --slow: #e0ae5a; --info: #8fbdf0; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 64rem; background: var(--page);
@@ -35,10 +34,6 @@ article { background: var(--card); border: 1px solid var(--line); border-radius:
 .wrong { border-left-color: var(--wrong); } .slow { border-left-color: var(--slow); }
 .info { border-left-color: var(--info); }
 .id { color: var(--soft); font-weight: 500; margin-right: .4rem; }
-.bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: .25rem .6rem;
-  align-items: center; font-size: .85rem; margin: .4rem 0; font-variant-numeric: tabular-nums; }
-.bar { height: .6rem; border-radius: 2px; background: var(--better); min-width: 2px; }
-.bar.raw { background: var(--raw); }
 details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .85rem;
   font-variant-numeric: tabular-nums; }
@@ -48,7 +43,8 @@ th { color: var(--soft); font-weight: 500; }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
 code { font-size: .9em; overflow-wrap: anywhere; }
 """
-_CHART_STYLE = """
+# Of charts, with the colours by name.
+CHART_STYLE = """
 svg { display: block; overflow: visible; }
 svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
 svg .title { font-weight: 600; }
@@ -58,7 +54,6 @@ svg .failed { fill: var(--wrong); }
 svg .whisker { stroke: var(--ink); stroke-width: 1.5; opacity: .55; }
 svg .rule { stroke: var(--line); }
 """
-_FONT = 'font-family: system-ui, -apple-system, "Segoe UI", sans-serif'
 
 
 def escaped(text: str) -> str:
@@ -81,7 +76,7 @@ def page(title: str, body: str, *, by: str, note: str = "") -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escaped(title)}: {escaped(by)}</title>
-<style>{_STYLE}{_CHART_STYLE}</style>
+<style>{_STYLE}{CHART_STYLE}</style>
 </head>
 <body>
 <h1>{escaped(title)}</h1>
@@ -102,22 +97,10 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def scale_bars(bars: Sequence[tuple[str, float, str]]) -> str:
-    """A bar for each (label, amount, text), on one scale from zero; the first is the raw one."""
-    most = max((amount for _, amount, _ in bars), default=0.0) or 1.0
-    rows = [
-        f'<span>{escaped(label)}</span><span><span class="bar{"" if number else " raw"}" '
-        f'style="display:block;width:{100 * amount / most:.1f}%"></span></span>'
-        f"<span>{escaped(text)}</span>"
-        for number, (label, amount, text) in enumerate(bars)
-    ]
-    return f'<div class="bars">{"".join(rows)}</div>'
-
-
 # Pixels down, in a chart: a label, its value, the bar below them, and a line at the end. Positions
 # across are percentages, so that the text keeps its size on a phone; there a label and its value
 # have no room beside each other.
-_ROW_PX, _TEXT_Y_PX, _VALUE_Y_PX, _MARK_Y_PX, _BAR_PX, _TICKS_PX = 60, 14, 30, 42, 10, 22
+ROW_PX, TEXT_Y_PX, _VALUE_Y_PX, _MARK_Y_PX, _BAR_PX, TICKS_PX = 60, 14, 30, 42, 10, 22
 _LEFT_PERCENT, _WIDTH_PERCENT = 2, 96
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 # A bar's label, its ratio (the median, the lowest and the highest), a text, and whether it is good;
@@ -127,31 +110,12 @@ Bar = tuple[str, "tuple[float, float, float] | None", str, "bool | None"]
 
 def ratio_chart(bars: Sequence[Bar]) -> str:
     """Bars from 1 to each ratio, on a logarithmic scale; without a ratio there is a dot."""
-    height = len(bars) * _ROW_PX + _TICKS_PX
-    return (
-        f'<svg role="img" aria-label="ratios" width="100%" height="{height}">{_marks(bars)}</svg>'
-    )
+    size = f'width="100%" height="{len(bars) * ROW_PX + TICKS_PX}"'
+    return f'<svg role="img" aria-label="ratios" {size}>{chart_marks(bars)}</svg>'
 
 
-def chart_picture(
-    bars: Sequence[Bar], title: str, width_px: int, colours: Mapping[str, str]
-) -> str:
-    """The same as an SVG file.
-
-    :param colours: by the names in the page's style, such as "ink".
-    """
-    style = re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], _CHART_STYLE)
-    height = len(bars) * _ROW_PX + 2 * _TICKS_PX
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width_px}" height="{height}" '
-        f'viewBox="0 0 {width_px} {height}"><title>{escaped(title)}</title>'
-        f"<style>{style}text {{ {_FONT}; }}</style>\n"
-        f'<text class="title" x="0" y="{_TEXT_Y_PX}">{escaped(title)}</text>\n'
-        f'<svg y="{_TICKS_PX}">{_marks(bars)}</svg>\n</svg>\n'
-    )
-
-
-def _marks(bars: Sequence[Bar]) -> str:
+def chart_marks(bars: Sequence[Bar]) -> str:
+    """What is in a chart's <svg>."""
     ends = [math.log(end) for _, ratio, _, _ in bars for end in (ratio or ())[1:] if end > 0]
     lowest, highest = min([0.0, *ends]), max([0.0, *ends])
 
@@ -159,19 +123,19 @@ def _marks(bars: Sequence[Bar]) -> str:
         place = (math.log(ratio) - lowest) / ((highest - lowest) or 1.0) if ratio > 0 else 0.0
         return round(_LEFT_PERCENT + _WIDTH_PERCENT * place, 2)
 
-    height = len(bars) * _ROW_PX
+    height = len(bars) * ROW_PX
     marks = [
         f'<line class="rule" x1="{x(tick)}%" x2="{x(tick)}%" y1="0" y2="{height}"/>'
-        f'<text class="value" x="{x(tick)}%" y="{height + _TEXT_Y_PX}" text-anchor="middle">'
+        f'<text class="value" x="{x(tick)}%" y="{height + TEXT_Y_PX}" text-anchor="middle">'
         f"{tick}x</text>"
         for tick in _TICKS
         if lowest <= math.log(tick) <= highest
     ]
     for number, (label, ratio, text, good) in enumerate(bars):
-        top = number * _ROW_PX
+        top = number * ROW_PX
         y = top + _MARK_Y_PX
         marks.append(
-            f'<text x="0" y="{top + _TEXT_Y_PX}">{escaped(label)}</text>'
+            f'<text x="0" y="{top + TEXT_Y_PX}">{escaped(label)}</text>'
             f'<text class="value" x="0" y="{top + _VALUE_Y_PX}">{escaped(text)}</text>'
         )
         if ratio is None:

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from ...errors import WSGIFastError
 from ..loading import described
 from .model import Endpoint, Recording
-from .recording import HELD_S, RecordedRequest, RecordingClient, body_file_noted, note_file
+from .recording import RecordedRequest, RecordingClient, body_file_noted, note_file
 
 App = Callable[..., Awaitable[None]]
 T = TypeVar("T")
@@ -101,18 +101,16 @@ class StartedApp:
         *,
         limit_s: float,
         pathsend: bool = False,
-        reads: bool = True,
         inspect: bool = True,
     ) -> Recording:
         """Request an endpoint, and record the response.
 
         :param app: this app, or a wrapper around it.
         :param pathsend: offer http.response.pathsend.
-        :param reads: False for a client that does not read for the first 0.3 s.
         :param inspect: False: measure times only.
         """
         recording = Recording(returned="messages")
-        client = RecordingClient(reads=reads)
+        client = RecordingClient()
         request = _Request(
             app,
             endpoint,
@@ -125,8 +123,6 @@ class StartedApp:
         from_threads = self._from_threads + 1  # the request's own start
         cpu = time.process_time() - client.cpu_s
         try:
-            if not reads:
-                threading.Timer(HELD_S, request.look_if_held).start()
             self._run(request.run(), limit_s)
         except TimeLimit:
             recording.timed_out = True
@@ -217,11 +213,6 @@ class _Request(RecordedRequest, asyncio.Protocol):
             recording.problem = "the app ended before its response did"
         else:
             self._check_length()
-
-    def look_if_held(self) -> None:
-        """Whether the app waits for the client; called 0.3 s after the start, in a thread."""
-        self._recording.held = not self._ended.is_set() and not self._may_write.is_set()
-        self._client.read_on()
 
     # asyncio.Protocol
 

@@ -336,7 +336,7 @@ def _body(seen: Observation) -> BodySeen:
 
 def _remarks(seen: Observation) -> Iterator[Finding | None]:
     raw = seen.raw
-    if raw.held and raw.returned != "messages":  # a waiting task occupies no thread
+    if raw.held:
         size = size_text(raw.declared or raw.chunks.total)
         yield _finding("WF010", seen, f"{size}: a slow client occupies a thread", _FASTWORKER)
     if raw.coding:

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ... import __version__
-from ..page import escaped, page, scale_bars, table
+from ..page import Bar, escaped, page, ratio_chart, table
 from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable, width_of
 from .findings import CATALOGUE
 from .model import Finding, Observation, Report, Severity, Unreached
@@ -229,6 +229,7 @@ _NAMES = {
     "wrapped": "wrapped",
     "coalesced": "wrapped, coalesce=True",
     "sendfile": "wrapped, by sendfile",
+    "coded": "compressed by the app",
     "pathsend=True": "ASGIFast(app, pathsend=True), by sendfile",
 }
 
@@ -285,13 +286,13 @@ def _finding(report: Report, finding: Finding) -> str:
 
 
 def _bars(seen: Observation) -> str:
-    """CPU time of each way."""
-    return scale_bars(
-        [
-            (_NAMES.get(name, name), cost.cpu_s, f"{cost.cpu_s * 1e3:,.2f} ms")
-            for name, cost in seen.costs.items()
-        ]
-    )
+    """CPU time of each way, and how many times the other ways' the app's own is."""
+    bars: list[Bar] = []
+    for name, cost in seen.costs.items():
+        times = seen.costs["raw"].cpu_s / cost.cpu_s if cost.cpu_s else 1.0
+        text = f"{cost.cpu_s * 1e3:,.2f} ms"
+        bars.append((_NAMES.get(name, name), (times, times, times), text, times >= 1))
+    return ratio_chart(bars)
 
 
 def _row(seen: Observation) -> tuple[str, ...]:

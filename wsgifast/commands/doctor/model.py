@@ -100,7 +100,7 @@ class Recording:
     :ivar by_sendfile: body bytes sent by sendfile.
     :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds; if that is long, the
         minimum of several requests.
-    :ivar held: whether the app's thread (or task) had to wait for a client that does not read;
+    :ivar held: whether the app's thread had to wait for a client that does not read;
         None if not tested.
     :ivar problem: how the app violated PEP 3333 or ASGI; None if it did not.
     :ivar error: the exception that the app raised, and where.
