@@ -66,13 +66,15 @@ def test_the_supported_pythons_are_the_same_everywhere() -> None:
     pythons = row[1].split(", ")
     text = (ROOT / "pyproject.toml").read_text()
     assert re.findall(r"Python :: (3\.\d+)", text) == pythons
+    span = f"{pythons[0]} to {pythons[-1]}"
+    for name in ("README.md", "docs/install.md", "CONTRIBUTING.md"):
+        assert span in (ROOT / name).read_text(), name
+    if not (ROOT / ".github").is_dir():
+        pytest.skip("the source archive has no workflows")
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert (
         re.findall(r'"(3\.\d+)"', workflow.partition("python: [")[2].partition("]")[0]) == pythons
     )
-    span = f"{pythons[0]} to {pythons[-1]}"
-    for name in ("README.md", "docs/install.md", "CONTRIBUTING.md"):
-        assert span in (ROOT / name).read_text(), name
 
 
 def test_links_into_the_repository() -> None:
