@@ -11,7 +11,7 @@ from wsgifast.server.http2.connection import HTTP2Connection
 
 __all__ = ["HTTP2", "Peer", "Stalled"]
 
-# What a worker needs to be told to speak it; over TLS it is agreed on by ALPN.
+# What a worker needs to speak it; over TLS it is agreed on by ALPN.
 HTTP2 = {"http_protocols": "h2,h1"}
 
 

@@ -1,4 +1,4 @@
-"""A pool and its monitor in tests: no thread runs but when it is told to."""
+"""A pool and its monitor in tests: no thread does anything by itself."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Monitored:
         Pool._lead_or_follow(self.pool, member)
 
     def run(self, ticks: float) -> None:
-        self.pool.monitor.run(ticks * TICK_S)
+        self.pool.monitor.watch(ticks * TICK_S)
 
     def enter(self, member: Any) -> None:
         """Let a member begin with a request."""

@@ -26,7 +26,7 @@ __all__ = [
 
 SIZE = 8 * 1024 * 1024
 needs_near_buffers = pytest.mark.skipif(
-    not hasattr(socket, "TCP_INFO"), reason="only Linux tells how far away a peer is"
+    not hasattr(socket, "TCP_INFO"), reason="only Linux reports how far away a peer is"
 )
 
 

@@ -31,7 +31,14 @@ from wsgifast.workers.wiring import options as options_of
 from wsgifast.workers.worker import FastWorker
 
 __all__ = [
-    "TLS", "Near", "Pieces", "arrives_in_order", "drain_armed", "opened", "pieces_of", "rules",
+    "TLS",
+    "Near",
+    "Pieces",
+    "arrives_in_order",
+    "opened",
+    "pieces_of",
+    "receive_in_turn",
+    "rules",
     "until_tried_again",
 ]  # fmt: skip
 
@@ -73,7 +80,7 @@ def rules(
 
     :param waits_for_disk: temporary files are written at once, by who would have a thread do it.
     """
-    told: list[str] = [] if warnings is None else warnings
+    logged: list[str] = [] if warnings is None else warnings
     options = dataclasses.replace(
         OPTIONS,
         output_ahead_bytes=ahead_bytes,
@@ -85,8 +92,8 @@ def rules(
         responses_on_disk_bytes=responses_on_disk_bytes,
     )
     log = SimpleNamespace(
-        warning=lambda text, *args: told.append(text % args),
-        error=lambda text, exc_info: told.append(repr(exc_info)),
+        warning=lambda text, *args: logged.append(text % args),
+        error=lambda text, exc_info: logged.append(repr(exc_info)),
     )
     made = OutputRules(options, Counters(), request_tick, share_work, log)
     made.disk = disk or made.disk
@@ -178,7 +185,7 @@ class Near:
             data += block
         return data
 
-    def drain(self, size: int) -> bytes:
+    def receive_rest(self, size: int) -> bytes:
         """Receive what is left of the output, of so many bytes; the queue goes on meanwhile."""
         received = b""
         while self.queue.draining:
@@ -192,7 +199,7 @@ class Near:
         self.sock.close()
 
 
-def drain_armed(near: Near, size: int) -> bytes:
+def receive_in_turn(near: Near, size: int) -> bytes:
     """Receive so many bytes, and go on as often as the queue waits for an event."""
     received = b""
     deadline = time.perf_counter() + 60  # a test may move the other clock
@@ -256,7 +263,7 @@ def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> Non
                 if queue.draining:
                     queue.on_writable()
         queue.flush()
-        received += drain_armed(near, len(expected) - len(received))
+        received += receive_in_turn(near, len(expected) - len(received))
         assert received == expected
         assert near.receive_all_there_is() == b""
         assert queue.bytes_queued == 0

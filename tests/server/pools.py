@@ -115,7 +115,7 @@ class Harness:
 
     def _monitor_on(self) -> None:
         while not self.stopping:
-            self.pool.monitor.run(self._round_s)
+            self.pool.monitor.watch(self._round_s)
             self.rounds += 1
 
     # What the pool calls.

@@ -1,4 +1,4 @@
-"""Which state of a connection may follow which; every change that a test makes is held to it."""
+"""Which state of a connection may follow which; each change in a test is checked."""
 
 from __future__ import annotations
 

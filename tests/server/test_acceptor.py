@@ -122,7 +122,7 @@ def test_a_connection_closes_while_the_last_one_allowed_is_accepted(stopping: bo
         try:
             server.room += 1
             server.acceptor.on_closed()
-        except BaseException as error:  # noqa: BLE001 - told to the test
+        except BaseException as error:  # noqa: BLE001 - the test reports it
             errors.append(error)
 
     server.poller.between = threading.Thread(target=close_one)
@@ -232,7 +232,7 @@ def test_a_listener_that_cannot_be_watched_at_all_ends_the_worker(
 
 
 def test_who_is_told_of_a_connection_accepts_it() -> None:
-    """Although it should not listen any more: the kernel has told nobody else."""
+    """Although it should not listen any more: the kernel has reported it to nobody else."""
     server = Server(waiting=3)
     server.open = False
     server.acceptor.update()
@@ -330,7 +330,7 @@ def test_connections_that_have_gone_again_end_no_turn() -> None:
     server.listener.gone = {1, 3, 4}
     server.acceptor.accept(LISTENER)
     assert server.begun == ["connection 2", "connection 0"]
-    # But whoever should not listen any more takes the one connection that it was told of.
+    # But whoever should not listen any more takes the one connection that was reported to it.
     server = Server(waiting=2)
     server.listener.gone = {1}
     server.open = False
@@ -439,7 +439,7 @@ def test_nothing_is_accepted_after_the_last_turn() -> None:
     server.acceptor.close()
     assert server.begun == ["connection 0"]  # an event of it may have been dropped
     server.listener.waiting = 1
-    server.acceptor.accept(LISTENER)  # told of it before
+    server.acceptor.accept(LISTENER)  # reported to it before
     server.acceptor.update()
     assert server.listener.waiting == 1
     assert not server.poller.fds

@@ -110,7 +110,7 @@ def test_a_client_that_takes_nothing(make_bench: MakeBench) -> None:
 
 
 def test_a_client_that_takes_nothing_while_the_app_goes_on(make_bench: MakeBench) -> None:
-    """The app is told at its next block; until then it may use the socket."""
+    """The app gets an error at its next block; until then it may use the socket."""
     seen: list[str] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What a connection receives: requests one after the other, bodies, and what an event tells of."""
+"""What a connection receives: requests one after the other, bodies, and what an event reports."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_kept_connection_is_armed_once_for_each_request(bench: Bench) -> None:
 
 @pytest.mark.parametrize("also", [b"", b"GET / HT"])
 def test_a_client_that_closes_its_side_with_its_request(bench: Bench, also: bytes) -> None:
-    """One event tells of both, and none of the end alone."""
+    """One event reports both, and none of the end alone."""
     client = bench.connect()
     client.send(GET + also)
     client.sock.shutdown(socket.SHUT_WR)

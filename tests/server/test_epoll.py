@@ -1,4 +1,4 @@
-"""epoll alone: listeners that several processes share, and what the kernel tells in parts."""
+"""epoll alone: listeners that several processes share, and what the kernel reports in parts."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_one_of_those_that_share_a_listener_is_told_and_each_in_its_turn(
     """Two pollers are to the kernel what two processes are."""
     pollers = [EpollPoller(), EpollPoller()]
     fd = listener.fileno()
-    told: list[int] = []
+    woken: list[int] = []
     for poller in pollers:
         poller.listen(fd)
 
     def poll(number: int) -> None:
         while events := pollers[number].poll(PATIENCE_S):
             assert events == [(fd, READ)]
-            told.append(number)
+            woken.append(number)
             listener.accept()[0].close()
             pollers[number].queue_behind_others(fd)
             accepted.release()
@@ -55,12 +55,12 @@ def test_one_of_those_that_share_a_listener_is_told_and_each_in_its_turn(
     for thread in threads:
         thread.start()
     for count in range(1, 11):
-        # Nobody is told who does not wait: on a busy machine a thread may not be there yet.
+        # No event wakes who does not wait: on a busy machine a thread may not be there yet.
         wait_for(lambda: not any(map(is_running, threads)), "both of them wait")
         with socket.create_connection(listener.getsockname(), PATIENCE_S):
             assert accepted.acquire(timeout=PATIENCE_S)
-            # Who has been told in vain would fail at accept(), in its thread.
-            assert len(told) == count
+            # Who was woken in vain would fail at accept(), in its thread.
+            assert len(woken) == count
     for poller in pollers:
         poller.wake()
     for thread in threads:
@@ -68,7 +68,7 @@ def test_one_of_those_that_share_a_listener_is_told_and_each_in_its_turn(
         assert not thread.is_alive()
     for poller in pollers:
         poller.close()
-    assert set(told) == {0, 1}
+    assert set(woken) == {0, 1}
 
 
 @pytest.mark.skipif(not hasattr(select, "EPOLLEXCLUSIVE"), reason="Linux only")
@@ -108,11 +108,11 @@ def test_a_poll_gathers_what_the_kernel_tells_in_parts(monkeypatch: pytest.Monke
 
     epoll, poller._epoll = poller._epoll, SimpleNamespace(poll=poll)  # type: ignore[assignment]
     try:
-        for sizes, told in (([1], 1), ([2, 0], 2), ([2, 2, 1], 5), ([2] * 6, 8)):
+        for sizes, reported in (([1], 1), ([2, 0], 2), ([2, 2, 1], 5), ([2] * 6, 8)):
             timeouts.clear()
             numbers = iter(range(100, 200))
             parts[:] = [[(next(numbers), WRITE) for _ in range(size)] for size in sizes]
-            assert poller.poll(7.0) == [(100 + number, WRITE) for number in range(told)]
+            assert poller.poll(7.0) == [(100 + number, WRITE) for number in range(reported)]
             assert timeouts == [7.0, *[0] * (min(len(sizes), 4) - 1)]
     finally:
         poller._epoll = epoll
@@ -120,7 +120,7 @@ def test_a_poll_gathers_what_the_kernel_tells_in_parts(monkeypatch: pytest.Monke
 
 
 def test_who_wakes_a_poll_is_no_event_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the kernel tells of it in each part of what it tells."""
+    """Although the kernel reports it in each part of the events."""
     monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
     poller = EpollPoller()
     epoll = poller._epoll

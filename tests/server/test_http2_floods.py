@@ -42,7 +42,7 @@ def test_a_stream_that_is_reset_before_its_turn_runs_no_app(begin: Begin) -> Non
     peer.ask("/5")
     peer.run()
     assert called == ["/3", "/5"]
-    # One that a thread has been told of, and that is reset then.
+    # One that a thread is to take, and that is reset then.
     peer.ask("/7")
     peer.ask("/9")
     peer.send_only()
@@ -80,7 +80,7 @@ def test_a_stream_that_is_reset_while_its_body_goes_out(begin: Begin) -> None:
     assert peer.bench.server.output_rules.memory.used_bytes == 0
 
 
-def test_an_app_whose_stream_is_reset_is_told(begin: Begin) -> None:
+def test_app_of_a_reset_stream_gets_an_error(begin: Begin) -> None:
     steps: list[str] = []
     peers: list[Peer] = []
 

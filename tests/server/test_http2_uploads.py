@@ -192,7 +192,7 @@ def test_windows_open_as_the_app_reads(begin: Begin) -> None:
     peers[0].run()
     assert seen[:2] == [0, 0]
     assert 0 < seen[2] < seen[3] == 65_535
-    # The app has not waited for the end: the client is told to send no more.
+    # The app has not waited for the end: the client is to send no more.
     answer = peers[0].answers[1]
     assert (answer.status, answer.ended, answer.reset) == (200, True, NO_ERROR)
 

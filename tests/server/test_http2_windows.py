@@ -128,7 +128,7 @@ def test_a_client_that_takes_nothing_of_a_stream(begin: Begin) -> None:
     assert len(peer.bench.log.requests) == 2
 
 
-def test_who_takes_least_of_a_stream_is_told(begin: Begin) -> None:
+def test_client_that_takes_least_of_a_stream_is_reported(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 1000, "reads": False})
     stopped, slow = peer.ask(path="/stopped"), peer.ask(path="/slow")
     peer.run()

@@ -60,7 +60,7 @@ def test_the_send_buffer_grows_for_a_quick_client_only(
 def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, file: int) -> None:
     near.queue.write_file(b"", file, 0, SIZE)
     until_tried_again(near)
-    assert near.drain(SIZE) == os.pread(file, SIZE, 0)
+    assert near.receive_rest(SIZE) == os.pread(file, SIZE, 0)
 
 
 def test_bytes_wait_in_the_same_way(near: Near) -> None:
@@ -107,7 +107,7 @@ def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
             client.queue.write_file(b"", content, 0, len(CONTENT))
             client.queue.write_file(b"", content, 0, len(CONTENT))
         for client in (near, other):
-            assert client.drain(2 * len(CONTENT)) == 2 * CONTENT
+            assert client.receive_rest(2 * len(CONTENT)) == 2 * CONTENT
     finally:
         other.close()
 
@@ -192,7 +192,7 @@ def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
         queue.on_writable()
     assert written.wait(60)
     writer.join()
-    received += near.drain(4 * SIZE + 3 - len(received))
+    received += near.receive_rest(4 * SIZE + 3 - len(received))
     assert received == bytes(4 * SIZE) + b"end"
 
 
@@ -226,7 +226,7 @@ def test_a_file_system_without_sendfile(
         return
     near.queue.write_file(b"head", content, 7, 100_000)
     near.queue.write(b"end")
-    assert near.drain(100_007) == b"head" + CONTENT[7:100_007] + b"end"
+    assert near.receive_rest(100_007) == b"head" + CONTENT[7:100_007] + b"end"
 
 
 def test_a_socket_that_has_taken_something_is_waited_for(
@@ -262,19 +262,19 @@ def test_a_socket_that_has_taken_something_is_waited_for(
 def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
     near.queue = queue = near.make_queue(rules(ahead_bytes=0))
     queue.write(bytes(SIZE))
-    told = threading.Event()
+    reported = threading.Event()
 
     def write() -> None:
         with pytest.raises(ClientGone, match="took no byte"):
             queue.write(b"more")
-        told.set()
+        reported.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     while queue._room is None:
-        assert not told.is_set()
+        assert not reported.is_set()
     queue.fail(TimeoutError("the client took no byte in time"))
-    assert told.wait(60)
+    assert reported.wait(60)
     writer.join()
 
 

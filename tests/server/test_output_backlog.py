@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.server.near_output import CONTENT, SIZE, blocks, content, file, in_quick_succession, near
-from tests.server.output_bench import Near, drain_armed, rules
+from tests.server.output_bench import Near, receive_in_turn, rules
 from tests.support.descriptors import open_descriptors
 from wsgifast.server import backlog, sending
 
@@ -34,7 +34,7 @@ def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None
         assert len(warnings) == 1
         assert f"more than {20 * len(CONTENT)} bytes" in warnings[0]
         for client in clients:
-            assert drain_armed(client, 4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
+            assert receive_in_turn(client, 4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
             client.queue.reset()
         assert shared.memory.used_bytes == 0
         assert open_descriptors() <= descriptors
@@ -70,7 +70,7 @@ def test_an_answer_of_the_usual_size_stays_in_memory(content: int) -> None:
         near.queue.write(bytes(10_000))
         assert shared.memory.used_bytes == 10_000
         assert len(open_descriptors() - descriptors) == 2
-        assert drain_armed(near, len(CONTENT) + 30_000) == CONTENT + bytes(30_000)
+        assert receive_in_turn(near, len(CONTENT) + 30_000) == CONTENT + bytes(30_000)
     finally:
         near.close()
     assert shared.memory.used_bytes == 0
@@ -96,7 +96,7 @@ def test_where_no_temporary_file_can_be_written_output_stays_in_memory(
             near.queue.write_all([CONTENT] * 5)
             # Once for each is too often: the log may be on the same disk.
             assert [line[-7:] for line in warnings].count("no room") == times
-        assert drain_armed(near, 15 * len(CONTENT)) == 15 * CONTENT
+        assert receive_in_turn(near, 15 * len(CONTENT)) == 15 * CONTENT
         near.queue.reset()
         assert open_descriptors() <= descriptors
     finally:
@@ -140,7 +140,7 @@ def test_a_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
         assert near.queue.bytes_queued > 10_000_000
         assert shared.memory.disk.used_bytes > 10_000_000
         assert len(open_descriptors() - descriptors) == 1
-        assert drain_armed(near, 20_000_000) == b"".join(blocks(20_000))
+        assert receive_in_turn(near, 20_000_000) == b"".join(blocks(20_000))
         near.queue.reset()
         assert not near.queue.may_run_ahead
         assert open_descriptors() <= descriptors
@@ -244,7 +244,7 @@ def test_a_client_must_take_some_bytes_a_second(monkeypatch: pytest.MonkeyPatch)
         queue.on_writable()  # which finds no room: nothing is earned
         assert near.deadlines[-1] <= 1060.0 + (left - queue.bytes_left()) / 500.0
         # What comes after everything was taken begins anew.
-        drain_armed(near, SIZE - 50_000)
+        receive_in_turn(near, SIZE - 50_000)
         assert not queue.draining
         queue.write(bytes(SIZE))
         assert near.deadlines[-1] == now + 60.0
@@ -270,7 +270,7 @@ def test_the_time_of_the_disk_is_not_the_clients(
     try:
         near.queue.write(bytes(SIZE))
         near.queue.write_file(b"", content, 0, len(CONTENT))
-        drain_armed(near, SIZE + len(CONTENT))
+        receive_in_turn(near, SIZE + len(CONTENT))
         assert all(deadline > 1000.0 for deadline in near.deadlines)
         assert near.deadlines[-1] >= now
     finally:

@@ -20,7 +20,7 @@ from tests.server.near_output import (
     near,
     needs_near_buffers,
 )
-from tests.server.output_bench import Near, drain_armed, rules
+from tests.server.output_bench import Near, receive_in_turn, rules
 from tests.support.descriptors import open_descriptors
 from tests.support.eviction import wait_until_missed
 from wsgifast.errors import ClientGone
@@ -72,7 +72,7 @@ def test_a_disk_is_never_waited_for_by_who_writes_or_has_an_event(
             near.queue.write_file(b"head", content, 7, 600_000)
             near.queue.write(b"end")
         expected = b"head" + CONTENT[7:600_007] + b"end"
-        received = drain_armed(near, len(expected))
+        received = receive_in_turn(near, len(expected))
         assert received == expected
         assert set(hanging.calls) == ({"wsgifast-disk"} if kernel else set())
     finally:
@@ -83,7 +83,7 @@ def test_a_disk_is_never_waited_for_by_who_writes_or_has_an_event(
 @needs_near_buffers
 def test_what_is_in_memory_needs_no_disk_thread(near: Near, file: int) -> None:
     near.queue.write_file(b"", file, 0, SIZE)
-    assert near.drain(SIZE) == os.pread(file, SIZE, 0)
+    assert near.receive_rest(SIZE) == os.pread(file, SIZE, 0)
     assert near.queue._rules.disk._threads == 0
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_was_evicted_is_brought_in_by_a_disk_thread(near: Near, file
     def brought_in_by_a_disk_thread() -> bool:
         near.queue.write_file(b"", file, 0, SIZE)
         assert near.queue.draining
-        assert drain_armed(near, SIZE) == data
+        assert receive_in_turn(near, SIZE) == data
         return near.queue._rules.disk._threads >= 1
 
     wait_until_missed(file, brought_in_by_a_disk_thread)
@@ -112,7 +112,7 @@ def test_file_is_sent_as_far_as_a_short_probe_finds_it_cached(
 
     monkeypatch.setattr(sending, "cached_bytes", cached_bytes)
     near.queue.write_file(b"", file, 0, SIZE)
-    assert drain_armed(near, SIZE) == os.pread(file, SIZE, 0)
+    assert receive_in_turn(near, SIZE) == os.pread(file, SIZE, 0)
     assert asked[0] == (0, sending._PROBE_BYTES)
     assert max(size for _, size in asked) == sending._PROBE_BYTES
     assert near.queue._rules.disk._threads >= 1
@@ -180,7 +180,7 @@ def test_a_file_that_shrank_on_its_disk(
     try:
         near.queue.write_file(b"", fd, 0, 150)
         assert len(near.receive(100)) == 100
-        drain_armed(near, 0)
+        receive_in_turn(near, 0)
         while near.queue.error is None:
             if near.armed:
                 near.armed.clear()

@@ -13,7 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.server.near_output import CONTENT, content, in_quick_succession
-from tests.server.output_bench import Near, Pieces, arrives_in_order, drain_armed, pieces_of, rules
+from tests.server.output_bench import (
+    Near,
+    Pieces,
+    arrives_in_order,
+    pieces_of,
+    receive_in_turn,
+    rules,
+)
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from tests.support.servers import wait_for
@@ -72,7 +79,7 @@ def test_a_writer_does_not_wait_for_a_slow_disk(disk: HangingWrites) -> None:
             near.queue.write(BLOCK)
         assert disk.began.wait(60)
         # Nor does a client that is quicker than the disk.
-        assert drain_armed(near, BLOCKS * len(BLOCK)) == BLOCKS * BLOCK
+        assert receive_in_turn(near, BLOCKS * len(BLOCK)) == BLOCKS * BLOCK
         disk.go.set()
 
 
@@ -87,7 +94,7 @@ def test_what_a_slow_disk_has_written_is_sent_from_there(disk: HangingWrites) ->
         wait_for(lambda: shared.memory.used_bytes <= 250_000, "the disk has all but the begin")
         assert shared.memory.disk.used_bytes >= waiting - 250_000
         near.queue.write(b"end")
-        assert drain_armed(near, BLOCKS * len(BLOCK) + 3) == BLOCKS * BLOCK + b"end"
+        assert receive_in_turn(near, BLOCKS * len(BLOCK) + 3) == BLOCKS * BLOCK + b"end"
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 2_000_000])
@@ -115,7 +122,7 @@ def test_a_writer_waits_for_the_disk_once_too_much_is_in_memory(
         assert done.is_set()
         assert near.queue.backlog is not None
         assert near.queue.backlog.waited_s > 0
-        assert drain_armed(near, BLOCKS * len(BLOCK)) == BLOCKS * BLOCK
+        assert receive_in_turn(near, BLOCKS * len(BLOCK)) == BLOCKS * BLOCK
 
 
 def test_a_writer_that_waits_for_the_disk_learns_of_the_end(disk: HangingWrites) -> None:
@@ -150,7 +157,7 @@ def test_a_response_may_end_while_the_disk_writes(
             near.queue.write(BLOCK)
         assert disk.began.wait(60)
         if end == "reset":  # all has been sent from memory
-            assert drain_armed(near, BLOCKS * len(BLOCK)) == BLOCKS * BLOCK
+            assert receive_in_turn(near, BLOCKS * len(BLOCK)) == BLOCKS * BLOCK
         getattr(near.queue, end)()
         disk.go.set()
         if end == "reset":  # the next response has nothing of it
@@ -168,7 +175,7 @@ def test_a_disk_that_fails_leaves_output_in_memory_and_in_order(disk: HangingWri
         wait_for(lambda: warnings, "it fails")
         wait_for(lambda: not near.queue.may_run_ahead, "the writer will wait for its client")
         near.queue.write_all([b"end"])
-        assert drain_armed(near, BLOCKS * len(BLOCK) + 3) == BLOCKS * BLOCK + b"end"
+        assert receive_in_turn(near, BLOCKS * len(BLOCK) + 3) == BLOCKS * BLOCK + b"end"
 
 
 def test_without_a_thread_for_the_disk_output_stays_in_memory(
@@ -183,7 +190,7 @@ def test_without_a_thread_for_the_disk_output_stays_in_memory(
     with spilling(shared) as near:
         near.queue.write(BLOCK * BLOCKS)
         assert not near.queue.may_run_ahead
-        assert drain_armed(near, BLOCKS * len(BLOCK)) == BLOCKS * BLOCK
+        assert receive_in_turn(near, BLOCKS * len(BLOCK)) == BLOCKS * BLOCK
 
 
 _SMALL = st.sampled_from([0, 1000, 50_000])

@@ -17,9 +17,9 @@ from tests.server.output_bench import (
     Near,
     Pieces,
     arrives_in_order,
-    drain_armed,
     opened,
     pieces_of,
+    receive_in_turn,
     rules,
     until_tried_again,
 )
@@ -82,9 +82,9 @@ def test_a_file_that_leaves_memory_while_it_waits_for_the_client(
     near.queue.write_file(b"", content, 0, size)
     assert near.queue.draining
     monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
-    assert drain_armed(near, size) == CONTENT[:size]
+    assert receive_in_turn(near, size) == CONTENT[:size]
     near.queue.write_file(b"", content, 0, 1000)
-    assert drain_armed(near, 1000) == CONTENT[:1000]
+    assert receive_in_turn(near, 1000) == CONTENT[:1000]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -121,7 +121,7 @@ def test_a_client_for_whom_the_kernel_has_no_memory_is_not_waited_for_in_a_loop(
     else:
         near.queue.write(CONTENT)
     until_tried_again(near)
-    assert drain_armed(near, len(CONTENT)) == CONTENT
+    assert receive_in_turn(near, len(CONTENT)) == CONTENT
 
 
 def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
@@ -165,7 +165,7 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
         near.close()
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how far")
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux reports how far")
 def test_the_send_buffer_of_a_quick_client(
     near: Near, content: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

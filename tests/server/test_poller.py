@@ -144,7 +144,7 @@ def test_arming_while_another_thread_polls(poller: Poller, pair: Pair, known: bo
 
 
 def test_armed_for_nothing(poller: Poller, pair: Pair) -> None:
-    """epoll tells of a hang-up even so; elsewhere whoever does this needs a time limit."""
+    """epoll reports a hang-up even so; elsewhere whoever does this needs a time limit."""
     near, far = pair
     poller.add(near.fileno(), READ)
     poller.arm(near.fileno(), 0)
@@ -180,7 +180,7 @@ def test_who_has_hung_up_is_told_apart_but_not_while_it_is_written_to() -> None:
         assert poll_until(poller, near.fileno()) == [(near.fileno(), READ | HUNG_UP)]
         poller.arm(near.fileno(), WRITE)
         assert poll_until(poller, near.fileno()) == [(near.fileno(), WRITE)]
-        # Or it would be told so again and again while there is no room.
+        # Or it would be reported again and again while there is no room.
         poller.arm(near.fileno(), 0)
         assert_silent(poller)
     poller.close()
@@ -275,7 +275,7 @@ def test_a_wake_is_taken_up_by_one_poll(poller: Poller) -> None:
     poller.wake()
     assert poller.poll(PATIENCE_S) == []
     assert not select.select([pipe.fd], [], [], 0)[0]
-    pipe.drain()
+    pipe.empty()
 
 
 def test_a_listener_s_number_may_be_a_connection_s_next(poller: Poller, pair: Pair) -> None:

@@ -330,7 +330,7 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
     pool.start()
     pool.push(lambda: gate)
     assert gate.entered.wait(PATIENCE_S)
-    pool.monitor.run(10 * PATIENCE_S)  # only the interrupt ends it
+    pool.monitor.watch(10 * PATIENCE_S)  # only the interrupt ends it
     assert ticks >= 2
     pool.stop()
     gate.release()
@@ -338,7 +338,7 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_of_our_own_is_told(harness: Harness, start: Start) -> None:
+def test_error_of_our_own_is_reported(harness: Harness, start: Start) -> None:
     def fail() -> None:
         raise RuntimeError("an error of our own")
 

@@ -23,7 +23,7 @@ LONG_S = 10.0
 
 
 def test_without_a_turn_it_sleeps(monitored: Monitored) -> None:
-    monitored.pool.monitor.run(LONG_S)
+    monitored.pool.monitor.watch(LONG_S)
     assert monitored.pauses == [LONG_S]
     assert monitored.now == pytest.approx(100.0 + LONG_S)
     assert not monitored.alarms
@@ -43,7 +43,7 @@ def test_quick_turns_put_it_off_and_now_and_then_only(monitored: Monitored) -> N
 
     monitored.follow(*monitored.others)
     monitored.at_pause = come_and_go
-    monitored.pool.monitor.run(LONG_S)
+    monitored.pool.monitor.watch(LONG_S)
     assert len(monitored.pauses) == 2  # once after the last turn
     assert turns / 10 <= len(monitored.alarms) <= turns / 4
     assert monitored.leader is monitored.first
@@ -57,7 +57,7 @@ def test_a_turn_that_begins_while_it_sleeps_is_seen(monitored: Monitored) -> Non
         monitored.enter(monitored.first)
 
     monitored.at_pause = begin
-    monitored.pool.monitor.run(LONG_S)
+    monitored.pool.monitor.watch(LONG_S)
     assert monitored.leader is monitored.spare
     assert monitored.pauses[1] <= LONG_S - 1
 
@@ -136,7 +136,7 @@ def test_an_interrupt_is_not_put_off(monitored: Monitored) -> None:
         monitored.enter(monitored.first)
 
     monitored.at_pause = interrupt
-    monitored.pool.monitor.run(LONG_S)
+    monitored.pool.monitor.watch(LONG_S)
     assert monitored.now == pytest.approx(100.0 + TICK_S)
 
 
@@ -181,7 +181,7 @@ def test_turns_at_work_are_looked_in_on_less_often(
     def look_in_on_a_turn() -> None:
         monitored.enter(monitored.leader)
         monitored.now += 2 * TICK_S
-        monitor.run(0)
+        monitor.watch(0)
         monitored.leader.busy = False
 
     assert guarded_ticks() == pytest.approx(1.5)
@@ -194,7 +194,7 @@ def test_turns_at_work_are_looked_in_on_less_often(
     assert guarded_ticks() == pytest.approx(1.5)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not tell")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not report it")
 def test_whether_a_thread_runs() -> None:
     assert module.is_running(threading.current_thread())
     gate = threading.Lock()
@@ -219,7 +219,7 @@ def test_without_a_follower_a_spare_is_promoted(monitored: Monitored) -> None:
     assert not monitored.polls  # the monitor never does
 
 
-def test_saturation_is_told_before_the_spare_polls(monitored: Monitored) -> None:
+def test_saturation_is_reported_before_the_spare_polls(monitored: Monitored) -> None:
     gate: list[bool] = []
     monitored.at_saturation = lambda: gate.append(monitored.spare.gate.locked())
     monitored.enter(monitored.first)
@@ -288,14 +288,14 @@ def test_a_spare_that_polls_helps_nobody_who_waits(monitored: Monitored) -> None
     assert monitored.pool.exhaustion.since == since
 
 
-def test_what_no_thread_is_free_for_is_told_before_it_can_be_taken(monitored: Monitored) -> None:
+def test_job_without_a_free_thread_is_reported_before_it_is_taken(monitored: Monitored) -> None:
     pool = monitored.pool
-    told: list[tuple[str, list[str]]] = []
-    monitored.at_queued = lambda job: told.append((job, list(pool.ready)))
+    reported: list[tuple[str, list[str]]] = []
+    monitored.at_queued = lambda job: reported.append((job, list(pool.ready)))
     exhaust(monitored)
     pool.work.append(lambda: "request")
     monitored.serve(monitored.spare)
-    assert told == [("request", [])]
+    assert reported == [("request", [])]
     assert list(pool.ready) == ["request"]
 
 
@@ -325,15 +325,15 @@ def test_it_stays_awake_while_something_is_sent_at_its_ticks(monitored: Monitore
 
 def test_an_interrupt_ends_it_and_the_next_one_begins_anew(monitored: Monitored) -> None:
     monitored.at_pause = monitored.pool.monitor.interrupt
-    monitored.pool.monitor.run(LONG_S)
+    monitored.pool.monitor.watch(LONG_S)
     assert monitored.now < 100.0 + LONG_S
     assert len(monitored.pauses) == 1
     monitored.at_pause = lambda: setattr(monitored, "now", monitored.now + LONG_S)
-    monitored.pool.monitor.run(LONG_S)
+    monitored.pool.monitor.watch(LONG_S)
     assert monitored.now >= 100.0 + LONG_S
     monitored.pool.monitor.interrupt()
     before = len(monitored.ticks)
-    monitored.pool.monitor.run(LONG_S)  # an interrupt that came before counts
+    monitored.pool.monitor.watch(LONG_S)  # an interrupt that came before counts
     assert len(monitored.ticks) == before
     monitored.pool.monitor.interrupt()
     monitored.pool.monitor.interrupt()  # a second one does no harm

@@ -35,9 +35,9 @@ def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> A
         cfg.set(name, value)
     own, fixed = split_options(attributes or {})
     worker = type("Configured", (FastWorker,), own)
-    told = dataclasses.replace(options(worker, Settings(cfg)), **fixed)
+    chosen = dataclasses.replace(options(worker, Settings(cfg)), **fixed)
     parser = parsers(worker, Settings(cfg))(PEER)
-    return lambda: Receiver(parser, PEER, told, Budget(told.bodies_on_disk_bytes))
+    return lambda: Receiver(parser, PEER, chosen, Budget(chosen.bodies_on_disk_bytes))
 
 
 def receiver(**more: Any) -> Any:

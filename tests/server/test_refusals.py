@@ -1,4 +1,4 @@
-"""What a client is told when its request is not served, and what becomes of the connection."""
+"""What a client gets when its request is not served, and what becomes of the connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return [b"hello"]
 
 
-def told(bench: Bench, *pieces: bytes, ends: bool = False) -> int | None:
+def status_of(bench: Bench, *pieces: bytes, ends: bool = False) -> int | None:
     """The status of the answer; None where the connection ends without one."""
     client = bench.connect()
     for piece in pieces:
@@ -52,7 +52,7 @@ STREAMED = {"buffer_bodies": False, "body_timeout_s": 0.05}
 def test_a_streamed_body_that_stops(make_bench: MakeBench, framing: bytes) -> None:
     bench = make_bench(echo, attributes=STREAMED)
     bench.clock.runs = True
-    assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing) == 408
+    assert status_of(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing) == 408
     ((asked, status, size),) = bench.log.requests
     assert (asked, status) == ("POST /", "408 Request Timeout")
     assert size > 100  # the page
@@ -73,7 +73,7 @@ def test_a_body_that_is_cut_off_reaches_no_app_as_whole(
         return hello(environ, start_response)
 
     bench = make_bench(app, attributes={"buffer_bodies": not streamed})
-    assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing, ends=True) is None
+    assert status_of(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing, ends=True) is None
     assert not seen
     assert not bench.log.errors
     assert not bench.server.registry.connections
@@ -83,7 +83,7 @@ def test_a_body_that_is_cut_off_reaches_no_app_as_whole(
 def test_malformed_chunks(make_bench: MakeBench, streamed: bool) -> None:
     bench = make_bench(echo, attributes={"buffer_bodies": not streamed}, keepalive=5)
     head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert told(bench, head + b"1\r\nab\r\n") == 400
+    assert status_of(bench, head + b"1\r\nab\r\n") == 400
     assert bench.log.says("a chunk is longer than its size says")
     ((asked, status, size),) = bench.log.requests
     assert (asked, status) == ("POST /", "400 Bad Request")
@@ -103,7 +103,7 @@ def test_an_app_that_wraps_the_failure_of_its_body(make_bench: MakeBench) -> Non
 
     bench = make_bench(app, attributes=STREAMED)
     bench.clock.runs = True
-    assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n") == 408
+    assert status_of(bench, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n") == 408
     assert not bench.log.errors
 
 
@@ -117,11 +117,11 @@ def test_trailers_reach_the_request(make_bench: MakeBench) -> None:
         attributes = {"buffer_bodies": not streamed}
         bench = make_bench(echo, attributes=attributes, keepalive=5, post_request=note)
         head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-        assert told(bench, head + b"1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n") == 200
+        assert status_of(bench, head + b"1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n") == 200
         assert trailers.pop() == [("X-SUM", "1")]
         # gunicorn's policy goes on applying to them.
         bench = make_bench(echo, attributes=attributes, header_map="refuse")
-        assert told(bench, head + b"1\r\na\r\n0\r\nX_Sum: 1\r\n\r\n") == 400
+        assert status_of(bench, head + b"1\r\na\r\n0\r\nX_Sum: 1\r\n\r\n") == 400
 
 
 @pytest.mark.parametrize(
@@ -139,15 +139,15 @@ def test_a_host_that_is_missing_or_malformed(
 ) -> None:
     """RFC 9112 section 3.2."""
     bench = make_bench(hello, keepalive=5)
-    assert told(bench, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
+    assert status_of(bench, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
     if status == 400:
         (line,) = bench.log.lines[-1:]
         assert line.startswith("Invalid request from ")
         assert not bench.log.errors
     if host.count(b"Host") < 2:  # that one is gunicorn's own rule
         lax = make_bench(hello, keepalive=5, attributes={"check_host": False})
-        assert told(lax, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == 200
-    assert told(bench, b"GET / HTTP/1.0\r\n\r\n") == 200
+        assert status_of(lax, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == 200
+    assert status_of(bench, b"GET / HTTP/1.0\r\n\r\n") == 200
 
 
 def test_an_error_has_no_body_for_head(make_bench: MakeBench) -> None:
@@ -175,7 +175,7 @@ def test_an_error_has_no_body_for_head(make_bench: MakeBench) -> None:
 )
 def test_a_malformed_proxy_header(make_bench: MakeBench, header: bytes) -> None:
     bench = make_bench(hello, proxy_protocol="auto", proxy_allow_ips="*")
-    assert told(bench, header + b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") == 400
+    assert status_of(bench, header + b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") == 400
     assert not bench.log.errors
     assert len(bench.log.lines) == 1
 
@@ -213,11 +213,11 @@ def test_bodies_that_find_no_room_on_disk(make_bench: MakeBench) -> None:
     first = bench.connect()
     first.send(head + bytes(90))
     bench.run()
-    assert told(bench, head + bytes(100)) == 503
+    assert status_of(bench, head + bytes(100)) == 503
     first.send(bytes(10))
     bench.run()
     assert first.read_response().body == bytes(100)
-    assert told(bench, head + bytes(100)) == 200  # the room has been given back
+    assert status_of(bench, head + bytes(100)) == 200  # the room has been given back
 
 
 def test_hosts_that_were_in_order_excuse_no_others(make_bench: MakeBench) -> None:
@@ -231,5 +231,5 @@ def test_hosts_that_were_in_order_excuse_no_others(make_bench: MakeBench) -> Non
         (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
     ):
-        assert told(bench, good) == 200
-        assert told(bench, head) == status, head
+        assert status_of(bench, good) == 200
+        assert status_of(bench, head) == status, head

@@ -337,8 +337,8 @@ def test_write_without_end_ends_at_the_content_length(ask: Ask, swallows: bool) 
     assert asked.body == b"12312"
     assert asked.bench.log.requests == [("GET /", "200 OK", 5)]
     complaints = asked.bench.log.lines[1:] + [str(error) for error in asked.bench.log.errors]
-    told = [each for each in complaints if "longer than its Content-Length, 5" in each]
-    assert len(told) == 1
+    logged = [each for each in complaints if "longer than its Content-Length, 5" in each]
+    assert len(logged) == 1
     assert asked.bench.log.says("Error handling request GET /") is not swallows
     assert asked.is_closed is not swallows
 

@@ -108,7 +108,7 @@ def test_what_an_app_must_not_do_is_a_500(ask: Ask, name: str) -> None:
         assert "give a str" in str(asked.bench.log.errors[0])
 
 
-def test_a_value_that_is_refused_is_not_told(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
     """It may be a secret; its name is not."""
     errors: list[Exception] = []
 

@@ -1,4 +1,4 @@
-"""Threads that are all stuck: told once for each time, with what they are doing."""
+"""Threads that are all stuck: reported once for each time, with what they are doing."""
 
 from __future__ import annotations
 

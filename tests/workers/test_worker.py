@@ -134,7 +134,7 @@ class Pool:
         self.said.append("sweep")
         task()
 
-    def run(self, seconds: float) -> None:
+    def watch(self, seconds: float) -> None:
         self.said.append("monitor")
         self.rounds.append(seconds)
         if not self.at_monitor:

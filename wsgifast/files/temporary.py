@@ -112,7 +112,7 @@ class TemporaryFile(io.BufferedReader):
         super().__init__(cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0)))
 
     def append(self, data: bytes | bytearray) -> FileSegment:
-        """Append bytes; returns the run that they take up.
+        """Append bytes; returns the part of the file that they take up.
 
         :raises OSError: if the disk or its budget is full; nothing was appended.
         """

@@ -1,4 +1,4 @@
-"""What waits for one client, in order: bytes in memory and runs of files.
+"""What waits for one client, in order: bytes in memory and parts of files.
 
 A plain data structure without a socket. Every call needs the queue's lock, except for
 :meth:`Backlog.spill`.
@@ -45,7 +45,7 @@ class Spilling:
 
 
 class Backlog:
-    """A queue of buffers and runs of files.
+    """A queue of buffers and parts of files.
 
     :param memory: counts what stays in memory for longer than one send.
     :ivar size: bytes that wait.
@@ -97,7 +97,7 @@ class Backlog:
             self.append(buffer)
 
     def append_file(self, segment: FileSegment) -> None:
-        """Add a run of a file; its descriptor is closed once it is sent."""
+        """Add a part of a file; its descriptor is closed once it is sent."""
         self.size += segment.size
         self._items.append(segment)
         self.use(segment.fd)
@@ -348,7 +348,7 @@ class OutputMemory(Budget):
         super().__init__(limit_bytes)
         self.disk = disk
         self._warn = warn
-        self._told = False
+        self._warned = False
         self._warned_at = -_WARN_AGAIN_S  # of a failed spill; monotonic
 
     @property
@@ -364,8 +364,8 @@ class OutputMemory(Budget):
         if super().take(size):
             return True
         with self._lock:
-            told, self._told = self._told, True
-        if not told:
+            warned, self._warned = self._warned, True
+        if not warned:
             self._warn(
                 "Slow clients leave more than %d bytes waiting in memory: from now on what "
                 "exceeds it goes to temporary files in %s",

@@ -107,7 +107,7 @@ class Connection(Endpoint):
         """End a connection whose deadline has passed; the sweep owns it.
 
         But not if a request has arrived that a busy server has not read yet: its client could not
-        tell whether it was processed (RFC 9110 section 9.2.2).
+        know whether it was processed (RFC 9110 section 9.2.2).
         """
         if self.state is IDLE and self.deadline != _LAST_TURN and self.has_unread():
             self.deadline = _LAST_TURN
@@ -140,7 +140,7 @@ class Connection(Endpoint):
             ip = self.peer[0] if isinstance(self.peer, tuple) else ""
             self._core.log.warning("Invalid request from ip=%s: %s", ip, error)
             self._core.on_handshake_end(self)
-            self.leave()  # OpenSSL has sent an alert: the client is to receive it
+            self.linger()  # OpenSSL has sent an alert: the client is to receive it
             return None
         except (OSError, ValueError) as error:
             self._core.log.debug("TLS handshake failed: %s", error)
@@ -290,7 +290,7 @@ class Connection(Endpoint):
         """Hand the socket to the app, once the client has taken all queued output."""
         if not self.hijacked:
             self.hijacked = True
-            self.output.drain()
+            self.output.wait_until_sent()
             self.sock.setblocking(True)
         return self.sock
 
@@ -345,7 +345,7 @@ class Connection(Endpoint):
             if exchange.body is not None:
                 exchange.body.close()
         if not stays:
-            self.leave()
+            self.linger()
             return
         if self.output.held is not None or self.output.backlog is not None:
             self.output.reset()
@@ -361,8 +361,8 @@ class Connection(Endpoint):
     def _skip(self, events: int) -> None:
         """Discard the rest of a body that the app has not read, and go on to the next request.
 
-        The client has been told that the connection stays open: closing it now could lose its next
-        request.
+        The head of the response says that the connection stays open: closing it now could lose the
+        client's next request.
         """
         body = self._unread
         assert body is not None
@@ -375,7 +375,7 @@ class Connection(Endpoint):
         elif body.failure is None:
             self.wait(READ)
         else:
-            self.leave()
+            self.linger()
 
     def _let_go(self) -> bool:
         if self.state is HANDSHAKE:
@@ -404,7 +404,7 @@ _IN_STATE: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], s
     RECEIVING: (Connection._receive_rest, Connection._time_out, "head"),
     RUNNING: (Connection._send, Connection._stall, "send"),
     SENDING: (Connection._send, Connection._stall, "send"),
-    SKIPPING: (Connection._skip, Connection.leave, "body"),
+    SKIPPING: (Connection._skip, Connection.linger, "body"),
     LINGERING: (Connection._discard, Connection.close, ""),
     CLOSED: (lambda connection, events: None, Connection.close, ""),
 }

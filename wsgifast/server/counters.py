@@ -175,7 +175,7 @@ def _state_of(connection: Endpoint) -> str:
 
 
 def _backlog(listeners: Iterable[socket.socket]) -> tuple[int, int] | None:
-    """The longest accept queue, and its limit; None where the system does not tell."""
+    """The longest accept queue, and its limit; None where the system does not report it."""
     found = []
     for listener in listeners:
         if listener.family not in (socket.AF_INET, socket.AF_INET6):

@@ -275,7 +275,7 @@ class Endpoint:
         return self.state is IDLE or self.state is SKIPPING or self.state is HANDSHAKE
 
     def owes_goaway(self) -> bool:
-        """Whether it speaks HTTP/2 and its client has not been told that the server ends."""
+        """Whether it speaks HTTP/2 and its client has got no GOAWAY from a server that ends."""
         return False
 
     def _let_go(self) -> bool:
@@ -340,7 +340,7 @@ class Endpoint:
             # Not SSLSocket's: another thread may use its TLS object.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
-    def leave(self) -> None:
+    def linger(self) -> None:
         """End the connection so that the client can read the whole response.
 
         Only the sending side is shut down, and what the client still sends is discarded until it

@@ -1,6 +1,6 @@
 """The monitor: sees that the pool's lead is with a thread that can poll.
 
-It runs in the main thread and never blocks: it neither polls nor receives, and calls only
+It works in the main thread and never blocks: it neither polls nor receives, and calls only
 `on_tick`, `on_saturation` and what its caller does between rounds. So it notices every leader that
 is blocked.
 
@@ -68,7 +68,7 @@ class Monitor:
     :param leader: returns the current leader.
     :param replace: called with a leader that is to be replaced.
     :param on_tick: see :class:`~.pool.Work`.
-    :ivar ticking: whether it runs, so that a requested tick comes.
+    :ivar ticking: whether it watches, so that a requested tick comes.
     :ivar guard_at: a thread that begins a turn after this time calls :meth:`guard`; monotonic.
     """
 
@@ -90,7 +90,7 @@ class Monitor:
         self._alarm = make_alarm()
         self._interrupted = False
 
-    def run(self, seconds: float) -> None:
+    def watch(self, seconds: float) -> None:
         """Watch the leader for some time.
 
         :param seconds: when to return, unless :meth:`interrupt` is called before.
@@ -128,14 +128,14 @@ class Monitor:
             self._alarm.set(self._patience_s + half)
 
     def request_tick(self) -> bool:
-        """Have `on_tick` called within TICK_S; False if the monitor does not run."""
+        """Have `on_tick` called within TICK_S; False if the monitor does not watch."""
         if not self._tick_requested:
             self._tick_requested = True
             self._alarm.set(TICK_S)
         return self.ticking
 
     def interrupt(self) -> None:
-        """Make :meth:`run`, or its next call, return; safe in a signal handler."""
+        """Make :meth:`watch`, or its next call, return; safe in a signal handler."""
         self._interrupted = True
         self._alarm.set(0)
 
@@ -156,7 +156,7 @@ class Monitor:
 
 
 def is_running(thread: threading.Thread | None) -> bool:
-    """Whether a thread runs or waits for a CPU; False where the system does not tell."""
+    """Whether a thread runs or waits for a CPU; False where the system does not report it."""
     try:
         with open(f"/proc/self/task/{thread and thread.native_id}/stat", "rb", 0) as file:
             # proc_pid_stat(5): the name in parentheses may have any character in it.
@@ -189,7 +189,7 @@ class Watchdog:
         self._kill = kill
         self._turns: _Turns = []
         self._since = 0.0
-        self._told = self._killed = False
+        self._warned = self._killed = False
 
     def look(self, now: float) -> None:
         """Check now.
@@ -199,13 +199,13 @@ class Watchdog:
         turns = self._look_at_turns()
         if turns != self._turns or any(turn is None for _, _, turn in turns):
             self._turns, self._since = turns, now
-            if self._told:
-                self._told = self._killed = False
+            if self._warned:
+                self._warned = self._killed = False
                 self._log.warning("A thread is free again")
             return
         stuck_s = now - self._since
-        if stuck_s >= self._after_s and not self._told:
-            self._told = True
+        if stuck_s >= self._after_s and not self._warned:
+            self._warned = True
             self._log.error(
                 "All %d threads have been in the same request for %.0f s; nobody else is "
                 "answered.\n%s",

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-The *writer*, which is the app's thread or the one that answers an error, hands over bytes and runs
+The *writer*, which is the app's thread or the one that answers an error, hands over bytes and parts
 of files, in order. They are sent at once as far as the kernel takes them (sending.py). What it has
 not taken waits in the backlog (backlog.py), and the queue is *draining*: the thread that gets the
 socket's next event goes on, and the writer does not wait for it. From then on two threads may use
@@ -22,10 +22,10 @@ that takes the lock next adds them to the backlog.
                  --a block, before a slow client--> held --the queue is empty, or enough--> queued
 
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
-run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as
-with nginx's proxy_buffering). A temporary file is also used when all queues together hold too much
-memory. A disk thread writes it without the lock; the writer waits for it only if there is too much
-in memory meanwhile.
+run ahead*, goes on into a temporary file, so that a slow client does not occupy the app's thread
+(as with nginx's proxy_buffering). A temporary file is also used when all queues together have too
+much in memory. A disk thread writes it without the lock; the writer waits for it only if there is
+too much in memory meanwhile.
 
 *Disk.* An event's thread sends a file only as far as the page cache has it. For the rest, a disk
 thread makes one step without the lock, and waits for the socket again. No other thread sends
@@ -203,7 +203,7 @@ class OutputQueue:
             self._wait_for_disk(backlog)
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
-        """Send a head, which may be empty, and a run of a file, through a duplicate of `fd`.
+        """Send a head, which may be empty, and a part of a file, through a duplicate of `fd`.
 
         :raises OSError: if no descriptor is left; nothing was sent.
         """
@@ -234,7 +234,7 @@ class OutputQueue:
         with self.lock:  # the monitor's tick may have taken blocks that it has not queued yet
             return not self.draining
 
-    def drain(self) -> None:
+    def wait_until_sent(self) -> None:
         """Send everything, and wait until the client has taken it or is given up."""
         self.flush()
         with self.lock:

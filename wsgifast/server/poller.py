@@ -119,7 +119,7 @@ class EpollPoller:
         wake_fd = self._pipe.fd
         for event in events:
             if event[0] == wake_fd:
-                self._pipe.drain()
+                self._pipe.empty()
                 # It may be among the events more than once, if several calls were made.
                 return [each for each in events if each[0] != wake_fd]
         return events
@@ -178,7 +178,7 @@ class SelectorsPoller:
             for key, mask in ready:
                 fd = key.fd
                 if fd == self._pipe.fd:
-                    self._pipe.drain()
+                    self._pipe.empty()
                     continue
                 if fd not in self._listeners:
                     self._change(fd, 0)
@@ -221,7 +221,7 @@ Poller: TypeAlias = EpollPoller | SelectorsPoller
 
 
 class _WakePipe:
-    """A pipe that makes a poll return; each wake-up is one byte, which the poll drains."""
+    """A pipe that makes a poll return; each wake-up is one byte, which the poll reads."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -233,7 +233,7 @@ class _WakePipe:
         with contextlib.suppress(OSError):
             os.write(self._write_fd, b"\0")
 
-    def drain(self) -> None:
+    def empty(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
 

@@ -99,7 +99,7 @@ class Exchange:
         self.queued = self.begun = self.answered = 0.0
 
     def declare_length(self, size: int) -> None:
-        """Tell the app the length of a body that has come without one, and was received whole.
+        """Set the length of a body that has come without one, and was received whole.
 
         Apps go by CONTENT_LENGTH (PEP 3333): Django takes a body without one for empty. Chunks are
         gone by now (RFC 9112 section 7.1.3 has a decoder do the same); where another coding is left

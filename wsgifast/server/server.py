@@ -1,4 +1,4 @@
-"""The server: it wires the parts together, and runs them from start to end.
+"""The server: it wires the parts together, starts them and ends them.
 
 It owns the registry, the pool, the poller, the acceptor and what all connections share. The
 application decides what is served. Signals, and everything else about the process, are left to the
@@ -133,7 +133,7 @@ class Server:
         self.pool.start()
         while not self._stopping and not self.pool.failed and beat():
             self._sweep_soon()
-            self.pool.monitor.run(_ROUND_S)
+            self.pool.monitor.watch(_ROUND_S)
 
     def finish(self, beat: Callable[[], object]) -> None:
         """Let requests finish within the time given to :meth:`stop`; then drop the rest.
@@ -180,7 +180,7 @@ class Server:
             self._send_goaways(now)
             beat()
             self._sweep_soon()
-            self.pool.monitor.run(min(_LAST_ROUND_S, self._end_at - now))
+            self.pool.monitor.watch(min(_LAST_ROUND_S, self._end_at - now))
         self.pool.stop()
 
     def stop(self, *, within_s: float | None = None) -> None:

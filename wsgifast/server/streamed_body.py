@@ -147,7 +147,7 @@ def receive_blocking(
 ) -> bytes:
     """Wait until a non-blocking socket has data, and receive once.
 
-    :param lock: held while receiving, not while waiting.
+    :param lock: taken to receive, not to wait.
     :param size: the most bytes.
     :returns: b"" at the end of the connection.
     :raises RequestError: if nothing arrives in time.

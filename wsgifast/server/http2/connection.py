@@ -100,7 +100,7 @@ class HTTP2Connection(Endpoint):
         self._is_in_turn = True
         with self._lock:
             if exchange is not None:
-                with contextlib.suppress(ClientGone):  # the owner's next event tells of it
+                with contextlib.suppress(ClientGone):  # the owner's next event reports it
                     self.output.write_all((_SWITCH,))
                 self._frames.begin(exchange.upgrade)
                 is_head = exchange.req.method == "HEAD"
@@ -207,7 +207,7 @@ class HTTP2Connection(Endpoint):
                 else:
                     self.wait(awaited)
         if ends:
-            self.leave()
+            self.linger()
             return None
         for stream in ready[1:]:
             self._run_soon(stream)
@@ -408,7 +408,7 @@ class HTTP2Connection(Endpoint):
 
     def end_stream(self, stream: Stream) -> None:
         if self._forget(stream):
-            self.leave()
+            self.linger()
 
     def _forget(self, stream: Stream) -> bool:
         """Drop a stream that is over; returns whether it was the last of a lost connection."""
@@ -431,7 +431,7 @@ class HTTP2Connection(Endpoint):
             return False
 
     def send_goaway(self) -> None:
-        """Tell the client, in two steps, to make new requests elsewhere (RFC 9113 section 6.8)."""
+        """Have the client, in two steps, make new requests elsewhere (RFC 9113 section 6.8)."""
         now = time.monotonic()
         with self._lock:
             if self._second_goaway_at is None:

@@ -1,4 +1,4 @@
-"""What a server tells of itself: its connections by state, what waits, and what it has counted."""
+"""What a server reports of itself: connections by state, what waits, and what it has counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeBench = Callable[..., Bench]
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
 
 
-def figures_of(server: Server) -> dict[str, Any]:
+def gauges_of(server: Server) -> dict[str, Any]:
     """By the metric's name without its prefix; those of connections by state alone."""
     return {
         (labels[0] if labels else metric.name.removeprefix("wsgifast_")): value
@@ -38,12 +38,12 @@ def test_connections_by_state(make_bench: MakeBench) -> None:
     bench.begin(HEAD + b"01234")
     bench.begin()  # takes nothing of what is sent
     bench.begin(b"nonsense\r\n\r\n")
-    figures = figures_of(bench.server)
+    values = gauges_of(bench.server)
     connections = {"idle": 1, "head": 1, "body": 1, "sending": 1, "closing": 1}
-    assert figures.items() >= connections.items()
-    assert "running" not in figures
-    assert figures["slow_clients"] == 1
-    assert 0 < figures["output_queued_bytes"] <= LARGE
+    assert values.items() >= connections.items()
+    assert "running" not in values
+    assert values["slow_clients"] == 1
+    assert 0 < values["output_queued_bytes"] <= LARGE
     assert bench.server.counters.accepted == 5
     assert bench.server.counters.refused == {400: 1}
 
@@ -53,10 +53,10 @@ def test_what_waits_in_temporary_files(make_bench: MakeBench) -> None:
     bench = make_bench(large, attributes=attributes)
     bench.begin(HEAD.replace(b"10", b"9000") + bytes(5000))
     bench.begin()
-    figures = figures_of(bench.server)
-    assert figures["request_bodies_spooled_bytes"] == 5000
-    assert figures["output_spooled_bytes"] > LARGE // 2
-    assert figures["output_queued_bytes"] <= 16 * 1024
+    values = gauges_of(bench.server)
+    assert values["request_bodies_spooled_bytes"] == 5000
+    assert values["output_spooled_bytes"] > LARGE // 2
+    assert values["output_queued_bytes"] <= 16 * 1024
 
 
 def test_whose_time_was_over(make_bench: MakeBench) -> None:
@@ -98,13 +98,13 @@ def test_requests_that_no_thread_is_free_for(make_bench: MakeBench) -> None:
     job = bench.take_up()
     assert job is not None
     bench.leave_waiting(job)
-    figures = figures_of(bench.server)
-    assert (figures["threads"], figures["threads_busy"], figures["requests_waiting"]) == (3, 0, 1)
+    values = gauges_of(bench.server)
+    assert (values["threads"], values["threads_busy"], values["requests_waiting"]) == (3, 0, 1)
     bench.clock.now += 2.5
     bench.answer(bench.take_waiting())
     assert bench.server.counters.take_waits() == [2.5]
     assert bench.server.counters.take_waits() == []
-    assert figures_of(bench.server)["requests_waiting"] == 0
+    assert gauges_of(bench.server)["requests_waiting"] == 0
 
 
 def test_a_thread_that_takes_what_has_waited_says_so(monitored: Monitored) -> None:
@@ -130,15 +130,15 @@ def test_waits_that_nobody_asks_for_are_limited() -> None:
     assert len(counters.take_waits()) == _MOST_WAITS
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
 @pytest.mark.parametrize("waiting", [0, 3])
 def test_the_accept_backlog(make_bench: MakeBench, waiting: int) -> None:
     bench = make_bench(echo)
     with socket.create_server(("127.0.0.1", 0), backlog=17) as listener:
         bench.begin_anew(listener)
         clients = [socket.create_connection(listener.getsockname()) for _ in range(waiting)]
-        figures = figures_of(bench.server)
-        assert (figures["accept_backlog"], figures["accept_backlog_limit"]) == (waiting, 17)
+        values = gauges_of(bench.server)
+        assert (values["accept_backlog"], values["accept_backlog_limit"]) == (waiting, 17)
         for client in clients:
             client.close()
-    assert "accept_backlog" not in figures_of(bench.server)
+    assert "accept_backlog" not in gauges_of(bench.server)
