@@ -50,7 +50,7 @@ def samples(directory: Directory) -> Samples:
     return parsed(directory.text()[1])
 
 
-def test_what_the_dead_have_counted_lasts(path: Path) -> None:
+def test_counters_of_ended_processes_last(path: Path) -> None:
     directory = Directory(str(path), own=True)
     report()
     for deaths in (1, 2, 3):
@@ -103,7 +103,7 @@ class Mortal:
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_nothing_is_counted_twice_whenever_its_exporter_is_killed(
+def test_exporter_killed_anywhere_counts_nothing_twice(
     path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
 ) -> None:
     for steps in itertools.count():
@@ -134,7 +134,7 @@ prometheus_client.Gauge("queue", "Queue.", multiprocess_mode="livesum").set(3)
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_an_apps_own_metrics(path: Path, own: bool) -> None:
+def test_apps_own_metrics_are_cleaned_up_in_our_directory_alone(path: Path, own: bool) -> None:
     subprocess.run([sys.executable, "-c", APPS_OWN], check=True)
     directory = Directory(str(path), own=own)
     before = {file.name for file in path.iterdir()}
@@ -145,7 +145,7 @@ def test_an_apps_own_metrics(path: Path, own: bool) -> None:
     assert ({file.name for file in path.iterdir()} == before) is not own
 
 
-def test_what_was_left_unfinished(path: Path) -> None:
+def test_unfinished_file_is_skipped(path: Path) -> None:
     directory = Directory(str(path), own=True)
     in_a_child(report)
     (path / "counter_wsgifast-1-1.db").touch()  # killed as it made it
@@ -156,7 +156,7 @@ def test_what_was_left_unfinished(path: Path) -> None:
     assert not (path / "counter_wsgifast-1-2.db").exists()
 
 
-def test_a_plan_touches_no_file_elsewhere(path: Path) -> None:
+def test_plan_touches_no_file_elsewhere(path: Path) -> None:
     directory, elsewhere = path / "metrics", path / "elsewhere"
     directory.mkdir()
     elsewhere.touch()
@@ -170,7 +170,7 @@ def test_a_plan_touches_no_file_elsewhere(path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_process_is_told_from_a_later_one_of_its_pid() -> None:
+def test_process_differs_from_a_later_one_of_its_pid() -> None:
     sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     name = name_of_process(sleeping.pid)
     assert pid_in(name) == sleeping.pid
@@ -185,5 +185,5 @@ def test_a_process_is_told_from_a_later_one_of_its_pid() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "wsgifast-dead", "wsgifast-0-0", "123", "wsgifast-1-x"])
-def test_what_is_no_process(name: Any) -> None:
+def test_invalid_name_is_no_live_process(name: Any) -> None:
     assert not is_alive(name)

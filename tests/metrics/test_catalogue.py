@@ -9,7 +9,7 @@ from wsgifast.metrics.catalogue import ATTRIBUTES, CATALOGUE
 METRICS = list(CATALOGUE.values())
 
 
-def test_a_name_says_its_unit_and_kind() -> None:
+def test_metric_name_ends_with_its_unit_and_kind() -> None:
     for metric in METRICS:
         assert re.fullmatch(r"(http_server|wsgifast)_[a-z_]+", metric.name), metric
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
@@ -23,7 +23,7 @@ def test_a_name_says_its_unit_and_kind() -> None:
         assert metric.across == "sum" or metric.kind == "gauge", metric
 
 
-def test_names_of_the_semantic_conventions() -> None:
+def test_names_are_those_of_the_semantic_conventions() -> None:
     names = {metric.opentelemetry_name: metric.unit for metric in METRICS}
     assert names["http.server.request.duration"] == "s"
     assert names["http.server.response.body.size"] == "By"

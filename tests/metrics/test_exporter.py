@@ -44,7 +44,7 @@ def asked(address: Address, path: str) -> tuple[int, bytes]:
             return error.code, error.read()
 
 
-def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
+def test_silent_clients_do_not_delay_others(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with serving(tmp_path) as address:
         with contextlib.ExitStack() as silent:
@@ -60,7 +60,7 @@ def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
     address.check_free()
 
 
-def test_the_oldest_client_gives_way_to_one_too_many(
+def test_client_beyond_the_limit_replaces_the_oldest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Handler, "timeout", 600)
@@ -82,7 +82,7 @@ def test_the_oldest_client_gives_way_to_one_too_many(
     wait_for(lambda: not {*threading.enumerate()} - before, "its threads end")
 
 
-def test_who_cannot_find_out_goes_on(tmp_path: Path) -> None:
+def test_exporter_that_cannot_read_the_address_goes_on(tmp_path: Path) -> None:
     export = Export(str(tmp_path), True, "127.0.0.1:1", name_of_process(os.getpid()))
     export.announce()
     exporter = _Exporter(export)
@@ -111,7 +111,7 @@ def test_head_has_no_body(path: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x"])
-def test_what_is_old_since_there_is_no_room_is_not_told(
+def test_full_disk_fails_the_scrape(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path) as address:
@@ -123,7 +123,7 @@ def test_what_is_old_since_there_is_no_room_is_not_told(
     assert b"bytes are free for metrics" in body
 
 
-def test_a_file_without_values_is_named(tmp_path: Path) -> None:
+def test_file_without_values_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "counter_7.db").write_bytes(struct.pack("=i", 64) + b"\xff" * 60)
     logged: list[str] = []
     with serving(tmp_path, logged.append) as address:
@@ -135,7 +135,7 @@ def test_a_file_without_values_is_named(tmp_path: Path) -> None:
     assert [line for line in logged if "counter_7.db" in line] == logged != []
 
 
-def test_where_no_thread_can_be_had_one_answers_all(
+def test_exporter_without_threads_answers_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:

@@ -26,7 +26,7 @@ ENDING = FREE._replace(accepts=False)
         ([EXHAUSTED._replace(unready_after_s=math.inf)], "ready: 1 of 1 worker"),
     ],
 )
-def test_ready(workers: list[State], text: str) -> None:
+def test_server_with_a_free_worker_is_ready(workers: list[State], text: str) -> None:
     assert readiness(workers, NOW) == (True, text)
 
 
@@ -42,16 +42,16 @@ def test_ready(workers: list[State], text: str) -> None:
         ),
     ],
 )
-def test_not_ready(workers: list[State], text: str) -> None:
+def test_server_without_a_free_worker_is_not_ready(workers: list[State], text: str) -> None:
     assert readiness(workers, NOW) == (False, text)
 
 
 @pytest.mark.parametrize("workers", [[], [FREE], [EXHAUSTED], [SILENT, EXHAUSTED], [ENDING]])
-def test_alive(workers: list[State]) -> None:
+def test_server_with_a_live_worker_is_alive(workers: list[State]) -> None:
     assert liveness(workers, NOW) == (True, "alive")
 
 
-def test_not_alive() -> None:
+def test_server_of_silent_workers_is_not_alive() -> None:
     workers = [SILENT, SILENT._replace(beat_at=NOW - 70.2)]
     assert liveness(workers, NOW) == (False, "no worker has given a sign of life for 70 s")
     assert liveness([SILENT._replace(lost_after_s=math.inf)], NOW).ok

@@ -91,7 +91,7 @@ def answer(
         close_body(body)
 
 
-def test_a_list_is_recorded_when_the_app_returns() -> None:
+def test_list_is_recorded_when_the_app_returns() -> None:
     notes = Notes()
     body = [b"abc"]
     app = WSGIFast(returning(body), metrics=notes)
@@ -119,7 +119,7 @@ def test_request_records_how_its_body_is_sent_and_its_size(
 
 
 @pytest.mark.parametrize("wrapper", [None, wsgiref.util.FileWrapper])
-def test_a_file_is_recorded_when_it_is_closed(tmp_path: Path, wrapper: Any) -> None:
+def test_file_is_recorded_when_it_is_closed(tmp_path: Path, wrapper: Any) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
     environ = new_environ()
@@ -137,7 +137,7 @@ def test_a_file_is_recorded_when_it_is_closed(tmp_path: Path, wrapper: Any) -> N
     assert (request.sent_as, request.size) == ("file" if wrapper else "blocks", 100_000)
 
 
-def test_what_is_read_by_its_wrapper_is_counted() -> None:
+def test_file_read_by_its_wrapper_is_counted() -> None:
     environ = new_environ()
     environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
     notes = Notes()
@@ -148,7 +148,7 @@ def test_what_is_read_by_its_wrapper_is_counted() -> None:
     assert notes.requests[0].size == 5
 
 
-def test_several_ranges(tmp_path: Path) -> None:
+def test_several_ranges_are_recorded_as_segments(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_old(path, b"0123456789")
     environ = new_environ()
@@ -164,7 +164,7 @@ def test_head_has_no_body() -> None:
     assert (request.method, request.sent_as, request.size) == ("HEAD", "no-body", 0)
 
 
-def test_bodies_that_break_their_length() -> None:
+def test_body_of_another_length_is_counted() -> None:
     assert ask(returning([b"abc"], "200 OK", ("Content-Length", "5"))).length_errors == [
         "corrected"
     ]
@@ -178,7 +178,7 @@ def test_bodies_that_break_their_length() -> None:
     assert not notes.clients_left
 
 
-def test_a_client_that_leaves() -> None:
+def test_client_that_leaves_is_counted() -> None:
     notes = Notes()
     app = WSGIFast(returning(iter([b"a", b"b"])), metrics=notes)
     body: Any = app(new_environ(), start)
@@ -188,7 +188,7 @@ def test_a_client_that_leaves() -> None:
     assert notes.requests[0].size == 1
 
 
-def test_an_app_that_raises_is_a_500() -> None:
+def test_app_that_raises_is_recorded_as_500() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response("200 OK", [])
         raise ZeroDivisionError
@@ -199,7 +199,7 @@ def test_an_app_that_raises_is_a_500() -> None:
     assert [request.status for request in notes.requests] == [500]
 
 
-def test_a_lazy_app_says_its_status_late() -> None:
+def test_status_of_a_lazy_app_is_recorded() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("404 Not Found", [])
         yield b"no"
@@ -207,7 +207,9 @@ def test_a_lazy_app_says_its_status_late() -> None:
     assert [request.status for request in ask(app).requests] == [404]
 
 
-def test_a_back_end_that_raises_costs_no_response(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_recorder_is_logged_once_and_costs_no_response(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     app = WSGIFast(returning([b"abc"]), metrics=Failing())
     with caplog.at_level(logging.ERROR):
         assert [answer(app, new_environ()) for _ in range(3)] == [b"abc"] * 3
@@ -225,7 +227,7 @@ def _fail(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[b
 
 
 @pytest.mark.parametrize("pattern", [None, "/items/<id>"])
-def test_a_list_is_active_while_the_app_runs(pattern: str | None) -> None:
+def test_list_is_active_while_the_app_runs(pattern: str | None) -> None:
     metrics = RequestMetrics()
     seen = []
 
@@ -248,7 +250,7 @@ def test_a_list_is_active_while_the_app_runs(pattern: str | None) -> None:
     assert sizes[0].total == 6  # type: ignore[union-attr]
 
 
-def test_a_stream_is_active_until_it_is_closed() -> None:
+def test_stream_is_active_until_it_is_closed() -> None:
     metrics = RequestMetrics()
     app = WSGIFast(returning(iter([b"a", b"b"])), metrics=metrics)
     body: Any = app(new_environ("POST"), start)
@@ -258,7 +260,7 @@ def test_a_stream_is_active_until_it_is_closed() -> None:
     assert active(metrics) == {("POST", "http"): 0}
 
 
-def test_a_request_whose_app_raises_is_active_no_more() -> None:
+def test_request_whose_app_raises_is_no_longer_active() -> None:
     metrics = RequestMetrics()
     for app in (_fail, returning(1), returning(iter([b"a", 1]))):
         instrumented = WSGIFast(app, metrics=metrics)
@@ -267,7 +269,7 @@ def test_a_request_whose_app_raises_is_active_no_more() -> None:
     assert active(metrics) == {("GET", "http"): 0}
 
 
-def test_who_records_already_is_not_helped() -> None:
+def test_request_recorded_outside_is_not_recorded_again() -> None:
     metrics = RequestMetrics()
     inner = WSGIFast(returning([b"abc"]), metrics=metrics)
     environ = new_environ()
@@ -293,7 +295,7 @@ class Handler:
 
 
 @pytest.mark.parametrize("body", [list, iter])
-def test_nothing_of_a_request_waits_for_the_garbage_collector(body: Any) -> None:
+def test_request_leaves_no_garbage(body: Any) -> None:
     app = WSGIFast(returning(body([b"abc"])), metrics=Notes())
     gc.disable()
     try:
@@ -303,7 +305,7 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector(body: Any) -> None
         gc.enable()
 
 
-def test_one_within_another(tmp_path: Path) -> None:
+def test_wsgifast_within_another_is_recorded_by_both(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
     inner, outer = Notes(), Notes()
     for body in ([b"abc"], iter([b"abc"]), (tmp_path / "file").open("rb")):
@@ -315,6 +317,6 @@ def test_one_within_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metrics", ["statsd", True, 1, object()])
-def test_what_is_no_back_end_is_refused(metrics: Any) -> None:
+def test_invalid_metrics_option_is_refused(metrics: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected 'prometheus', 'opentelemetry'"):
         WSGIFast(returning([]), metrics=metrics)

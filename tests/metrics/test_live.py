@@ -28,7 +28,7 @@ def _count(samples: Samples, sent_as: str, pattern: str) -> float:
     return samples.get((name, (("http_route", pattern), ("wsgifast_sent_as", sent_as))), 0)
 
 
-def test_workers_of_gthread_with_the_app_loaded_before(tmp_path: Path) -> None:
+def test_gthread_with_preload_app_adds_its_workers_up(tmp_path: Path) -> None:
     port = free_port()
     argv = gunicorn_command(
         "-k", "gthread", "--workers=2", "--preload", "-b", f"127.0.0.1:{port}",
@@ -65,7 +65,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer,
         yield server, metrics
 
 
-def test_on_fast_worker_each_request_is_counted_once(fast: tuple[LiveServer, int]) -> None:
+def test_fast_worker_counts_each_request_once(fast: tuple[LiveServer, int]) -> None:
     server, port = fast
     _ask(server)
 

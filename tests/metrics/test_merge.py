@@ -74,7 +74,7 @@ def write_all(write: Write, by: float) -> None:
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS, "text/plain; version=1.0.0"])
-def test_the_text_is_that_of_prometheus_client(path: str, accept: str) -> None:
+def test_scrape_is_that_of_prometheus_client(path: str, accept: str) -> None:
     directory = Directory(path, own=False)
     one, two = process("11"), process("22")
     write_all(one, 1)
@@ -91,7 +91,7 @@ def test_the_text_is_that_of_prometheus_client(path: str, accept: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["mostrecent", "livemostrecent"])
-def test_gauges_that_go_by_time(path: str, mode: str) -> None:
+def test_most_recent_gauge_is_that_of_prometheus_client(path: str, mode: str) -> None:
     directory = Directory(path, own=False)
     process("11")(f"gauge_{mode}", "at", 9)
     process("22")(f"gauge_{mode}", "at", 5)
@@ -99,7 +99,7 @@ def test_gauges_that_go_by_time(path: str, mode: str) -> None:
     assert ours(directory, "") == theirs(path, "")
 
 
-def test_files_that_go_are_closed(path: str) -> None:
+def test_removed_files_are_closed(path: str) -> None:
     directory = Directory(path, own=False)
     write_all(process("11"), 1)
     before = open_descriptors()

@@ -35,7 +35,7 @@ def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
     return {metric.name: metric for metric in scope.metrics}
 
 
-def test_metrics() -> None:
+def test_requests_are_recorded_by_instruments() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     instruments = Instruments(provider)
@@ -75,7 +75,7 @@ def test_metrics() -> None:
     provider.shutdown()
 
 
-def test_a_request_is_active_until_it_ends() -> None:
+def test_request_is_active_until_it_ends() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     body: Any = WSGIFast(returning(iter([b"a", b"b"])), metrics=Instruments(provider))(
@@ -91,7 +91,7 @@ def test_a_request_is_active_until_it_ends() -> None:
     provider.shutdown()
 
 
-def test_what_the_process_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_the_process_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def source() -> Iterator[Point]:
@@ -127,7 +127,7 @@ def spans() -> tuple[Any, InMemorySpanExporter]:
     return provider.get_tracer("tests"), exporter
 
 
-def test_attributes_of_the_span_around_a_wsgi_app() -> None:
+def test_span_around_a_wsgi_app_gets_attributes() -> None:
     tracer, exporter = spans()
     app = WSGIFast(returning(iter([b"x"] * 100)), traces=True)
     with tracer.start_as_current_span("GET"):
@@ -140,7 +140,7 @@ def test_attributes_of_the_span_around_a_wsgi_app() -> None:
     }
 
 
-def test_a_span_that_ends_within_is_left_alone() -> None:
+def test_span_that_ended_within_the_app_is_left_alone() -> None:
     tracer, exporter = spans()
     app = WSGIFast(returning(iter([b"x"])), traces=True)
     span = tracer.start_span("GET")
@@ -152,7 +152,7 @@ def test_a_span_that_ends_within_is_left_alone() -> None:
     assert not exporter.get_finished_spans()[0].attributes
 
 
-def test_attributes_of_the_span_around_an_asgi_app() -> None:
+def test_span_around_an_asgi_app_gets_attributes() -> None:
     async def item(request: Any) -> PlainTextResponse:
         return PlainTextResponse("item")
 

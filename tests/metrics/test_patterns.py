@@ -29,7 +29,7 @@ def _pattern(app: Any, path: str, **options: Any) -> str | None:
     return request.pattern
 
 
-def test_flask() -> None:
+def test_pattern_of_flask() -> None:
     app = flask.Flask(__name__)
     app.add_url_rule("/items/<int:number>", view_func=lambda number: str(number))
     app.add_url_rule("/lines", "lines", lambda: flask.Response(str(line) for line in range(100)))
@@ -40,14 +40,14 @@ def test_flask() -> None:
     assert _pattern(app, "/items/7") == "/items/<int:number>"
 
 
-def test_bottle() -> None:
+def test_pattern_of_bottle() -> None:
     app = bottle.Bottle()
     app.route("/items/<number:int>", callback=lambda number: str(number))
     assert _pattern(app, "/items/7") == "/items/<number:int>"
     assert _pattern(app, "/nowhere") is None
 
 
-def test_a_framework_that_is_loaded_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pattern_of_a_framework_that_is_loaded_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "FRAMEWORKS", frozenset({"a_late_framework"}))
     app = bottle.Bottle()
     app.route("/", callback=lambda: "hello")
@@ -59,7 +59,7 @@ def test_a_framework_that_is_loaded_late(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [request.pattern for request in notes.requests] == [None, "/"]
 
 
-def test_what_a_framework_is_made_to_say() -> None:
+def test_pattern_that_the_app_sets_is_recorded() -> None:
     class Item:
         def on_get(self, req: Any, resp: Any, number: str) -> None:
             resp.text = number
@@ -84,7 +84,7 @@ async def _show(request: Request) -> PlainTextResponse:
     return PlainTextResponse(str(request.path_params))
 
 
-def test_fastapi() -> None:
+def test_pattern_of_fastapi() -> None:
     from fastapi import APIRouter, FastAPI  # a third of a second, of each process that runs tests
 
     app = FastAPI()
@@ -116,7 +116,7 @@ def test_fastapi() -> None:
         ("/shops/berlin/static/a/b.txt", "/shops/{shop}/static"),
     ],
 )
-def test_starlette(path: str, pattern: str) -> None:
+def test_pattern_of_starlette(path: str, pattern: str) -> None:
     item = Route("/items/{number:int}", _show)
 
     async def files(scope: Any, receive: Any, send: Any) -> None:

@@ -82,7 +82,7 @@ def check_requests(samples: Samples) -> None:
     assert samples["wsgifast_clients_left_total", ()] == 1
 
 
-def test_a_process_by_itself() -> None:
+def test_single_process_is_scraped() -> None:
     check_requests(scraped(some_requests().collect))
 
 
@@ -92,7 +92,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_of_a_process(directory: Path) -> None:
+def test_reporter_writes_files_of_its_process(directory: Path) -> None:
     metrics = some_requests()
     reporter = FileReporter()
     reporter.add(metrics.collect)
@@ -103,9 +103,7 @@ def test_files_of_a_process(directory: Path) -> None:
     assert read_files(directory)["wsgifast_clients_left_total", ()] == 2
 
 
-def test_nothing_is_written_while_nothing_happens(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_process_writes_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "_IDLE_PERIOD_S", float("inf"))
     metrics = some_requests()
     reporter = FileReporter()
@@ -138,7 +136,7 @@ def every_metric() -> Iterator[Point]:
         yield Point(metric, labels, value)
 
 
-def test_every_metric_is_the_same_both_ways(directory: Path) -> None:
+def test_metrics_of_one_process_and_of_files_are_the_same(directory: Path) -> None:
     reporter = FileReporter()
     reporter.add(every_metric)
     reporter.report()
@@ -158,7 +156,7 @@ def report(points: list[Point]) -> None:
     reporter.report()
 
 
-def test_processes_are_added_up_by_the_kind_of_the_gauge(directory: Path) -> None:
+def test_gauges_of_processes_are_added_up_by_kind(directory: Path) -> None:
     values = {
         "wsgifast_threads": [4, 8],
         "wsgifast_accept_backlog": [4, 8],
@@ -176,7 +174,7 @@ def test_processes_are_added_up_by_the_kind_of_the_gauge(directory: Path) -> Non
     assert sorted(each) == [4, 8]
 
 
-def test_a_directory_without_room_is_told_of_once(
+def test_full_directory_is_logged_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reporter = FileReporter()
@@ -211,7 +209,7 @@ sys.stdout.write(generate_latest(REGISTRY).decode())
 """
 
 
-def test_the_default_registry_has_what_middleware_records() -> None:
+def test_default_registry_has_the_middlewares_metrics() -> None:
     environment = {k: v for k, v in os.environ.items() if k != setup.DIRECTORY}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment
@@ -227,7 +225,7 @@ def test_the_default_registry_has_what_middleware_records() -> None:
 @pytest.mark.parametrize(
     ("metrics", "package"), [("prometheus", "prometheus_client"), ("opentelemetry",) * 2]
 )
-def test_what_is_missing_is_told_when_the_app_is_wrapped(metrics: str, package: str) -> None:
+def test_missing_package_is_reported_when_the_app_is_wrapped(metrics: str, package: str) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         f"from wsgifast import WSGIFast\n"

@@ -43,7 +43,7 @@ def _distribution(metrics: RequestMetrics, name: str, *labels: str) -> Distribut
     return value
 
 
-def test_a_request_is_counted_once_in_each_metric() -> None:
+def test_request_is_counted_once_in_each_metric() -> None:
     metrics = RequestMetrics()
     _record(metrics, seconds=0.003, size=2000)
     labels = ("GET", "http", "200", "/items/<id>")
@@ -56,7 +56,7 @@ def test_a_request_is_counted_once_in_each_metric() -> None:
     assert _value(metrics, "wsgifast_response_body_bytes_total", "as-is") == 2000
 
 
-def test_a_bound_belongs_to_its_bucket() -> None:
+def test_bound_belongs_to_its_bucket() -> None:
     metrics = RequestMetrics()
     for seconds in (0.0005, 0.00051, 10.0, 10.1):
         _record(metrics, seconds=seconds)
@@ -82,7 +82,7 @@ def test_response_without_sent_as_records_its_request_only() -> None:
     assert not _points(metrics, "wsgifast_responses_total")
 
 
-def test_what_clients_invent_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invented_methods_and_schemes_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_metrics, "_MAX_LABELS", 100)
     metrics = RequestMetrics()
     for number in range(3 * request_metrics._BATCH_SIZE):
@@ -111,7 +111,7 @@ def _active(metrics: RequestMetrics) -> dict[tuple[str, ...], float]:
     return {labels: point.value for labels, point in points.items()}  # type: ignore[misc]
 
 
-def test_active_requests() -> None:
+def test_active_requests_are_counted_by_method_and_scheme() -> None:
     metrics = RequestMetrics()
     for method in ("GET", "GET", "POST", "BREW", "BREW"):
         metrics.begin(method, "http")
@@ -123,7 +123,9 @@ def test_active_requests() -> None:
     assert _active(metrics) == {("GET", "http"): 1, ("POST", "http"): 0, ("_OTHER", "http"): 0}
 
 
-def test_active_requests_beyond_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_requests_beyond_the_limit_of_labels_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(request_metrics, "_MAX_SERIES", 1)
     metrics = RequestMetrics()
     for status in (200, 404, 404):
@@ -133,7 +135,7 @@ def test_active_requests_beyond_the_series(monkeypatch: pytest.MonkeyPatch) -> N
     assert _active(metrics) == {("GET", "http"): 1}
 
 
-def test_what_ends_in_a_child_is_not_below_nothing() -> None:
+def test_request_that_ends_in_a_child_is_not_negative() -> None:
     metrics = RequestMetrics()
     _record(metrics)
     assert _active(metrics) == {("GET", "http"): 0}
@@ -152,7 +154,7 @@ def test_series_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
-def test_nothing_is_lost_between_threads() -> None:
+def test_records_of_several_threads_are_all_counted() -> None:
     metrics = RequestMetrics()
     each = 5 * request_metrics._BATCH_SIZE
 
@@ -175,7 +177,7 @@ def test_nothing_is_lost_between_threads() -> None:
     assert _active(metrics) == {("GET", "http"): 0}
 
 
-def test_a_child_counts_from_nothing() -> None:
+def test_forked_child_counts_from_zero() -> None:
     metrics = RequestMetrics()
     _record(metrics)
     metrics.begin("GET", "http")
@@ -190,7 +192,7 @@ def test_a_child_counts_from_nothing() -> None:
     assert _value(metrics, "wsgifast_content_length_errors_total", "short") == 1
 
 
-def test_records_of_several_labels_in_one_batch() -> None:
+def test_batch_of_several_labels_is_aggregated() -> None:
     metrics = RequestMetrics()
     for number in range(10):
         _record(metrics, status=200 + number % 2, seconds=float(number), size=number)
@@ -217,7 +219,7 @@ def test_records_are_bounded_and_collected(monkeypatch: pytest.MonkeyPatch) -> N
             assert not metrics.records
 
 
-def test_the_first_request_of_a_process_starts_the_reports() -> None:
+def test_first_request_starts_the_reports() -> None:
     called: list[bool] = []
     metrics = RequestMetrics(on_first=lambda: called.append(True))
     for _ in range(2):
@@ -233,7 +235,7 @@ def test_the_first_request_of_a_process_starts_the_reports() -> None:
     in_a_child(begins)
 
 
-def test_requests_under_way_are_asked_for_where_somebody_knows() -> None:
+def test_requests_under_way_come_from_the_server() -> None:
     metrics = RequestMetrics()
     metrics.under_way = lambda: [("GET", "http"), ("GET", "http"), ("BREW", "http")]
     _record(metrics, method="POST")

@@ -35,7 +35,7 @@ def found(directory: Path) -> list[State]:
     return list(health.states(str(directory)))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_state_is_read(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     for written in (state(), state(exhausted_since=7.25, accepts=False, slow_clients=[])):
         file.write(written)
@@ -43,7 +43,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_only_a_change_or_an_old_sign_of_life_is_written(tmp_path: Path) -> None:
+def test_state_is_written_on_change_or_when_old(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     first = state(lost_after_s=60.0)
     file.update(first)
@@ -62,7 +62,7 @@ def test_only_a_change_or_an_old_sign_of_life_is_written(tmp_path: Path) -> None
     assert found(tmp_path) == [soon]
 
 
-def test_the_end_of_a_process_is_waited_for() -> None:
+def test_process_end_waits_for_the_end() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     name = name_of_process(child.pid)
     end = ProcessEnd(name)
@@ -74,7 +74,7 @@ def test_the_end_of_a_process_is_waited_for() -> None:
     ProcessEnd(name).wait(3600, 0.01)  # that of one that has ended returns at once
 
 
-def test_the_dead_are_left_out_and_removed(tmp_path: Path) -> None:
+def test_states_of_ended_workers_are_removed(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     file.write(state())
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -92,7 +92,7 @@ def test_the_dead_are_left_out_and_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1, 2]", "{}", '["a", null, 3, 4, 5, 6, 7]'])
-def test_what_is_no_state_is_left_out(tmp_path: Path, text: str) -> None:
+def test_invalid_state_is_skipped(tmp_path: Path, text: str) -> None:
     (tmp_path / f"state_{name_of_process(os.getpid())}.json").write_text(text)
     (tmp_path / "state_of_another.json").write_text(json.dumps(state()))
     (tmp_path / "gauge_all_1.db").write_text("")
@@ -106,7 +106,7 @@ def answered(path: str, directory: Path) -> tuple[int, str]:
     return int(answer.status[:3]), answer.body.decode()
 
 
-def test_probes(tmp_path: Path) -> None:
+def test_probes_are_answered_by_states(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     assert answered("/livez", tmp_path) == (200, "alive\n")
     assert answered("/readyz", tmp_path) == (503, "no worker accepts connections\n")
@@ -125,7 +125,7 @@ def test_probes(tmp_path: Path) -> None:
     assert health.answer("/metrics", str(tmp_path)) is None
 
 
-def test_the_slowest_clients_come_first(tmp_path: Path) -> None:
+def test_slowest_clients_come_first(tmp_path: Path) -> None:
     slower = SLOW._replace(client="192.0.2.2:1", bytes_per_s=10.0)
     StateFile(str(tmp_path)).write(state(slow_clients=[SLOW, slower]))
     status, text = answered("/clients", tmp_path)

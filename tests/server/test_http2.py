@@ -32,7 +32,7 @@ __all__ = ["begin", "make_bench"]
 # Requests and answers
 
 
-def test_requests_on_several_streams(begin: Begin) -> None:
+def test_several_streams_are_each_answered(begin: Begin) -> None:
     peer = begin()
     first, second = peer.ask("/a?b=c", "POST", body=b"first"), peer.ask("/", "POST", body=b"second")
     third = peer.ask()
@@ -47,7 +47,7 @@ def test_requests_on_several_streams(begin: Begin) -> None:
     assert peer.socket.near.deadline == peer.bench.clock.now + 5
 
 
-def test_a_small_answer_leaves_in_one_send(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_response_is_one_send(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = begin(app_of(lambda: [b"hello"], ("Content-Length", "5")))
     sent: list[bytes] = []
     queue = peer.near.output
@@ -63,7 +63,7 @@ def test_a_small_answer_leaves_in_one_send(begin: Begin, monkeypatch: pytest.Mon
     assert sent[0][-5 - 9 :][3:5] == b"\0\1"  # DATA that ends the stream
 
 
-def test_the_environ(begin: Begin) -> None:
+def test_environ_has_the_requests_fields(begin: Begin) -> None:
     peer = begin(proc_name="a")
     stream = peer.ask(
         "/p%20q/\u00e9?x=\u00e9", headers=[("x-a", "1"), ("x-a", "2"), ("cookie", "a=b")]
@@ -92,7 +92,7 @@ def test_the_environ(begin: Begin) -> None:
         ([("transfer-encoding", "chunked")], None),
     ],
 )
-def test_headers_mean_what_they_mean_in_http_1(
+def test_headers_are_judged_as_in_http_1(
     begin: Begin, headers: list[tuple[str, str]], status: int | None
 ) -> None:
     answer = begin().get(headers=headers)
@@ -103,14 +103,14 @@ def test_headers_mean_what_they_mean_in_http_1(
 
 
 @pytest.mark.parametrize("path", ["", "x", "http://a/", "/a b", "/a\r\n\r\nGET /b HTTP/1.1"])
-def test_paths_that_are_none(begin: Begin, path: str) -> None:
+def test_invalid_path_is_refused(begin: Begin, path: str) -> None:
     peer = begin()
     answer = peer.get(path)
     assert answer.reset == PROTOCOL_ERROR or answer.status == 400
     assert not [line for line in peer.bench.log.requests if line[1] == "200 OK"]
 
 
-def test_trusted_peers_say_the_scheme(begin: Begin) -> None:
+def test_scheme_of_trusted_peer_alone_is_used(begin: Begin) -> None:
     for trusted in ("*", "192.0.2.9"):
         peer = begin(forwarded_allow_ips=trusted)
         stream = peer.state.get_next_available_stream_id()
@@ -121,7 +121,7 @@ def test_trusted_peers_say_the_scheme(begin: Begin) -> None:
         assert said == ("https" if trusted == "*" else "http")
 
 
-def test_no_body_where_there_is_none(begin: Begin) -> None:
+def test_head_204_and_304_have_no_body(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response(environ["PATH_INFO"][1:] + " X", [("Content-Type", "text/plain")])
         return [b"dropped"]
@@ -132,7 +132,7 @@ def test_no_body_where_there_is_none(begin: Begin) -> None:
         assert (answer.status, answer.body, answer.ended) == (int(path[1:]), b"", True)
 
 
-def test_hints_and_trailers(begin: Begin) -> None:
+def test_early_hints_and_trailers_are_sent(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["wsgi.early_hints"]([("Link", "</a>")])
         start_response("200 OK", [("Content-Length", "3")])
@@ -146,7 +146,7 @@ def test_hints_and_trailers(begin: Begin) -> None:
         assert (answer.body, answer.trailers, answer.ended) == (b"abc", {"grpc-status": "0"}, True)
 
 
-def test_what_has_no_place_in_http_2(begin: Begin) -> None:
+def test_101_socket_and_connection_headers_are_not_available(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/101":
             start_response("101 Switching", [("Connection", "upgrade"), ("Upgrade", "x")])
@@ -166,7 +166,7 @@ def test_what_has_no_place_in_http_2(begin: Begin) -> None:
     assert not peer.has_ended
 
 
-def test_what_an_app_has_raised_is_not_for_its_client(begin: Begin) -> None:
+def test_error_of_app_is_hidden_from_client(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/early":
             raise ValueError("a secret")
@@ -187,7 +187,7 @@ def test_what_an_app_has_raised_is_not_for_its_client(begin: Begin) -> None:
     assert not peer.streams
 
 
-def test_an_error_has_no_body_for_head(begin: Begin) -> None:
+def test_error_in_answer_to_head_has_no_body(begin: Begin) -> None:
     """RFC 9110 section 9.3.2; clients that find one end the connection."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -202,7 +202,7 @@ def test_an_error_has_no_body_for_head(begin: Begin) -> None:
     assert peer.get().body == b"Internal Server Error"
 
 
-def test_too_little_does_not_look_whole(begin: Begin) -> None:
+def test_short_body_resets_its_stream(begin: Begin) -> None:
     for body in (lambda: [b"abc"], lambda: iter([b"abc"])):
         peer = begin(app_of(body, ("Content-Length", "4")))
         answer = peer.get()
@@ -212,7 +212,7 @@ def test_too_little_does_not_look_whole(begin: Begin) -> None:
 # Ends
 
 
-def test_an_idle_connection_ends(begin: Begin) -> None:
+def test_idle_connection_ends_by_goaway(begin: Begin) -> None:
     peer = begin()
     peer.bench.pass_time(Options.head_timeout_s - 1)
     assert peer.get().status == 200
@@ -228,9 +228,7 @@ def test_an_idle_connection_ends(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("sends", [b"", b"\0\0\x08\6\0\0\0\0\0" + bytes(8), b"\0\0"])
-def test_a_connection_without_a_request_ends_after_the_time_for_heads(
-    begin: Begin, sends: bytes
-) -> None:
+def test_connection_without_request_ends_after_head_timeout(begin: Begin, sends: bytes) -> None:
     peer = begin(keepalive=1)
     peer.bench.pass_time(Options.head_timeout_s - 1)
     peer.socket.send(sends)
@@ -249,7 +247,7 @@ def test_a_connection_without_a_request_ends_after_the_time_for_heads(
     assert peer.bench.server.counters.timeouts == {"keepalive": 1}
 
 
-def test_a_client_that_leaves(begin: Begin) -> None:
+def test_client_leaves_all_streams_end(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
     for _ in range(5):
         peer.ask()
@@ -262,7 +260,7 @@ def test_a_client_that_leaves(begin: Begin) -> None:
     assert peer.bench.server.output_rules.memory.used_bytes == 0
 
 
-def test_a_client_that_leaves_while_apps_run(begin: Begin) -> None:
+def test_client_leaves_while_app_runs_socket_stays_open(begin: Begin) -> None:
     """The socket stays open as long as an app may look at it."""
     peers: list[Peer] = []
 
@@ -283,7 +281,7 @@ def test_a_client_that_leaves_while_apps_run(begin: Begin) -> None:
     assert not peers[0].bench.log.errors
 
 
-def test_a_client_says_goodbye(begin: Begin) -> None:
+def test_goaway_of_client_lets_streams_end(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
     stream = peer.ask()
     peer.run()
@@ -303,7 +301,7 @@ def test_a_client_says_goodbye(begin: Begin) -> None:
     assert peer.has_ended
 
 
-def test_the_server_says_goodbye(begin: Begin) -> None:
+def test_ending_server_sends_goaway_twice(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
     stream = peer.ask()
     peer.run()
@@ -333,7 +331,7 @@ def test_the_server_says_goodbye(begin: Begin) -> None:
     assert peer.has_ended
 
 
-def test_max_requests(begin: Begin) -> None:
+def test_max_requests_ends_connection_by_goaway(begin: Begin) -> None:
     peer = begin(max_requests=2)
     assert peer.get().status == 200
     assert not peer.goaways
@@ -348,7 +346,7 @@ def test_max_requests(begin: Begin) -> None:
     assert peer.has_ended
 
 
-def test_an_error_of_ours_ends_one_connection(
+def test_internal_error_ends_its_connection_alone(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
@@ -366,7 +364,7 @@ def test_an_error_of_ours_ends_one_connection(
     assert peer.bench.log.says("Error in a connection")
 
 
-def test_streams_begin_under_the_lock(begin: Begin) -> None:
+def test_streams_are_added_under_the_lock(begin: Begin) -> None:
     """A thread that ends one looks at all of them: a dictionary must not grow meanwhile."""
     peer = begin()
     near = peer.near
@@ -392,7 +390,7 @@ class Leaves:
         return self._seen.pop() if self._seen else None
 
 
-def test_a_stream_may_end_while_it_is_queued_or_taken(begin: Begin) -> None:
+def test_stream_that_ends_while_queued_or_taken_is_no_error(begin: Begin) -> None:
     server = begin().bench.server
     exchange = Exchange(None, 0, b"", {})
     stream: Any = Leaves(exchange)
@@ -403,7 +401,7 @@ def test_a_stream_may_end_while_it_is_queued_or_taken(begin: Begin) -> None:
     assert len(server.counters.take_waits()) == 1
 
 
-def test_a_stream_may_end_while_it_is_failed(begin: Begin) -> None:
+def test_stream_that_ends_while_it_is_failed_fails_its_upload(begin: Begin) -> None:
     failed: list[BaseException] = []
     exchange = Exchange(None, None, b"", {})
     exchange.streamed = SimpleNamespace(fail=failed.append)

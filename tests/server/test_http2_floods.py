@@ -28,7 +28,7 @@ from wsgifast.server import coalescing
 __all__ = ["begin", "make_bench"]
 
 
-def test_a_stream_that_is_reset_before_its_turn_runs_no_app(begin: Begin) -> None:
+def test_stream_reset_before_its_turn_runs_no_app(begin: Begin) -> None:
     called: list[str] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -58,7 +58,7 @@ def test_a_stream_that_is_reset_before_its_turn_runs_no_app(begin: Begin) -> Non
     assert not peer.streams
 
 
-def test_a_stream_that_is_reset_while_its_body_goes_out(begin: Begin) -> None:
+def test_stream_reset_while_sending_ends(begin: Begin) -> None:
     closed: list[int] = []
 
     class Body:
@@ -103,7 +103,7 @@ def test_app_of_a_reset_stream_gets_an_error(begin: Begin) -> None:
     assert not peers[0].bench.log.errors
 
 
-def test_floods_end_the_connection(begin: Begin) -> None:
+def test_flood_ends_the_connection(begin: Begin) -> None:
     def rapid_reset(peer: Peer) -> None:
         stream = peer.ask()
         peer.state.reset_stream(stream)
@@ -153,7 +153,7 @@ def without_limit(peer: Peer) -> Peer:
     return peer
 
 
-def test_a_stream_too_many_is_refused_and_no_other(begin: Begin) -> None:
+def test_stream_beyond_the_limit_alone_is_refused(begin: Begin) -> None:
     """RFC 9113 section 5.1.2."""
     peer = without_limit(begin(http2_max_concurrent_streams=2))
     first, second = (peer.ask("/", "POST", ends=False) for _ in range(2))
@@ -173,7 +173,7 @@ def test_a_stream_too_many_is_refused_and_no_other(begin: Begin) -> None:
     assert not peer.streams
 
 
-def test_bodies_of_streams_that_were_refused_are_dropped(begin: Begin) -> None:
+def test_bodies_of_refused_streams_are_dropped(begin: Begin) -> None:
     """They are on their way by then, however many there are."""
     peer = without_limit(begin(http2_max_concurrent_streams=1))
     first = peer.ask("/", "POST", ends=False)
@@ -186,7 +186,7 @@ def test_bodies_of_streams_that_were_refused_are_dropped(begin: Begin) -> None:
     assert not peer.goaways
 
 
-def test_who_opens_too_many_streams_again_and_again_is_ended(begin: Begin) -> None:
+def test_repeated_streams_beyond_the_limit_end_the_connection(begin: Begin) -> None:
     peer = without_limit(begin(http2_max_concurrent_streams=1))
     peer.ask("/", "POST", ends=False)
     many(peer, 300, peer.ask)
@@ -194,7 +194,7 @@ def test_who_opens_too_many_streams_again_and_again_is_ended(begin: Begin) -> No
     assert not peer.streams
 
 
-def test_windows_by_the_byte_end_the_connection(begin: Begin) -> None:
+def test_window_updates_by_the_byte_end_the_connection(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 0, "reads": False})
     stream = peer.ask()
     peer.run()
@@ -206,7 +206,7 @@ def test_windows_by_the_byte_end_the_connection(begin: Begin) -> None:
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
 
 
-def test_windows_for_each_small_frame_are_no_flood(begin: Begin) -> None:
+def test_window_updates_for_each_small_frame_are_no_flood(begin: Begin) -> None:
     peers: list[Peer] = []
 
     def body() -> Iterator[bytes]:
@@ -228,7 +228,7 @@ def test_windows_for_each_small_frame_are_no_flood(begin: Begin) -> None:
     assert not peers[0].goaways
 
 
-def test_frames_that_cost_more_count_for_more(begin: Begin) -> None:
+def test_costly_frames_count_for_more(begin: Begin) -> None:
     """One SETTINGS frame may have 2,700 values; some frames have no event of h2's."""
     values = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(1000, 3700))
     unknown_settings = raw_frame(4, 0, values)
@@ -271,7 +271,7 @@ def test_priorities_of_requests_are_no_flood(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("field", [b"\x95", b"\0\1a\0", b"\x60\0"])
-def test_heads_of_many_tiny_fields_end_the_connection(begin: Begin, field: bytes) -> None:
+def test_head_of_many_tiny_fields_ends_the_connection(begin: Begin, field: bytes) -> None:
     peer = begin()
     peer.socket.send(raw_head(peer, more=field * 1800))
     peer.run()
@@ -279,14 +279,14 @@ def test_heads_of_many_tiny_fields_end_the_connection(begin: Begin, field: bytes
     assert not peer.bench.log.environs
 
 
-def test_cookies_in_many_fields_are_one(begin: Begin) -> None:
+def test_cookies_in_many_fields_are_joined(begin: Begin) -> None:
     peer = begin()
     crumbs = [("cookie", f"c{number}=1") for number in range(150)]
     assert peer.get(headers=crumbs).status == 200
     assert peer.bench.log.environs[0]["HTTP_COOKIE"] == "; ".join(value for _, value in crumbs)
 
 
-def test_changes_of_the_table_size_end_the_connection(begin: Begin) -> None:
+def test_many_changes_of_the_table_size_end_the_connection(begin: Begin) -> None:
     peer = begin()
     peer.socket.send(raw_head(peer, before=b"\x3f\xe1\x1f" * 2))
     peer.run()
@@ -297,7 +297,7 @@ def test_changes_of_the_table_size_end_the_connection(begin: Begin) -> None:
     assert len(peer.bench.log.environs) == 1
 
 
-def test_the_table_of_sent_headers_is_not_the_clients_to_enlarge(begin: Begin) -> None:
+def test_client_cannot_enlarge_the_encoders_table(begin: Begin) -> None:
     unique = iter(range(1000))
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -311,7 +311,9 @@ def test_the_table_of_sent_headers_is_not_the_clients_to_enlarge(begin: Begin) -
     assert len(peer.near.mux.frames.encoder.header_table.dynamic_entries) < 40
 
 
-def test_long_headers_are_sent_plain(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_headers_are_sent_without_huffman_coding(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """hpack's Huffman coder takes quadratic time."""
     coded: list[int] = []
     encode = HuffmanEncoder.encode
@@ -328,7 +330,7 @@ def test_long_headers_are_sent_plain(begin: Begin, monkeypatch: pytest.MonkeyPat
     assert max(coded) < 1000
 
 
-def test_header_blocks_have_a_limit(begin: Begin) -> None:
+def test_header_block_beyond_the_limit_ends_the_connection(begin: Begin) -> None:
     peer = begin(http2_max_header_list_size=10_000)
     answer = peer.get(headers=[("x-a", "a" * 8000), ("x-b", "b" * 8000)])
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
@@ -354,7 +356,7 @@ def test_unknown_settings_are_not_kept(begin: Begin) -> None:
     assert peer.get().status == 200
 
 
-def test_a_frame_that_is_too_long_is_not_waited_for(begin: Begin) -> None:
+def test_too_long_frame_is_refused_at_its_head(begin: Begin) -> None:
     peer = begin()
     peer.socket.send(b"\xff\xff\xff\0\0")
     peer.run()

@@ -93,7 +93,7 @@ def test_trailers() -> None:
         trailer_lines([(b":path", b"/")])
 
 
-def test_floods_are_over_after_a_while() -> None:
+def test_flood_counts_leak_away() -> None:
     floods = Floods(0.0)
     for now in (0.0, PERIOD_S, 2.5 * PERIOD_S):
         for _ in range(RESETS):
@@ -102,7 +102,7 @@ def test_floods_are_over_after_a_while() -> None:
         floods.count_reset(2.5 * PERIOD_S)
 
 
-def test_windows_are_earned() -> None:
+def test_sent_data_earns_window_updates() -> None:
     floods = Floods(0.0)
     for _ in range(2000):
         floods.earn_windows(10, frames=1)
@@ -115,7 +115,7 @@ def test_windows_are_earned() -> None:
         floods.count_window(0.0)
 
 
-def test_what_is_held_back_earns_next_to_nothing() -> None:
+def test_frame_cut_by_a_window_earns_no_window_updates() -> None:
     floods = Floods(0.0)
     for _ in range(WINDOWS):
         floods.count_window(0.0)
@@ -158,7 +158,7 @@ def asked(window: int, frame_bytes: int) -> Frames:
     ends=st.booleans(),
 )
 @settings(max_examples=effort(60))
-def test_a_body_is_framed_as_by_h2(
+def test_body_is_framed_as_by_h2(
     bodies: list[tuple[int, bool]], frame_bytes: int, ends: bool
 ) -> None:
     """The same bytes, in the same order among others, and the same windows afterwards."""
@@ -189,7 +189,7 @@ def test_a_body_is_framed_as_by_h2(
     assert ours.data_to_send() == b""
 
 
-def test_a_body_that_may_not_be_sent_is_not() -> None:
+def test_body_that_h2_would_refuse_is_refused() -> None:
     frames = asked(100, 16_384)
     frames.data_to_send()
     with pytest.raises(FlowControlError, match="101 bytes"):
@@ -243,7 +243,7 @@ _STEPS: st.SearchStrategy[Step] = st.one_of(
 
 @settings(deadline=None, max_examples=effort(60))
 @given(st.lists(_STEPS, max_size=25))
-def test_whatever_a_client_does_it_is_served_or_ended(steps: list[Step]) -> None:
+def test_any_frames_are_answered_or_end_the_connection(steps: list[Step]) -> None:
     """Nothing of ours fails, nothing is left behind, and others are served."""
     options: dict[str, Any] = {"keepalive": 5, "worker_connections": 100, **HTTP2}
     bench = Bench(app, **options)

@@ -98,9 +98,7 @@ def without(name: str, fields: Fields = GET) -> Fields:
     ],
     ids=lambda fields: repr(fields[-1]),
 )
-def test_a_malformed_head_resets_its_stream_and_reaches_no_app(
-    begin: Begin, fields: Fields
-) -> None:
+def test_malformed_head_resets_its_stream_and_reaches_no_app(begin: Begin, fields: Fields) -> None:
     app = Recording()
     peer = begin(app)
     peer.socket.send(raw_head(peer, fields))
@@ -128,7 +126,7 @@ def test_a_malformed_head_resets_its_stream_and_reaches_no_app(
         ("3", [data(1, b"abc", ends=False), trailers(1, [("x-a", "b")], ends=False)]),
     ],
 )
-def test_a_malformed_body_resets_its_stream_and_reaches_no_app(
+def test_malformed_body_resets_its_stream_and_reaches_no_app(
     begin: Begin, declared: str, frames: list[bytes], buffer_bodies: bool
 ) -> None:
     app = Recording()
@@ -143,7 +141,7 @@ def test_a_malformed_body_resets_its_stream_and_reaches_no_app(
     assert not peer.goaways
 
 
-def test_an_app_that_reads_a_body_of_another_length_gets_an_error(begin: Begin) -> None:
+def test_app_reading_a_body_of_another_length_gets_an_error(begin: Begin) -> None:
     """It runs already where bodies are not buffered."""
     read = Recording()
 
@@ -174,7 +172,7 @@ def test_trailers_that_may_only_be_headers_are_refused(begin: Begin) -> None:
         assert not app.bodies
 
 
-def test_what_a_reset_body_has_used_of_the_window_is_given_back(begin: Begin) -> None:
+def test_reset_body_gives_its_window_back(begin: Begin) -> None:
     peer = begin(Recording())
     for _ in range(20):  # 20 * 10,000 bytes are more than the connection's window
         head = raw_head(peer, [*POST, ("content-length", "9999")], ends=False)
@@ -187,7 +185,7 @@ def test_what_a_reset_body_has_used_of_the_window_is_given_back(begin: Begin) ->
     assert frames._inbound_flow_control_window_manager.current_window_size > 10_000
 
 
-def test_a_lengths_true_value_is_accepted(begin: Begin) -> None:
+def test_body_of_its_declared_length_is_accepted(begin: Begin) -> None:
     app = Recording()
     peer = begin(app)
     assert peer.get(method="POST", headers=[("content-length", "0")]).status == 200
@@ -209,7 +207,7 @@ _parts = st.lists(st.binary(max_size=6), max_size=3)
     ends_with_head=st.booleans(),
 )
 @settings(max_examples=effort(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_the_length_an_app_sees_the_body_it_declares_or_nothing(
+def test_app_sees_the_declared_body_or_none(
     begin: Begin,
     declared: int | None,
     parts: list[bytes],
@@ -282,6 +280,6 @@ def test_early_hints_and_trailers_have_no_field_of_the_connection_or_framing(
     ],
     ids=repr,
 )
-def test_fields_that_cannot_be_sent_are_errors(check: Any, field: Any) -> None:
+def test_unsendable_fields_are_errors(check: Any, field: Any) -> None:
     with pytest.raises(BodyError):
         check([field])

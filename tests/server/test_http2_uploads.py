@@ -18,7 +18,7 @@ __all__ = ["begin", "make_bench"]
 # Request bodies
 
 
-def test_uploads_are_here_whole_before_the_app_runs(begin: Begin) -> None:
+def test_buffered_upload_is_whole_before_the_app_runs(begin: Begin) -> None:
     peer = begin(attributes={"body_memory_bytes": 1000})
     stream = peer.ask(method="POST", body=b"a" * 30_000, trailers=[("x-sum", "1")])
     half = peer.state.data_to_send()
@@ -31,7 +31,7 @@ def test_uploads_are_here_whole_before_the_app_runs(begin: Begin) -> None:
     assert peer.bench.server.bodies_on_disk.used_bytes == 0
 
 
-def test_all_uploads_of_a_connection_share_its_memory(begin: Begin) -> None:
+def test_uploads_of_a_connection_share_memory(begin: Begin) -> None:
     peer = begin(attributes={"body_memory_bytes": 100_000})
     for _ in range(100):
         peer.ask(method="POST", body=bytes(10_000), ends=False)
@@ -41,7 +41,7 @@ def test_all_uploads_of_a_connection_share_its_memory(begin: Begin) -> None:
     assert 800_000 < peer.bench.server.bodies_on_disk.used_bytes < 1_000_000
 
 
-def test_a_large_upload_gets_its_windows(begin: Begin) -> None:
+def test_large_upload_gets_windows(begin: Begin) -> None:
     peer = begin(client={"reads": True})
     stream = peer.ask(method="POST", ends=False)
     left = 500_000
@@ -57,7 +57,7 @@ def test_a_large_upload_gets_its_windows(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_an_upload_that_is_too_large(begin: Begin, declared: bool) -> None:
+def test_too_large_upload_is_413(begin: Begin, declared: bool) -> None:
     peer = begin(attributes={"body_limit_bytes": 1000})
     headers = [("content-length", "2000")] if declared else []
     answer = peer.get(method="POST", headers=headers, body=bytes(2000))
@@ -68,7 +68,7 @@ def test_an_upload_that_is_too_large(begin: Begin, declared: bool) -> None:
     assert not peer.goaways
 
 
-def test_an_upload_that_does_not_come(begin: Begin) -> None:
+def test_upload_that_does_not_come_is_408(begin: Begin) -> None:
     peer = begin()
     stream = peer.ask(method="POST", body=b"begun", ends=False)
     peer.run()
@@ -80,7 +80,9 @@ def test_an_upload_that_does_not_come(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize(("each", "status"), [(10_000, 200), (10, 408)])
-def test_an_upload_that_waits_for_another(begin: Begin, each: int, status: int) -> None:
+def test_upload_waits_for_another_as_long_as_that_is_quick(
+    begin: Begin, each: int, status: int
+) -> None:
     """A client may send one body after the other, if only it sends quickly enough."""
     peer = begin()
     waiting = peer.ask(method="POST", body=b"begun", ends=False)
@@ -104,7 +106,7 @@ def test_an_upload_that_waits_for_another(begin: Begin, each: int, status: int) 
     assert not peer.streams
 
 
-def test_an_answer_that_nobody_takes_is_given_up_while_another_body_comes(begin: Begin) -> None:
+def test_response_not_taken_is_given_up_while_another_body_comes(begin: Begin) -> None:
     peer = begin(client={"window": 0}, attributes={"body_limit_bytes": 50_000})
     refused = peer.ask(method="POST", body=bytes(50_001), ends=False)
     peer.run()
@@ -119,7 +121,7 @@ def test_an_answer_that_nobody_takes_is_given_up_while_another_body_comes(begin:
     assert peer.streams == 1
 
 
-def test_expect(begin: Begin) -> None:
+def test_expect_gets_100(begin: Begin) -> None:
     peer = begin()
     stream = peer.ask(method="POST", headers=[("expect", "100-continue")], ends=False)
     peer.run()
@@ -129,7 +131,7 @@ def test_expect(begin: Begin) -> None:
     assert peer.answers[stream].body == b"body"
 
 
-def test_trailers_are_the_request_s(begin: Begin) -> None:
+def test_trailers_of_the_request_reach_the_app(begin: Begin) -> None:
     seen: list[Any] = []
     peer = begin(post_request=lambda worker, req, environ, resp: seen.append(req))
     answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "1")])
@@ -147,7 +149,7 @@ def test_trailers_are_the_request_s(begin: Begin) -> None:
 STREAMED = {"buffer_bodies": False}
 
 
-def test_an_app_reads_its_body_as_it_comes(begin: Begin) -> None:
+def test_streamed_body_is_read_as_it_comes(begin: Begin) -> None:
     parts: list[bytes] = []
     peers: list[Peer] = []
 
@@ -171,7 +173,7 @@ def test_an_app_reads_its_body_as_it_comes(begin: Begin) -> None:
     assert peers[0].state.outbound_flow_control_window == 65_535
 
 
-def test_windows_open_as_the_app_reads(begin: Begin) -> None:
+def test_window_opens_as_the_app_reads(begin: Begin) -> None:
     peers: list[Peer] = []
     seen: list[int] = []
 
@@ -198,9 +200,7 @@ def test_windows_open_as_the_app_reads(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize(("each", "status"), [(10_000, 200), (0, 408)])
-def test_an_app_waits_for_its_body_while_another_one_comes(
-    begin: Begin, each: int, status: int
-) -> None:
+def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, status: int) -> None:
     """It would be too long for a client that sends nothing."""
     peers: list[Peer] = []
     waits: list[float] = []
@@ -247,7 +247,7 @@ def test_an_app_waits_for_its_body_while_another_one_comes(
 
 
 @pytest.mark.parametrize("end", ["reset", "silence", "leaves"])
-def test_a_body_that_stops(begin: Begin, end: str) -> None:
+def test_streamed_body_that_stops_is_an_error(begin: Begin, end: str) -> None:
     errors: list[BaseException] = []
     peers: list[Peer] = []
 
@@ -284,7 +284,7 @@ def test_a_body_that_stops(begin: Begin, end: str) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [1e300, float("inf")])
-def test_an_app_waits_for_its_body_as_long_as_it_takes(begin: Begin, timeout_s: float) -> None:
+def test_reading_app_waits_with_any_timeout(begin: Begin, timeout_s: float) -> None:
     """A lock takes no time as long as that."""
     read: list[bytes] = []
     sender: list[threading.Timer] = []

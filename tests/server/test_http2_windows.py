@@ -32,7 +32,7 @@ __all__ = ["begin", "make_bench"]
 
 @pytest.mark.parametrize("kind", ["list", "generator", "file"])
 @pytest.mark.parametrize("window", [0, 1, 1000, 65_535])
-def test_a_slow_reader_holds_no_thread(
+def test_slow_reader_occupies_no_thread(
     begin: Begin, tmp_path: Path, kind: str, window: int
 ) -> None:
     """The app's turn ends (else the bench would hang), and the rest comes as windows open."""
@@ -63,7 +63,7 @@ def test_a_slow_reader_holds_no_thread(
     assert peer.bench.log.requests[-1][2] == LARGE
 
 
-def test_an_end_does_not_overtake_what_goes_to_a_temporary_file(
+def test_end_of_stream_follows_a_body_in_a_temporary_file(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While its writer has it in hand, nothing of it waits in the queue."""
@@ -91,7 +91,7 @@ def test_an_end_does_not_overtake_what_goes_to_a_temporary_file(
     assert len(answer.body) == 200_000
 
 
-def test_streams_take_turns(begin: Begin) -> None:
+def test_streams_take_turns_in_sending(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
     streams = [peer.ask() for _ in range(4)]
     peer.run()
@@ -105,7 +105,7 @@ def test_streams_take_turns(begin: Begin) -> None:
     assert all(peer.answers[each].ended for each in streams)
 
 
-def test_a_client_that_takes_nothing_of_a_stream(begin: Begin) -> None:
+def test_stream_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 1000, "reads": False})
     slow, other = peer.ask(), peer.ask()
     peer.run()
@@ -145,7 +145,7 @@ def test_client_that_takes_least_of_a_stream_is_reported(begin: Begin) -> None:
     assert stopped in peer.answers
 
 
-def test_a_client_that_takes_nothing_at_all(begin: Begin) -> None:
+def test_connection_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
     stream = peer.ask()
     peer.run()
@@ -155,7 +155,7 @@ def test_a_client_that_takes_nothing_at_all(begin: Begin) -> None:
     assert peer.bench.log.requests == [("GET /", "200 OK", 65_535)]
 
 
-def test_the_wait_for_the_first_window_is_over_when_it_opens(begin: Begin) -> None:
+def test_open_window_ends_the_wait_for_it(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
     stream = peer.ask()
     for _ in range(8):
@@ -166,7 +166,7 @@ def test_the_wait_for_the_first_window_is_over_when_it_opens(begin: Begin) -> No
     assert peer.answers[stream].ended
 
 
-def test_a_full_socket(begin: Begin) -> None:
+def test_full_socket_delays_streams(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 2 * LARGE, "reads": False})
     peer.open(8 * LARGE)
     streams = [peer.ask() for _ in range(3)]
@@ -179,7 +179,7 @@ def test_a_full_socket(begin: Begin) -> None:
     assert all(len(peer.answers[each].body) == LARGE for each in streams)
 
 
-def test_a_full_socket_is_given_up(begin: Begin) -> None:
+def test_full_socket_is_given_up_in_time(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 2 * LARGE, "reads": False})
     peer.open(8 * LARGE)
     peer.ask()
@@ -190,7 +190,7 @@ def test_a_full_socket_is_given_up(begin: Begin) -> None:
     assert len(peer.bench.log.requests) == 1
 
 
-def test_a_client_that_takes_no_answers_is_not_read(begin: Begin) -> None:
+def test_client_that_takes_no_responses_is_not_received_from(begin: Begin) -> None:
     peer = begin()
     for _ in range(700):  # below the limit for floods
         peer.state.ping(b"12345678")
@@ -203,7 +203,7 @@ def test_a_client_that_takes_no_answers_is_not_read(begin: Begin) -> None:
         assert armed[-1] & 1 == 0
 
 
-def test_shrinking_windows(begin: Begin) -> None:
+def test_shrunken_window_is_respected(begin: Begin) -> None:
     """A window may become negative (RFC 9113 section 6.9.2)."""
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10_000, "reads": False})
     stream = peer.ask()
@@ -221,7 +221,7 @@ def test_shrinking_windows(begin: Begin) -> None:
     assert len(peer.answers[stream].body) == 11_000
 
 
-def test_a_write_into_a_negative_window_waits(begin: Begin) -> None:
+def test_write_into_a_negative_window_waits(begin: Begin) -> None:
     """A client may shrink its windows while an app runs (RFC 9113 section 6.9.2)."""
     peers: list[Peer] = []
 
@@ -243,7 +243,7 @@ def test_a_write_into_a_negative_window_waits(begin: Begin) -> None:
     assert (len(answer.body), answer.ended) == (3000, True)
 
 
-def test_an_open_window_ends_the_wait_of_a_stream_that_goes_on(begin: Begin) -> None:
+def test_open_window_ends_the_wait_of_a_stream(begin: Begin) -> None:
     """An app may then send nothing for as long as it likes, such as one of server-sent events."""
     peers: list[Peer] = []
 
@@ -264,7 +264,7 @@ def test_an_open_window_ends_the_wait_of_a_stream_that_goes_on(begin: Begin) -> 
     assert (len(answer.body), answer.ended, answer.reset) == (2005, True, None)
 
 
-def test_nobody_waits_for_the_window_of_a_connection_any_more(begin: Begin) -> None:
+def test_wait_for_the_connections_window_ends_with_its_last_stream(begin: Begin) -> None:
     """The stream that did is reset; others need none, and are not cut off."""
     peers: list[Peer] = []
 
