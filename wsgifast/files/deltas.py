@@ -127,7 +127,9 @@ class Deltas:
         def make() -> None:
             try:
                 with self._turn:
-                    self._make(file.directory, file.names, key, identity, digest)
+                    # It may have been made between the request's look and this thread's.
+                    if COPIES.kept_delta(identity, digest) is None:
+                        self._make(file.directory, file.names, key, identity, digest)
             except OSError as error:
                 log.warning("%s: no delta could be made: %s", file.path, error)
             finally:
