@@ -5,7 +5,7 @@
 A Django site with plotly.js, Bootstrap and the admin's styles and scripts is collected, visited by
 Chromium, collected again with the packages' next releases into the same STATIC_ROOT, restarted and
 visited again, through FastWorker. Chromium counts the bytes of static files on the wire, with and
-without dictionaries. It takes a minute and a half of a processor, most of it for brotli at level 11.
+without dictionaries. Most of its minute and a half of processor time goes to brotli at level 11.
 """
 
 from __future__ import annotations
