@@ -7,10 +7,11 @@
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
     python -m loadtests compress. --link 20          compression, over a link of 20 Mbit/s
+    python -m loadtests upload.                      uploads, by Locust; the frameworks' parsers
 
 A KEY selects rows; --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
 run replaces the rows that it measured and keeps the others. Contenders take turns. `all` excludes
-the rows of the last four lines, whose figures are not published. Behind a link is Locust alone, so
+the rows of the last five lines, whose figures are not published. Behind a link is Locust alone, so
 rows of other clients mean nothing there; where none can be made, a line says so and nothing runs.
 """
 
@@ -38,6 +39,7 @@ from . import (
     released,
     replaced,
     slow,
+    uploads,
     wsgi,
 )  # fmt: skip
 from .field_reports import coalescing, mail, receive
@@ -51,6 +53,7 @@ PROFILES = {
 }
 UNPUBLISHED = [
     instructions.TABLE, leaks.TABLE, replaced.TABLE, compress.compress_table(wsgi.LOCUST),
+    uploads.upload_table(wsgi.LOCUST),
 ]  # fmt: skip
 
 

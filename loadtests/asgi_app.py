@@ -7,6 +7,7 @@ has no framework.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import AsyncIterator
@@ -71,6 +72,12 @@ async def upload(request: Request) -> Response:
     return PlainTextResponse(f"{size} {messages}")
 
 
+async def unread(request: Request) -> Response:
+    """Reads nothing of its body, and does not return."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 class Crumbs:
     """100,000 body messages of 100 bytes, of which Starlette sees none."""
 
@@ -90,6 +97,7 @@ app = Starlette(
         Route("/our-file/{name}", our_file),
         Route("/stream/{size:int}", stream),
         Route("/upload", upload, methods=["GET", "POST"]),
+        Route("/unread", unread, methods=["POST"]),
         Mount("/static", StaticFiles(directory=PAYLOADS)),
         Mount("/our-static", asgifast.StaticFiles(directory=PAYLOADS)),
         Mount("/crumbs", Crumbs()),
@@ -112,6 +120,7 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 fast = asgifast.ASGIFast(app)
+buffered = asgifast.ASGIFast(app, buffer_bodies=True)
 
 
 def __getattr__(name: str) -> ASGIApp:

@@ -1,9 +1,9 @@
 """Others beside crowds of slow clients: how long they wait, and what memory a slow one takes.
 
 The crowd is one process. The client whose times are reported is this one: it asks again and again,
-every tenth time on a new connection. Each run has a new server. `attack.` is every kind of crowd in
+every tenth time on a new connection. Each run has a new server. `attack.` is kinds of crowds in
 tests.support.slow_clients, on FastWorker, gthread and nginx, which has no generator to be read
-slowly.
+slowly. `attack.asgi.` is those that send, on asgifast's protocols beside uvicorn and granian.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .asgi import HTTP2
 from .bench import Side, pair, row, table
 from .clients import raw
 from .payloads import FILE_BYTES, LIST_BYTES
-from .servers import nginx, uvicorn
+from .servers import granian, nginx, uvicorn
 
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
@@ -218,4 +218,34 @@ def _attack(kind: str) -> Row:
     return row(key, title, sides, path, OTHERS, _beside(*crowds), fresh=True)
 
 
-TABLES = [_SLOW, table("slow-attack", "Others under attack", [*map(_attack, ATTACKS)])]
+_ASGI_ATTACKED: dict[str, Side] = {
+    "our protocol": _OURS,
+    "our protocol, bodies buffered": uvicorn("loadtests.asgi_app:buffered", ours=True),
+    "uvicorn": uvicorn(ASGI_APP),
+    "granian": granian(ASGI_APP),
+}
+# The crowd's path.
+ASGI_ATTACKS = {
+    "none": "/plain",
+    "heads byte by byte": "/plain",
+    "one-byte chunks": "/upload",
+    "silent bodies": "/upload",
+    "unread uploads": "/unread",
+    "silent connections": "/plain",
+}
+
+
+def _asgi_attack(kind: str) -> Row:
+    crowds = [(kind, None)] if kind in KINDS else []
+    title = f"{KINDS[kind].clients:,} {kind}" if crowds else "nobody beside"
+    # Its memory is that of what its clients have sent by then.
+    client = _beside(*crowds, asks="/plain", warms="/plain", settle_s=2.0)
+    key = f"attack.asgi.{kind.replace(' ', '-')}"
+    return row(key, title, _ASGI_ATTACKED, ASGI_ATTACKS[kind], OTHERS, client, fresh=True)
+
+
+TABLES = [
+    _SLOW,
+    table("slow-attack", "Others under attack", [*map(_attack, ATTACKS)]),
+    table("asgi-attack", "Others under attack, under ASGI", [*map(_asgi_attack, ASGI_ATTACKS)]),
+]

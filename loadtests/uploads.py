@@ -1,4 +1,11 @@
-"""Clients that upload, and look at the server's memory."""
+"""Uploads: raw servers and frameworks beside ours; and a client that looks at what they cost.
+
+    python -m loadtests upload.                       many at once, by Locust
+    python -m loadtests upload.parser. --profile release     one file of 1 GiB in a form, by curl
+
+What a parser writes is counted as the kernel does for the processes of the server: a file that is
+written twice on its way counts twice.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +14,24 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from wsgifast.commands.bench.tables import Client, Load, Task, family
+from wsgifast.commands.bench.locust_client import Locust
+from wsgifast.commands.bench.serving import gunicorn
+from wsgifast.commands.bench.tables import (
+    BYTES,
+    REQUESTS,
+    Client,
+    Load,
+    Row,
+    Server,
+    Table,
+    Task,
+    family,
+)
 
+from .bench import FAST, Side, row, table
 from .clients import children_cpu_s
 from .payloads import MIB
+from .servers import uvicorn
 
 # A round takes so long that it has failed.
 GIVE_UP_S = 120.0
@@ -43,6 +64,7 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
         warm = [*command, way, f"{before}{os.devnull}", "--output", os.devnull, url]
         subprocess.run(warm, check=True, timeout=GIVE_UP_S)
         memory, cpu = _most_memory(task.pid, reset=True), children_cpu_s()
+        written = _written(task.pid)
         body = (
             ["--form", f"{FIELD}=@{file}"]
             if form
@@ -68,10 +90,19 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
             facts={
                 "messages": float(messages) if good else float("nan"),
                 "MiB more": more / MIB,
+                "written": (_written(task.pid) - written) / size,
             },
         )
 
     return run
+
+
+def _written(pid: int) -> int:
+    """The bytes that a server and its workers have written by write() and its kind."""
+    return sum(
+        int(Path(f"/proc/{one.pid}/io").read_text().partition("wchar:")[2].split()[0])
+        for one in family(pid)
+    )
 
 
 def _most_memory(pid: int, *, reset: bool = False) -> int:
@@ -83,3 +114,55 @@ def _most_memory(pid: int, *, reset: bool = False) -> int:
         status = Path(f"/proc/{one.pid}/status").read_text()
         most += int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return most
+
+
+_APPS = "loadtests.upload_app"
+_USERS = 8
+# Of one request: JSON, a photo, and a form with one.
+_BODIES = {
+    "small": ("10 kB", 10_000, ""),
+    "raw": ("1 MiB", MIB, ""),
+    "form": ("1 MiB in a form", MIB, FIELD),
+}
+
+
+def _asgi(app: str, *, ours: bool = False) -> Server:
+    return uvicorn(f"{_APPS}:{app}", "--factory", ours=ours)
+
+
+def _wsgi(app: str, *, ours: bool = False) -> Server:
+    return gunicorn(f"{_APPS}:{app}()", worker_class=FAST if ours else "gthread")
+
+
+_SIDES: dict[str, dict[str, Side]] = {
+    "asgi": {
+        "uvicorn": _asgi("starlette"),
+        "our protocol + ASGIFast": _asgi("fast_starlette", ours=True),
+    },
+    "wsgi": {"gthread": _wsgi("flask"), "FastWorker + WSGIFast": _wsgi("fast_flask", ours=True)},
+}
+# Of each framework its parser, on a server as it is and on ours.
+_PARSERS: dict[str, dict[str, Side]] = {
+    "starlette": {"uvicorn": _asgi("starlette"), "our protocol": _asgi("starlette", ours=True)},
+    "fastapi": {"uvicorn": _asgi("fastapi"), "our protocol": _asgi("fastapi", ours=True)},
+    "django": {"gthread": _wsgi("django"), "FastWorker": _wsgi("django", ours=True)},
+    "django-asgi": {
+        "uvicorn": _asgi("django_asgi"),
+        "our protocol": _asgi("django_asgi", ours=True),
+    },
+    "flask": {"gthread": _wsgi("flask"), "FastWorker": _wsgi("flask", ours=True)},
+}
+
+
+def upload_table(locust: Locust) -> Table:
+    """All of it; the client of many small uploads is Locust."""
+    rows: list[Row] = []
+    for kind, sides in _SIDES.items():
+        for body, (title, size, form) in _BODIES.items():
+            client = locust.client(_USERS, posts=size, form=form)
+            rows.append(row(f"upload.{kind}.{body}", title, sides, "/upload", REQUESTS, client))
+    for framework, sides in _PARSERS.items():
+        title = f"1 GiB in a form (in a short run 128 MiB): {framework}"
+        key = f"upload.parser.{framework}"
+        rows.append(row(key, title, sides, "/upload", BYTES, upload(form=True)))
+    return table("upload", "Uploads", rows)

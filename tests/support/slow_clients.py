@@ -132,6 +132,13 @@ KINDS = {
     "readers of a generator": _kind(100, _GET + b"\r\n", "/stream", receive_bytes_per_s=1000),
     "readers of HTTP/2 streams": _readers_of_streams(20, 4096),
     "silent bodies": _kind(100, _POST + b"Content-Length: 500000\r\n\r\n", "/upload"),
+    "unread uploads": _kind(
+        100,
+        _POST + b"Content-Length: 1000000000\r\n\r\n",
+        "/unread",
+        then=bytes(65_536),
+        send_bytes_per_s=1 << 24,
+    ),
     "downloads from a slow disk": _kind(3, _GET + b"\r\n", "/slow", receive_bytes_per_s=1 << 30),
     "silent connections": _kind(1000, b""),
     "connection flood": _kind(50, _GET + b"\r\n", leaves=True),

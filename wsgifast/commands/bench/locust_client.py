@@ -36,13 +36,15 @@ class LocustFailed(WSGIFastError, RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """One load run: users that each send a GET after the answer to the one before.
+    """One load run: users that each send a request after the answer to the one before.
 
     :ivar host: such as "http://127.0.0.1:8000".
     :ivar seconds: no request is begun after this time.
     :ivar requests: nor after this count, of all users of a process together.
     :ivar expected: bytes that every body must have, where that is known.
     :ivar headers: lines to add to each request.
+    :ivar posts: bytes of the body that each request sends, by POST; 0: it is a GET.
+    :ivar form: the field of a form in which they are a file; "": they are the body.
     """
 
     host: str
@@ -54,6 +56,8 @@ class Run:
     headers: tuple[str, ...] = ()
     give_up_s: float = GIVE_UP_S
     number: int = 0
+    posts: int = 0
+    form: str = ""
 
 
 @dataclass
@@ -85,8 +89,10 @@ class Locust:
                 with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
                     process.communicate(timeout=_GOODBYE_S)
 
-    def client(self, users: int = 1, *, give_up_s: float = GIVE_UP_S) -> Client:
-        """For the runner."""
+    def client(
+        self, users: int = 1, *, give_up_s: float = GIVE_UP_S, posts: int = 0, form: str = ""
+    ) -> Client:
+        """For the runner; see :class:`Run`. The answer to a POST may have any length."""
 
         def run(task: Task) -> Load:
             host, port = task.address
@@ -96,9 +102,11 @@ class Locust:
                     task.path,
                     users,
                     task.seconds,
-                    expected=task.body_bytes,
+                    expected=None if posts else task.body_bytes,
                     headers=task.headers,
                     give_up_s=give_up_s,
+                    posts=posts,
+                    form=form,
                 )
             )
 

@@ -65,6 +65,7 @@ class DownloadUser(FastHttpUser):
         name: str | None = None,
         expected: int | None = None,
         headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
     ) -> bool:
         """GET a path, read its body to the end and report one request to Locust.
 
@@ -72,14 +73,17 @@ class DownloadUser(FastHttpUser):
 
         :param name: what Locust's tables call it; the path by default.
         :param expected: bytes that the body must have; another count is a failure.
+        :param body: sent by POST in place of the GET.
         :returns: whether it succeeded.
         """
         begun = time.perf_counter()
         fields = dict(headers or {})
         if not any(field.lower() == "accept-encoding" for field in fields):
             fields["Accept-Encoding"] = "identity"
-        with self.client.get(
+        with self.client.request(
+            "GET" if body is None else "POST",
             path,
+            data=body,  # type: ignore[arg-type]  # it is sent as it is
             name=name,
             stream=True,  # leaves the body to us
             catch_response=True,
@@ -175,17 +179,30 @@ class Visitor(DownloadUser):
     def visit(self) -> None:
         turn, run = self.turn, self.turn.run
         headers = dict(line.split(": ", 1) for line in run.headers)
+        body = bytes(run.posts) if run.posts else None
+        if run.form:
+            body, headers["Content-Type"] = _form(run.form, run.posts)
         turn.users += 1
         if not turn.begun:
             turn.begun, turn.begun_cpu = time.perf_counter(), time.process_time()
         while turn.goes_on:
-            good = self.download(run.path, name=GOOD, expected=run.expected, headers=headers)
+            good = self.download(
+                run.path, name=GOOD, expected=run.expected, headers=headers, body=body
+            )
             turn.good += good
             turn.failed += not good
         turn.users -= 1
         turn.last, turn.last_cpu = time.perf_counter(), time.process_time()
         self.client.client.close()  # a server that ends would wait for it
         raise StopUser
+
+
+def _form(field: str, size: int) -> tuple[bytes, str]:
+    """A form with a file of so many bytes, and its Content-Type (RFC 7578)."""
+    head = f'Content-Disposition: form-data; name="{field}"; filename="file.bin"'
+    kind = "Content-Type: application/octet-stream"
+    body = f"--between\r\n{head}\r\n{kind}\r\n\r\n".encode() + bytes(size)
+    return body + b"\r\n--between--\r\n", "multipart/form-data; boundary=between"
 
 
 def main() -> None:
@@ -270,7 +287,7 @@ class _Master:
         reports = self._reports(run) or [{"seconds": run.seconds, "cpu_s": 0.0}]
         runner.stop()
         stats = runner.environment.stats
-        good = stats.get(GOOD, "GET")
+        good = stats.get(GOOD, "POST" if run.posts else "GET")
         errors: dict[str, int] = {}
         for each in stats.errors.values():
             text = _error_text(each.to_name().partition(": ")[2], run)

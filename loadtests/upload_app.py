@@ -1,0 +1,127 @@
+"""The apps of the uploads: a body, or a file in a form, by four frameworks; the answer is its size.
+
+`starlette`, `fastapi`, `flask` and `django` are as anybody writes them; `fast_starlette` and
+`fast_flask` are wrapped, with a limit. Behind the size stands the number of messages, or reads.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from asgifast import ASGIFast
+from asgifast.messages import ASGIApp
+from fastapi import FastAPI, File, Request, UploadFile
+from fastapi.responses import PlainTextResponse
+
+from wsgifast import WSGIFast
+
+from .uploads import FIELD
+
+LIMIT_BYTES = 8 * 1024 * 1024 * 1024
+_READ_BYTES = 64 * 1024
+
+
+def starlette() -> ASGIApp:
+    """Starlette's form parser, or request.stream()."""
+    from .asgi_app import app
+
+    return app
+
+
+def fast_starlette() -> ASGIApp:
+    return ASGIFast(starlette(), body_limit_bytes=LIMIT_BYTES, buffer_bodies=True)
+
+
+def fastapi() -> ASGIApp:
+    """An UploadFile, which FastAPI has parsed before the endpoint runs."""
+    app = FastAPI()
+
+    async def upload(file: Annotated[UploadFile, File()]) -> PlainTextResponse:
+        return PlainTextResponse(f"{file.size} 0")
+
+    async def stream(request: Request) -> PlainTextResponse:
+        size = messages = 0
+        async for block in request.stream():
+            size += len(block)
+            messages += bool(block)
+        return PlainTextResponse(f"{size} {messages}")
+
+    async def plain() -> PlainTextResponse:
+        return PlainTextResponse("0 0")
+
+    app.post("/upload")(upload)
+    app.post("/stream")(stream)
+    for path in ("/upload", "/stream", "/plain"):
+        app.get(path)(plain)
+    return app
+
+
+def flask() -> Any:
+    """Werkzeug's form parser, or the stream of the body."""
+    from flask import Flask, request
+
+    app = Flask(__name__)
+
+    @app.route("/upload", methods=["GET", "POST"])
+    def upload() -> str:
+        size = reads = 0
+        file = request.files.get(FIELD)
+        if file is not None:
+            file.stream.seek(0, 2)
+            return f"{file.stream.tell()} 0"
+        while block := request.stream.read(_READ_BYTES):
+            size += len(block)
+            reads += 1
+        return f"{size} {reads}"
+
+    @app.route("/stream", methods=["GET", "POST"])
+    def stream() -> str:
+        return upload()
+
+    @app.get("/plain")
+    def plain() -> str:
+        return "0 0"
+
+    return app
+
+
+def fast_flask() -> Any:
+    return WSGIFast(flask(), body_limit_bytes=LIMIT_BYTES)
+
+
+def django(*, asgi: bool = False) -> Any:
+    """Django's form parser, with its upload handlers as they are."""
+    from django.conf import settings
+
+    settings.configure(
+        ALLOWED_HOSTS=["*"],
+        DATA_UPLOAD_MAX_MEMORY_SIZE=None,
+        ROOT_URLCONF=__name__,
+        SECRET_KEY="a load test keeps no secrets",
+    )
+    if asgi:
+        from django.core.asgi import get_asgi_application
+
+        return get_asgi_application()
+    from django.core.wsgi import get_wsgi_application
+
+    return get_wsgi_application()
+
+
+def django_asgi() -> Any:
+    return django(asgi=True)
+
+
+def _upload_in_django(request: Any) -> Any:
+    from django.http import HttpResponse
+
+    file = request.FILES.get(FIELD)
+    return HttpResponse(f"{file.size if file else 0} 0", content_type="text/plain")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "urlpatterns":  # of Django, once it is configured
+        from django.urls import path
+
+        return [path("upload", _upload_in_django)]
+    raise AttributeError(name)
