@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import cast
 
 from wsgifast.checks import is_count, shown
-from wsgifast.errors import ConfigurationError, RequestError
+from wsgifast.errors import ConfigurationError
 from wsgifast.files.temporary import Budget, TemporaryFile
 from wsgifast.sockets.sending import BLOCK_BYTES
 
@@ -26,6 +26,8 @@ _DEFAULT_BYTES = 16 * 1024 * 1024
 _IN_MEMORY_BYTES = 512 * 1024
 IN_MEMORY = Budget(64 * 1024 * 1024)
 ON_DISK = Budget(4 * 1024 * 1024 * 1024)
+# Of the file system of temporary files.
+_LEFT_FREE_BYTES = 64 * 1024 * 1024
 
 
 def buffer_bytes(buffer_bodies: object) -> int:
@@ -119,7 +121,7 @@ class BufferedBody:
             return True
         try:
             await in_thread(self._write, data)
-        except (RequestError, OSError):
+        except OSError:
             return False
         self._drop_memory()
         return True
@@ -127,10 +129,8 @@ class BufferedBody:
     def _write(self, data: bytes) -> None:
         """Write what is in memory, and then this."""
         if self._file is None:
-            self._file = TemporaryFile(ON_DISK)
-        both = self._memory + data
-        self._file.write_all(both)
-        self._written += len(both)
+            self._file = TemporaryFile(ON_DISK, left_free_bytes=_LEFT_FREE_BYTES)
+        self._written += self._file.append(self._memory + data).size
 
     def _drop_memory(self) -> None:
         IN_MEMORY.count(-len(self._memory))

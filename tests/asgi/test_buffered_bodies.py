@@ -24,6 +24,7 @@ from tests.support.servers import LiveServer, wait_for
 from wsgifast import ConfigurationError
 from wsgifast.files import temporary
 from wsgifast.files.temporary import Budget
+from wsgifast.sockets import FileSegment
 
 from .limited_app import BUFFERED
 from .servers import SERVERS, asgi_server
@@ -236,9 +237,9 @@ def test_files_are_written_and_closed_by_other_threads(monkeypatch: pytest.Monke
     threads: list[int] = []
 
     class Watched(temporary.TemporaryFile):
-        def write_all(self, data: bytes | bytearray) -> None:
+        def append(self, data: bytes | bytearray) -> FileSegment:
             threads.append(threading.get_ident())
-            super().write_all(data)
+            return super().append(data)
 
         def close(self) -> None:
             threads.append(threading.get_ident())

@@ -38,6 +38,10 @@ def app(environ: Any, start_response: Any) -> Any:
         return [b"%d" % next(_numbers)]
     if path == "/process":
         return [b"%d" % os.getpid()]
+    if path == "/read":  # what a POST has: its kind, its length, and its end
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        kind = environ.get("CONTENT_TYPE", "").partition(";")[0]
+        return [f"{kind} {len(body)} {body.count(bytes(100))} {body[-13:]!r}".encode()]
     if path == "/forever":
         return itertools.repeat(b"x")
     if path == "/large":

@@ -120,6 +120,12 @@ def test_locust_counts_what_it_saw(server: RunningServer) -> None:
         assert seen("/secret", headers=("Cookie: a=b",)) == (3, 18, {})
         assert seen("/none") == (0, 0, {"status 404": 3})
         assert seen("/away") == (3, 0, {})  # and nobody is asked elsewhere
+        for form, answer in (
+            ("", f"application/octet-stream 10000 100 {bytes(13)!r}"),
+            ("file", f"multipart/form-data 10152 100 {b'--between--' + bytes((13, 10))!r}"),
+        ):
+            posted = locust.load(Run(server.url, "/read", requests=3, posts=10_000, form=form))
+            assert (posted.requests, posted.body_bytes) == (3, 3 * len(answer)), posted
         several = locust.load(Run(server.url, users=3, seconds=0.1))
         assert several.requests > 0
         assert 0 < several.latency_ms[50] <= several.latency_ms[99] < 10_000
