@@ -45,7 +45,7 @@ def bench(*arguments: str) -> int:
         (("tests.doctor.apps:nothing",), 3, "nothing"),
     ],
 )
-def test_one_sentence_for_what_cannot_be(
+def test_impossible_options_are_refused_in_one_sentence(
     arguments: tuple[str, ...], status: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(*arguments) == status
@@ -55,7 +55,7 @@ def test_one_sentence_for_what_cannot_be(
     assert not out
 
 
-def test_without_the_extra_it_says_what_to_install(
+def test_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find = importlib.util.find_spec
@@ -68,7 +68,7 @@ def test_without_the_extra_it_says_what_to_install(
     assert "pip install 'wsgifast[bench]'" in capsys.readouterr().err
 
 
-def test_a_body_that_is_another_in_each_process(
+def test_body_that_differs_by_process_is_not_compared(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(APP, "/process", *SHORT, f"--report={tmp_path / 'report'}") == 0
@@ -102,7 +102,7 @@ def app(environ, start_response):
         (True, True, 0, ""),
     ],
 )
-def test_bodies_are_requested_as_by_a_browser_and_compared_decoded(
+def test_coded_bodies_are_compared_decoded(
     kept: bool, raw_codes: bool, status: int, said: str,
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -126,7 +126,7 @@ def app(environ, start_response):
 """
 
 
-def test_a_wrapper_that_compresses_and_what_its_bytes_mean_on_a_link(
+def test_compressing_wrapper_shows_bytes_and_time_on_a_link(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     app, report = tmp_path / "text.py", tmp_path / "report"
@@ -149,7 +149,9 @@ def test_link_of_no_rate_is_refused(rate: str, capsys: pytest.CaptureFixture[str
     assert "expected a rate such as 20mbit" in capsys.readouterr().err
 
 
-def test_a_wsgi_app_beside_slow_clients(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wsgi_app_is_loaded_beside_slow_clients(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     report = tmp_path / "report"
     options = ("--slow-clients=8", "--worker-class=FastWorker", f"--report={report}")
     assert bench(APP, "/new", "/large", *SHORT, *options, "--budget=p99=1us,ratio=0.001") == 1
@@ -167,7 +169,7 @@ def test_a_wsgi_app_beside_slow_clients(tmp_path: Path, capfd: pytest.CaptureFix
     assert "WSGIFast on FastWorker" in report.with_suffix(".html").read_text()
 
 
-def test_an_asgi_app_by_a_master_and_two_workers(
+def test_asgi_app_is_loaded_by_a_master_and_two_workers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     master = f"--master-port={free_port()}"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None:
+def test_killed_benchmark_ends_its_servers(number: signal.Signals, tmp_path: Path) -> None:
     app = "tests.benchmark.apps:app"
     # gunicorn's workers are not our children.
     server = "gunicorn" if number == signal.SIGKILL else "wsgiref"
@@ -54,7 +54,7 @@ def _has_server(benchmark: psutil.Process) -> bool:
     try:
         connections = [each for child in children for each in child.net_connections()]
     except psutil.NoSuchProcess:
-        return False  # one that has told what the app is
+        return False  # one that has reported what the app is
     return any(each.status == psutil.CONN_LISTEN for each in connections)
 
 

@@ -39,7 +39,7 @@ def server() -> Iterator[RunningServer]:
         yield one
 
 
-def test_a_taken_port_is_named(server: RunningServer) -> None:
+def test_taken_port_is_named(server: RunningServer) -> None:
     port = server.address[1]
     with (
         pytest.raises(ServerFailed, match=f"port {port} .* is taken"),
@@ -48,14 +48,14 @@ def test_a_taken_port_is_named(server: RunningServer) -> None:
         pass
 
 
-def test_a_server_that_does_not_start_shows_its_log() -> None:
+def test_server_that_does_not_start_shows_its_log() -> None:
     address = (HOST, free_port())
     argv, env = command(address[1], "no_such_module:app")
     with pytest.raises(ServerFailed, match="no_such_module"), running(argv, address, env=env):
         pass
 
 
-def test_a_server_that_is_to_end_in_a_request_ends_behind_it() -> None:
+def test_server_that_is_to_end_finishes_its_request() -> None:
     """wsgiref takes what is raised in a request for a failure of the app, and goes on."""
     address = (HOST, free_port())
     argv, env = command(address[1], "loadtests.app:app")
@@ -82,7 +82,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_while_a_process_starts_is_not_lost() -> None:
+def test_interrupt_while_a_process_starts_is_not_lost() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True,
         timeout=60,
@@ -90,7 +90,9 @@ def test_an_interrupt_while_a_process_starts_is_not_lost() -> None:
     assert (ran.stdout, ran.stderr) == ("it ends\n", "")
 
 
-def test_a_look(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_reports_size_and_success(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def at(path: str, *headers: str) -> tuple[int, bool, bool]:
         seen = look(Task(path, address=server.address, headers=headers))
         return seen.body_bytes, seen.ok, seen.answered
@@ -107,7 +109,7 @@ def test_a_look(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (nobody.ok, nobody.answered) == (False, False)
 
 
-def test_locust_counts_what_it_saw(server: RunningServer) -> None:
+def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
     def seen(path: str, **options: object) -> tuple[int, int, dict[str, int]]:
         load = locust.load(Run(server.url, path, seconds=10, requests=3, **options))  # type: ignore[arg-type]
         assert load.client_cpu_s > 0
@@ -133,7 +135,7 @@ def test_locust_counts_what_it_saw(server: RunningServer) -> None:
     assert cpu_seconds(server.pid) > 0
 
 
-def test_a_locust_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_locust_is_an_error_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wsgifast.commands.bench.locust_client._PROCESS", "no_such_module")
     with pytest.raises(LocustFailed, match="no_such_module"), Locust() as locust:
         locust.start()
@@ -152,7 +154,7 @@ _CODERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @given(st.binary(), st.lists(st.sampled_from(sorted(_CODERS)), max_size=3))
-def test_a_body_is_decoded_as_it_was_coded(body: bytes, codings: list[str]) -> None:
+def test_coded_body_is_decoded(body: bytes, codings: list[str]) -> None:
     coded = body
     for coding in codings:
         coded = _CODERS[coding](coded)
@@ -160,14 +162,14 @@ def test_a_body_is_decoded_as_it_was_coded(body: bytes, codings: list[str]) -> N
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
-def test_a_body_that_is_cut_off_or_of_an_unknown_coding_is_not_decoded(coding: str) -> None:
+def test_cut_off_body_or_unknown_coding_is_not_decoded(coding: str) -> None:
     coded = _CODERS[coding](b"a body" * 100)
     assert decoded(coded[:-1], coding) is None
     assert decoded(b"no such thing", coding) is None
     assert decoded(coded, f"{coding}, aes128gcm") is None
 
 
-def test_a_look_compares_what_is_decoded(server: RunningServer) -> None:
+def test_look_digests_decoded_bodies(server: RunningServer) -> None:
     def at(coding: str) -> Seen:
         task = Task("/coded", address=server.address, headers=(f"Accept-Encoding: {coding}",))
         return look(task)

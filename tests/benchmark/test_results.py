@@ -88,7 +88,7 @@ def test_difference_is_taken_round_by_round() -> None:
         Difference.of([], [])
 
 
-def test_what_comes_before_a_run_is_no_part_of_it() -> None:
+def test_preparation_is_no_part_of_a_run() -> None:
     order: list[str] = []
 
     def counts(task: Task) -> Load:
@@ -119,7 +119,7 @@ def noisy(first: Sequence[float], second: Sequence[float], again: Sequence[float
     return Result(row, {"a": loads(first), "b": loads(second)}, again=loads(again))
 
 
-def test_a_wrong_sign_on_a_busy_machine_is_no_verdict() -> None:
+def test_ratio_on_a_busy_machine_is_no_verdict() -> None:
     quiet = noisy([10, 10.1, 10, 9.9, 10], [13.7, 13.6, 13.9, 13.7, 13.5], [10.1, 10, 10, 9.9, 10])
     assert str(quiet.ratio("b", REQUESTS.rate)).startswith("1.37x (")
     assert not problems([quiet])
@@ -134,7 +134,7 @@ def test_a_wrong_sign_on_a_busy_machine_is_no_verdict() -> None:
 
 
 @given(st.lists(st.tuples(POSITIVE, POSITIVE), min_size=1, max_size=12))
-def test_a_server_is_never_clearly_better_than_itself(pairs: list[tuple[float, float]]) -> None:
+def test_server_is_never_clearly_better_than_itself(pairs: list[tuple[float, float]]) -> None:
     first, again = zip(*pairs, strict=True)
     ratio = noisy(first, again, again).ratio("b", REQUESTS.rate)
     assert ratio is not None
@@ -142,7 +142,7 @@ def test_a_server_is_never_clearly_better_than_itself(pairs: list[tuple[float, f
 
 
 @given(st.lists(POSITIVE, min_size=1, max_size=30))
-def test_an_interval_has_the_median_in_it_and_leaves_out_equally_many(values: list[float]) -> None:
+def test_interval_has_the_median_and_leaves_out_equally_many(values: list[float]) -> None:
     low, high = interval(values)
     assert low <= median(values) <= high
     below, above = sum(v < low for v in values), sum(v > high for v in values)
@@ -151,11 +151,11 @@ def test_an_interval_has_the_median_in_it_and_leaves_out_equally_many(values: li
         assert (low, high) == (min(values), max(values))
 
 
-def test_more_rounds_narrow_an_interval() -> None:
+def test_interval_of_more_rounds_is_narrower() -> None:
     assert interval(range(100)) == (41, 58)  # 1.645 standard deviations are 8.2 places
 
 
-def test_the_base_of_a_row_runs_again_at_the_end_of_each_round() -> None:
+def test_base_of_a_row_runs_again_at_the_end_of_each_round() -> None:
     for ours, order in ((None, "abcabc"[:3] + "a"), ("b", "abcb")):
         seen: list[str] = []
 
@@ -176,7 +176,7 @@ def test_the_base_of_a_row_runs_again_at_the_end_of_each_round() -> None:
         assert set(result.runs) == set("abc")
 
 
-def test_a_budget_inside_the_noise_is_not_decided() -> None:
+def test_budget_inside_the_noise_is_not_decided() -> None:
     busy = noisy([10, 10, 10, 10, 10], [9, 9, 9, 9, 9], [8, 12, 10, 10, 10])
     ((line, sure),) = over_budget(budget("ratio>=1"), [busy])
     assert line == ("not decided: a title, b: ratio is 0.72..1.12, and is to be 1 at the least")
@@ -193,7 +193,7 @@ def test_contenders_take_turns() -> None:
     assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
 
 
-def test_the_first_round_is_done_whatever_the_time() -> None:
+def test_first_round_is_done_whatever_the_time() -> None:
     assert len(alternate({"a": lambda: 1}, rounds=9, seconds=-1.0)["a"]) == 1
 
 
@@ -206,14 +206,14 @@ def test_table_aligns_figures() -> None:
     ]
 
 
-def test_the_chart_is_well_formed() -> None:
+def test_chart_is_well_formed() -> None:
     rows = [("<a & b>", (30.0, 20.0, 40.0), "30x", True), ("fails", None, "rescued", False)]
     for some in (rows, []):
         assert ET.fromstring(ratio_chart(some)).tag.endswith("svg")
 
 
 @pytest.mark.parametrize(("less", "kinds"), [(False, ["good", "worse"]), (True, ["worse", "good"])])
-def test_the_chart_shows_what_is_better(less: bool, kinds: list[str]) -> None:
+def test_chart_shows_which_is_better(less: bool, kinds: list[str]) -> None:
     """Which of seconds is less."""
     sides = {"a": 10, "more": 20, "fewer": 5}
     contenders = tuple(Contender(name, client=client(rate)) for name, rate in sides.items())
@@ -247,7 +247,7 @@ def test_ratios_are_taken_to_the_first_or_of_ours_to_each() -> None:
     assert row["profile"]["seconds"] == 1.0
 
 
-def test_who_never_answers_has_no_figure() -> None:
+def test_contender_that_never_answers_has_no_figure() -> None:
     result = results(
         Contender("fails", client=client(0, 0, 0, failures=2)),
         Contender("b", client=client(1, 1, 1)),
@@ -260,7 +260,7 @@ def test_who_never_answers_has_no_figure() -> None:
     assert list(over_budget(budget("ratio>=5"), [result])) == []
 
 
-def test_a_column_is_shown_where_something_stands_in_it() -> None:
+def test_column_is_shown_only_with_something_in_it() -> None:
     good = results(Contender("a", client=client(9, 9, 9)), Contender("b", client=client(9, 9, 9)))
     bad = results(
         Contender("a", client=client(9, 9, 9)), Contender("b", client=client(9, 9, 9, failures=1))
@@ -293,7 +293,7 @@ def test_bytes_of_bodies_are_shown_coded_and_decoded_and_as_time_on_a_link() -> 
     assert "ms at 20 Mbit/s" in as_html("A page", [(Table("t", "T", [linked.row]), [linked])])
 
 
-def test_a_table_fits_the_terminal_and_says_as_much() -> None:
+def test_table_is_split_to_fit_the_terminal() -> None:
     names = ("gthread", "WSGIFast on gthread", "WSGIFast on FastWorker")
     result = results(*(Contender(n, client=client(19, 1899, 199999, failures=9)) for n in names))
     wide, narrow = (results_text([result], width).partition("\n\n- ")[0] for width in (200, 80))
@@ -312,15 +312,15 @@ def test_a_table_fits_the_terminal_and_says_as_much() -> None:
     assert results_text([result]) == results_text([result], 200)  # into a file or pipe
 
 
-def test_a_ratio_that_the_medians_contradict_is_told() -> None:
+def test_ratio_that_the_medians_contradict_is_a_problem() -> None:
     rates = {"a": (458, 100, 500), "b": (422, 110, 540), "c": (916, 200, 1000)}
     clients = {name: client(*each) for name, each in rates.items()}
     result = results(*(Contender(name, client=each) for name, each in clients.items()))
     ratio = result.ratio("b", REQUESTS.rate)
     assert ratio is not None
     assert str(ratio) == "1.08x (0.921..1.1)"
-    (told,) = (line for line in problems([result]) if "the opposite of the medians" in line)
-    assert told.endswith("better: a <title>, b")
+    (said,) = (line for line in problems([result]) if "the opposite of the medians" in line)
+    assert said.endswith("better: a <title>, b")
     clients = {name: client(*each) for name, each in rates.items()}
     result = results(*(Contender(name, client=each) for name, each in clients.items()), ours="b")
     assert [name for name in rates if result.contradicts(name)] == ["a"]
@@ -329,7 +329,7 @@ def test_a_ratio_that_the_medians_contradict_is_told() -> None:
     assert "the opposite" not in results_text([result])
 
 
-def test_each_column_has_a_name_of_its_own() -> None:
+def test_columns_have_different_names() -> None:
     def run(task: Task) -> Load:
         return Load(10, 0, 1000, 1.0, server_cpu_s=0.5)
 
@@ -338,7 +338,7 @@ def test_each_column_has_a_name_of_its_own() -> None:
     assert columns == ["requests/s", "ratio", "CPU us/req", "CPU ratio"]
 
 
-def test_what_is_said_of_many_rows_stays_one_short_line() -> None:
+def test_problem_of_many_rows_stays_one_short_line() -> None:
     rates = {"a": (10, 10, 10), "b": (20, 40, 10), "c": (11, 12, 13)}
     several = [
         results(*(Contender(name, client=client(*each)) for name, each in rates.items()))
@@ -350,23 +350,23 @@ def test_what_is_said_of_many_rows_stays_one_short_line() -> None:
     assert any(line.endswith("a <title>, c and 9 more") for line in lines)
 
 
-@pytest.mark.parametrize(("control", "size", "told"), [
+@pytest.mark.parametrize(("control", "size", "shown"), [
     ("bbr", 100_000, True), ("bbr", 1000, False), ("cubic", 100_000, False), (None, 100_000, False),
 ])  # fmt: skip
-def test_pacing_is_told_beside_figures_of_large_bodies(
-    control: str | None, size: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_pacing_is_a_problem_of_large_bodies(
+    control: str | None, size: int, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = tmp_path / "tcp_congestion_control"
     if control is not None:
         setting.write_text(f"{control}\n")
     monkeypatch.setattr(report, "_CONGESTION_CONTROL", setting)
     found = results(Contender("a", client=lambda task: Load(2, 0, 2 * size, 1.0)))
-    assert ("BBR paces large bodies here" in results_text([found])) is told
+    assert ("BBR paces large bodies here" in results_text([found])) is shown
     assert report.machine().get("tcp") == control
 
 
 @pytest.mark.parametrize(("enabled", "suffix"), [(True, ", JIT"), (False, "")])
-def test_the_machine_tells_a_jit_that_is_on(
+def test_machine_facts_name_a_jit_that_is_on(
     monkeypatch: pytest.MonkeyPatch, enabled: bool, suffix: str
 ) -> None:
     jit = SimpleNamespace(is_enabled=lambda: enabled)
@@ -374,7 +374,7 @@ def test_the_machine_tells_a_jit_that_is_on(
     assert report.machine()["python"] == f"CPython {platform.python_version()}{suffix}"
 
 
-def test_bodies_that_differ_are_told() -> None:
+def test_bodies_that_differ_are_a_problem() -> None:
     result = results(Contender("a", client=client(1)), Contender("b", client=client(1)), rounds=1)
     same = {name: Seen(3, "x", True) for name in "ab"}
     assert replace(result, seen=same).is_good
@@ -388,7 +388,7 @@ def test_bodies_that_differ_are_told() -> None:
     assert not replace(result, seen={**same, "b": Seen(4, "y", False)}).differs
 
 
-def test_another_coding_is_another_body() -> None:
+def test_lost_coding_is_another_body() -> None:
     """Also where the body changes by itself: gzip's has a time in it."""
     result = results(Contender("a", client=client(1)), Contender("b", client=client(1)), rounds=1)
     plain, packed = Seen(9, "x", True), Seen(3, "y", True, coding="gzip")
@@ -421,7 +421,9 @@ def test_another_coding_is_another_body() -> None:
         ((2,), False),
     ],
 )
-def test_what_is_good(failures: tuple[int, ...], is_good: bool) -> None:
+def test_result_is_good_without_failures_and_with_equal_bodies(
+    failures: tuple[int, ...], is_good: bool
+) -> None:
     clients = [client(0 if each else 1, failures=each) for each in failures]
     contenders = (Contender(name, client=c) for name, c in zip("abc", clients, strict=False))
     assert results(*contenders, rounds=1).is_good is is_good
@@ -437,7 +439,7 @@ def test_what_is_good(failures: tuple[int, ...], is_good: bool) -> None:
         ("requests>=2000000", ["requests is 20,000/s, not 2,000,000/s at the least"]),
     ],
 )
-def test_budgets(text: str, missed: list[str]) -> None:
+def test_budget_names_what_is_missed(text: str, missed: list[str]) -> None:
     slow, fast = client(10_000), client(20_000)
     result = results(Contender("a", client=slow), Contender("b", client=fast), rounds=1)
     found = list(over_budget(budget(text), [result]))
@@ -452,7 +454,7 @@ def test_budgets(text: str, missed: list[str]) -> None:
     "text",
     ["p99", "p98=1ms", "p99>=1ms", "ratio<=1", "ratio=1ms", "p99=-1", "p99=1e3", "p99=\uff11s"],
 )
-def test_what_is_no_budget(text: str) -> None:
+def test_budget_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--budget"):
         budget(text)
 
@@ -483,7 +485,7 @@ class _Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_is_complete_in_itself_and_escapes_what_it_shows() -> None:
+def test_page_is_complete_in_itself_and_escaped() -> None:
     result = results(
         Contender("a & b", client=client(1, 2, 3, facts={"<KiB>": 1.5})),
         Contender("c", client=client(3, 4, 5)),
@@ -499,7 +501,7 @@ def test_the_page_is_complete_in_itself_and_escapes_what_it_shows() -> None:
         assert text in parsed.text
 
 
-def test_each_table_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_table_has_a_file_of_its_own(tmp_path: Path) -> None:
     """Also where it is the only one of a page, so that the next one leaves it alone."""
     contenders = (Contender("a", client=client(1.0)), Contender("b", client=client(2.0)))
     row = Row("a.key", "a row", contenders, client())
@@ -510,7 +512,7 @@ def test_each_table_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"one.json", "all.html"}
 
 
-def test_figures_are_told_where_they_cannot_be_written(
+def test_figures_are_shown_where_they_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "one.json").mkdir()
@@ -520,7 +522,7 @@ def test_figures_are_told_where_they_cannot_be_written(
     assert "a row [a.key]" in capsys.readouterr().out
 
 
-def test_a_row_that_fails_leaves_the_others_as_they_are(
+def test_failed_row_leaves_the_others_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(task: Task) -> Load:
@@ -546,7 +548,7 @@ def stopped() -> Client:
     return stops
 
 
-def test_a_run_takes_the_place_of_its_own_rows_alone(tmp_path: Path, stopped: Client) -> None:
+def test_run_replaces_its_own_rows_alone(tmp_path: Path, stopped: Client) -> None:
     """In a report that is to keep the others, also where the run is stopped."""
 
     def run(*keys: str, last: Client | None = None, keep: bool = True) -> dict[str, float]:

@@ -67,7 +67,7 @@ def examined(
         (plain(ETag='"a"'), plain(ETag='"b"'), 'etag: "b"; as it is: "a"'),
     ],
 )
-def test_what_wrapping_changes_is_wrong(
+def test_response_changed_by_wrapping_is_wrong(
     monkeypatch: pytest.MonkeyPatch, own: Answer, wrapped: Answer, said: str
 ) -> None:
     report = examined(monkeypatch, own, wrapped)
@@ -77,14 +77,16 @@ def test_what_wrapping_changes_is_wrong(
     assert report.good == 0
 
 
-def test_what_wrapping_enlarges_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_enlarged_by_wrapping_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(monkeypatch, plain(b"a" * 50, Content_Encoding="gzip"), plain(b"a" * 500))
     (finding,) = [each for each in report.findings if each.severity == "slow"]
     assert finding.id == "WF024"
     assert finding.what == ("wrapped: no coding; as it is: gzip; 500 B; as it is: 50 B")
 
 
-def test_what_wrapping_adds_to_a_file_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_wrapping_adds_to_a_file_are_no_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     added = plain(ETag='"a"', Last_Modified="x", Accept_Ranges="bytes", Content_Length="4")
     assert not examined(monkeypatch, plain(), added).of("wrong", "slow")
 
@@ -102,13 +104,13 @@ def counter(form: str) -> Answer:
         lambda: ("200 OK", [("Date", str(time.time_ns()))], [b"x"]),
     ],
 )
-def test_what_changes_by_itself_is_no_change(answer: Answer) -> None:
+def test_response_that_changes_by_itself_is_no_change(answer: Answer) -> None:
     assert not examine(wsgi(answer), ["/"]).of("wrong", "slow")
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5))
 @settings(max_examples=15, deadline=None)
-def test_an_app_that_answers_in_turns_is_not_changed(turns: list[bool]) -> None:
+def test_app_that_answers_in_turns_is_not_changed(turns: list[bool]) -> None:
     """Such as every other request, or two of five."""
     way = itertools.cycle(turns)
     report = examine(wsgi(lambda: ("200 OK", [], [b"a" if next(way) else b"b"])), ["/"])
@@ -149,7 +151,9 @@ class Offering(asgifast.ASGIFast):
             await self.app(scope, receive, send)
 
 
-def test_a_file_that_loses_its_compression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_loses_its_compression_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "app.js").write_text("x" * 10_000)
     monkeypatch.setattr(asgifast, "ASGIFast", Offering)
     report = examine(asgi("gzip", tmp_path), ["/app.js", "/page"])
@@ -197,7 +201,7 @@ class Broken(asgifast.ASGIFast):
         await self.app(scope, receive, sending)
 
 
-def test_what_pathsend_does_not_mend_is_reported_as_such(
+def test_change_that_pathsend_does_not_mend_is_reported_as_a_bug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asgifast, "ASGIFast", Broken)
@@ -206,14 +210,14 @@ def test_what_pathsend_does_not_mend_is_reported_as_such(
     assert "content-type: none; as it is: text/plain" in finding.what
 
 
-def test_the_whole_text_of_a_long_change_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_change_is_whole_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examined(monkeypatch, plain(X_Long="a" * 500), plain())
     assert "a" * 500 in as_html(report)
     assert "a" * 100 not in as_text(report)
     assert max(map(len, as_text(report).splitlines())) < 240
 
 
-def test_an_app_is_compared_in_the_wrapper_that_it_has() -> None:
+def test_wrapped_app_is_compared_in_its_own_wrapper() -> None:
     """With its options: what they mend is not reported again."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

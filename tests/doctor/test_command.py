@@ -23,7 +23,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return forkserver.run([sys.executable, "-m", "wsgifast", "doctor", *arguments], cwd=ROOT)
 
 
-def test_an_option_without_effect_is_refused() -> None:
+def test_option_without_effect_is_refused() -> None:
     ended = doctor("--live", "http://127.0.0.1:9", "--access-log", "log")
     assert ended.stderr == "wsgifast: --access-log has no effect with --live: name paths\n"
 
@@ -52,7 +52,9 @@ def test_an_option_without_effect_is_refused() -> None:
         (("tests.doctor.apps:file_path()", "/"), 3),
     ],
 )
-def test_exit_status(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
+def test_exit_status_depends_on_severity(
+    tmp_path: Path, arguments: tuple[str, ...], status: int
+) -> None:
     (tmp_path / "baseline").write_text('{"version": 1, "findings": [1]}')
     ended = doctor(*(each.format(baseline=tmp_path / "baseline") for each in arguments))
     assert ended.returncode == status, ended.stderr + ended.stdout
@@ -62,7 +64,7 @@ def test_exit_status(tmp_path: Path, arguments: tuple[str, ...], status: int) ->
         assert not ended.stdout
 
 
-def test_text_names_what_was_seen() -> None:
+def test_text_report_names_what_was_seen() -> None:
     ended = doctor(APP, "/list", "/str", "/good")
     lines = ended.stdout.splitlines()
     assert lines[0].split() == [
@@ -88,7 +90,7 @@ def test_text_names_what_was_seen() -> None:
     assert "\033" not in ended.stdout
 
 
-def test_json_and_the_baseline_made_of_it(tmp_path: Path) -> None:
+def test_json_report_is_a_baseline(tmp_path: Path) -> None:
     ended = doctor(APP, "/list", "/good", "--format", "json")
     report = json.loads(ended.stdout)
     assert report["version"] == JSON_VERSION
@@ -100,7 +102,7 @@ def test_json_and_the_baseline_made_of_it(tmp_path: Path) -> None:
     assert doctor(APP, "/list", "/str", "--baseline", str(baseline)).returncode == 1
 
 
-def test_github_and_junit() -> None:
+def test_github_and_junit_reports_name_findings() -> None:
     ended = doctor(APP, "/str", "/good", "--format", "github")
     assert ended.stdout.startswith("::error title=WF011 a bare str or bytes::/str: a bare str.")
     suite = ElementTree.fromstring(doctor(APP, "/str", "/good", "--format", "junit").stdout)
@@ -109,7 +111,7 @@ def test_github_and_junit() -> None:
     assert failing == ["GET /str"]
 
 
-def test_html(tmp_path: Path) -> None:
+def test_html_page_has_findings_and_charts(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     doctor(APP, "/list", "/str", "--html", str(page))
     text = page.read_text()
@@ -118,7 +120,7 @@ def test_html(tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")  # nothing is loaded
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_anything_is_requested(
+def test_unwritable_page_is_refused_before_any_request(
     tmp_path: Path,
 ) -> None:
     ended = doctor(APP, "/list", "--html", str(tmp_path))
@@ -126,21 +128,21 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_requested(
     assert ended.stderr == f"wsgifast: --html {tmp_path}: Is a directory\n"
 
 
-def test_nothing_is_found_on_a_well_shaped_django_app() -> None:
+def test_well_shaped_django_app_has_no_finding() -> None:
     """By the command: its settings would stay in this process."""
     ended = doctor("examples.django_app:app", "/", "/download", "--fail-level=slow")
     assert ended.returncode == 0, ended.stdout
     assert "2 endpoints: 2 good." in ended.stdout
 
 
-def test_explain() -> None:
+def test_explain_shows_a_finding_or_the_list() -> None:
     ended = doctor("--explain", "wf003")
     assert ended.returncode == 0
     assert "StreamingHttpResponse" in ended.stdout
     assert "WF047  info" in doctor("--explain").stdout
 
 
-def test_the_command_ends_although_a_thread_of_the_app_does_not(tmp_path: Path) -> None:
+def test_command_ends_although_a_thread_of_the_app_does_not(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(
         "import threading\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
@@ -153,7 +155,7 @@ def test_the_command_ends_although_a_thread_of_the_app_does_not(tmp_path: Path) 
     assert (ended.returncode, ended.stdout) == (0, "1 endpoint: 1 good.\n"), ended.stderr
 
 
-def test_what_the_app_prints_is_not_in_the_report(tmp_path: Path) -> None:
+def test_output_of_the_app_is_not_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(
         "import os\n"
         "print('at import')\n"
@@ -178,7 +180,7 @@ def test_what_the_app_prints_is_not_in_the_report(tmp_path: Path) -> None:
         ("404 Not Found", [], "name paths that the app answers"),
     ],
 )
-def test_nothing_reached_names_the_way_in(
+def test_report_without_endpoints_names_the_way_in(
     tmp_path: Path, status: str, headers: list[tuple[str, str]], way_in: str
 ) -> None:
     (tmp_path / "gate.py").write_text(
@@ -198,7 +200,7 @@ def test_nothing_reached_names_the_way_in(
     assert (ended.returncode, ended.stdout) == (0, "1 endpoint: 1 good.\n")
 
 
-def test_paths_of_an_access_log_reach_no_terminal_raw(tmp_path: Path) -> None:
+def test_access_log_paths_reach_no_terminal_raw(tmp_path: Path) -> None:
     log = tmp_path / "log"
     line = '1.2.3.4 - - [10/Oct/2026:13:55:36 +0000] "GET /list{} HTTP/1.1" 200 5\n'
     log.write_bytes(line.format("?\x1b]0;pwn\x07\x9b\u202e'").encode() + b'"GET /\xff\x1b 200\n')

@@ -24,7 +24,7 @@ from wsgifast.commands.doctor.endpoints import from_access_log, from_openapi, fr
 from wsgifast.commands.doctor.model import Found
 
 
-def test_urls_file(tmp_path: Path) -> None:
+def test_urls_file_names_paths(tmp_path: Path) -> None:
     path = tmp_path / "urls"
     path.write_text("# some\n/a?b=c\n\nhttp://host/d\n/a?b=c\n")
     assert [e.url for e in from_urls_file(str(path))[0]] == ["/a?b=c", "/d"]
@@ -35,7 +35,7 @@ def test_urls_file(tmp_path: Path) -> None:
         from_urls_file(str(path))
 
 
-def test_access_log(tmp_path: Path) -> None:
+def test_access_log_names_paths_and_their_counts(tmp_path: Path) -> None:
     path = tmp_path / "log"
     line = '10.0.0.1 - bob [22/Nov/2026:10:00:00 +0000] "{}" {} 12'
     path.write_text(
@@ -76,7 +76,7 @@ def test_access_log(tmp_path: Path) -> None:
         'INFO:     127.0.0.1:50000 - "GET /items?page=2 HTTP/1.1" 200 OK',
     ],
 )
-def test_access_logs_of_other_formats(tmp_path: Path, line: str) -> None:
+def test_access_log_of_uvicorn_and_json_is_read(tmp_path: Path, line: str) -> None:
     path = tmp_path / "log"
     other = ['{"process.pid":1,"message":"started"}', '{"url.path":"/x"}', "{", "INFO: Started"]
     path.write_text("\n".join([line, *other, line]))
@@ -85,7 +85,9 @@ def test_access_logs_of_other_formats(tmp_path: Path, line: str) -> None:
     assert not left
 
 
-def test_the_log_of_our_own_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_log_of_our_own_logger_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = ("127.0.0.1:5", "GET", "/a%20b?c", "1.1", 200)
     record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "", args, None)
     path = tmp_path / "log"
@@ -115,14 +117,14 @@ def test_the_log_of_our_own_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"swagger": "2.0", "basePath": "/v5"}, "/v5/items"),
     ],
 )
-def test_the_servers_of_an_openapi_document(described: dict[str, Any], url: str) -> None:
+def test_openapi_servers_are_prefixes(described: dict[str, Any], url: str) -> None:
     document = {**described, "paths": {"/items": {"get": {}}}}
     fetch = json.dumps(document).encode()
     ((endpoint,), _) = from_openapi("/described/openapi.json", {}, lambda path: fetch)
     assert (endpoint.url, endpoint.name) == (url, url)
 
 
-def test_the_servers_of_one_operation() -> None:
+def test_openapi_servers_of_one_operation_are_its_prefix() -> None:
     item = {"servers": [{"url": "/of-path"}], "get": {}, "head": {"servers": [{"url": "/of-head"}]}}
     document = {"servers": [{"url": "/of-all"}], "paths": {"/a": item, "/b": {"get": {}}}}
     endpoints, _ = from_openapi("/d", {}, lambda path: json.dumps(document).encode())
@@ -137,7 +139,7 @@ FROM_FILES: dict[str, Callable[[str], Found]] = {
 
 
 @pytest.mark.parametrize("option", FROM_FILES)
-def test_files_that_have_nothing(tmp_path: Path, option: str) -> None:
+def test_file_without_endpoints_is_refused(tmp_path: Path, option: str) -> None:
     """Each names the option and the file, and says what is wrong with it."""
     empty, binary = tmp_path / "empty", tmp_path / "binary"
     empty.touch()
@@ -153,14 +155,14 @@ def test_files_that_have_nothing(tmp_path: Path, option: str) -> None:
             FROM_FILES[option](given)
 
 
-def test_documents_without_requests(tmp_path: Path) -> None:
+def test_openapi_document_without_operations_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "openapi.json"
     path.write_text('{"paths": {}}')
     with pytest.raises(ConfigurationError, match="it describes no operation"):
         from_openapi(str(path), {}, lambda path: b"")
 
 
-def test_openapi(tmp_path: Path) -> None:
+def test_openapi_operations_are_endpoints(tmp_path: Path) -> None:
     example = {"name": "id", "in": "path", "example": 7}
     described = {
         "paths": {
@@ -187,7 +189,7 @@ def test_openapi(tmp_path: Path) -> None:
         from_openapi(str(path), {}, fetch)
 
 
-def test_an_app_that_describes_itself_is_started_once() -> None:
+def test_app_that_describes_itself_is_started_once() -> None:
     started = []
 
     @contextlib.asynccontextmanager
@@ -213,7 +215,7 @@ def test_an_app_that_describes_itself_is_started_once() -> None:
         examine(app, found=lambda fetch: from_openapi("/describes", {}, fetch))
 
 
-def test_an_app_that_takes_too_long_to_describe_itself() -> None:
+def test_app_that_takes_too_long_to_describe_itself_is_reported() -> None:
     async def described(request: Any) -> None:
         await asyncio.sleep(60)
 
@@ -222,7 +224,7 @@ def test_an_app_that_takes_too_long_to_describe_itself() -> None:
         examine(app, found=lambda fetch: from_openapi("/described", {}, fetch), limit_s=0.1)
 
 
-def test_what_was_not_reached_is_grouped_by_its_reason() -> None:
+def test_unreached_endpoints_are_grouped_by_reason() -> None:
     app = flask.Flask(__name__, static_folder=None)
     for number in range(5):
         app.add_url_rule(f"/save{number}", str(number), lambda: "ok", methods=["POST"])

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("path", SHAPES)
-def test_wsgi_shapes(path: str) -> None:
+def test_wsgi_shape_has_its_finding(path: str) -> None:
     expected = SHAPES[path][0]
     endless = expected == "WF016" or path == "/events"
     report = examine(wsgi_app, [path], limit_s=0.5 if endless else 20.0)
@@ -52,14 +52,14 @@ def test_wsgi_shapes(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ASGI_SHAPES)
-def test_asgi_shapes(path: str) -> None:
+def test_asgi_shape_has_its_finding(path: str) -> None:
     expected = ASGI_SHAPES[path]
     report = examine(asgi_app, [path], limit_s=20.0)
     ids = [finding.id for finding in report.findings]
     assert ids[:1] == ([] if expected is None else [expected]), as_text(report)
 
 
-def test_what_would_be_gained_is_measured() -> None:
+def test_gain_of_a_fix_is_measured() -> None:
     report = examine(wsgi_app, ["/list", "/good"])
     finding = report.findings[0]
     before, after = map(float, re.findall(r"[0-9.]+", finding.cost))
@@ -70,12 +70,12 @@ def test_what_would_be_gained_is_measured() -> None:
 
 
 @pytest.mark.parametrize("app", [wsgi_app, asgi_app], ids=["WSGI", "ASGI"])
-def test_a_body_to_head_has_no_length_to_be_wrong(app: Any) -> None:
+def test_head_without_body_has_no_wrong_length(app: Any) -> None:
     report = examine(app, [Endpoint("/good", "/good", "test", "HEAD")])
     assert not report.of("wrong"), as_text(report)
 
 
-def test_a_slow_reader_is_tried() -> None:
+def test_slow_reader_is_tried_on_large_bodies() -> None:
     report = examine(wsgi_app, ["/file-in-generator", "/good"])
     held = {seen.endpoint.url: seen.raw.held for seen in report.observations}
     assert held == {"/file-in-generator": True, "/good": None}
@@ -90,7 +90,9 @@ def test_a_slow_reader_is_tried() -> None:
         (asgi_app, "/read-file", "return the file, or set an ETag"),
     ],
 )
-def test_what_gives_a_file_a_validator_is_what_was_seen_to(app: Any, path: str, fix: str) -> None:
+def test_fix_of_a_missing_validator_is_one_that_was_seen_to_work(
+    app: Any, path: str, fix: str
+) -> None:
     found = {finding.id: finding.fix for finding in examine(app, [path]).findings}
     assert found["WF020"] == fix
 
@@ -98,12 +100,12 @@ def test_what_gives_a_file_a_validator_is_what_was_seen_to(app: Any, path: str, 
 @pytest.mark.parametrize(
     ("path", "fix"), [("/list", "WSGIFast(app)"), ("/write", "send Content-Length")]
 )
-def test_what_gives_a_body_its_length_is_what_was_seen_to(path: str, fix: str) -> None:
+def test_fix_of_a_missing_length_is_one_that_was_seen_to_work(path: str, fix: str) -> None:
     found = {finding.id: finding.fix for finding in examine(wsgi_app, [path]).findings}
     assert found["WF021"] == fix
 
 
-def test_what_the_wrapper_of_an_app_mends_is_no_failure() -> None:
+def test_fault_that_the_apps_wrapper_mends_is_info() -> None:
     paths = ["/str", "/list", "/generator", "/wrapper", "/too-long", "/none"]
     report = examine(WSGIFast(wsgi_app), paths)
     assert report.was_wrapped
@@ -125,7 +127,7 @@ def test_what_the_wrapper_of_an_app_mends_is_no_failure() -> None:
     assert found["/raises"] == ("WF015", "wrong")
 
 
-def test_a_wrapper_inside_other_middleware_is_no_failure() -> None:
+def test_wrapper_inside_other_middleware_is_no_failure() -> None:
     inner = Starlette(routes=[Route("/", lambda request: PlainTextResponse("x" * 100))])
     inner.add_middleware(asgifast.ASGIFast)
     app = flask.Flask(__name__, static_folder=None)
@@ -147,7 +149,7 @@ app = get_asgi_application()
 """
 
 
-def test_only_asgifast_itself_is_taken_off_an_app(tmp_path: Path) -> None:
+def test_unwrapping_takes_only_asgifast_itself_off(tmp_path: Path) -> None:
     """Not what else asgifast has: its files, and Django's handler in asgifast.django."""
     (tmp_path / "a.txt").write_text("a file")
     alone = asgifast.StaticFiles(directory=tmp_path)
@@ -162,12 +164,12 @@ def test_only_asgifast_itself_is_taken_off_an_app(tmp_path: Path) -> None:
     assert "1 endpoint: 1 good." in ran.stdout, ran.stderr
 
 
-def test_an_app_that_does_not_start() -> None:
+def test_app_that_does_not_start_is_an_error() -> None:
     with pytest.raises(WSGIFastError, match="no database"):
         examine(failing_asgi_app, ["/"])
 
 
-def test_nothing_is_changed_without_unsafe() -> None:
+def test_post_is_not_requested_without_unsafe() -> None:
     asked = [Endpoint("/good", "/good", "test", "POST"), Endpoint("/good", "/good", "test")]
     report = examine(wsgi_app, asked)
     assert len(report.observations) == 1
@@ -185,16 +187,16 @@ def test_nothing_is_changed_without_unsafe() -> None:
         ({}, "Name paths, as in: wsgifast doctor tests.doctor.apps / "),
     ],
 )
-def test_bad_input_is_named(options: dict[str, Any], said: str) -> None:
+def test_bad_input_is_named_in_the_error(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         examine(wsgi_app, **options)
 
 
-def test_findings_can_be_silenced() -> None:
+def test_silenced_finding_is_left_out() -> None:
     assert not examine(wsgi_app, ["/str"], silence=["wf011"]).findings
 
 
-def test_every_finding_is_explained() -> None:
+def test_finding_is_explained_by_its_id() -> None:
     for finding_id, entry in CATALOGUE.items():
         text = explain(finding_id.lower())
         assert text.startswith(f"{finding_id} ({entry.severity}): {entry.title}"), finding_id
@@ -212,14 +214,14 @@ WELL_SHAPED = {
 
 
 @pytest.mark.parametrize("framework", WELL_SHAPED)
-def test_nothing_is_found_on_well_shaped_apps(framework: str) -> None:
+def test_well_shaped_app_has_no_finding(framework: str) -> None:
     app = importlib.import_module(f"examples.{framework}_app").app
     report = examine(app, WELL_SHAPED[framework])
     assert not report.of("wrong", "slow"), as_text(report)
     assert report.good == len(WELL_SHAPED[framework])
 
 
-def test_every_mistake_of_the_example_is_found() -> None:
+def test_mistakes_of_the_example_are_all_found() -> None:
     from examples.mistakes import MISTAKES, raw
 
     report = examine(raw, list(MISTAKES))
@@ -236,7 +238,7 @@ def test_every_mistake_of_the_example_is_found() -> None:
     }, as_text(report)
 
 
-def test_what_to_do_is_never_cut_off() -> None:
+def test_fix_is_never_cut_off() -> None:
     from examples.mistakes import raw
 
     report = examine(raw, ["/letters", "/file-by-lines"])
@@ -249,7 +251,7 @@ def test_what_to_do_is_never_cut_off() -> None:
         assert narrow[at + 1] == f"       {finding.fix}"
 
 
-def test_a_busy_machine_is_no_loop_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_machine_is_no_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The turns of the first two requests take long, and no other."""
     for module in (examination, findings):
         monkeypatch.setattr(module, "BLOCKED_S", 0.4)  # more than this machine may stand still
@@ -270,7 +272,7 @@ def test_a_busy_machine_is_no_loop_that_stands_still(monkeypatch: pytest.MonkeyP
     assert asked > 2
 
 
-def test_what_stands_before_an_endpoint_is_told_and_is_no_good_endpoint() -> None:
+def test_redirect_or_refusal_is_unreached_with_its_reason() -> None:
     answers = {
         "/account": ("302 Found", [("Location", "/login?next=/account")]),
         "/moved/": ("301 Moved Permanently", [("Location", "/moved")]),
@@ -295,7 +297,7 @@ def test_what_stands_before_an_endpoint_is_told_and_is_no_good_endpoint() -> Non
     assert [(f.id, f.endpoint.url) for f in report.findings] == [("WF015", "/broken")]
 
 
-def test_an_error_of_several_lines_is_told_in_one() -> None:
+def test_error_of_several_lines_is_reported_in_one() -> None:
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         raise ValueError("no such table\n  [SQL: SELECT 1]\n")
 
@@ -304,7 +306,7 @@ def test_an_error_of_several_lines_is_told_in_one() -> None:
     assert "\n" not in finding.what
 
 
-def test_what_an_app_says_does_not_act_on_the_terminal_nor_break_a_report() -> None:
+def test_control_characters_of_an_app_are_escaped_in_each_report() -> None:
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         if environ["PATH_INFO"] == "/moved":
             start_response("302 Found", [("Location", "/\x9b31m")])
@@ -320,7 +322,7 @@ def test_what_an_app_says_does_not_act_on_the_terminal_nor_break_a_report() -> N
     ElementTree.fromstring(as_junit(report))
 
 
-def test_the_page_has_no_place_for_what_a_finding_has_not() -> None:
+def test_page_leaves_out_what_a_finding_has_not() -> None:
     """WF015 has neither a cost nor a way to fix it in each framework; WF011 has both."""
     without, with_both = (as_html(examine(wsgi_app, [path])) for path in ("/raises", "/str"))
     assert "<ul></ul>" not in without
@@ -329,7 +331,7 @@ def test_the_page_has_no_place_for_what_a_finding_has_not() -> None:
     assert "<ul><li>" in with_both
 
 
-def test_an_app_that_blocks_the_loop_is_not_waited_for_at_the_end() -> None:
+def test_app_that_blocks_the_loop_is_not_waited_for_at_the_end() -> None:
     end = threading.Event()
     ended = []
 
@@ -350,7 +352,7 @@ def test_an_app_that_blocks_the_loop_is_not_waited_for_at_the_end() -> None:
     )
 
 
-def test_an_app_has_the_state_of_its_lifespan() -> None:
+def test_request_has_the_state_of_the_lifespan() -> None:
     """Each request has a copy of it, as the ASGI specification says."""
 
     @contextlib.asynccontextmanager
@@ -370,7 +372,7 @@ def test_an_app_has_the_state_of_its_lifespan() -> None:
 
 
 @pytest.mark.parametrize("interface", ["WSGI", "ASGI"])
-def test_a_given_host_replaces_the_default(interface: str) -> None:
+def test_given_host_replaces_the_default(interface: str) -> None:
     hosts: list[Any] = []
 
     def wsgi(environ: dict[str, Any], start_response: Any) -> list[bytes]:
@@ -389,7 +391,7 @@ def test_a_given_host_replaces_the_default(interface: str) -> None:
     assert set(hosts) == {"localhost", "shop.example"}
 
 
-def test_a_header_that_is_given_twice_is_joined_as_by_servers() -> None:
+def test_header_given_twice_is_joined_as_by_servers() -> None:
     seen = []
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
@@ -402,7 +404,7 @@ def test_a_header_that_is_given_twice_is_joined_as_by_servers() -> None:
     assert set(seen) == {("a=1; b=2", "1,2")}
 
 
-def test_rows_of_a_sync_generator_each_cost_a_thread() -> None:
+def test_sync_generator_rows_are_found_to_cost_threads() -> None:
     async def rows(request: Any) -> StreamingResponse:
         return StreamingResponse(b"%d\n" % n for n in range(1000))
 
@@ -428,7 +430,7 @@ def test_rows_of_a_sync_generator_each_cost_a_thread() -> None:
     assert found["/async"] == ("WF030", "1,000 messages, median 4 B", "ASGIFast(app)")
 
 
-def test_long_texts_do_not_widen_the_table() -> None:
+def test_long_text_does_not_widen_the_table() -> None:
     long = "SELECT " + "column, " * 200 + "日本" * 100
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
@@ -446,7 +448,7 @@ def test_long_texts_do_not_widen_the_table() -> None:
 
 
 @pytest.mark.parametrize("status", ["301 a", "303 a", "307 a", "308 a", "300 a", "400 a"])
-def test_what_is_no_answer_is_not_reached(status: str) -> None:
+def test_answer_of_an_error_or_redirect_is_not_reached(status: str) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         start_response(status, [("Location", "/elsewhere")] if status[0] == "3" else [])
         return [b""]

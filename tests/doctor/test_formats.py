@@ -55,7 +55,7 @@ class Elements(HTMLParser):
 
 
 @given(texts)
-def test_no_format_has_anybodys_text_raw(text: str) -> None:
+def test_text_of_others_is_raw_in_no_format(text: str) -> None:
     report = report_of(text)
     for form in (as_text, as_github, as_html, as_junit, as_json):
         assert form(report).replace("\n", "").isprintable(), form
@@ -67,6 +67,6 @@ def test_no_format_has_anybodys_text_raw(text: str) -> None:
 
 @pytest.mark.parametrize("width", [None, 60, 80, 300])
 @given(st.text(min_size=100, max_size=300))
-def test_no_line_of_text_is_longer_than_its_bounds(width: int | None, text: str) -> None:
+def test_line_of_text_is_no_longer_than_its_bounds(width: int | None, text: str) -> None:
     shown = as_text(report_of(text), width=width)
     assert max(map(width_of, shown.splitlines())) <= min(width or 400, 400)

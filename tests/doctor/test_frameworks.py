@@ -68,7 +68,7 @@ def starlette_app() -> Any:
 
 
 @pytest.mark.parametrize("make", [flask_app, falcon_app, bottle_app, starlette_app])
-def test_frameworks(make: Any) -> None:
+def test_framework_routes_are_listed(make: Any) -> None:
     name, (endpoints, unreached), _ = from_framework(make(), {})
     assert name == make.__name__.removesuffix("_app")
     assert {(e.method, e.url) for e in endpoints} == {("GET", "/"), ("POST", "/save")}
@@ -80,7 +80,7 @@ def test_frameworks(make: Any) -> None:
     assert not unreached
 
 
-def test_a_framework_is_seen_through_middleware() -> None:
+def test_framework_is_found_behind_middleware() -> None:
     app = flask_app()
     app.wsgi_app = WSGIFast(app.wsgi_app)
     assert from_framework(WSGIFast(app.wsgi_app), {})[0] == "flask"
@@ -88,7 +88,7 @@ def test_a_framework_is_seen_through_middleware() -> None:
     assert (report.framework, report.was_wrapped) == ("flask", True)
 
 
-def test_a_framework_is_found_in_a_closure_and_under_any_name() -> None:
+def test_framework_is_found_in_a_closure_and_under_any_name() -> None:
     app = flask_app()
 
     def middleware(environ: Any, start_response: Any) -> Any:
@@ -104,7 +104,7 @@ def test_a_framework_is_found_in_a_closure_and_under_any_name() -> None:
     assert from_framework(Wrapper(), {})[0] == "flask"
 
 
-def test_a_framework_is_found_in_slots() -> None:
+def test_framework_is_found_in_slots() -> None:
     class Base:
         __slots__ = "app"
         app: Any
@@ -121,14 +121,14 @@ def test_a_framework_is_found_in_slots() -> None:
     assert from_framework(outer, {})[0] == "flask"
 
 
-def test_routes_of_an_app_that_is_mounted_in_middleware() -> None:
+def test_app_mounted_in_middleware_has_its_routes_listed() -> None:
     app = Starlette(routes=[Mount("/shop", app=GZipMiddleware(starlette_app()))])
     _, (endpoints, unreached), _ = from_framework(app, {})
     assert {(e.method, e.url) for e in endpoints} == {("GET", "/shop/"), ("POST", "/shop/save")}
     assert [left.name for left in unreached] == ["/shop/user/{number:int}/{rest:path}"]
 
 
-def test_routes_of_fastapi_routers() -> None:
+def test_fastapi_routers_have_their_routes_listed() -> None:
     from fastapi import APIRouter, FastAPI  # a third of a second, of each process that runs tests
 
     def ok() -> str:
@@ -153,12 +153,12 @@ def test_routes_of_fastapi_routers() -> None:
     assert examine(app, values={"number": "3"}, all_endpoints=True).good > 5
 
 
-def test_routes_beside_a_host() -> None:
+def test_starlette_routes_beside_a_host_are_listed() -> None:
     app = Starlette(routes=[Host("other.example", starlette_app()), *starlette_app().routes])
     assert "/" in {endpoint.url for endpoint in from_framework(app, {})[1][0]}
 
 
-def test_routes_that_are_added_when_the_app_starts() -> None:
+def test_routes_added_at_startup_are_listed() -> None:
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         app.router.routes.append(starlette_app().routes[0])
@@ -169,7 +169,7 @@ def test_routes_that_are_added_when_the_app_starts() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of theirs, such as for what their own packages deprecate
-def test_quart() -> None:
+def test_quart_routes_are_listed() -> None:
     if find_spec("quart") is None and not os.environ.get("CI"):
         pytest.skip("quart is not installed: .venv/bin/pip install --group frameworks")
 
@@ -192,11 +192,11 @@ def test_quart() -> None:
         (r"^(?P<year>\d{4})/(\w+)/(\w+)/?\Z", "<year>/<1>/<2>"),
     ],
 )
-def test_django_regular_expressions(pattern: str, route: str) -> None:
+def test_django_regular_expression_becomes_a_pattern(pattern: str, route: str) -> None:
     assert _django_pattern(RegexPattern(pattern)) == route
 
 
-def test_django_patterns() -> None:
+def test_django_patterns_are_listed() -> None:
     django_project.set_up()
     name, (endpoints, _), _ = from_framework(get_wsgi_application(), {})
     assert name == "django"
@@ -207,7 +207,7 @@ def test_django_patterns() -> None:
     assert endpoints[0].evidence
 
 
-def test_django_behind_the_protocols_of_channels() -> None:
+def test_django_behind_channels_is_found() -> None:
     if find_spec("channels") is None and not os.environ.get("CI"):
         pytest.skip("channels is not installed: .venv/bin/pip install --group frameworks")
     routing = import_module("channels.routing")

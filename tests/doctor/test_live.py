@@ -178,7 +178,7 @@ FAULTS: dict[str, list[Answer]] = {
     ("expected", "answer"),
     [(id_, answer) for id_, answers in FAULTS.items() for answer in answers],
 )
-def test_faults(expected: str, answer: Answer) -> None:
+def test_fault_of_a_server_is_found(expected: str, answer: Answer) -> None:
     with faulty(answer) as url:
         report = look_at(url, limit_s=5)
     assert [finding.id for finding in report.findings] == [expected], as_text(report)
@@ -191,7 +191,7 @@ def test_faults(expected: str, answer: Answer) -> None:
         (b"1.1", "a server that keeps connections open: gunicorn's gthread or FastWorker"),
     ],
 )
-def test_what_keeps_connections_open(version: bytes, fix: str) -> None:
+def test_missing_keep_alive_names_a_server_that_has_it(version: bytes, fix: str) -> None:
     def closes(method: str, headers: dict[str, str]) -> list[bytes]:
         (whole,) = closing(method, headers)
         return [whole.replace(b"HTTP/1.1", b"HTTP/" + version)]
@@ -201,14 +201,14 @@ def test_what_keeps_connections_open(version: bytes, fix: str) -> None:
     assert [(each.id, each.fix) for each in report.findings] == [("WF041", fix)]
 
 
-def test_a_body_that_is_cut_off() -> None:
+def test_cut_off_body_is_found() -> None:
     with faulty(cut_off) as url:
         report = look_at(url, limit_s=5)
     found = [finding for finding in report.findings if finding.id == "WF013"]
     assert [each.what for each in found] == ["Content-Length says 5 bytes, the body has 3"]
 
 
-def test_a_good_server() -> None:
+def test_good_server_has_no_finding() -> None:
     with faulty(good) as url:
         assert not look_at(url).findings
 
@@ -220,7 +220,9 @@ def test_a_good_server() -> None:
         ("302 Found", "Location: /login?next=/", "302 to /login; --cookie or --header may help"),
     ],
 )
-def test_what_stands_before_a_path_is_told(status: str, field: str, reason: str) -> None:
+def test_redirect_or_refusal_is_reported_with_its_reason(
+    status: str, field: str, reason: str
+) -> None:
     def refusing(method: str, headers: dict[str, str]) -> list[bytes]:
         return [f"HTTP/1.1 {status}\r\n{field}\r\nContent-Length: 0\r\n\r\n".encode()]
 
@@ -230,7 +232,7 @@ def test_what_stands_before_a_path_is_told(status: str, field: str, reason: str)
     assert report.good == 0
 
 
-def test_slow_readers() -> None:
+def test_slow_readers_that_block_gthread_are_found() -> None:
     paths = ["/small/100", "/chunks/100-100000"]
     port = free_port()
     command = gunicorn("gthread", port, "tests.workers.app:app", "--threads=4")
@@ -239,13 +241,13 @@ def test_slow_readers() -> None:
         assert [finding.id for finding in report.findings] == ["WF045"], as_text(report)
 
 
-def test_fastworker_has_no_fault() -> None:
+def test_fastworker_has_no_finding() -> None:
     with fast_worker() as server:
         report = look_at(server.url, ["/small/100", "/file"], limit_s=5)
         assert not report.of("wrong", "slow"), as_text(report)
 
 
-def test_what_is_silenced_or_in_the_baseline_is_left_out(
+def test_silenced_or_known_finding_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def doctor(url: str, *arguments: str) -> int:
@@ -261,7 +263,7 @@ def test_what_is_silenced_or_in_the_baseline_is_left_out(
         assert "there is no finding WF999" in capsys.readouterr().err
 
 
-def test_an_answer_without_an_end_is_not_waited_for() -> None:
+def test_endless_answer_is_not_waited_for() -> None:
     def endless(method: str, headers: dict[str, str]) -> list[bytes]:
         return [b"HTTP/1.1 200 OK\r\n\r\n", *[b"data: more\n\n"] * 1000]
 
@@ -275,7 +277,7 @@ def events(method: str, headers: dict[str, str]) -> list[bytes]:
     return [head, *[b"data: more\n\n"] * 1000]
 
 
-def test_an_event_stream_needs_no_end() -> None:
+def test_event_stream_needs_no_end() -> None:
     with faulty(events) as url:
         report = look_at(url, limit_s=0.3)
         silenced = look_at(url, limit_s=0.3, silence=["WF023"])
@@ -286,7 +288,7 @@ def test_an_event_stream_needs_no_end() -> None:
     gc.collect()
 
 
-def test_an_event_stream_is_not_asked_beside_slow_readers() -> None:
+def test_event_stream_is_not_requested_beside_slow_readers() -> None:
     """Though little of it has come, as of a small body."""
     large = bytes(1 << 20)
 
@@ -302,7 +304,7 @@ def test_an_event_stream_is_not_asked_beside_slow_readers() -> None:
     gc.collect()
 
 
-def test_a_path_whose_checks_get_no_answer_is_counted_once() -> None:
+def test_path_whose_checks_get_no_answer_is_counted_once() -> None:
     is_broken = False
 
     def breaks_off(method: str, headers: dict[str, str]) -> list[bytes]:
@@ -317,7 +319,7 @@ def test_a_path_whose_checks_get_no_answer_is_counted_once() -> None:
     assert "2 endpoints: 0 good, 2 not reached." in as_text(report)
 
 
-def test_nobody_there() -> None:
+def test_unreachable_server_is_an_error() -> None:
     with pytest.raises(NoAnswer, match="refused"):
         look_at(f"http://127.0.0.1:{free_port()}")
     for url in ("ftp://host", "http://", "http://host:port"):

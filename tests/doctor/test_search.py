@@ -59,7 +59,7 @@ def reached(report: Any) -> set[str]:
     return {seen.endpoint.url for seen in report.observations}
 
 
-def test_views_are_not_requested_by_default() -> None:
+def test_view_is_not_requested_by_default() -> None:
     app, calls = counted_app(*NAMES)
     report = examine(app)
     assert not calls
@@ -112,7 +112,7 @@ def test_all_endpoints_requests_the_rest() -> None:
     assert reached(report) == set(calls) == {"/logout", "/createUser", "/startScan", "/list", "/"}
 
 
-def test_a_function_decides_once_and_sees_what_it_decides_about(tmp_path: Path) -> None:
+def test_allow_function_is_called_once_with_safe_endpoints_and_the_rest(tmp_path: Path) -> None:
     (tmp_path / "app.css").write_text("a")
     asked = []
 
@@ -128,7 +128,7 @@ def test_a_function_decides_once_and_sees_what_it_decides_about(tmp_path: Path) 
     assert not calls
 
 
-def test_named_endpoints_are_requested(tmp_path: Path) -> None:
+def test_named_endpoint_is_requested(tmp_path: Path) -> None:
     urls = tmp_path / "urls.txt"
     urls.write_text("/logout\n")
     arguments: Any
@@ -233,7 +233,7 @@ PAGE = """<!doctype html><base href="/shop/"><link rel=stylesheet href="app.css?
 <iframe src="/frame"></iframe><img src="data:image/png;base64,x"><a href="mailto:a@b">"""
 
 
-def test_links_of_a_page_are_split_by_what_a_browser_loads() -> None:
+def test_page_links_are_split_by_what_a_browser_loads() -> None:
     answer = Recording(200, [("Content-Type", "text/html; charset=utf-8")])
     answer.body += PAGE.encode()
     links = links_of(answer, "/page", "localhost")
@@ -244,7 +244,7 @@ def test_links_of_a_page_are_split_by_what_a_browser_loads() -> None:
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_links_of_any_body_are_paths_that_can_be_requested(body: bytes) -> None:
+def test_link_in_any_body_is_a_path_that_can_be_requested(body: bytes) -> None:
     for kind in ("text/html", "application/json"):
         for before in (b"", b"<a href='", b'["/', b"<![", b"<base href='//["):
             answer = Recording(302, [("Content-Type", kind), ("Location", "http://[")])
@@ -254,7 +254,7 @@ def test_links_of_any_body_are_paths_that_can_be_requested(body: bytes) -> None:
                 from_paths([path])
 
 
-def test_what_a_browser_loads_with_a_named_page_is_requested_and_no_other_link() -> None:
+def test_named_page_has_what_a_browser_loads_requested_and_no_other_link() -> None:
     app, calls = counted_app(
         "/page", "/logout", "/item/<int:id>", "/image.png", "/shop/app.css", pages={"/page": PAGE}
     )
@@ -264,7 +264,7 @@ def test_what_a_browser_loads_with_a_named_page_is_requested_and_no_other_link()
     assert {"/page", "/image.png", "/shop/app.css?v=1"} <= reached(report)
 
 
-def test_all_fills_parameters_from_links() -> None:
+def test_all_option_fills_parameters_from_links() -> None:
     pages = {"/": '<a href="/item/7?tab=1">', "/item/7": '<a href="/user/ann%20b/orders">'}
     app, calls = counted_app(
         "/", "/item/<int:id>", "/item/<int:id>/edit", "/user/<name>/orders", "/x/<y>", pages=pages
@@ -276,7 +276,7 @@ def test_all_fills_parameters_from_links() -> None:
     assert {"/item/<int:id>", "/user/<name>/orders"} <= named
 
 
-def test_all_tries_other_links_where_one_is_no_page() -> None:
+def test_all_option_tries_other_links_where_one_is_no_page() -> None:
     app = flask.Flask(__name__, static_folder=None)
     app.add_url_rule("/", "index", lambda: '<a href="/bad/page"><a href="/good/page">')
     for rule in ("/<shop>/page", "/<shop>/about", "/<shop>/item/<id>"):
@@ -290,7 +290,7 @@ def test_all_tries_other_links_where_one_is_no_page() -> None:
     assert not report.unreached
 
 
-def test_all_fills_parameters_from_json_and_redirects() -> None:
+def test_all_option_fills_parameters_from_json_and_redirects() -> None:
     async def index(request: Any) -> PlainTextResponse:
         body = json.dumps({"items": [{"url": "/item/3"}, {"url": "https://else.example/item/4"}]})
         return PlainTextResponse(body, media_type="application/json")
@@ -311,7 +311,7 @@ def test_all_fills_parameters_from_json_and_redirects() -> None:
     assert reached(report) == {"/", "/item/3", "/user/ann"}
 
 
-def test_all_follows_links_of_an_app_without_routes() -> None:
+def test_all_option_follows_links_of_an_app_without_routes() -> None:
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         path = environ["PATH_INFO"]
         start_response("200 OK", [("Content-Type", "text/html"), ("Content-Length", "20")])
@@ -320,7 +320,7 @@ def test_all_follows_links_of_an_app_without_routes() -> None:
     assert reached(examine(app, all_endpoints=True)) == {"/", "/b"}
 
 
-def test_a_page_of_another_host_name_has_its_own_links() -> None:
+def test_page_of_another_host_name_has_its_own_links() -> None:
     async def page(request: Any) -> HTMLResponse:
         return HTMLResponse(f'<a href="{request.url_for("ok")}"><a href="http://localhost/no">')
 
@@ -336,9 +336,7 @@ texts = st.text(st.characters(categories=["L", "N", "P", "Zs"]), min_size=1, max
 
 
 @given(texts, st.sampled_from(["/a/<{}>", "/a/{{{}}}/b", "/é/<int:{}>.txt", "/x/{{{}:path}}"]))
-def test_values_in_a_filled_pattern_are_those_that_it_was_filled_with(
-    value: str, form: str
-) -> None:
+def test_filled_pattern_gives_its_values_back(value: str, form: str) -> None:
     pattern = form.format("name")
     if "path" not in pattern:
         value = value.replace("/", "")
@@ -380,7 +378,7 @@ READS: dict[str, Any] = {"responses": {"200": JSON_ITEMS}}
         ({"delete": READS}, False),
     ],
 )
-def test_what_an_openapi_document_calls_read_only(
+def test_openapi_operation_is_read_only_if_it_describes_what_it_returns_alone(
     tmp_path: Path, item: dict[str, Any], is_read_only: bool
 ) -> None:
     path = tmp_path / "openapi.json"
@@ -431,7 +429,7 @@ def on_a_terminal(folder: Path, answer: bytes, *arguments: str) -> tuple[int, st
     return process.wait(60), shown.decode()
 
 
-def test_on_a_terminal_the_list_is_shown_and_a_person_is_asked(tmp_path: Path) -> None:
+def test_person_on_a_terminal_is_shown_the_list_and_asked(tmp_path: Path) -> None:
     status, shown = on_a_terminal(tmp_path, b"y\n")
     before, _, after = shown.partition("? [y/N]")
     assert "GET /static/a.css: a file of a folder that the app serves" in before
@@ -445,7 +443,7 @@ def test_on_a_terminal_the_list_is_shown_and_a_person_is_asked(tmp_path: Path) -
         assert "1 not reached (may change something" in shown
 
 
-def test_on_a_terminal_nobody_is_asked_about_what_is_named(tmp_path: Path) -> None:
+def test_person_on_a_terminal_is_not_asked_about_named_paths(tmp_path: Path) -> None:
     for arguments in (["/logout"], ["--all"]):
         status, shown = on_a_terminal(tmp_path, b"", *arguments)
         assert status == 0
@@ -453,7 +451,7 @@ def test_on_a_terminal_nobody_is_asked_about_what_is_named(tmp_path: Path) -> No
         assert "'logout'" in shown
 
 
-def test_without_a_terminal_nobody_is_asked(tmp_path: Path) -> None:
+def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
     command = [sys.executable, "-m", "wsgifast", "doctor", str(tmp_path / "shop.py")]
     ran = subprocess.run(

@@ -169,7 +169,7 @@ def test_run_serves_what_the_servers_own_command_serves(
         ("", {"UVICORN_APP": "asgi_app:app"}, {}),
     ],
 )
-def test_an_app_that_the_servers_own_configuration_names(
+def test_app_named_by_the_servers_configuration_is_served(
     options: str, env: dict[str, str], files: dict[str, str], place: Path
 ) -> None:
     for name, text in files.items():
@@ -179,7 +179,7 @@ def test_an_app_that_the_servers_own_configuration_names(
 
 
 @pytest.mark.parametrize("server", ["gunicorn", "uvicorn"])
-def test_an_app_that_changes_its_directory_is_served_with_all_that_the_command_line_names(
+def test_app_that_changes_its_directory_is_served_with_relative_paths(
     server: str, place: Path
 ) -> None:
     interface = {"gunicorn": "WSGI", "uvicorn": "ASGI"}[server]
@@ -232,7 +232,7 @@ async def create_app():
 
 
 @pytest.mark.parametrize("options", [[], ["--lifespan=off"], ["--reload"]])
-def test_an_asynchronous_factory_runs_in_the_loop_that_serves_its_app(
+def test_asynchronous_factory_runs_in_the_loop_that_serves_its_app(
     options: list[str], place: Path
 ) -> None:
     (place / "factory.py").write_text(LOOP_BOUND)
@@ -242,7 +242,7 @@ def test_an_asynchronous_factory_runs_in_the_loop_that_serves_its_app(
     assert served(ours, place, {}) == "alive"
 
 
-def test_a_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
+def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
     """Only in the worker, so that the check before the start is passed."""
     (place / "factory.py").write_text(
         "import sys\n"
@@ -273,7 +273,7 @@ def test_a_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
         ("nowhere:app", "--app-dir src", "there is no module 'nowhere'"),
     ],
 )
-def test_an_option_that_cannot_count_is_named(
+def test_option_that_cannot_count_is_named(
     target: str, options: str, said: str, place: Path
 ) -> None:
     (place / "app.ini").write_text("[app:main]\npaste.app_factory = wsgi_app:paste\n")
@@ -284,7 +284,7 @@ def test_an_option_that_cannot_count_is_named(
     assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
 
 
-def test_a_file_of_variables_needs_python_dotenv(
+def test_env_file_without_python_dotenv_is_an_error(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "missing").mkdir()
@@ -295,7 +295,7 @@ def test_a_file_of_variables_needs_python_dotenv(
         load_for("asgi_app:app", rest=["--env-file", ".env"])
 
 
-def test_an_option_of_the_server_is_refused_before_the_separator(
+def test_server_option_before_the_separator_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
@@ -311,7 +311,7 @@ def test_an_option_of_the_server_is_refused_before_the_separator(
         ("wsgi_app:app", "--version", "gunicorn (version"),
     ],
 )
-def test_a_server_that_ends_at_once_says_so_itself(
+def test_server_that_ends_at_once_says_so_itself(
     target: str, options: str, said: str, place: Path
 ) -> None:
     ended = run(place, target, *options.split())
@@ -319,7 +319,7 @@ def test_a_server_that_ends_at_once_says_so_itself(
     assert "Traceback" not in ended.stderr
 
 
-def test_the_doctor_reads_and_writes_files_where_it_was_started(place: Path) -> None:
+def test_doctor_reads_and_writes_files_where_it_was_started(place: Path) -> None:
     (place / "moves.py").write_text("import os\nos.chdir('src')\n" + app_text("moved", "WSGI"))
     (place / "urls").write_text("/from-urls\n")
     (place / "access.log").write_text(
@@ -344,7 +344,7 @@ def test_the_doctor_reads_and_writes_files_where_it_was_started(place: Path) -> 
         ("asgi_app:create_app", "", ("uvicorn", "ASGI")),
     ],
 )
-def test_bench_finds_an_app_like_its_server(
+def test_bench_finds_an_app_as_its_server_does(
     target: str, rest: str, expected: tuple[str, str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)

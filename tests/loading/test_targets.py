@@ -50,7 +50,7 @@ def loaded(target: str) -> Loaded:
         "no_package/app.v2.py",
     ],
 )
-def test_a_file_is_the_one_that_is_named(name: str) -> None:
+def test_file_target_is_the_one_that_is_named(name: str) -> None:
     write({"package/__init__.py": "", "package/deeper/__init__.py": ""})
     write({name: f"{ASGI}assert __file__.endswith({name!r})\n"})
     for target in (name, f"{name}:app", f"./{name}", os.path.abspath(name)):
@@ -58,13 +58,13 @@ def test_a_file_is_the_one_that_is_named(name: str) -> None:
         assert (found.interface, found.error) == ("ASGI", ""), target
 
 
-def test_relative_imports_of_a_file_in_a_package() -> None:
+def test_file_in_a_package_has_its_relative_imports() -> None:
     write({"package/__init__.py": "", "package/part.py": ASGI})
     write({"package/app.v2.py": "from .part import app\n"})
     assert loaded("package/app.v2.py").interface == "ASGI"
 
 
-def test_a_file_behind_another_of_its_name_on_the_search_path(
+def test_file_is_loaded_although_another_of_its_name_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write({"first/app.py": WSGI, "second/app.py": ASGI, "second/part.py": ""})
@@ -73,7 +73,7 @@ def test_a_file_behind_another_of_its_name_on_the_search_path(
     assert loaded("first/app.py").interface == "WSGI"
 
 
-def test_a_file_of_a_stdlib_name_leaves_that_module_to_the_others() -> None:
+def test_file_of_a_stdlib_name_leaves_that_module_to_others() -> None:
     write({"calendar.py": f"import calendar, email.utils\ncalendar.timegm\n{ASGI}"})
     assert loaded("calendar.py") == Loaded("ASGI", "calendar.py:app")
 
@@ -120,7 +120,7 @@ of_class = Factory()
         ("asgi", "If it makes one, write 'factory:asgi()'"),
     ],
 )
-def test_an_asynchronous_factory(name: str, expected: str) -> None:
+def test_asynchronous_factory_makes_the_app(name: str, expected: str) -> None:
     write({"factory.py": FACTORY})
     found = loaded(f"factory:{name}")
     assert expected in (found.interface or found.error), found
@@ -144,7 +144,7 @@ def test_an_asynchronous_factory(name: str, expected: str) -> None:
         ("email/app.py", "another module, email"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_named(target: str, said: str) -> None:
+def test_missing_module_or_app_is_named(target: str, said: str) -> None:
     write({
         "shopfront.py": f"import shop\n{WSGI}",
         "package/__init__.py": "",
@@ -158,7 +158,7 @@ def test_what_is_missing_is_named(target: str, said: str) -> None:
     assert said in loaded(target).error
 
 
-def test_what_an_import_does_stays_in_its_process() -> None:
+def test_effects_of_an_import_stay_in_its_process() -> None:
     write({
         "app.py": f"""\
 import os, subprocess, sys, threading, time
@@ -182,7 +182,7 @@ open({str(Path("pid").absolute())!r}, "w").write(str(subprocess.Popen(["sleep", 
     wait_for(has_ended, "what the app has started ends with it")
 
 
-def test_an_import_that_ends_python_is_reported() -> None:
+def test_import_that_ends_python_is_reported() -> None:
     write({"app.py": "import os, sys\nprint('the reason', file=sys.stderr)\nos._exit(7)\n"})
     with pytest.raises(AppNotLoaded, match=r"ended Python with status 7\. the reason"):
         loaded("app.py")

@@ -27,7 +27,7 @@ def histogram(name: str, labels: str, counts: tuple[int, ...], total: float) -> 
 
 
 def exposition(*, quick: int, slow: int, failed: int, cpu: float, memory: int = 50 << 20) -> str:
-    """What a server with two workers tells; the numbers are requests since it has begun."""
+    """What a server with two workers reports; the numbers are requests since it has begun."""
     name = "http_server_request_duration_seconds"
     size = "http_server_response_body_size_bytes"
     common = 'http_request_method="GET",url_scheme="http",'

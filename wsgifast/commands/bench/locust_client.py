@@ -25,7 +25,7 @@ from .tables import Client, Load, Task
 GIVE_UP_S = 60.0
 # Locust's own default.
 MASTER_PORT = 5557
-# A master takes half a second to tell its workers that it ends.
+# A master takes half a second to send its workers home.
 _GOODBYE_S = 5.0
 _PROCESS = "wsgifast.commands.bench.locust_process"
 

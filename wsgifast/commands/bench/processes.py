@@ -108,7 +108,7 @@ def running(
 
     :param command: a first item of "python" means this interpreter; -m behind it leaves the working
         directory out of the search path, see :data:`wsgifast.commands.loading.servers.START`.
-    :param address: where the command has been told to listen.
+    :param address: where the command is configured to listen.
     :param name: what messages call it; by default its command.
     :param env: added to this process's environment.
     :param start_s: how long it may take until it listens.
