@@ -185,6 +185,45 @@ def threads(colours: Mapping[str, str]) -> str:
     return p.svg()
 
 
+def deltas(colours: Mapping[str, str]) -> str:
+    """Two visits, and a release between them."""
+    p = Picture("A browser that has release 1 gets release 2 as the difference to it", 470, colours)
+    browser, server = 96, 464
+
+    def lanes(top: float, bottom: float, title: str) -> None:
+        p.text(0, top - 22, title)
+        for x, name in ((browser, "browser"), (server, "server")):
+            p.text(x, top, name, anchor="middle", ink="soft")
+            p.line((x, top + 8), (x, bottom))
+
+    def ask(y: float, *texts: str) -> None:
+        p.arrow((browser, y), (server, y + 8))
+        for number, text in enumerate(texts):
+            p.text(280, y - 5 - 19 * (len(texts) - 1 - number), text, anchor="middle")
+
+    lanes(44, 206, "The first visit")
+    ask(76, "GET /static/app.0a1b2c3d.js")
+    p.arrow((server, 142), (browser, 150), ink="slow")
+    p.text(280, 118, 'Use-As-Dictionary: match="/static/app.*.js"', anchor="middle")
+    p.text(280, 137, "Content-Encoding: br", anchor="middle", ink="slow")
+    p.bar(browser + 8, 158, server - browser - 16, ink="slow")
+    p.text(280, 194, "1,080 kB", anchor="middle", ink="slow")
+
+    p.line((0, 222), (560, 222), dashed=True)
+    p.text(
+        280, 246, "release 2: app.4e5f6a7b.js, beside app.0a1b2c3d.js", anchor="middle", ink="soft"
+    )
+    p.line((0, 260), (560, 260), dashed=True)
+
+    lanes(304, 466, "The next visit")
+    ask(356, "GET /static/app.4e5f6a7b.js", "Available-Dictionary: :SHA-256 of release 1:")
+    p.arrow((server, 402), (browser, 410), ink="better")
+    p.text(280, 397, "Content-Encoding: dcz", anchor="middle", ink="better")
+    p.bar(browser + 8, 418, (server - browser - 16) * 74 / 1080, ink="better")
+    p.text(280, 454, "74 kB: what release 1 does not have", anchor="middle", ink="better")
+    return p.svg()
+
+
 def badge(label: str, value: str) -> str:
     """A small picture of a fact about the project, which asks no service."""
     left, right = 7 * len(label) + 14, 7 * len(value) + 14
@@ -216,7 +255,7 @@ def _badges() -> dict[str, str]:
 
 
 PICTURES: Mapping[str, Callable[[Mapping[str, str]], str]] = {
-    f"assets/{draw.__name__}": draw for draw in (request, stall, threads)
+    f"assets/{draw.__name__}": draw for draw in (request, stall, threads, deltas)
 }
 
 

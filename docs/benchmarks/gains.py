@@ -34,6 +34,11 @@ LINES: Mapping[str, Sequence[str]] = {
         "zstd, br and gzip for pages, JSON, streams and files",
         "streams still arrive block by block, and the app's own 304 works",
     ),
+    "`dictionaries=True` for `StaticFiles`, also under Django": (
+        # As `python -m loadtests.deltas` reports; docs/explanation/deltas.md has the table.
+        "a Chromium that comes back after a deployment gets the difference (RFC 9842): 84 kB of a "
+        "site with plotly.js, Bootstrap and Django's admin, 1,132 kB in brotli",
+    ),
     "`StaticFiles`, `wsgifast.django.StaticFilesMiddleware`": (
         "files of 1 KiB {static.small|StaticFiles} times as fast as WhiteNoise's; "
         "on FastWorker {worker.rates.static|WhiteNoise on gthread} times as fast as WhiteNoise's "
