@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsgifast.checks import configuration_names
 from wsgifast.errors import ConfigurationError, MissingExtra
-from wsgifast.metrics.collecting import Point, every_second, point, process_collectors
+from wsgifast.metrics.collecting import Point, point, process_collectors
 from wsgifast.metrics.health import State, resident_bytes
 from wsgifast.metrics.requests import Recorder
 from wsgifast.metrics.setup import announced, check, start_exporting, wanted_metrics
@@ -111,9 +111,8 @@ def _begin(export: Export, loop: Any) -> None:
     from wsgifast.metrics.prometheus import recorder
 
     process_collectors.append(_of_the_worker)
-    start_exporting(export, state)
     _recorder = recorder()
-    every_second.start()
+    start_exporting(export, state)
     loop.call_soon(beat)
 
 

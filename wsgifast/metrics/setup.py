@@ -59,8 +59,6 @@ _PROGRAM = (
 # An exporter that has ended sooner is tried again later and later, to this time at most.
 _SHORT_LIFE_S = 5.0
 _MOST_PATIENCE_S = 60.0
-# A lock that another exporter holds is not tried again sooner.
-_LOCKED_FOR_S = 3.0
 
 # The directory that this process, or the one that forked it, has chosen.
 _chosen: str | None = None
@@ -335,6 +333,7 @@ def start_exporting(export: Export, state: Callable[[], State]) -> None:
     file = StateFile(export.directory)
     every_second.add(_Supervisor(export).check)
     every_second.add(lambda: file.update(state()))
+    every_second.start()
 
 
 class _Supervisor:
@@ -344,7 +343,6 @@ class _Supervisor:
         self._export = export
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
-        self._locked_at = float("-inf")
         self._patience_s = 0.0
 
     def check(self) -> None:
@@ -357,16 +355,14 @@ class _Supervisor:
             if self._process.poll() is None:
                 return
             self._process = None
-            self._locked_at = float("-inf")
             lived_s = now - self._started_at
             longer_s = min(2 * self._patience_s + 1, _MOST_PATIENCE_S)
             self._patience_s = longer_s if lived_s < _SHORT_LIFE_S else 0.0
-        if now < self._started_at + self._patience_s or now < self._locked_at + _LOCKED_FOR_S:
+        if now < self._started_at + self._patience_s:
             return
         lock = _take_lock(self._export.directory)
-        if lock is None:  # another worker's exporter lives
-            self._locked_at = now
-            return
+        if lock is None:
+            return  # another worker's exporter lives
         try:
             self._started_at = now
             self._start(lock)

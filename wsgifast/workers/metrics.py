@@ -259,7 +259,6 @@ def start_reporting(
     files.activity = collector.activity
     state = partial(state_of, collector.server, worker)
     start_exporting(announced(wanted, worker.ppid), state)
-    every_second.start()
     return partial(every_second.call, [files.report])
 
 
