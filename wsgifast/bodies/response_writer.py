@@ -187,7 +187,7 @@ class ResponseWriter(BodyCounter):
             self._check_client()
 
     def _check_client(self) -> None:
-        """A block is dropped: an app that writes them without end is told when the client leaves.
+        """A block is dropped: see whether the client has gone, or an app may write forever.
 
         Not at once: a client that has ended its side may wait for the answers to other requests.
         """
@@ -288,7 +288,7 @@ class ResponseWriter(BodyCounter):
         self.close()
 
     def write_coded(self, stream: Stream, coding: ContentCoding) -> None:
-        """Send a stream that is compressed, with one flush for the blocks that leave together.
+        """Send a stream that is compressed, with one flush for the blocks that are sent together.
 
         They are compressed where they are framed, under the output's lock, a little at a time.
         """

@@ -19,9 +19,9 @@ class _Planned(HttpResponseBase):
     """A response with a plan's status and headers."""
 
     def has_header(self, header: str) -> bool:
-        """Say of a 206 that it has a Content-Encoding.
+        """Report a Content-Encoding for a 206.
 
-        GZipMiddleware and its like then leave it alone: the Content-Range speaks of the bytes as
+        GZipMiddleware and its like then do not compress it: its Content-Range is of the bytes as
         they are (RFC 9110, section 14.4).
         """
         is_part: bool = self.status_code == 206

@@ -90,7 +90,7 @@ def _compressed(directory: str) -> _Processed:
 
 
 def _name_reference(error: Exception, name: str) -> None:
-    """Have Django's error about a missing file say which file refers to it, too."""
+    """Add to Django's error about a missing file which file refers to it."""
     text = str(error.args[0]) if error.args else ""
     missing = _MISSING_FILE.match(text)
     if missing:

@@ -134,7 +134,7 @@ class _Exporter:
 
 class _Handler(WSGIRequestHandler):
     timeout = _REQUEST_TIMEOUT_S
-    wbufsize = -1  # head and body leave together
+    wbufsize = -1  # head and body are sent together
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: there would be a line every few seconds."""

@@ -1,14 +1,12 @@
-"""The processes of a server: which of them live, what each says of itself, and what that means.
+"""The processes of a server: which of them live, the state of each, and the answers to probes.
 
-Whether a server is alive, and ready for requests, is decided by the state of each of its workers.
+A server is *dead* when all its workers have been silent for twice the arbiter's timeout: only a
+restart helps then. A worker's main thread gives a sign of life each second, also while its other
+threads are busy. The arbiter replaces a worker that gives none, so that one alone does no harm.
 
-*Alive* is what would not be better after a restart. A worker's main thread gives a sign of life
-each second, whatever its other threads do; a worker that gives none is replaced by its arbiter. So
-only a server all of whose workers have been silent for longer than that takes is not alive.
-
-*Ready* is what would answer a request soon: a server with at least one worker that accepts, is not
-silent, and has had a free thread of late. Workers leave new connections to each other while their
-own threads are taken, so one is enough.
+A server is *ready* when at least one worker accepts connections, is not silent, and had a free
+thread in the last seconds. One is enough: a worker whose threads are all busy accepts no
+connection, and another worker does.
 
 A worker writes its state into a small file of its own, once a second. The exporter reads the files
 of the workers that live.
@@ -149,7 +147,7 @@ class SlowClient(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a worker says of itself.
+    """The state of a worker, as it has written it.
 
     :ivar beat_at: its main thread's last sign of life.
     :ivar exhausted_since: since when no thread has been free; None while one is.

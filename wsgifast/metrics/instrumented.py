@@ -4,8 +4,8 @@ A list or tuple ends when the app returns it: the server sends it later by itsel
 ends when it is closed. What a server looks at in a body, its class, its len() and its file, stays
 the same.
 
-A request's URL pattern is what its framework has matched, and never the path itself: clients invent
-any number of paths. Patterns are few, and say which part of the app has answered.
+A request's URL pattern is what its framework has matched, and never the path itself: clients can
+make up any number of paths. Patterns are few, and name the part of the app that has answered.
 """
 
 from __future__ import annotations

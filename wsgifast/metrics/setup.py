@@ -164,9 +164,9 @@ def check(wanted: Wanted, server_pid: int) -> str:
 
 
 def announced(wanted: Wanted, server_pid: int) -> Export:
-    """What a worker's exporter serves, after saying so in the directory.
+    """Return what a worker's exporter serves, after writing its address into the directory.
 
-    Each worker says it: a reload of the configuration may have changed the address.
+    Each worker writes it: a reload of the configuration may have changed the address.
 
     :raises OSError: if that cannot be.
     """
@@ -279,7 +279,7 @@ class Export:
         return json.dumps(asdict(self))
 
     def announce(self) -> None:
-        """Say in the directory where the server wants to be scraped.
+        """Write the address where the server wants to be scraped into the directory.
 
         :raises OSError: if that cannot be.
         """

@@ -5,8 +5,8 @@ Theory of operation
 The connection's *owner* is the thread that has claimed it (endpoint.py). It receives, and it alone
 creates streams. Between its turns the connection waits, also while apps run on its streams. Whoever
 sends does so under the connection's one lock: the owner, app threads, the monitor's tick and disk
-threads. The lock also guards h2's state and the output queue, so that frames leave in the order in
-which they were made (HPACK depends on it). Nobody waits for a client under the lock.
+threads. The lock also guards h2's state and the output queue, so that frames are sent in the order
+in which they were made (HPACK depends on it). Nobody waits for a client under the lock.
 
     open --error, or the client has gone--> lost --no app runs--> closed
          --GOAWAY for all streams, then for new ones--> going away --no stream is left--> closed

@@ -8,8 +8,8 @@ writable or windows have opened, and a task of the pool when a disk read has fin
 thread frames, and transmits, only what it has just written.
 
 Calls go down: the pump, or an app's thread > the stream's queue > its sender > h2's frames; then
-the connection's queue > the socket. A queue that cannot go on says what it waits for: a stream's by
-:meth:`Multiplexer.enqueue`, which sends nothing.
+the connection's queue > the socket. A queue that cannot go on reports what it waits for: a
+stream's queue by :meth:`Multiplexer.enqueue`, which sends nothing.
 
 Everything here runs under the connection's lock: see connection.py.
 """

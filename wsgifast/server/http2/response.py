@@ -197,7 +197,7 @@ class StreamSender:
         return None if self._window_wait is None else self._window_wait.pace(now)
 
     def has_lost_client(self) -> bool:
-        return False  # the connection's owner hears of it, and fails the stream
+        return False  # the connection's owner sees it, and fails the stream
 
     def is_blocked(self) -> bool:
         """Whether its own window, or the connection's, is used up."""
