@@ -13,7 +13,7 @@ from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
 from tests.static.calls import Answered, call, settle, write_sibling
 from tests.support.coded import decoded
-from wsgifast import Compression, StaticFiles
+from wsgifast import Compression, StaticFiles, WSGIFast
 from wsgifast.compression.codings import compressor
 from wsgifast.errors import ConfigurationError
 from wsgifast.files import RequestFacts, coded_copies
@@ -64,6 +64,21 @@ def test_file_without_sibling_is_sent_compressed(script: Path, coding: str, size
     part = ask(Range="bytes=2-8", If_Range=tag)
     assert (part.status, part.body) == (206, answer.body[2:9])
     assert ask(Range="bytes=2-8", If_Range=headers["last-modified"]).status == 200
+
+
+def test_compression_around_it_leaves_its_validators(script: Path) -> None:
+    static = StaticFiles(directory=script.parent, compress=True)
+    asgi = asgifast.StaticFiles(directory=script.parent, compress=True)
+    wrapped = WSGIFast(static, compress=True)
+    asgi_wrapped = asgifast.ASGIFast(asgi, compress=True)
+    tag = call(wrapped, "/large.js", Accept_Encoding="br").headers["etag"]
+    assert tag == call(static, "/large.js", Accept_Encoding="br").headers["etag"]
+    for precondition, status in [("If_None_Match", 304), ("If_Match", 200)]:
+        again = call(wrapped, "/large.js", Accept_Encoding="br", **{precondition: tag})
+        assert (again.status, again.headers["etag"]) == (status, tag)
+        headers = {"accept_encoding": "br", precondition.lower(): tag}
+        answer = call_asgi(asgi_wrapped, scope_of("/large.js", **headers))
+        assert (answer.status, dict(answer.headers)["etag"]) == (status, tag)
 
 
 def test_file_with_a_sibling_is_sent_by_it(script: Path) -> None:

@@ -86,7 +86,7 @@ _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 # of a file's coded copy has a checksum of that copy, too.
 _CODED_TAG = re.compile(
     r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])(?P<coding>zstd|br|gzip|dcz)'
-    r'(?:-[0-9a-f]{8})?"'
+    r'(?P<copy>-[0-9a-f]{8})?"'
 )
 _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
 
@@ -231,6 +231,7 @@ def app_preconditions(
     has a copy in another coding must not be asked to send that one. If-Match asks whether the app's
     own state is the one that the client has seen, in whatever coding. If-Range stays as it is: a
     part of the app's body does not fit a part of a coded one, so the app has to send all of it.
+    The tag of a file's copy stays beside the original: the app may be a StaticFiles with such tags.
 
     :param codings: those that the answer may have.
     """
@@ -239,14 +240,14 @@ def app_preconditions(
     def restored(match: re.Match[str]) -> str:
         tag = _original(match)
         sent[tag] = match[0]
-        return tag
+        return _with_copy(match)
 
     if if_none_match is not None:
         if_none_match = _CODED_TAG.sub(
             lambda match: restored(match) if match["coding"] in codings else match[0], if_none_match
         )
     if if_match is not None:
-        if_match = _CODED_TAG.sub(_original, if_match)
+        if_match = _CODED_TAG.sub(_with_copy, if_match)
     return Preconditions(if_none_match, if_match, sent)
 
 
@@ -466,6 +467,11 @@ def _not_modified(
 def _original(match: re.Match[str]) -> str:
     weak = "W/" if match["kind"] == "~" else ""
     return f'{weak}"{match["opaque"]}"'
+
+
+def _with_copy(match: re.Match[str]) -> str:
+    """The original of a tag, and the tag itself if it is that of a copy."""
+    return f"{_original(match)}, {match[0]}" if match["copy"] else _original(match)
 
 
 @lru_cache(256)
