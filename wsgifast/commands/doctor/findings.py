@@ -121,6 +121,9 @@ _WAYS = {
 
 # A coding that makes less of a body than this is none that it shrinks in.
 _HARDLY_SMALLER = 0.95
+# A copy that is kept costs no more than the file. One that is made anew does: by little if the file
+# shrinks easily.
+_COSTS_MORE = 1.1
 # Endpoints that one finding names.
 _MOST_NAMED = 3
 
@@ -381,10 +384,10 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
         yield _finding("WF027", seen, what, "send Vary: Accept-Encoding")
     etag = coded.header("ETag")
     if etag is not None and etag == raw.header("ETag") and not etag.startswith("W/"):
-        what = f"the ETag {etag} in {coding}, and without a coding"
+        what = f"the same ETag in {coding} and without a coding: {etag}"
         yield _finding("WF028", seen, what, "send another tag with each, or a weak one")
     cost, other = (seen.costs.get(name) for name in ("raw", "coded"))
-    if cost and other and other.cpu_s > max(cost.cpu_s + _WORTH_S, cost.cpu_s * _WORTH):
+    if cost and other and other.cpu_s > max(cost.cpu_s + _WORTH_S, cost.cpu_s * _COSTS_MORE):
         what = f"a file of {size_text(raw.sent_bytes)}, compressed anew each time"
         text = f"{_ms(cost.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms in {coding}"
         fix = f"{wrap}(app, compress=True) in its place"
