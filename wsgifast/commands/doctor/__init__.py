@@ -133,7 +133,7 @@ def examine(
             for each in (seen.raw, seen.wrapped, seen.coded, seen.wrapped_coded):
                 if each is not None:
                     each.body.clear()  # no longer needed
-            add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped), silenced)
+            add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped))
         report.unreached += search.unreached
         # Of some patterns several URLs were tried.
         reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}
@@ -142,9 +142,9 @@ def examine(
             for left in dict.fromkeys(report.unreached)
             if (left.method, left.name) not in reached
         ]
-    if unlimited and not _limits_bodies(given) and "WF033" not in silenced:
+    if unlimited and not _limits_bodies(given):
         report.findings.append(unlimited_uploads(unlimited, report.framework or "named"))
-    report.sort()
+    report.finish(silenced)
     return report
 
 

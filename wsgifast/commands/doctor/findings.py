@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_shape
@@ -176,19 +176,14 @@ def _is_mended(seen: Observation, finding: Finding) -> bool:
     return finding.id in ("WF020", "WF021") and finding.fix in (_WRAP, _ASGI_WRAP)
 
 
-def add_to(
-    report: Report, seen: Observation, findings: Sequence[Finding], silenced: Collection[str]
-) -> None:
-    """Add an endpoint to a report; as one that was not reached, if the answer says nothing of it.
-
-    :param silenced: ids of findings to leave out.
-    """
+def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> None:
+    """Add an endpoint to a report: as one that was not reached if its answer says nothing of it."""
     reason = _why_not_reached(seen.raw)
     if reason is not None and not any(finding.severity == "wrong" for finding in findings):
         report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
     else:
         report.observations.append(seen)
-        report.findings += [finding for finding in findings if finding.id not in silenced]
+        report.findings += findings
 
 
 def answers_error(seen: Observation) -> Finding | None:

@@ -65,7 +65,7 @@ def look_at(
         except NoAnswer as error:
             if isinstance(error.__cause__, TimeoutError) and is_event_stream(error.headers):
                 seen = Observation(endpoint, _endless(error), Recording())
-                add_to(report, seen, findings_of(seen), silenced)
+                add_to(report, seen, findings_of(seen))
                 continue
             if not report.observations and not report.unreached:
                 raise
@@ -82,13 +82,11 @@ def look_at(
                 lost = str(error)
         if lost:
             report.unreached.append(Unreached(path, lost))
-            report.findings += [finding for finding in findings if finding.id not in silenced]
+            report.findings += findings
         else:
-            add_to(report, seen, findings, silenced)
-    report.findings += [
-        finding for finding in _slow_readers(client, report) if finding.id not in silenced
-    ]
-    report.sort()
+            add_to(report, seen, findings)
+    report.findings += _slow_readers(client, report)
+    report.finish(silenced)
     return report
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -260,11 +260,15 @@ class Report:
         asked = [(seen.endpoint.method, seen.endpoint.url) for seen in self.observations]
         return sum(each not in bad for each in asked)
 
-    def sort(self) -> None:
-        """Sort findings by severity, then by the seconds saved over all known requests."""
+    def finish(self, silenced: Collection[str]) -> None:
+        """Sort findings by severity, then by the seconds saved over all known requests.
+
+        :param silenced: ids of findings to leave out.
+        """
 
         def weight(finding: Finding) -> tuple[int, float, str]:
             saved = finding.saves_s * (finding.endpoint.requests or 1)
             return (SEVERITIES.index(finding.severity), -saved, finding.id)
 
-        self.findings.sort(key=weight)
+        kept = [finding for finding in self.findings if finding.id not in silenced]
+        self.findings = sorted(kept, key=weight)
