@@ -20,12 +20,15 @@ from cryptography.hazmat.primitives import serialization
 from tests.support import forkserver
 from tests.support.coded import decoded
 from tests.support.files import write_settled
+from tests.support.http import Connection
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.support.tls import write_certificate
 from wsgifast.commands import loading
 from wsgifast.commands.cli import command_parser
 from wsgifast.commands.run import ARGUMENTS, wrapped, wrapped_by_environment
 from wsgifast.commands.run.command import Plan, check_certificate, planned
+from wsgifast.commands.run.sizing import Container
+from wsgifast.errors import ConfigurationError
 
 WSGI = "examples.mistakes:raw"
 ASGI = "examples.starlette_app"
@@ -35,7 +38,8 @@ ASGI = "examples.starlette_app"
 def running(*arguments: str) -> Iterator[LiveServer]:
     port = free_port()
     command = ["python", "-m", "wsgifast", "run", "--bind", f"127.0.0.1:{port}", *arguments]
-    with live_server(command, ("127.0.0.1", port)) as server:
+    env = {"WEB_CONCURRENCY": "1"}  # a worker starts in half a second of the machine's
+    with live_server(command, ("127.0.0.1", port), env=env) as server:
         yield server
 
 
@@ -109,6 +113,167 @@ def test_an_address_is_the_same_on_both_servers(bind: str) -> None:
     assert f"--bind={same}" in command
 
 
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with 3 CPUs and half a gigabyte."""
+    for name in ("WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS", "GUNICORN_CMD_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    found = Container(3.0, "quota", 512 * 2**20, "limit")
+    monkeypatch.setattr("wsgifast.commands.run.command.read_container", lambda: found)
+
+
+@pytest.mark.usefixtures("container")
+@pytest.mark.parametrize("app", [WSGI, ASGI])
+def test_workers_auto_is_the_default_and_says_why(app: str) -> None:
+    found = plan(app)
+    (given,) = [word for word in found.command if word.startswith("--workers=")]
+    count = int(given.partition("=")[2])
+    assert 1 <= count <= 3
+    assert found.notes[0].startswith(f"{count} worker")
+    assert "3 CPUs of the quota" in found.notes[0]
+
+
+@pytest.mark.usefixtures("container")
+@pytest.mark.parametrize("app", [WSGI, ASGI])
+@pytest.mark.parametrize(
+    ("options", "rest", "environment", "given"),
+    [
+        (("--workers=7",), (), {"WEB_CONCURRENCY": "2"}, ["--workers=7"]),
+        ((), ("--workers=5",), {"WEB_CONCURRENCY": "2"}, ["--workers=5"]),
+        ((), (), {"WEB_CONCURRENCY": "2"}, []),
+        (("--reload",), (), {}, []),
+    ],
+)
+def test_workers_given_elsewhere_take_the_place_of_auto(
+    app: str,
+    options: tuple[str, ...],
+    rest: tuple[str, ...],
+    environment: dict[str, str],
+    given: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    command = plan(app, *options, rest=rest).command
+    assert [word for word in command if word.startswith("--workers")] == given
+
+
+@pytest.mark.usefixtures("container")
+def test_port_of_the_environment_is_served_on_all_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PORT", "5007")
+    assert "--bind=0.0.0.0:5007" in plan(WSGI).command
+    assert {"--host=0.0.0.0", "--port=5007"} <= set(plan(ASGI).command)
+    assert "--bind=127.0.0.1:9" in plan(WSGI, "--bind=127.0.0.1:9").command
+    monkeypatch.setenv("PORT", "http")
+    with pytest.raises(ConfigurationError, match="PORT='http'"):
+        plan(WSGI)
+
+
+@pytest.mark.usefixtures("container")
+def test_unix_socket_is_trusted_by_uvicorn_unless_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trusted = "--forwarded-allow-ips=*"
+    assert trusted in plan(ASGI, "--bind=unix:app.sock").command
+    assert trusted not in plan(ASGI).command
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "10.0.0.1")
+    assert trusted not in plan(ASGI, "--bind=unix:app.sock").command
+
+
+def test_forwarded_headers_through_a_unix_socket_are_believed(tmp_path: Path) -> None:
+    (tmp_path / "scheme.py").write_text(
+        "async def app(scope, receive, send):\n"
+        "    if scope['type'] != 'http':\n"
+        "        raise RuntimeError(scope['type'])\n"
+        "    body = scope['scheme'].encode()\n"
+        "    await send({'type': 'http.response.start', 'status': 200, 'headers': []})\n"
+        "    await send({'type': 'http.response.body', 'body': body})\n"
+    )
+    path = str(tmp_path / "socket")
+    command = ["python", "-m", "wsgifast", "run", "--bind", f"unix:{path}", "--workers=1"]
+    with live_server([*command, str(tmp_path / "scheme.py")], path) as server:
+        forwarded = [("X-Forwarded-Proto", "https"), ("X-Forwarded-For", "192.0.2.1")]
+        assert server.get("/", headers=forwarded).body == b"https", server.log()
+
+
+def test_metrics_and_probes_by_one_option() -> None:
+    for app in (WSGI, ASGI):
+        port = free_port()
+        with running(app, "--workers=1", f"--metrics=127.0.0.1:{port}") as server:
+            assert server.get("/").status in (200, 404)
+
+            def ready(port: int = port) -> bool:
+                try:
+                    with Connection(("127.0.0.1", port)) as connection:
+                        return connection.request("/readyz").status == 200
+                except (OSError, EOFError):
+                    return False
+
+            wait_for(ready, server.log)
+            with Connection(("127.0.0.1", port)) as connection:
+                assert b"wsgifast_workers" in connection.request("/metrics").body
+
+
+@pytest.mark.usefixtures("container")
+def test_access_log_is_json_unless_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    json_logger = "--logger-class=wsgifast.workers.JSONLogger"
+    assert json_logger in plan(WSGI).command
+    assert json_logger not in plan(WSGI, "--access-log=off").command
+    assert json_logger not in plan(WSGI, rest=["--access-logfile=own.log"]).command
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert json_logger not in plan(WSGI).command
+    assert "--access-logfile=-" in plan(WSGI).command
+    assert "json_log" not in plan(ASGI).environment[ARGUMENTS]
+
+
+@pytest.mark.usefixtures("container")
+def test_tls_brings_http2(tmp_path: Path) -> None:
+    pem = write_certificate(tmp_path / "server.pem")
+    assert "--http-protocols=h2,h1" in plan(WSGI, "--certfile", pem).command
+    own = plan(WSGI, "--certfile", pem, rest=["--http-protocols=h1"]).command
+    assert [word for word in own if word.startswith("--http-protocols")] == ["--http-protocols=h1"]
+
+
+def test_threads_are_more_for_an_app_that_waits_for_other_servers(tmp_path: Path) -> None:
+    (tmp_path / "redis.py").write_text("")
+    path = f"import sys\nsys.path[:0] = [{str(tmp_path)!r}]\n"
+    (tmp_path / "shop.py").write_text(f"{path}import redis\n{_page('a')}")
+    found = plan(str(tmp_path / "shop.py"))
+    assert "--threads=12" in found.command
+    assert "12 threads: the app waits for redis" in found.notes
+
+
+def test_static_folder_of_flask_is_served_beside_the_app(tmp_path: Path) -> None:
+    (tmp_path / "static").mkdir()
+    (tmp_path / "static" / "a.txt").write_text("a file")
+    page = "import flask\napp = flask.Flask(__name__)\n"
+    (tmp_path / "plain.py").write_text(page)
+    guard = "@app.before_request\ndef guard():\n    flask.abort(403)\n"
+    (tmp_path / "guarded.py").write_text(page + guard)
+    static = str(tmp_path / "static")
+    found = plan(str(tmp_path / "plain.py"))
+    assert f'static={{"/static/": "{static}"}}' in found.command[-1]
+    assert any(f"/static/ from {static}" in note for note in found.notes)
+    assert "static=" not in plan(str(tmp_path / "plain.py"), "--no-static").command[-1]
+    assert "static=" not in plan(str(tmp_path / "guarded.py")).command[-1]
+    with running(str(tmp_path / "plain.py"), "--workers=1") as server:
+        assert server.get("/static/a.txt").body == b"a file", server.log()
+
+
+def test_static_root_of_django_is_served_beside_the_app(tmp_path: Path) -> None:
+    (tmp_path / "collected").mkdir()
+    (tmp_path / "shopsettings.py").write_text(
+        "SECRET_KEY = 'a'\nROOT_URLCONF = 'shopsettings'\nurlpatterns = []\n"
+        "INSTALLED_APPS = ['django.contrib.staticfiles']\nSTATIC_URL = 'files/'\n"
+        f"STATIC_ROOT = {str(tmp_path / 'collected')!r}\n"
+        "import os\nMIDDLEWARE = [] if 'W' not in os.environ else ['whitenoise.middleware.W']\n"
+    )
+    found = plan(str(tmp_path / "shopsettings.py"))
+    assert f'static={{"/files/": "{tmp_path / "collected"}"}}' in found.command[-1]
+
+
 CLASS = """\
 from wsgifast.workers import FastWorker
 
@@ -156,6 +321,8 @@ def test_gunicorns_configuration_comes_before_what_is_not_given(
         file.write_text(configuration)
         arguments += ["--config", str(file)]
     monkeypatch.setenv("GUNICORN_CMD_ARGS", environment)
+    monkeypatch.setenv("WEB_CONCURRENCY", "1")
+    arguments.append("--access-log=off")
     found = plan(*arguments, rest=rest.split())
     shown = " ".join(found.command[1:-1])
     for text, short in (
@@ -184,7 +351,11 @@ def test_a_configuration_that_gunicorn_finds_by_itself(tmp_path: Path) -> None:
 
 def test_the_command_that_it_prints_does_the_same() -> None:
     with running(WSGI) as server:
-        command = server.log().splitlines()[1].strip()
+        command = next(
+            line.strip()
+            for line in server.log().splitlines()
+            if line.strip().startswith("gunicorn ")
+        )
     port = free_port()
     words = [f"--bind=127.0.0.1:{port}" if "--bind" in w else w for w in shlex.split(command)]
     words[0] = str(Path(sys.executable).with_name(words[0]))

@@ -25,6 +25,7 @@ from typing import Any
 
 from ...checks import Interface
 from ...errors import ConfigurationError
+from ...metrics.health import resident_bytes
 from . import AppNotLoaded, AwaitedApp, ServerName, described, load_app, unwrapped
 
 # Runs a module like `python -m`, which would look for its imports in the working directory first:
@@ -53,6 +54,9 @@ class Loaded:
     :ivar refusal: what the server says of its arguments, if it refuses them or ends at once.
     :ivar settings: of the server, those that have a value from anywhere.
     :ivar is_special: the server has options or a configuration that may count for the app.
+    :ivar memory_bytes: of the process that has loaded it; 0: it was not loaded.
+    :ivar waits_for: packages that it has imported to ask other servers.
+    :ivar static: directories of static files that its framework is configured with, by prefixes.
     """
 
     interface: Interface | None = None
@@ -62,6 +66,9 @@ class Loaded:
     refusal: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     is_special: bool = False
+    memory_bytes: int = 0
+    waits_for: Sequence[str] = ()
+    static: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_as(
@@ -223,11 +230,59 @@ def _as_server(server: ServerName | None, target: str, arguments: list[str], giv
             app = asyncio.run(app.made())
     except AppNotLoaded as error:
         return Loaded(error=str(error), **before)
-    return Loaded(loaded.interface, loaded.target, unwrapped(app)[1], **before)
+    app, was_wrapped = unwrapped(app)
+    return Loaded(
+        loaded.interface,
+        loaded.target,
+        was_wrapped,
+        memory_bytes=resident_bytes(),
+        waits_for=sorted(_CLIENTS & sys.modules.keys()),
+        static=configured_static(app),
+        **before,
+    )
+
+
+# Packages by which apps ask databases and other servers, and wait meanwhile.
+_CLIENTS = frozenset({
+    "boto3", "cassandra", "elasticsearch", "grpc", "httpx", "ldap3", "MySQLdb", "mysql", "oracledb",
+    "pika", "psycopg", "psycopg2", "pymemcache", "pymongo", "pymssql", "pymysql", "pyodbc", "redis",
+    "requests",
+})  # fmt: skip
+
+
+def configured_static(app: Any) -> dict[str, str]:
+    """Directories of static files that may be served beside an app, by their URL prefixes.
+
+    Django's STATIC_ROOT, unless its middleware serves it; Flask's static folder, unless functions
+    around each request may decide who gets it, or add headers.
+    """
+    found: dict[str, Any] = {}
+    settings = getattr(sys.modules.get("django.conf"), "settings", None)
+    if settings is not None and settings.configured:
+        serves = any(
+            word in name.lower()
+            for name in [*settings.MIDDLEWARE, *settings.INSTALLED_APPS]
+            for word in ("whitenoise", "servestatic", "wsgifast")
+        )
+        if "django.contrib.staticfiles" in settings.INSTALLED_APPS and not serves:
+            found[settings.STATIC_URL] = settings.STATIC_ROOT
+    flask = sys.modules.get("flask")
+    app = getattr(app, "__self__", app)  # app.wsgi_app, where that was wrapped
+    if flask is not None and isinstance(app, flask.Flask) and app.has_static_folder:
+        around = (app.before_request_funcs, app.after_request_funcs, app.teardown_request_funcs)
+        if not any(any(functions.values()) for functions in around):
+            found[f"{app.static_url_path}/"] = app.static_folder
+    return {
+        prefix: str(folder)
+        for prefix, folder in found.items()
+        if str(prefix).startswith("/") and folder and os.path.isdir(folder)
+    }
 
 
 # What `wsgifast run` has defaults for, of gunicorn's settings.
-_GUNICORN = ("worker_class", "threads", "bind")
+_GUNICORN = (
+    "worker_class", "workers", "threads", "bind", "accesslog", "logger_class", "http_protocols",
+)  # fmt: skip
 # Functions of the configuration that run before a worker imports the app.
 _HOOKS = {"on_starting", "when_ready", "pre_fork", "post_fork"}
 
@@ -271,8 +326,10 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
         if os.path.abspath(path) not in sys.path:
             sys.path.insert(0, os.path.abspath(path))
     os.environ.update(cfg.env)
-    values = {"worker_class": cfg.worker_class_str, "threads": cfg.threads, "bind": cfg.bind}
-    settings = {name: values[name] for name in _GUNICORN if name in application.found}
+    own = {"worker_class": cfg.worker_class_str, "logger_class": str(cfg.logger_class)}
+    settings = {
+        name: own.get(name) or getattr(cfg, name) for name in _GUNICORN if name in application.found
+    }
     if hooks := _HOOKS & application.found:
         settings["hooks"] = sorted(hooks)
     if cfg.paste is not None:
@@ -293,7 +350,9 @@ def _last_words() -> str:
 
 
 # What counts for finding the app, and where it is served.
-_UVICORN = ("interface", "factory", "host", "port", "uds", "fd")
+_UVICORN = (
+    "interface", "factory", "host", "port", "uds", "fd", "workers", "forwarded_allow_ips",
+)  # fmt: skip
 
 
 def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:

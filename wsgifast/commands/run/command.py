@@ -10,11 +10,13 @@ import shlex
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, MissingExtra
+from ...metrics.setup import VARIABLE as METRICS
+from ...metrics.setup import metrics_address
 from ..arguments import (
     APP_HELP,
     DEFAULT_BIND,
@@ -30,8 +32,11 @@ from ..loading import absolute
 from ..loading.servers import Loaded, check_one_app, configured_app, load_for
 from ..terminal import show
 from . import ARGUMENTS
+from .sizing import read_container, size, temporary_note
 
-_DEFAULT_THREADS = 4
+# Of an app that computes, and of one that waits for databases and other servers: while it waits,
+# its threads do not compete for the interpreter.
+_THREADS, _THREADS_OF_CLIENTS = 4, 12
 _FAST_WORKER = "wsgifast.workers.FastWorker"
 # Of others it is not known whether they have threads.
 _WITH_THREADS = (_FAST_WORKER, "gthread")
@@ -44,6 +49,7 @@ _EXAMPLES = """\
   wsgifast run 'shop:create_app()' --bind 0.0.0.0:8000 --workers 2 --threads 8
   wsgifast run shop.settings --static /static/=build/static
   wsgifast run api:app --reload
+  wsgifast run shop.wsgi --metrics 127.0.0.1:9100 --certfile cert.pem --keyfile key.pem
   wsgifast run api:app -- --app-dir src --env-file .env
   wsgifast run shop.wsgi -- --max-requests 10000 --access-logfile -
 """
@@ -57,12 +63,14 @@ class Plan:
     :ivar environment: variables that it needs.
     :ivar decided: a sentence for people.
     :ivar bind: where it listens; None: its configuration says.
+    :ivar notes: more sentences: the reasons, and what it costs.
     """
 
     command: Sequence[str]
     decided: str
     environment: Mapping[str, str] = field(default_factory=dict)
     bind: str | None = None
+    notes: Sequence[str] = ()
 
     @property
     def shown(self) -> str:
@@ -84,16 +92,29 @@ def add_command(commands: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    option(parser, "--bind", "HOST:PORT", f"or unix:PATH (default: {DEFAULT_BIND})")
-    option(parser, "--workers", "N", "processes (default: 1)", type=count)
-    threads = f"threads of each process; WSGI only (default: {_DEFAULT_THREADS})"
+    bind = f"or unix:PATH (default: 0.0.0.0 and PORT of the environment, or else {DEFAULT_BIND})"
+    option(parser, "--bind", "HOST:PORT", bind)
+    workers = (
+        "processes (default: WEB_CONCURRENCY of the environment, or else auto: what the "
+        "container's CPUs and memory allow)"
+    )
+    option(parser, "--workers", "N", workers, type=_workers)
+    threads = (
+        f"threads of each process; WSGI only (default: {_THREADS}, or {_THREADS_OF_CLIENTS} if the "
+        "app has imported a client of databases or other servers)"
+    )
     option(parser, "--threads", "N", threads, type=count)
     static = "also serve a directory, as in /static/=build"
     option(parser, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
+    conventional = "do not serve Django's STATIC_ROOT and Flask's static folder beside the app"
+    option(parser, "--no-static", help=conventional)
     option(parser, "--no-compress", help="send responses and files as the app makes them")
-    option(parser, "--access-log", "", "log each request to stdout", choices=("text", "json"))
+    access_log = "log each request to stdout (default: text on a terminal, else json)"
+    option(parser, "--access-log", "", access_log, choices=("text", "json", "off"))
+    metrics = "serve metrics and probes for all processes: /metrics, /healthz, /readyz"
+    option(parser, "--metrics", "HOST:PORT", metrics)
     option(parser, "--reload", help="restart when code changes")
-    option(parser, "--certfile", "FILE", "serve TLS")
+    option(parser, "--certfile", "FILE", "serve TLS, and HTTP/2 to a WSGI app if h2 is installed")
     option(parser, "--keyfile", "FILE", "the certificate's key")
     config = "gunicorn's configuration file: what it sets takes the place of these defaults"
     option(parser, "--config", "FILE", config)
@@ -109,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
     plan = planned(options)
     if plan.bind is not None:
         _check_address(plan.bind)
-    show(f"{plan.decided}\n  {plan.shown}")
+    show("\n  ".join([plan.decided, *plan.notes, plan.shown]))
     os.environ.update(plan.environment)
     # In place of this process: signals, supervisors and exit statuses are the server's own.
     return os.execv(plan.command[0], list(plan.command))
@@ -129,11 +150,67 @@ def planned(options: argparse.Namespace) -> Plan:
     for name in ("certfile", "keyfile", "config"):
         if (path := getattr(options, name)) and not path.startswith("python:"):
             setattr(options, name, os.path.abspath(path))
+    if options.metrics is not None:
+        metrics_address(options.metrics, "--metrics")
     if options.app is None:
         options.app = _configured_app(options)
     options.app = absolute(options.app)
     server, loaded = load_for(options.app, _gunicorn_options(options), options.rest)
-    return (plan_uvicorn if server == "uvicorn" else plan_gunicorn)(options, loaded)
+    plan = (plan_uvicorn if server == "uvicorn" else plan_gunicorn)(options, loaded)
+    notes = list(plan.notes)
+    if not options.static and (static := _static_by_convention(options, loaded)):
+        folders = ", ".join(f"{prefix} from {folder}" for prefix, folder in static.items())
+        notes.append(f"static files by convention: {folders} (--no-static: not)")
+    if (temporary := temporary_note()) is not None:
+        notes.append(temporary)
+    environment = dict(plan.environment)
+    if options.metrics is not None:
+        environment[METRICS] = options.metrics
+    return replace(plan, notes=notes, environment=environment)
+
+
+def _static_by_convention(options: argparse.Namespace, loaded: Loaded) -> Mapping[str, str]:
+    return {} if options.no_static else loaded.static
+
+
+def _static_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, str]:
+    """By prefixes; what the command line names takes the place of what is configured."""
+    return {**_static_by_convention(options, loaded), **dict(options.static)}
+
+
+def _sizing(
+    options: argparse.Namespace, loaded: Loaded, *, spare: int
+) -> tuple[int | None, list[str]]:
+    """How many workers to ask the server for, and the reason; None: it knows.
+
+    :param spare: how many more there are while workers are replaced.
+    """
+    if options.workers not in (None, "auto"):
+        return options.workers, []
+    if options.workers is None and "workers" in loaded.settings:
+        return None, []
+    if options.workers is None and (given := os.environ.get("WEB_CONCURRENCY")):
+        return None, [f"workers: WEB_CONCURRENCY={given}"]
+    if options.reload:
+        return None, ["1 worker: --reload is for development"]
+    workers, reason = size(read_container(), loaded.memory_bytes, spare=spare)
+    return workers, [reason]
+
+
+def _log_kind(options: argparse.Namespace) -> str:
+    """Of the access log: "text", "json" or "off"."""
+    kind: str | None = options.access_log
+    return kind or ("text" if sys.stdout.isatty() else "json")
+
+
+def _default_bind() -> str:
+    """As the platforms configure it that run a Procfile."""
+    port = os.environ.get("PORT")
+    if port is None:
+        return DEFAULT_BIND
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigurationError(f"PORT={port!r} in the environment: expected a port's number")
+    return f"0.0.0.0:{port}"
 
 
 def _configured_app(options: argparse.Namespace) -> str:
@@ -153,15 +230,15 @@ def _configured_app(options: argparse.Namespace) -> str:
 
 def _gunicorn_options(options: argparse.Namespace) -> list[str]:
     """Those of gunicorn's that the command line gives, but for what follows its --."""
-    given = _given(options, "--", "threads", "workers", "config", "certfile", "keyfile")
+    given = _given(options, "--", "threads", "config", "certfile", "keyfile")
+    if isinstance(options.workers, int):
+        given.append(f"--workers={options.workers}")
     if options.bind is not None:
         given.insert(0, f"--bind={_gunicorn_address(options.bind)}")
     if options.reload:
         given.append("--reload")
     if options.access_log is not None:
-        given.append("--access-logfile=-")
-    if options.access_log == "json":
-        given.append("--logger-class=wsgifast.workers.JSONLogger")
+        given += _GUNICORN_LOGS[options.access_log]
     return given
 
 
@@ -177,26 +254,37 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     check_one_app(loaded, options.app)
     given = _gunicorn_options(options)
     arguments = [json.dumps(options.app)]
-    if options.static:
-        arguments.append(f"static={json.dumps(dict(options.static))}")
+    if static := _static_of(options, loaded):
+        arguments.append(f"static={json.dumps(static)}")
     if options.no_compress:
         arguments.append("compress=False")
     given += [*options.rest, f"wsgifast.commands.run:wrapped({', '.join(arguments)})"]
     bind = options.bind
     if "bind" not in found:
-        bind = DEFAULT_BIND
+        bind = _default_bind()
         given.insert(0, f"--bind={bind}")
+    notes: list[str] = []
     worker = found.get("worker_class", _FAST_WORKER)
     threads = found.get("threads")
     if threads is None and worker != "sync":  # which gunicorn replaces by gthread if it has more
-        threads = _DEFAULT_THREADS
+        threads = _THREADS
+        if loaded.waits_for:
+            threads = _THREADS_OF_CLIENTS
+            notes.append(f"{threads} threads: the app waits for {', '.join(loaded.waits_for)}")
         given.insert(0, f"--threads={threads}")
     if "worker_class" not in found:
         given.insert(0, f"--worker-class={worker}")
+    if options.access_log is None and not {"accesslog", "logger_class"} & set(found):
+        given[:0] = _GUNICORN_LOGS[_log_kind(options)]
+    if options.certfile and "http_protocols" not in found and importlib.util.find_spec("h2"):
+        given.insert(0, "--http-protocols=h2,h1")
+    workers, reasons = _sizing(options, loaded, spare=1)
+    if workers is not None and workers != options.workers:
+        given.insert(0, f"--workers={workers}")
     decided = f"{loaded.target} is a WSGI app: gunicorn with {worker.rpartition('.')[2]}"
     if worker in _WITH_THREADS:
         decided += f", {threads} thread{'s' * (threads != 1)}"
-    return Plan([*_program("gunicorn"), *given], decided, bind=bind)
+    return Plan([*_program("gunicorn"), *given], decided, bind=bind, notes=[*reasons, *notes])
 
 
 def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
@@ -218,16 +306,22 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         raise ConfigurationError(f"--interface wsgi: {loaded.target} is an ASGI app: leave it out")
     bind, where = options.bind, []
     if bind is None and not {"host", "port", "uds", "fd"} & set(loaded.settings):
-        bind = DEFAULT_BIND
+        bind = _default_bind()
     if bind is not None:
         where = _uvicorn_address(bind)
     command = [
         *_program("uvicorn"),
         "--http=asgifast.uvicorn:HttpToolsProtocol",
         *where,
-        *_given(options, "--", "workers"),
         *_given(options, "--ssl-", "certfile", "keyfile"),
     ]
+    workers, reasons = _sizing(options, loaded, spare=0)
+    if workers is not None:
+        command.append(f"--workers={workers}")
+    is_trusted = "forwarded_allow_ips" in loaded.settings or "FORWARDED_ALLOW_IPS" in os.environ
+    if bind is not None and bind.startswith("unix:") and not is_trusted:
+        # Who may connect is decided by the socket's permissions, as gunicorn has it.
+        command.append("--forwarded-allow-ips=*")
     graceful_s = _GRACEFUL_S
     if options.reload:
         command.append("--reload")
@@ -238,15 +332,25 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     if interface == "asgi2":  # which asgifast turns into the current one
         command.insert(-2, "--interface=asgi3")
         arguments["asgi2"] = True
-    if options.static:
-        arguments["static"] = dict(options.static)
+    if static := _static_of(options, loaded):
+        arguments["static"] = static
     if options.no_compress:
         arguments["compress"] = False
-    if options.access_log == "json":  # in text it is uvicorn's default
+    log_kind = _log_kind(options)
+    if log_kind == "json":  # in text it is uvicorn's default
         arguments["json_log"] = True
+    elif log_kind == "off":
+        command.insert(-2, "--no-access-log")
     of = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
     decided = f"{loaded.target} is {of} app: uvicorn with asgifast's protocol"
-    return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)}, bind)
+    return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)}, bind, reasons)
+
+
+_GUNICORN_LOGS = {
+    "off": [],
+    "text": ["--access-logfile=-"],
+    "json": ["--access-logfile=-", "--logger-class=wsgifast.workers.JSONLogger"],
+}
 
 
 def _given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
@@ -307,6 +411,10 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
             raise ConfigurationError(
                 f"--certfile {both}: {error}; expected a certificate and its key in PEM"
             ) from None
+
+
+def _workers(text: str) -> int | str:
+    return text if text == "auto" else count(text)
 
 
 def _static(text: str) -> tuple[str, str]:

@@ -1,0 +1,171 @@
+"""How many workers a container bears: by its CPUs, and by its memory and that of the app.
+
+Pure but for :func:`read_container` and :func:`temporary_note`, which read files of the kernel's. A
+test lays these out in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...checks import size_text
+
+# A worker's memory after its requests, by that after the import of its app: fields of requests,
+# caches, compressors and what the app itself keeps.
+_GROWTH = 1.5
+# Left to the arbiter, the process that is scraped, and the kernel's socket buffers.
+_OTHERS_BYTES = 64 * 1024 * 1024
+# What cgroup v1 has where there is no limit is a little less than 2**63.
+_UNLIMITED_BYTES = 2**60
+
+
+@dataclass(frozen=True)
+class Container:
+    """What this process may use.
+
+    :ivar cpus: perhaps a part of one.
+    :ivar cpus_by: what limits them: "quota", "affinity", or "machine".
+    :ivar memory_by: "limit" of the container, or "machine".
+    """
+
+    cpus: float
+    cpus_by: str
+    memory_bytes: int
+    memory_by: str
+
+
+def read_container(root: Path = Path("/"), affinity: int | None = None) -> Container:
+    """What the kernel lets this process use: cgroup v2, else v1; else the machine.
+
+    :param root: where /proc and /sys are.
+    :param affinity: the CPUs that it may run on; None: asks the kernel.
+    """
+    machine = os.cpu_count() or 1
+    if affinity is None:
+        affinity = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
+        )  # fmt: skip
+    cpus, cpus_by = float(affinity), "machine" if affinity == machine else "affinity"
+    for quota in _quotas(root):
+        if quota < cpus:
+            cpus, cpus_by = quota, "quota"
+    memory_bytes, memory_by = _machine_bytes(root), "machine"
+    for limit in _memory_limits(root):
+        if limit < memory_bytes:
+            memory_bytes, memory_by = limit, "limit"
+    return Container(cpus, cpus_by, memory_bytes, memory_by)
+
+
+def size(container: Container, worker_bytes: int, *, spare: int) -> tuple[int, str]:
+    """How many workers, and why.
+
+    :param worker_bytes: of one that has imported the app; 0 if that is not known.
+    :param spare: how many more there are while workers are replaced.
+    """
+    by_cpus = max(1, math.ceil(container.cpus))
+    cpus = f"{container.cpus:g} CPU{'s' * (container.cpus != 1)} of the {container.cpus_by}"
+    if not worker_bytes:
+        return by_cpus, f"{_workers(by_cpus)}: {cpus}"
+    room_bytes = container.memory_bytes - _OTHERS_BYTES
+    by_memory = int(room_bytes / (worker_bytes * _GROWTH)) - spare
+    if by_memory >= by_cpus:
+        return by_cpus, f"{_workers(by_cpus)}: {cpus}; memory would allow {by_memory}"
+    workers = max(1, by_memory)
+    reason = (
+        f"{size_text(container.memory_bytes)} of memory "
+        f"({'the limit' if container.memory_by == 'limit' else 'the machine'}), and "
+        f"{size_text(worker_bytes)} for each that has imported the app; {cpus}"
+    )
+    if by_memory < 1:
+        reason += "; that is too little for one and another while it is replaced"
+    return workers, f"{_workers(workers)}: {reason}"
+
+
+def temporary_note(folder: str | None = None, root: Path = Path("/")) -> str | None:
+    """What it costs that temporary files are where they are; None: nothing.
+
+    :param folder: None: that of Python's tempfile.
+    """
+    folder = os.path.realpath(folder or tempfile.gettempdir())
+    kinds = {}
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")  # proc_pid_mountinfo(5)
+        kinds[before.split()[4].replace("\\040", " ")] = after.split()[0]
+    within = [each for each in kinds if folder == each or folder.startswith(f"{each.rstrip('/')}/")]
+    kind = kinds[max(within, key=len)] if within else ""
+    if kind in ("tmpfs", "ramfs"):
+        return (
+            f"{folder} is in memory ({kind}): large uploads and what waits for slow clients are "
+            "stored there and count as memory of this container; set TMPDIR to a directory on a "
+            "disk"
+        )
+    if kind in ("overlay", "overlayfs"):
+        return (
+            f"{folder} is in the container's writable layer ({kind}): large uploads and what waits "
+            "for slow clients count against its storage; set TMPDIR to a volume"
+        )
+    return None
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count != 1)}"
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    for folder in _folders(root, "cpu"):
+        limit = _words(folder / "cpu.max")  # v2: "max 100000", or "150000 100000"
+        if not limit:
+            limit = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        if len(limit) == 2 and all(word.isdigit() for word in limit) and int(limit[1]):
+            yield int(limit[0]) / int(limit[1])
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    for folder in _folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            for word in _words(folder / name):
+                if word.isdigit() and int(word) < _UNLIMITED_BYTES:
+                    yield int(word)
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """Where the limits of this process's cgroup stand, and of those that it is in.
+
+    In a container the path may be the host's, of which only the last part is seen: the mount's own
+    folder is among them in any case.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, names, path = line.split(":", 2)  # cgroups(7)
+        if not names:
+            top = mount
+        elif controller in names.split(","):
+            top = mount / names if (mount / names).is_dir() else mount / controller
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for length in range(len(parts), -1, -1):
+            yield top.joinpath(*parts[:length])
+
+
+def _machine_bytes(root: Path) -> int:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _words(path: Path) -> list[str]:
+    return [word for line in _lines(path) for word in line.split()]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
