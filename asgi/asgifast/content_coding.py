@@ -21,6 +21,7 @@ from wsgifast.compression.policy import (
     with_vary,
 )
 from wsgifast.files import RequestFacts
+from wsgifast.http.head import raw_headers
 
 from .loops import in_thread, running_loop
 from .messages import Message, RawHeaders, Scope, Send, text_headers, whole_body
@@ -147,7 +148,7 @@ class ContentCoding:
                 message = {**message, "body": coded}
             else:
                 changed = with_vary(headers, decision.vary)
-        return {**start, "headers": _raw(changed)}, message
+        return {**start, "headers": raw_headers(changed)}, message
 
     def stream(self, send: Send) -> Send:
         """Return a send() that compresses what passes through it, and passes it on to `send`."""
@@ -199,7 +200,7 @@ class ContentCoding:
             changed = with_vary(headers)
         elif decision.coding is not None and self._scope["method"] != "HEAD":
             self.compressor = self._made(decision, None)
-        return {**start, "headers": _raw(changed)}
+        return {**start, "headers": raw_headers(changed)}
 
     def _made(self, decision: Decision, size: int | None) -> Compressor:
         assert decision.coding is not None
@@ -265,8 +266,4 @@ class ContentCoding:
         if any(changed[name] != value for name, value in values.items()):
             kept = [header for header in given if header[0] not in changed]
             kept += [(name, value) for name, value in changed.items() if value is not None]
-            self.app_headers = _raw(kept)
-
-
-def _raw(headers: list[Header]) -> RawHeaders:
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+            self.app_headers = raw_headers(kept)

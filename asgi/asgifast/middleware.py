@@ -13,6 +13,7 @@ from wsgifast.checks import check_app, check_switches
 from wsgifast.compression.decoding import BodyLimits, checked_limits
 from wsgifast.compression.dictionaries import PagesDictionary
 from wsgifast.compression.policy import WISH, Compression, compress_response, compression_for
+from wsgifast.http.head import raw_headers
 from wsgifast.metrics import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
@@ -225,10 +226,7 @@ def _with_dictionary(app: ASGIApp, dictionary: PagesDictionary) -> ASGIApp:
             await app(scope, receive, send)
             return
         compress_response(scope, True)
-        headers = [
-            (name.lower().encode(), value.encode()) for name, value in dictionary.headers(mount)
-        ]
-        await send(response_start(200, headers))
+        await send(response_start(200, raw_headers(dictionary.headers(mount))))
         await send(response_body(dictionary.content))
 
     return call

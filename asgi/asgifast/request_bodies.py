@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from wsgifast.compression.decoding import BodyLimits, RequestDecoder
 from wsgifast.errors import BodyTooLarge, RequestError
-from wsgifast.http.head import parse_length
+from wsgifast.http.head import parse_length, raw_headers
 from wsgifast.sockets.closing import Lingering
 
 from .buffered_bodies import BufferedBody
@@ -204,8 +204,7 @@ class _LimitedBody:
         _, headers, body = self.refused.answer(text_headers(replaced))
         if self.is_unread and self._is_http1():
             headers.append(("Connection", "close"))
-        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        await self._send(response_start(self.refused.status, raw))
+        await self._send(response_start(self.refused.status, raw_headers(headers)))
         if self._scope["method"] == "HEAD":
             body = b""
         await self._send(response_body(body, more_body=self._lingers()))

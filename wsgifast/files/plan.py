@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..compression.dictionaries import ClientDictionary
 from ..errors import reason_phrase
+from ..http.head import raw_headers
 from ..sockets.sending import FileSegment
 from .conditions import (
     FIRST_KNOWN_SECOND,
@@ -100,10 +101,7 @@ class Plan:
     @cached_property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
         """The headers for ASGI: latin-1, names in lower case. Shared: copy before changing."""
-        return [
-            (name.lower().encode("latin-1"), value.encode("latin-1"))
-            for name, value in self.headers
-        ]
+        return raw_headers(self.headers)
 
     @property
     def is_in_memory(self) -> bool:

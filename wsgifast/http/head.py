@@ -334,6 +334,11 @@ def header_value(headers: Iterable[tuple[str, str]], name: str) -> str | None:
     return next((value for key, value in headers if key.lower() == name), None)
 
 
+def raw_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Return headers as ASGI and HTTP/2 have them: in latin-1, names in lower case."""
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
 def parse_length(value: str) -> int | None:
     """Return the value of a Content-Length, in bytes; None if it is malformed.
 

@@ -18,7 +18,7 @@ from h2.exceptions import ProtocolError
 from ...bodies.content_coding import ContentCoding
 from ...bodies.streams import Stream
 from ...errors import BodyError, ClientGone
-from ...http.head import trailer_fields
+from ...http.head import raw_headers, trailer_fields
 from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
 from ..backlog import Backlog
 from ..output import OutputQueue
@@ -106,11 +106,7 @@ class HTTP2Response(Response):
 
 def _encoded(headers: Iterable[tuple[str, str]]) -> Fields:
     """Encode headers: names in lower case, no Upgrade (RFC 9113 sections 8.2 and 8.2.2)."""
-    return [
-        (name.lower().encode(), value.encode("latin-1"))
-        for name, value in headers
-        if name.lower() != "upgrade"
-    ]
+    return [field for field in raw_headers(headers) if field[0] != b"upgrade"]
 
 
 class StreamSender:
