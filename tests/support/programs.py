@@ -40,6 +40,8 @@ PACKAGES = {
     "openssl": "openssl",
     "gcc": "gcc",  # builds gunicorn's C parser, with Python's headers
 }
+# Programs that do as well. Ubuntu has no package of Chromium; GitHub's machines have Chrome.
+_OTHER_NAMES = {"chromium": ["google-chrome", "chromium-browser"]}
 # Programs that no package index has, and what `go install` makes them of.
 MODULES = {
     "actionlint": "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12",
@@ -158,7 +160,9 @@ def _find(name: str) -> str | None:
     folders = (Path(sys.executable).parent, os.environ.get("PATH", ""), "/usr/sbin:/sbin", _GO_BIN)
     if name.endswith(".so"):
         return shutil.which(name, mode=os.F_OK, path=str(APACHE_MODULES))
-    return shutil.which(name, path=":".join(map(str, folders)))
+    path = ":".join(map(str, folders))
+    found = (shutil.which(each, path=path) for each in [name, *_OTHER_NAMES.get(name, [])])
+    return next(filter(None, found), None)
 
 
 if __name__ == "__main__":
