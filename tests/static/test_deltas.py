@@ -12,6 +12,8 @@ from typing import Any
 
 import asgifast
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
@@ -288,6 +290,37 @@ def test_delta_that_saves_nothing_is_not_sent(releases: Path) -> None:
     app = StaticFiles(directory=releases, dictionaries=True)
     for _ in range(2):
         assert "content-encoding" not in ask(app, old=b"nothing alike").headers
+
+
+_HEADERS = st.text(st.characters(max_codepoint=255), max_size=60)
+_DIGESTS = st.binary(min_size=30, max_size=34).map(lambda b: f":{base64.b64encode(b).decode()}:")
+_CODINGS = st.lists(st.sampled_from(["dcz", "dcb", "br", "gzip", "*", "identity", "zstd;q=0"]))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    available=_DIGESTS | _HEADERS | st.just(digest(OLD)),
+    accepted=_CODINGS.map(", ".join) | _HEADERS,
+    site=st.sampled_from(["same-origin", "cross-site", "none"]) | _HEADERS,
+    mode=st.sampled_from(["cors", "no-cors", "navigate"]) | _HEADERS,
+)
+def test_whatever_is_asked_the_file_is_answered(
+    releases: Path, available: str, accepted: str, site: str, mode: str
+) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True, compress=True)
+    asked: dict[str, Any] = {
+        "Available_Dictionary": available, "Accept_Encoding": accepted,
+        "Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode,
+    }  # fmt: skip
+    answer = ask(app, **asked)
+    coding = answer.headers.get("content-encoding")
+    assert answer.status == 200
+    assert answer.headers["vary"] == VARY
+    if coding == "dcz":
+        assert available.strip(" ") == digest(OLD)
+        assert decoded_delta(answer.body, OLD) == NEW
+    else:
+        assert decoded(coding, answer.body) == NEW
 
 
 def test_large_and_small_files_have_no_deltas(

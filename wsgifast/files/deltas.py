@@ -101,8 +101,10 @@ class Deltas:
         key = (file.path[: -len(file.names[-1])], hashed)
         known = self._known.get(key)
         folder = _identity_of_folder(key[0])
-        if known is not None and known.folder == folder and digest not in known.by_digest:
-            return None  # as found before, in the same state of the directory
+        if known is not None and known.folder == folder:
+            release = known.by_digest.get(digest)
+            if release is None or release.name == file.names[-1]:
+                return None  # as found before, in the same state of the directory
         making = self._begin(file, hashed, key, identity, digest)
         if making is None or not making.wait(_WAIT_S):
             return None
