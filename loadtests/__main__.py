@@ -8,10 +8,11 @@
                                                      is lost while a server's processes are replaced
     python -m loadtests compress. --link 20          compression, over a link of 20 Mbit/s
     python -m loadtests upload.                      uploads, by Locust; the frameworks' parsers
+    python -m loadtests upload.large --link 200      others beside a large one over such a link
 
 A KEY selects rows; --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
 run replaces the rows that it measured and keeps the others. Contenders take turns. `all` excludes
-the rows of the last five lines, whose figures are not published. Behind a link is Locust alone, so
+the rows of the last six lines, whose figures are not published. Behind a link is Locust alone, so
 rows of other clients mean nothing there; where none can be made, a line says so and nothing runs.
 """
 
@@ -53,7 +54,7 @@ PROFILES = {
 }
 UNPUBLISHED = [
     instructions.TABLE, leaks.TABLE, replaced.TABLE, compress.compress_table(wsgi.LOCUST),
-    uploads.upload_table(wsgi.LOCUST),
+    uploads.upload_table(wsgi.LOCUST), slow.upload_table(wsgi.LOCUST),
 ]  # fmt: skip
 
 

@@ -91,8 +91,8 @@ def uvicorn(app: str, *options: str, ours: bool = False) -> Server:
     return _python("uvicorn", *quiet, "--port={port}", *options, *protocol, app)
 
 
-def granian(app: str, *, interface: str = "asgi", workers: int = 1) -> Server:
-    options = ("--no-ws", "--log-level=warning", f"--workers={workers}", "--port={port}")
+def granian(app: str, *more: str, interface: str = "asgi", workers: int = 1) -> Server:
+    options = (*more, "--no-ws", "--log-level=warning", f"--workers={workers}", "--port={port}")
     return _python("granian", f"--interface={interface}", *options, app)
 
 

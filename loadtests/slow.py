@@ -9,25 +9,32 @@ slowly. `attack.asgi.` is those that send, on asgifast's protocols beside uvicor
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tests.support.crowds import SlowClients
-from tests.support.slow_clients import KINDS, others, slow_clients
-from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit, resident_bytes
+from tests.support.slow_clients import KINDS, Others, others, slow_clients
+from wsgifast.commands.bench.locust_client import Locust
+from wsgifast.commands.bench.serving import gunicorn
+from wsgifast.commands.bench.tables import Client, Load, Row, Table, Task, Unit, resident_bytes
 
 from .asgi import APP as ASGI_APP
 from .asgi import HTTP2
-from .bench import Side, pair, row, table
-from .clients import raw
-from .payloads import FILE_BYTES, LIST_BYTES
+from .bench import FAST, Side, pair, row, table
+from .clients import percentile, raw
+from .payloads import FILE_BYTES, LIST_BYTES, MIB
 from .servers import granian, nginx, uvicorn
+from .uploads import FIELD
 
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
+# An upload that takes longer has failed.
+_MOST_UPLOAD_S = {False: 60.0, True: 290.0}
 # But for so long at least: of fewer than 100 answers the slowest is the 99th percentile.
 LEAST_S = 3.0
 OTHERS = Unit(
@@ -216,6 +223,74 @@ def _attack(kind: str) -> Row:
     title = f"{KINDS[kind].clients:,} {kind}" if crowds else "nobody beside"
     key = f"attack.{kind.replace(' ', '-')}"
     return row(key, title, sides, path, OTHERS, _beside(*crowds), fresh=True)
+
+
+# What takes so long at 200 Mbit/s that everything has come to rest: 215 s; in a short run, 5 s.
+_UPLOAD_BYTES = {False: 128 * MIB, True: 5 * 1024 * MIB}
+
+
+def _beside_upload(locust: Locust) -> Client:
+    """Others beside one large upload by curl, over the link if there is one, and 200 dribblers."""
+
+    def run(task: Task) -> Load:
+        host, port = task.address
+        size = _UPLOAD_BYTES[task.full]
+        file = task.folder / "large.bin"
+        file.touch()
+        os.truncate(file, size)
+        how: Any = {"host": host, "path": "/plain"}
+        others(port, seconds=1.0, **how)
+        before = most = resident_bytes(task.pid)
+        seen: list[Others] = []
+        begun = time.monotonic()
+        command = ["curl", "--silent", "--show-error", "--form", f"{FIELD}=@{file}"]
+        command += ["--header", "Expect:", f"http://{host}:{port}{task.path}"]
+        with slow_clients("dribblers", port, host=host, seconds=300.0) as crowd:
+            with subprocess.Popen(
+                [*locust.within, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ) as curl:
+                while curl.poll() is None and time.monotonic() - begun < _MOST_UPLOAD_S[task.full]:
+                    seen.append(others(port, seconds=2.0, **how))
+                    most = max(most, resident_bytes(task.pid))
+                seconds = time.monotonic() - begun
+                curl.terminate()
+                answer = curl.communicate()[0]
+            reported = crowd.end()
+        good = answer.startswith(b"%d " % size)
+        times = sorted(each for one in seen for each in one.times_ms)
+        return Load(
+            requests=len(times),
+            failures=sum(each.failures for each in seen) + (not good),
+            body_bytes=size if good else 0,
+            seconds=seconds,
+            latency_ms={p: percentile(times, p) for p in (50, 95, 99)},
+            errors={} if good else {f"the upload: {answer[:80]!r}": 1},
+            facts={
+                "MiB before": before / MIB,
+                "MiB more": (most - before) / MIB,
+                "upload s": seconds if good else float("nan"),
+                "dropped": sum(n for what, n in reported.items() if what == "ended"),
+            },
+        )
+
+    return run
+
+
+def upload_table(locust: Locust) -> Table:
+    """One row, for a link of 200 Mbit/s: `python -m loadtests upload.large --link 200`."""
+    app, limited = "loadtests.upload_app:fastapi", "loadtests.upload_app:fast_fastapi"
+    how = ("--factory", "--host={host}")
+    sides: dict[str, Side] = {
+        "our protocol + ASGIFast": uvicorn(limited, *how, ours=True),
+        "uvicorn": uvicorn(app, *how),
+        "granian": granian(app, *how),
+        "gthread": gunicorn("loadtests.upload_app:flask()", "--threads=4", worker_class="gthread"),
+        "FastWorker": gunicorn("loadtests.upload_app:flask()", "--threads=4", worker_class=FAST),
+    }
+    title = "beside an upload of 5 GiB (in a short run 128 MiB) and 200 dribblers"
+    client = _beside_upload(locust)
+    large = row("upload.large", title, sides, "/upload", OTHERS, client, fresh=True)
+    return table("upload-large", "Others beside a large upload", [large])
 
 
 _ASGI_ATTACKED: dict[str, Side] = {

@@ -56,6 +56,10 @@ def fastapi() -> ASGIApp:
     return app
 
 
+def fast_fastapi() -> ASGIApp:
+    return ASGIFast(fastapi(), body_limit_bytes=LIMIT_BYTES, buffer_bodies=True)
+
+
 def flask() -> Any:
     """Werkzeug's form parser, or the stream of the body."""
     from flask import Flask, request

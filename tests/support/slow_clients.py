@@ -132,6 +132,14 @@ KINDS = {
     "readers of a generator": _kind(100, _GET + b"\r\n", "/stream", receive_bytes_per_s=1000),
     "readers of HTTP/2 streams": _readers_of_streams(20, 4096),
     "silent bodies": _kind(100, _POST + b"Content-Length: 500000\r\n\r\n", "/upload"),
+    # Less than the 500 bytes a second that slow clients are expected to send.
+    "dribblers": _kind(
+        200,
+        _POST + b"Content-Length: 1000000\r\n\r\n",
+        "/stream",
+        then=b"a",
+        send_bytes_per_s=10,
+    ),
     "unread uploads": _kind(
         100,
         _POST + b"Content-Length: 1000000000\r\n\r\n",
@@ -153,15 +161,16 @@ def slow_clients(
     seconds: float = 60.0,
     path: str | None = None,
     tls: bool = False,
+    host: str = HOST,
 ) -> AbstractContextManager[crowds.SlowClients]:
-    """Run a crowd of one of KINDS against 127.0.0.1:port.
+    """Run a crowd of one of KINDS against host:port.
 
     :param clients: how many, if not as many as the kind says.
     :param path: asked for in place of the kind's own.
     """
     of = KINDS[kind]
     does = replace(of.does, opening=opening(kind, path or of.path), tls=tls)
-    return crowds.slow_clients(does, (HOST, port), clients or of.clients, seconds=seconds)
+    return crowds.slow_clients(does, (host, port), clients or of.clients, seconds=seconds)
 
 
 def opening(kind: str, path: str) -> bytes:
@@ -191,6 +200,7 @@ def others(
     seconds: float = 8.0,
     pause_s: float = 0.005,
     tls: bool = False,
+    host: str = HOST,
 ) -> Others:
     """Ask again and again, every tenth time on a new connection, as others do beside a crowd.
 
@@ -198,7 +208,7 @@ def others(
     """
     times: list[float] = []
     failures = 0
-    connection = Connection((HOST, port), path, receive_bytes=65_536, tls=tls, give_up_s=GIVE_UP_S)
+    connection = Connection((host, port), path, receive_bytes=65_536, tls=tls, give_up_s=GIVE_UP_S)
     end = time.monotonic() + seconds
     with closing(connection):
         while time.monotonic() < end:
