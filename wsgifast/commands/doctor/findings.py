@@ -360,10 +360,9 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
     wrap = "ASGIFast" if raw.returned == "messages" else "WSGIFast"
     if seen.coded_sizes:
         first = "" if coded.sent_bytes <= MAX_KEPT_BYTES else f"of {size_text(MAX_KEPT_BYTES)}: "
-        sizes = ", ".join(
-            f"{name} {size_text(each.bytes)} in {_ms(each.cpu_s)} ms"
-            for name, each in seen.coded_sizes.items()
-        )
+        (name, one), *others = seen.coded_sizes.items()
+        sizes = f"{name} {_kib(one.bytes)} KiB in {_ms(one.cpu_s)} ms"
+        sizes += "".join(f", {n} {_kib(c.bytes)} in {_ms(c.cpu_s)}" for n, c in others)
         what = f"{size_text(coded.sent_bytes)} of {kind}, not compressed"
         yield _finding("WF025", seen, what, f"{wrap}(app, compress=True)", first + sizes)
     if "," in coding:
@@ -442,6 +441,11 @@ def _cost_as_it_is(seen: Observation) -> str:
 def _ms(seconds: float) -> str:
     ms = seconds * 1e3
     return f"{ms:.0f}" if ms >= 20 else f"{ms:.1f}" if ms >= 1 else f"{ms:.2f}"
+
+
+def _kib(size: int) -> str:
+    kib = size / 1024
+    return f"{kib:,.0f}" if kib >= 10 else f"{kib:.1f}"
 
 
 def _own_file(seen: Observation) -> str:

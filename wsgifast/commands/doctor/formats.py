@@ -20,7 +20,7 @@ _COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
 _LEAST_WIDTH = 60
 # The most of each column, however much room there is: id, endpoint, what it returns, CPU time, what
 # to do. Texts of exceptions are long; --format json and the page have all of them.
-_MOST_COLUMNS = (5, 40, 60, 72, 80)
+_MOST_COLUMNS = (5, 40, 60, 60, 80)
 _MOST_REASON = 120
 # Of the columns that are cut first: what it returns, and the endpoint.
 _LEAST = {2: 16, 1: 12}
