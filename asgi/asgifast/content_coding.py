@@ -9,15 +9,14 @@ from time import monotonic, time_ns
 from wsgifast.compression.codings import Compressor
 from wsgifast.compression.dictionaries import DCZ
 from wsgifast.compression.negotiation import preferred_coding
+from wsgifast.compression.pages import PagesClient, pages_client
 from wsgifast.compression.policy import (
     Compression,
     Decision,
     Header,
-    PagesClient,
     Wish,
     app_preconditions,
     decide,
-    pages_client,
     with_vary,
 )
 from wsgifast.files import RequestFacts

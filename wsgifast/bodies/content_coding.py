@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 from ..compression.codings import Compressor
 from ..compression.dictionaries import DCZ
 from ..compression.negotiation import preferred_coding
+from ..compression.pages import PagesClient, pages_client
 from ..compression.policy import (
     IS_BEHIND,
     WISH,
     Compression,
     Decision,
-    PagesClient,
     Wish,
     app_preconditions,
     decide,
-    pages_client,
     with_vary,
 )
 from .access_log import CODED_BYTES, CODING, UNCODED_BYTES

@@ -16,7 +16,7 @@ from ..compression.codings import (
     checked_codings,
 )
 from ..compression.dictionaries import train
-from ..compression.policy import is_private
+from ..compression.pages import is_private
 from ..errors import ConfigurationError
 from ..files.compress import MIN_SAVING, CompressReport, compress
 from .arguments import STATUS_PART_FAILED, add_parser, count, option

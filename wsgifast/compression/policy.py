@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -30,13 +30,7 @@ from .codings import (
     checked_codings,
     compressor,
 )
-from .dictionaries import (
-    DCZ,
-    ClientDictionary,
-    PagesDictionary,
-    client_dictionary,
-    prefers_delta,
-)
+from .dictionaries import DCZ, PagesDictionary
 
 Header = tuple[str, str]
 
@@ -66,8 +60,8 @@ _TYPES = frozenset(
 _SUFFIXES = ("+json", "+xml", "+text", "+yaml")
 # gRPC compresses by itself, and frames its messages by their lengths.
 _NEVER = ("application/grpc",)
-# Pages and data that an attacker may have repeat what a secret begins with.
-_PADDED = re.compile(r"(?:text/|application/)(?:html|xhtml\+xml|json|x-json|[^;]*\+json)")
+# Pages and data: an attacker may have them repeat what a secret begins with.
+_PAGES = re.compile(r"(?:text/|application/)(?:html|xhtml\+xml|json|x-json|[^;]*\+json)")
 
 # Headers that describe the bytes of the uncoded body, or offer ranges of it.
 _OF_THE_UNCODED = frozenset(
@@ -78,7 +72,6 @@ _NAME_LENGTHS = frozenset(
     map(len, [*_OF_THE_UNCODED, "content-type", "content-encoding", "cache-control", "etag"])
 ) | {len("vary")}
 
-_NOT_SHARED = re.compile(r"(?:\A|[,;])[ \t]*(?:private|no-store)[ \t]*(?:\Z|[,;=])", re.IGNORECASE)
 _NO_TRANSFORM = re.compile(r"(?:\A|[,;])[ \t]*no-transform[ \t]*(?:\Z|[,;=])", re.IGNORECASE)
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
@@ -146,7 +139,7 @@ class Compression:
         level = self.levels["zstd" if coding == DCZ else coding]
         if is_behind:
             level = max(level // 2, min(level, 1))
-        padding = self.padding and _PADDED.match(content_type.strip().lower()) is not None
+        padding = self.padding and is_page(content_type)
         if coding == DCZ and self.dictionary is not None:
             padding_bytes = secrets.randbelow(MAX_PADDING_BYTES + 1) if padding else 0
             made = self.dictionary.compressor(level, size, padding_bytes)
@@ -334,6 +327,16 @@ def decide(
     return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
 
 
+def is_page(content_type: str) -> bool:
+    """Whether this is the type of pages, or of JSON."""
+    return _PAGES.match(content_type.strip(" \t").lower()) is not None
+
+
+def recoded_tag(tag: str, coding: str) -> str:
+    """Return the tag of what is coded on the fly in another coding."""
+    return _CODED_TAG.sub(rf'W/"\g<opaque>\g<kind>{coding}"', tag)
+
+
 def coded_tag(etag: str, coding: str) -> str:
     """Return the entity tag of what is coded on the fly."""
     match = _TAG.fullmatch(etag.strip(" \t"))
@@ -378,77 +381,6 @@ def with_vary(headers: Iterable[Header], on: Sequence[str] = ("Accept-Encoding",
         name, value = result[at]
         result[at] = name, ", ".join([value, *on])
     return result
-
-
-def is_private(headers: Iterable[Header]) -> bool:
-    """Whether a response is, by its headers, for one client alone."""
-    return any(
-        name.lower() == "set-cookie"
-        or (name.lower() == "cache-control" and _NOT_SHARED.search(value) is not None)
-        for name, value in headers
-    )
-
-
-class PagesClient(NamedTuple):
-    """A client that the dictionary of pages is for.
-
-    :ivar mount: the URL path of the app.
-    :ivar has: what it has; None if it is not this dictionary.
-    """
-
-    dictionary: PagesDictionary
-    mount: str
-    has: ClientDictionary | None
-
-    def decided(self, decision: Decision, code: int) -> Decision:
-        """Return what is done with a response, of which `decision` is without the dictionary."""
-        if code == 304:
-            return _on_dictionary(decision, decision.headers)
-        if decision.coding is None or code != 200 or not _PADDED.match(decision.content_type):
-            return decision
-        headers = decision.headers
-        if is_private(headers):
-            return decision
-        allowed = (v for n, v in headers if n.lower() == "access-control-allow-origin")
-        if self.has is None or not self.has.may_be_used(next(allowed, None)):
-            if "html" in decision.content_type:
-                headers = [*headers, ("Link", self.dictionary.link(self.mount))]
-            return _on_dictionary(decision, headers)
-        changed = [
-            ("Content-Encoding", DCZ)
-            if name == "Content-Encoding"
-            else (name, _CODED_TAG.sub(rf'W/"\g<opaque>\g<kind>{DCZ}"', value))
-            if name == "ETag"
-            else (name, value)
-            for name, value in headers
-        ]
-        return _on_dictionary(decision, changed)._replace(coding=DCZ)
-
-
-def pages_client(
-    compression: Compression, method: str, mount: str, header: Callable[[str], str | None]
-) -> PagesClient | None:
-    """Return the client that sends a request, if its pages may be compressed by the dictionary.
-
-    :param header: returns a header of the request by its name.
-    """
-    dictionary = compression.dictionary
-    if dictionary is None or method not in ("GET", "HEAD"):
-        return None
-    if header("Cookie") is not None or header("Authorization") is not None:
-        return None
-    available = header("Available-Dictionary")
-    has = None
-    if available is not None and prefers_delta(header("Accept-Encoding")):
-        has = client_dictionary(available, header)
-        if has is not None and has.digest != dictionary.digest:
-            has = None
-    return PagesClient(dictionary, mount, has)
-
-
-def _on_dictionary(decision: Decision, headers: list[Header]) -> Decision:
-    on = (*decision.vary, "Available-Dictionary")
-    return decision._replace(headers=with_vary(headers, on), vary=on)
 
 
 def _not_modified(
