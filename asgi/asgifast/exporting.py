@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsgifast.checks import configuration_names
 from wsgifast.errors import ConfigurationError, MissingExtra
-from wsgifast.metrics.collecting import Point, point, process_collectors
+from wsgifast.metrics.collecting import Point, point, points_of, process_collectors
 from wsgifast.metrics.health import State, resident_bytes
 from wsgifast.metrics.requests import Recorder
 from wsgifast.metrics.setup import announced, check, start_exporting, wanted_metrics
@@ -160,12 +160,16 @@ class Figures:
     :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`.
     :ivar accepted: how many connections there have been.
     :ivar sendfile_bytes: sent by sendfile.
+    :ivar timeouts: connections ended by a timeout, by what they were waiting for.
+    :ivar refused: requests answered with an error in place of the app's response, by status.
     """
 
     def __init__(self) -> None:
         self.open: dict[Any, CoalescingTransport] = {}
         self.accepted = 0
         self.sendfile_bytes = 0
+        self.timeouts = Counter[str]()
+        self.refused = Counter[int]()
 
     def collect(self) -> Iterator[Point]:
         """A :data:`~wsgifast.metrics.Collector`; any thread may call it."""
@@ -182,6 +186,9 @@ class Figures:
             yield point("wsgifast_slow_clients", slow)
             yield point("wsgifast_output_queued_bytes", queued)
         yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)
+        yield from points_of("wsgifast_timeouts_total", self.timeouts.copy())
+        for status, count in self.refused.copy().items():
+            yield point("wsgifast_requests_refused_total", count, str(status))
 
 
 def _state_of(cycle: Any, transport: CoalescingTransport) -> str:

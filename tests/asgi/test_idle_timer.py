@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from asgifast.uvicorn.protocol import IdleTimerLoop
+from asgifast.protocols.receiving import ConnectionLoop
 
 
 class Timer:
@@ -49,7 +50,7 @@ class Loop:
 
 def made() -> tuple[Loop, Any]:
     loop: Any = Loop()
-    return loop, IdleTimerLoop(loop)
+    return loop, ConnectionLoop(loop, lambda: math.inf)
 
 
 def test_it_calls_when_its_time_is_over() -> None:
@@ -120,7 +121,7 @@ def test_nothing_is_kept_of_a_connection_that_is_gone() -> None:
 def test_everything_else_is_the_loops() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        idle = IdleTimerLoop(loop)
+        idle = ConnectionLoop(loop, lambda: math.inf)
         assert idle.real is loop
         assert idle.is_running()
         assert await idle.create_task(asyncio.sleep(0, "done")) == "done"

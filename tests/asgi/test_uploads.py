@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
-from asgifast.protocols.uploads import ReceivedBody
+from asgifast.protocols.receiving import ReceivedBody
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from starlette.datastructures import UploadFile
 from starlette.requests import Request

@@ -6,10 +6,14 @@ import asyncio
 
 import pytest
 from asgifast.messages import Message, Receive, Scope, Send
+from h2.errors import ErrorCodes
 
 from tests.support.http2 import Client
 
 from .http2_wire import connected, part, settled, stands_still, start
+
+# Behind http2_wire, which has the tests skipped where zttp is not installed.
+from asgifast.uvicorn import AutoZttpProtocol, ZttpH2Protocol  # isort: skip
 
 
 def test_an_app_that_asks_for_a_body_that_does_not_come() -> None:
@@ -271,3 +275,107 @@ def test_more_than_the_content_length_is_an_error() -> None:
 
     asyncio.run(run())
     assert errors == ["Response content longer than Content-Length"]
+
+
+async def until_ended(receive: Receive) -> int:
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message["body"])
+        more = message["more_body"]
+    return size
+
+
+async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+    """An app that returns the size of a body."""
+    body = b"%d" % await until_ended(receive)
+    await send(start(len(body)))
+    await send(part(body, more=False))
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_upload_over_the_limit_is_413_and_other_streams_go_on(
+    monkeypatch: pytest.MonkeyPatch, declares: bool
+) -> None:
+    monkeypatch.setattr(ZttpH2Protocol, "body_limit_bytes", 1000)
+
+    async def run() -> None:
+        client = Client()
+        async with connected(counting, client) as wire:
+            length = [("content-length", "2000")] if declares else []
+            other = client.ask(method="POST", body=b"12345", ends=False)
+            stream = client.ask(method="POST", headers=length, body=b"x", ends=False)
+            wire.pump()
+            if not declares:
+                await asyncio.sleep(0)
+                client.state.send_data(stream, bytes(1000))
+            await settled(lambda: client.answers[stream].reset is not None, wire)
+            answer = client.answers[stream]
+            assert (answer.status, answer.reset) == (413, ErrorCodes.NO_ERROR)
+            assert answer.ended
+            client.state.end_stream(other)
+            await settled(lambda: client.answers[other].ended, wire)
+            assert client.answers[other].body == b"5"
+
+    asyncio.run(run())
+
+
+def test_upload_that_stops_is_408_and_one_beside_it_that_goes_on_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ZttpH2Protocol, "body_timeout_s", 0.3)
+
+    async def run() -> None:
+        client = Client()
+        async with connected(counting, client) as wire:
+            stream = client.ask(method="POST", body=b"12345", ends=False)
+            later = client.ask(method="POST", body=b"x", ends=False)
+            for _ in range(20):  # while one body comes, the other one may wait
+                client.state.send_data(later, bytes(1000))
+                wire.pump()
+                await asyncio.sleep(0.05)
+            client.state.end_stream(later)
+            await settled(lambda: client.answers[later].ended, wire)
+            assert client.answers[later].body == b"20001"
+            assert client.answers[stream].headers == {}
+            await settled(lambda: client.answers[stream].ended, wire)
+            assert client.answers[stream].status == 408
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("frames", ["none", "pings", "heads"])
+def test_connection_without_a_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch, frames: str
+) -> None:
+    """Whatever frames come, and however slowly those of a head do."""
+    monkeypatch.setattr(ZttpH2Protocol, "head_timeout_s", 0.3)
+
+    async def run() -> None:
+        client = Client()
+        async with connected(counting, client) as wire:
+            first = client.ask(method="POST", body=b"12345")
+            await settled(lambda: client.answers[first].ended, wire)
+            client.ask()
+            head = client.state.data_to_send()
+            for index in range(len(head) - 1):
+                if frames == "pings":
+                    client.state.ping(b"12345678")
+                    wire.protocol.data_received(client.state.data_to_send())
+                elif frames == "heads":
+                    wire.protocol.data_received(head[index : index + 1])
+                await asyncio.sleep(0.05)
+                if wire.is_closed:
+                    break
+            await settled(lambda: wire.is_closed, wire)
+            assert client.goaways
+
+    asyncio.run(run())
+
+
+def test_options_of_a_subclass_hold_for_both_versions_of_http() -> None:
+    class Mine(AutoZttpProtocol):
+        body_limit_bytes = 7
+
+    assert Mine.http1.body_limit_bytes == Mine.http2.body_limit_bytes == 7
+    assert AutoZttpProtocol.http1.body_limit_bytes is None

@@ -1,11 +1,10 @@
-"""The options of a server, and how slow a client may be."""
+"""The options of a server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
-BODY_BYTES_PER_S = 500.0
+from ..sockets.client_limits import HEAD_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,11 @@ class Options:
     send_timeout_s: float
     responses_on_disk_bytes: int
     kill_stuck_after_s: float
-    # For a request's head, from its first byte (or the connection's begin) on; then 408. It fits
-    # into a packet or two, also of slow clients.
-    head_timeout_s: float = 20.0
+    head_timeout_s: float = HEAD_TIMEOUT_S
     # Larger bodies go to a temporary file: forms fit in memory, uploads do not.
     body_memory_bytes: int = 512 * 1024
     # A client that takes fewer on average, after send_timeout_s, is dropped, as is one that sends
-    # so few (BODY_BYTES_PER_S).
+    # so few (client_limits.BODY_BYTES_PER_S).
     send_least_bytes_per_s: float = 500.0
     # What waits in memory for one client, before the next block of a generator goes to a temporary
     # file, to twice as much until then: several times what a socket takes at once.
@@ -81,16 +78,3 @@ class HTTP2Options:
     max_frame_bytes: int
     max_header_list_bytes: int
     max_header_fields: int
-
-
-def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s: float) -> float:
-    """Return for how many more seconds to wait for a client.
-
-    :param timeout_s: the longest wait for a single byte.
-    :param least_bytes_per_s: the least average rate once `timeout_s` has passed; 0 for any.
-    :param moved: bytes that the client has sent, or taken, since the wait began.
-    :param waited_s: seconds since then.
-    """
-    if not least_bytes_per_s:
-        return timeout_s
-    return min(timeout_s, timeout_s + moved / least_bytes_per_s - waited_s)

@@ -17,7 +17,8 @@ from ..errors import BodyTooLarge, RequestError
 from ..files.temporary import Budget, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_head import HeadScanner
-from .options import BODY_BYTES_PER_S, Options, time_left_s
+from ..sockets.client_limits import BODY_BYTES_PER_S, time_left_s
+from .options import Options
 
 if TYPE_CHECKING:
     from .pool import Close

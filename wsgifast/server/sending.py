@@ -21,6 +21,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from ..sockets.client_limits import time_left_s
 from ..sockets.closing import has_hung_up
 from ..sockets.options import (
     QUICK_S,
@@ -39,7 +40,6 @@ from ..sockets.sending import (
     view_cached,
 )
 from .backlog import Backlog
-from .options import time_left_s
 from .poller import WOULD_BLOCK
 
 if TYPE_CHECKING:

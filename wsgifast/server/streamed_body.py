@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError, without_frames
 from ..http.chunked import BodyDecoder
+from ..sockets.client_limits import BODY_BYTES_PER_S, time_left_s
 from ..sockets.closing import UNREAD_BODY_BYTES
-from .options import BODY_BYTES_PER_S, time_left_s
 from .poller import WOULD_BLOCK
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class StreamedBody(io.RawIOBase):
     :param lock: the output queue's, because both directions share one TLS object.
     :param take_trailers: called with its trailers at the end of the body.
     :param data: what was received with the head.
-    :param timeout_s: see :func:`.limits.time_left_s`.
+    :param timeout_s: see :func:`~wsgifast.sockets.client_limits.time_left_s`.
     :ivar failure: why the body cannot be read to its end; the connection is then out of step, and
         no other request can follow.
     """

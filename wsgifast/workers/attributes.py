@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from ..checks import is_count, is_number, shown
+from ..checks import is_number, shown
 from ..errors import ConfigurationError
 from ..metrics.setup import metrics_address
+from ..sockets.client_limits import BYTES, LIMITS, SECONDS, Rule, limits_of_environment
 
 # What is expected of each kind of attribute, as errors say it; and the rule.
-_BYTES = "bytes, 0 or more", is_count
-_SECONDS = "seconds above 0", lambda value: is_number(value, least=0, most=math.inf) and value > 0
 _MEMORY = "bytes above 0, math.inf for no limit", partial(is_number, least=1, most=math.inf)
 _FLAG = "True or False", lambda value: isinstance(value, bool)
-ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+ATTRIBUTES: dict[str, Rule] = {
     "buffer_bodies": _FLAG,
     "check_host": _FLAG,
-    "body_limit_bytes": _BYTES,
-    "bodies_on_disk_bytes": _BYTES,
-    "responses_on_disk_bytes": _BYTES,
-    "body_timeout_s": _SECONDS,
-    "send_timeout_s": _SECONDS,
-    "kill_stuck_after_s": _SECONDS,
-    "max_lifetime_s": _SECONDS,
+    "body_limit_bytes": LIMITS["body_limit_bytes"].rule,
+    "bodies_on_disk_bytes": BYTES,
+    "responses_on_disk_bytes": BYTES,
+    "head_timeout_s": LIMITS["head_timeout_s"].rule,
+    "body_timeout_s": LIMITS["body_timeout_s"].rule,
+    "send_timeout_s": SECONDS,
+    "kill_stuck_after_s": SECONDS,
+    "max_lifetime_s": SECONDS,
     "max_rss_bytes": _MEMORY,
     "metrics_bind": ("an address", lambda value: True),  # checked below
 }
@@ -57,11 +57,12 @@ def check_attributes(worker: Any, base: type) -> None:
         value = getattr(worker, name)
         if not is_allowed(value):
             raise InvalidWorkerOption(f"FastWorker.{name}={shown(value)}: expected {expected}")
-    if worker.metrics_bind is not None:
-        try:
+    try:
+        limits_of_environment()
+        if worker.metrics_bind is not None:
             metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
-        except ConfigurationError as error:
-            raise InvalidWorkerOption(str(error)) from None
+    except ConfigurationError as error:
+        raise InvalidWorkerOption(str(error)) from None
 
 
 def check_settings(cfg: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ..checks import needs
 from ..server.options import HTTP2Options, Options
 from ..server.receiving import Parser
+from ..sockets.client_limits import limits_of_environment
 from .attributes import ATTRIBUTES
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
@@ -23,7 +24,7 @@ _OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRI
 
 def options(worker: Any, settings: Settings) -> Options:
     """Return the server's options."""
-    own = {name: getattr(worker, name) for name in _OF_THE_SERVER}
+    own = {name: getattr(worker, name) for name in _OF_THE_SERVER} | limits_of_environment()
     return Options(
         threads=settings.threads,
         worker_connections=settings.worker_connections,

@@ -23,6 +23,7 @@ from ..compression.policy import IS_BEHIND
 from ..metrics.health import resident_bytes
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
+from ..sockets.client_limits import HEAD_TIMEOUT_S
 from .attributes import InvalidWorkerOption, check_attributes, check_settings
 from .configuration import configure, name_module
 from .error_page import Answering, ErrorPage
@@ -67,7 +68,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         worker_class = "wsgifast.workers.FastWorker"
         body_limit_bytes = 20 * 2**20
 
-    So does a subclass, ``class worker_class(FastWorker)``.
+    So does a subclass, ``class worker_class(FastWorker)``. For `body_limit_bytes`, `head_timeout_s`
+    and `body_timeout_s` an environment variable comes before both: WSGIFAST_BODY_LIMIT_BYTES and so
+    on. asgifast's protocols have these three, too.
 
     :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads hold no
         thread. False: the app's thread reads them from the client, as with gthread.
@@ -75,6 +78,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         for those that the app's thread reads.
     :cvar bodies_on_disk_bytes: the most bytes that a worker keeps of bodies in temporary files, all
         together; whose body finds no room there is answered 503.
+    :cvar head_timeout_s: a client whose request's head takes longer, from its first byte on, is
+        answered 408; a connection on which nothing comes for so long is closed.
     :cvar body_timeout_s: a client that sends nothing of its body for this many seconds is answered
         408; so is one that has sent, after this time, less than 500 bytes a second on average.
     :cvar send_timeout_s: a client that takes no byte of a response for this many seconds is
@@ -99,6 +104,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     check_host = True
     body_limit_bytes = 1024 * 1024 * 1024
     bodies_on_disk_bytes = 16 * 1024 * 1024 * 1024
+    head_timeout_s = HEAD_TIMEOUT_S
     body_timeout_s = 30.0
     send_timeout_s = 60.0
     responses_on_disk_bytes = 16 * 1024 * 1024 * 1024

@@ -30,7 +30,7 @@ from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
 from .file_transfer import CAN_WATCH, FileTransfer, Progress
-from .uploads import linger
+from .receiving import linger
 
 # Sends the rest of what was begun; called once, or never.
 Rest = Callable[[], Awaitable[None]]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from wsgifast.checks import needs
-from wsgifast.errors import WSGIFastError
+from wsgifast.checks import needs, shown
+from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGIFastError
+from wsgifast.sockets.client_limits import HEAD_TIMEOUT_S, LIMITS, limits_of_environment
 
 from ..exporting import figures, instrumented
 from ..messages import (
@@ -24,9 +26,10 @@ from ..messages import (
     response_start,
 )
 from ..pathsend import Offer
+from ..protocols.receiving import ConnectionLoop, Upload, read_plainly
 from ..protocols.response import logger
 from ..protocols.transport import CoalescingTransport
-from ..protocols.uploads import Upload, read_plainly
+from ..request_bodies import declared
 from ..whole_responses import UVICORN, MakeResponse, SimpleResponse, whole_sender_for
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
@@ -132,20 +135,34 @@ async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
     await send(response_body(text))
 
 
+# Class attributes that a subclass may set.
+OPTIONS = {"pathsend", *LIMITS}
+
+
 class FileSending(_Base):
     """Mixed into one of uvicorn's protocols.
 
-    :cvar pathsend: as ASGIFast's option, for a subclass to set.
+    The first four are options, for a subclass to set. An environment variable comes before it for
+    all but `pathsend`: WSGIFAST_BODY_LIMIT_BYTES and so on.
+
+    :cvar pathsend: as ASGIFast's option.
+    :cvar body_limit_bytes: as FastWorker's; None for no limit.
+    :cvar head_timeout_s: as FastWorker's; math.inf for any time.
+    :cvar body_timeout_s: as FastWorker's, while the app waits for the body and has not begun its
+        response; math.inf for any time.
     :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
         receive().
     :ivar transport: a CoalescingTransport; the real one once the connection is a WebSocket's.
-    :ivar loop: an IdleTimerLoop.
+    :ivar loop: a ConnectionLoop.
     """
 
     # With two attributes more CPython gives every one of uvicorn's objects a dictionary of its own.
     __slots__ = ("_answered", "_app")
 
     pathsend: ClassVar[bool | None] = None
+    body_limit_bytes: ClassVar[int | None] = None
+    head_timeout_s: ClassVar[float] = HEAD_TIMEOUT_S
+    body_timeout_s: ClassVar[float] = math.inf
 
     _response_class: MakeResponse
     # One request at a time.
@@ -156,7 +173,23 @@ class FileSending(_Base):
     loop: Any
     pipeline: Any
     server: Any
+    server_state: Any
+    timeout_keep_alive: Any
+    timeout_keep_alive_task: Any
     transport: Any
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """:raises ConfigurationError: for an option with a value that it cannot have."""
+        super().__init_subclass__(**options)
+        for name, limit in LIMITS.items():
+            expected, is_allowed = limit.rule
+            value = vars(cls).get(name)
+            if value is not None and not is_allowed(value):
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name}={shown(value)}: expected {expected}"
+                )
+        for name, value in limits_of_environment().items():
+            setattr(cls, name, value)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -164,7 +197,9 @@ class FileSending(_Base):
         self.app = self._answer
         # Of the request that is answered, over HTTP/1.1; uvicorn's `cycle` was read last.
         self._answered: Any = None
-        self.loop = IdleTimerLoop(self.loop)
+        self.loop = ConnectionLoop(
+            self.loop, self._check_client, self.head_timeout_s, self.body_timeout_s
+        )
         if hasattr(self, "pipeline"):
             self.pipeline = _Pipeline()
 
@@ -175,11 +210,20 @@ class FileSending(_Base):
         figures.accepted += 1
         figures.open[self] = coalescing
         super().connection_made(coalescing)
+        # Not later than the timer for keep-alive, so that one is enough.
+        self.loop.check_in(min(self.head_timeout_s, self.timeout_keep_alive))
         _make_small(self.flow._is_writable_event)
         self.server = _shared(self.server)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
+        limit_bytes = self.body_limit_bytes
+        if limit_bytes is not None and (
+            len(cycle.body) > limit_bytes
+            or (cycle.more_body and (declared(scope).length or 0) > limit_bytes)
+        ):
+            await self._refuse(cycle, BodyTooLarge(limit_bytes))
+            return None
         served = self._app
         offer = served.offer
         if offer.is_outdated():
@@ -211,6 +255,8 @@ class FileSending(_Base):
         except Exception:
             if simple.response is not None:
                 await simple.response.failed()
+            if upload is not None and upload.error is not None:
+                return None  # the client has its answer
             raise
         finally:
             if upload is not None:
@@ -234,7 +280,68 @@ class FileSending(_Base):
         return result
 
     def _upload(self, cycle: Any) -> Upload:
-        return Upload(cycle, cycle.flow.resume_reading)
+        return Upload(
+            cycle, cycle.flow.resume_reading, self.loop, self._refuse,
+            limit_bytes=self.body_limit_bytes,
+        )  # fmt: skip
+
+    async def _refuse(self, cycle: Any, error: RequestError) -> None:
+        """Answer a request in place of the app, or break off the response that it has begun."""
+        figures.refused[error.status] += 1
+        if not cycle.response_started and not cycle.disconnected:
+            _, headers, body = error.answer()
+            raw = [(name.lower().encode(), value.encode()) for name, value in headers]
+            await cycle.send(response_start(error.status, [*raw, (b"connection", b"close")]))
+            await cycle.send(response_body(body))
+        self._end_request(cycle)
+
+    def _end_request(self, cycle: Any) -> None:
+        """A request is refused: the connection ends, and what the app sends is ignored."""
+        if not cycle.response_complete:
+            self.transport.close()
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    # Clients that are late
+
+    def _check_client(self) -> float:
+        """End what the client is late with; return in how many seconds to check again."""
+        cycle = self.cycle
+        if self.timeout_keep_alive_task is not None or self.transport.is_closing():
+            return math.inf
+        if cycle is not None and not cycle.response_complete:
+            left_s: float = self.loop.check_uploads()
+            return left_s
+        # The rest of a body whose request has been answered; or a head.
+        is_body = cycle is not None and cycle.more_body
+        left_s = self.loop.since - self.loop.time()
+        left_s += self.body_timeout_s if is_body else self.head_timeout_s
+        if left_s > 0:
+            return left_s
+        figures.timeouts["body" if is_body else "head"] += 1
+        if not is_body and self._has_begun_head():
+            self._answer_late_head()
+        self.transport.close()
+        return math.inf
+
+    def _has_begun_head(self) -> bool:
+        """Whether something of a head has come, where none is complete."""
+        return self.cycle is not None  # for that the keep-alive timer was stopped
+
+    def _answer_late_head(self) -> None:
+        error = RequestError(408, "The request did not come in time")
+        figures.refused[error.status] += 1
+        status, headers, body = error.answer()
+        lines = [f"HTTP/1.1 {status}".encode()]
+        lines += [b"%b: %b" % field for field in self.server_state.default_headers]
+        lines += [f"{name.lower()}: {value}".encode() for name, value in headers]
+        lines += [b"connection: close", b"", body]
+        self.transport.write(b"\r\n".join(lines))
+        self.transport.is_receiving = lambda: True
+
+    def timeout_keep_alive_handler(self) -> None:
+        figures.timeouts["keepalive"] += 1
+        super().timeout_keep_alive_handler()  # type: ignore[misc]
 
     def _is_receiving(self) -> bool:
         return self.cycle is not None and self.cycle.more_body
@@ -315,65 +422,6 @@ class FileSending(_Base):
 # Parts of uvicorn's protocols, most of them replaced by smaller ones: there may be thousands of
 # connections whose clients are reading a download, each for minutes. An empty deque takes as much
 # memory as the rest of a request's state.
-
-
-class IdleTimerLoop:
-    """Stands for the event loop in one of uvicorn's protocols, with one timer for a connection.
-
-    uvicorn sets a keep-alive timer after every response, and the next request cancels it. A timer
-    costs an event loop more than everything else that it does for a small response. Here one timer
-    runs on: when it fires, it checks whether the connection is idle by then, and since when.
-
-    :meth:`call_later` returns this object: uvicorn uses nothing of a timer but :meth:`cancel`.
-    Everything but call_later() is the real loop's.
-    """
-
-    __slots__ = ("_callback", "_due", "_time", "_timer", "create_task", "real")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.real = loop
-        self.create_task = loop.create_task
-        self._time = loop.time
-        # To be called at `_due`, by the loop's time, unless it is None.
-        self._callback: Callable[[], object] | None = None
-        self._due = 0.0
-        # Runs on while requests come and go.
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, **options: Any
-    ) -> IdleTimerLoop | asyncio.TimerHandle:
-        if self._callback is not None or args or options:
-            return self.real.call_later(delay, callback, *args, **options)
-        self._due = self._time() + delay
-        self._callback = callback
-        if self._timer is None:
-            self._timer = self.real.call_later(delay, self._on_timer)
-        return self
-
-    def cancel(self) -> None:
-        self._callback = None
-
-    def stop(self) -> None:
-        """The connection is lost: drop the timer, which refers to it."""
-        self._callback = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self._callback is None:
-            return
-        left = self._due - self._time()
-        if left > 0:
-            self._timer = self.real.call_later(left, self._on_timer)
-            return
-        callback, self._callback = self._callback, None
-        callback()
 
 
 class _Pipeline(list[Any]):

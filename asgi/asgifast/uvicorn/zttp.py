@@ -8,24 +8,26 @@ client opens its window. uvicorn itself keeps in memory what the window has no r
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from wsgifast.checks import needs
 from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES
 
+from ..exporting import figures
 from ..files import SMALL_FILE_BYTES, read_block
 from ..loops import next_turn
 from ..messages import Message, copied_head, declared_length, response_body
+from ..protocols.receiving import Upload
 from ..protocols.response import Response, count
 from ..protocols.transport import CoalescingTransport, Rest
-from ..protocols.uploads import Upload
-from .protocol import FileSending, UnsupportedUvicorn, check
+from .protocol import OPTIONS, FileSending, UnsupportedUvicorn, check
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
-    import zttp  # noqa: F401
+    import zttp
 try:
     from uvicorn.protocols.http import auto_zttp_impl, zttp_h2_impl, zttp_impl
 except ImportError as error:
@@ -216,7 +218,36 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         self.transport.can_sendfile = False  # zttp makes the frames
 
     def _upload(self, cycle: Any) -> Upload:
-        return Upload(cycle, cycle.resume_reading, self.cycles)
+        return Upload(
+            cycle, cycle.resume_reading, self.loop, self._refuse, self.cycles,
+            limit_bytes=self.body_limit_bytes,
+        )  # fmt: skip
+
+    def _end_request(self, cycle: Any) -> None:
+        """Reset the stream; the connection goes on with the others."""
+        if cycle.response_complete and cycle.more_body:
+            # The client need not send the rest (RFC 9113 section 8.1).
+            cycle.stream.reset(zttp.H2ErrorCode.NO_ERROR)
+            cycle.transport.write(cycle.conn.data_to_send())
+        elif not cycle.response_complete:
+            cycle.abort_stream()
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def _check_client(self) -> float:
+        if self.cycles:
+            uploads_s: float = self.loop.check_uploads()
+            return uploads_s
+        # Whatever frames may come meanwhile.
+        left_s: float = self.loop.since + self.head_timeout_s - self.loop.time()
+        if left_s <= 0 and not self.transport.is_closing():
+            figures.timeouts["head"] += 1
+            self._close_connection()
+        return left_s if left_s > 0 else math.inf
+
+    def on_stream_closed(self) -> None:
+        super().on_stream_closed()
+        self.loop.since = self.loop.time()
 
     def handle_request(self, event: Any) -> None:
         super().handle_request(event)
@@ -231,7 +262,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         self._window_updated.set()
 
     def data_received(self, data: bytes) -> None:
-        coalescing = self.transport
+        coalescing, since = self.transport, self.loop.since
         # WINDOW_UPDATE frames for the client leave before the app has its turn.
         coalescing.flush_follows = True
         try:
@@ -240,14 +271,28 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             coalescing.flush_follows = False
             if not coalescing.is_closing():
                 coalescing.flush()
+        if not self.cycles:
+            self.loop.since = since  # no request has begun
         self._window_updated.set()
 
 
 class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
-    """uvicorn's choice between the two, as with --http2: by ALPN, or by the client's preface."""
+    """uvicorn's choice between the two, as with --http2: by ALPN, or by the client's preface.
+
+    A subclass may set the options of both.
+    """
+
+    http1: ClassVar[type[ZttpProtocol]] = ZttpProtocol
+    http2: ClassVar[type[ZttpH2Protocol]] = ZttpH2Protocol
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = {name: value for name, value in vars(cls).items() if name in OPTIONS}
+        cls.http1 = type(cls.__name__, (cls.http1,), own)
+        cls.http2 = type(cls.__name__, (cls.http2,), own)
 
     def _switch(self, http2: bool, initial_data: bytes = b"") -> None:
-        protocol: ZttpH2Protocol | ZttpProtocol = (ZttpH2Protocol if http2 else ZttpProtocol)(
+        protocol = (self.http2 if http2 else self.http1)(
             config=self.config,
             server_state=self.server_state,
             app_state=self.app_state,

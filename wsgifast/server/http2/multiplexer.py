@@ -26,7 +26,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
-from ..options import BODY_BYTES_PER_S, time_left_s
+from ...sockets.client_limits import UploadPace
 from ..output import OutputQueue
 from ..sending import LONG_TURN_BYTES, ClientWait, Sender
 from .frames import Floods, Frames, goaway
@@ -266,38 +266,3 @@ class Multiplexer:
         with contextlib.suppress(ClientGone):
             self.transmit()
             self.output.write_all((goaway(last_stream),))
-
-
-class UploadPace:
-    """How fast a client sends the bodies on one connection; the connection's owner counts.
-
-    While the client sends one body, the others may wait: it is given up only for being too slow
-    with all of them. Otherwise a client with a slow line could not send two bodies in turn.
-
-    :param timeout_s: see :func:`time_left_s`.
-    :ivar received: bytes of all bodies.
-    """
-
-    __slots__ = ("_received_at", "_timeout_s", "received")
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._received_at = 0.0
-        self.received = 0
-
-    def count(self, size: int) -> None:
-        """A part of a body was received."""
-        self._received_at = time.monotonic()
-        self.received += size
-
-    def deadline(self, began: float, received_before: int, waited_s: float = 0.0) -> float:
-        """Return when to give up on one body (monotonic).
-
-        :param began: when the client was first waited for; monotonic.
-        :param received_before: :attr:`received` when its request came.
-        :param waited_s: seconds for which it was waited for earlier.
-        """
-        at = max(began, self._received_at)
-        received = self.received - received_before
-        waited_s += at - began
-        return at + time_left_s(self._timeout_s, BODY_BYTES_PER_S, received, waited_s)

@@ -1,0 +1,415 @@
+"""What clients send to uvicorn's protocols, and how long they are waited for.
+
+Theory of operation. uvicorn appends what it reads to its cycle's `body`, stops reading while that
+is longer than HIGH_WATER_LIMIT, and resumes when the app asks for more. All of that stays. Here
+:class:`ReceivedBody` is the cycle's `body`, and :meth:`Upload.receive` wraps the cycle's receive().
+
+- An app that waits gets what is read without a copy. One read is mostly above uvicorn's limit, so
+  that there is no second one before the app has the first.
+- While the app is busy, writing to a file for example, reading goes on up to BUFFERED_BYTES. All
+  that has come by its next receive() is one message.
+- The streams of an HTTP/2 connection share what may be buffered above uvicorn's limit. zttp opens a
+  stream's window as soon as its bytes are read from the socket, so that the back-pressure is TCP's,
+  as with HTTP/1.1.
+- A client that sends faster than the app receives is read into one buffer for all connections, as
+  is what is discarded by a lingering close.
+- What the app has not received when it returns is dropped: the connection may live for long.
+
+A body that is too long, or too slow while the app waits for it, is refused in the app's receive():
+the client gets the answer, receive() raises the error, and what the app sends after it is dropped.
+Where the app has begun its response, that breaks off for a body that is too long, and a slow one is
+waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sized
+from typing import Any, cast
+
+from wsgifast.checks import needs
+from wsgifast.errors import BodyTooLarge, RequestError
+from wsgifast.sockets.client_limits import UploadPace
+from wsgifast.sockets.closing import Lingering
+
+from ..exporting import figures
+from ..messages import Message
+
+with needs("asgifast.uvicorn", "uvicorn", "asgi"):
+    from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
+# What is buffered for a busy app before reading stops; one more read may come on top.
+BUFFERED_BYTES = 256 * 1024
+_MORE_BYTES = BUFFERED_BYTES - HIGH_WATER_LIMIT
+# A shorter piece is appended to the one before: an object for each would take many times its bytes.
+_PIECE_BYTES = 4 * 1024
+# One read of the socket. A copy of it stays below the 128 KiB from which on glibc's malloc() maps
+# fresh pages and unmaps them again (mallopt(3), M_MMAP_THRESHOLD).
+READ_BYTES = 112 * 1024
+# Bytes are read and parsed in one callback, so that one buffer serves all of a thread's loop.
+_of_this_thread = threading.local()
+
+
+class ReceivedBody:
+    """Body bytes for the app, with what uvicorn uses of a bytearray: `+=`, len() and bytes().
+
+    :param requests: those of the connection that are in progress; by default there is one.
+    :param pace: of the connection, if its client may be too slow.
+    :ivar size: bytes buffered.
+    :ivar received: all bytes of the body up to now.
+    :ivar awaited: the app is waiting for them.
+    """
+
+    __slots__ = ("_pace", "_pieces", "_requests", "awaited", "received", "size")
+
+    def __init__(self, requests: Sized = (), pace: UploadPace | None = None) -> None:
+        self._requests = requests
+        self._pace = pace
+        self._pieces: list[bytes | bytearray] = []
+        self.size = self.received = 0
+        self.awaited = False
+
+    def __iadd__(self, data: bytes | bytearray) -> ReceivedBody:
+        pieces = self._pieces
+        size = len(data)
+        self.size += size
+        self.received += size
+        if self._pace is not None:
+            self._pace.count(size)
+        if size >= _PIECE_BYTES:
+            pieces.append(data if type(data) is bytes else bytes(data))
+        elif pieces and type(pieces[-1]) is bytearray:
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
+        return self
+
+    def __len__(self) -> int:
+        """What uvicorn compares with HIGH_WATER_LIMIT, above which it stops reading."""
+        if self.awaited:
+            return self.size
+        return max(0, self.size - _MORE_BYTES // (len(self._requests) or 1))
+
+    def __bytes__(self) -> bytes:
+        """Take all bytes."""
+        pieces = self._pieces
+        data = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self.size = 0
+        return data
+
+    def drop(self) -> None:
+        self._pieces.clear()
+        self.size = 0
+
+
+class ConnectionLoop:
+    """Stands for the event loop in one of uvicorn's protocols, with one timer for a connection.
+
+    uvicorn sets a keep-alive timer after every response, and the next request cancels it. A timer
+    costs an event loop more than everything else that it does for a small response. Here one timer
+    runs on: when it fires, it checks whether the connection is idle by then, and since when; and
+    whether the client is late with a head, or with a body that an app is waiting for.
+
+    :meth:`call_later` returns this object: uvicorn uses nothing of a timer but :meth:`cancel`.
+    Everything but call_later() is the real loop's.
+
+    :param check: ends what the client is late with; returns in how many seconds to check again.
+    :param head_timeout_s: how soon to check again while the connection is idle.
+    :ivar pace: of the client's uploads; None if it may be any.
+    :ivar since: when the first byte of the last head came; of the first one, when the connection
+        was accepted. By the loop's time.
+    """
+
+    __slots__ = (
+        "_callback", "_check", "_due", "_fires_at", "_head_timeout_s", "_time", "_timer",
+        "_uploads", "create_task", "pace", "real", "since",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        check: Callable[[], float],
+        head_timeout_s: float = math.inf,
+        body_timeout_s: float = math.inf,
+    ) -> None:
+        self.real = loop
+        self.create_task = loop.create_task
+        self._time = loop.time
+        self._check = check
+        self._head_timeout_s = head_timeout_s
+        # To be called at `_due`, by the loop's time, unless it is None.
+        self._callback: Callable[[], object] | None = None
+        self._due = 0.0
+        # Runs on while requests come and go.
+        self._timer: asyncio.TimerHandle | None = None
+        self._fires_at = 0.0
+        self.since = loop.time()
+        self.pace = UploadPace(body_timeout_s) if body_timeout_s < math.inf else None
+        # Those for which their apps wait; over HTTP/1 one at most.
+        self._uploads: tuple[Upload, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, **options: Any
+    ) -> ConnectionLoop | asyncio.TimerHandle:
+        if self._callback is not None or args or options:
+            return self.real.call_later(delay, callback, *args, **options)
+        self._due = due = self._time() + delay
+        self._callback = callback
+        if self._timer is None or self._fires_at > due:
+            self.check_in(min(delay, self._head_timeout_s))
+        return self
+
+    def cancel(self) -> None:
+        self._callback = None
+        self.since = self._time()
+
+    def check_in(self, seconds: float) -> None:
+        """Check at this time, or before it; math.inf: when it is called again."""
+        at = self._time() + seconds
+        if self._timer is not None:
+            if self._fires_at <= at:
+                return
+            self._timer.cancel()
+        if seconds < math.inf:
+            self._fires_at = at
+            self._timer = self.real.call_later(seconds, self._on_timer)
+
+    def stop(self) -> None:
+        """The connection is lost: drop the timer, which refers to it."""
+        self._callback = None
+        self._check = _never
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        callback = self._callback
+        left_s = math.inf
+        if callback is not None:
+            left_s = self._due - self._time()
+            if left_s <= 0:
+                self._callback = None
+                callback()
+                return
+            left_s = min(left_s, self._head_timeout_s)
+        self.check_in(min(left_s, self._check()))
+
+    # Uploads
+
+    def wait_for(self, upload: Upload) -> None:
+        self._uploads += (upload,)
+        self.check_in(self.check_uploads())
+
+    def has_come(self, upload: Upload) -> None:
+        self._uploads = tuple(each for each in self._uploads if each is not upload)
+
+    def check_uploads(self) -> float:
+        """Give up those that are late; return in how many seconds the next one may be."""
+        now = time.monotonic()
+        left_s = math.inf
+        for upload in self._uploads:
+            deadline = upload.deadline()
+            if deadline is None:
+                continue
+            if deadline <= now:
+                figures.timeouts["body"] += 1
+                upload.give_up()
+            else:
+                left_s = min(left_s, deadline - now)
+        return left_s
+
+
+def _never() -> float:
+    return math.inf
+
+
+class Upload:
+    """The receive() of an app whose request's body has not been read completely.
+
+    :param cycle: uvicorn's RequestResponseCycle.
+    :param resume_reading: resumes reading, unless another request of the connection prevents it.
+    :param refuse: answers in place of the app.
+    :param requests: as for :class:`ReceivedBody`.
+    :param limit_bytes: the longest body.
+    :ivar error: why the body is refused.
+    """
+
+    __slots__ = (
+        "_connection", "_cycle", "_limit_bytes", "_received", "_received_before", "_refuse",
+        "_resume_reading", "_waited_s", "_waits_since", "error",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        cycle: Any,
+        resume_reading: Callable[[], None],
+        connection: ConnectionLoop,
+        refuse: Callable[[Any, RequestError], Awaitable[None]],
+        requests: Sized = (),
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.error: RequestError | None = None
+        self._cycle = cycle
+        self._resume_reading = resume_reading
+        self._connection = connection
+        self._refuse = refuse
+        self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
+        pace = connection.pace
+        self._received_before = 0 if pace is None else pace.received
+        self._waited_s = self._waits_since = 0.0
+        self._received = ReceivedBody(requests, pace)
+        if cycle.body:
+            self._received += cycle.body
+        cycle.body = self._received
+
+    async def receive(self) -> Message:
+        """The receive() that the app is given.
+
+        :raises RequestError: if the body is refused; the client has the answer then.
+        """
+        cycle, received, connection = self._cycle, self._received, self._connection
+        received.awaited = not received.size
+        if received.awaited and cycle.more_body and connection.pace is not None:
+            self._waits_since = time.monotonic()
+            connection.wait_for(self)
+        try:
+            message: Message = await cycle.receive()
+        finally:
+            received.awaited = False
+            if self._waits_since:
+                self._waited_s += time.monotonic() - self._waits_since
+                self._waits_since = 0.0
+                connection.has_come(self)
+        if message["type"] != "http.request":
+            return message
+        if received.received > self._limit_bytes:
+            self.error = BodyTooLarge(self._limit_bytes)
+        if self.error is not None:
+            received.drop()
+            await self._refuse(cycle, self.error)
+            raise self.error
+        if type(message["body"]) is not bytes:  # the oldest uvicorns pass on cycle.body
+            message["body"] = bytes(message["body"])
+        cycle.body = received
+        if message["more_body"] and cycle.flow.read_paused:
+            read_into_buffer(cycle.transport.real)
+            self._resume_reading()
+        return message
+
+    def deadline(self) -> float | None:
+        """When the client is too slow (monotonic); None while the app has begun its response."""
+        pace = self._connection.pace
+        if pace is None or self._cycle.response_started or not self._waits_since:
+            return None
+        return pace.deadline(self._waits_since, self._received_before, self._waited_s)
+
+    def give_up(self) -> None:
+        """The client is too slow: refuse the body."""
+        self.error = RequestError(408, "The request body did not come in time")
+        self._cycle.message_event.set()
+
+    def end(self) -> None:
+        """The app has returned, or was cancelled."""
+        self._received.drop()
+
+
+class _Buffered(asyncio.BufferedProtocol):
+    """Adapts an asyncio.Protocol, whose data_received() must keep no reference to its argument."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self.protocol = protocol
+        if not hasattr(_of_this_thread, "buffer"):
+            _of_this_thread.buffer = memoryview(bytearray(READ_BYTES))
+        self._buffer: memoryview = _of_this_thread.buffer
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.protocol.data_received(cast("bytes", self._buffer[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        return self.protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.protocol.resume_writing()
+
+
+class _Discarding(_Buffered):
+    """Lingering close: discards what comes, and closes its transport at the end of that."""
+
+    def __init__(
+        self,
+        protocol: asyncio.Protocol,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(protocol)
+        self._transport = transport
+        self._loop = loop
+        self.limits = Lingering(loop.time())
+        self._timer = loop.call_at(self.limits.deadline, transport.close)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._timer.cancel()
+        if self.limits.goes_on(nbytes, self._loop.time()):
+            self._timer = self._loop.call_at(self.limits.deadline, self._transport.close)
+        else:
+            self._transport.close()
+
+    def eof_received(self) -> None:
+        self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+
+def read_into_buffer(transport: asyncio.Transport) -> None:
+    """Have a transport, whose reading is paused, read into the buffer from now on."""
+    protocol = transport.get_protocol()
+    if not isinstance(protocol, _Buffered):
+        transport.set_protocol(_Buffered(cast("asyncio.Protocol", protocol)))
+
+
+def read_plainly(transport: asyncio.Transport) -> None:
+    """Undo :func:`read_into_buffer`, before the transport gets another protocol."""
+    protocol = transport.get_protocol()
+    if isinstance(protocol, _Buffered):
+        transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
+        transport.set_protocol(protocol.protocol)
+        transport.resume_reading()
+
+
+def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    """Close a transport behind what its client is sending; soon, if it is called once more."""
+    protocol = transport.get_protocol()
+    if isinstance(protocol, _Discarding):
+        protocol.limits.hurry()
+        return
+    if isinstance(protocol, _Buffered):
+        protocol = protocol.protocol
+    if transport.can_write_eof():  # TLS has no half-closed connections
+        try:
+            transport.write_eof()
+        except OSError:  # the client has reset the connection, which asyncio sees when it reads
+            transport.abort()
+            return
+    transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
+    transport.set_protocol(_Discarding(cast("asyncio.Protocol", protocol), transport, loop))
+    transport.resume_reading()

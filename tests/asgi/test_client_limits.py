@@ -1,0 +1,410 @@
+"""Limits of what clients send, and how slowly, under uvicorn with asgifast's protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast.exporting import figures
+from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
+
+from tests.support.servers import LiveServer, wait_for
+from tests.support.tls import client_context, write_certificate
+from wsgifast.errors import ConfigurationError, RequestError
+
+from .servers import asgi_server
+
+LIMIT_BYTES = 20_000
+TIMEOUT_S = 1.0
+LIMITS = {
+    "WSGIFAST_BODY_LIMIT_BYTES": str(LIMIT_BYTES),
+    "WSGIFAST_HEAD_TIMEOUT_S": str(TIMEOUT_S),
+    "WSGIFAST_BODY_TIMEOUT_S": str(TIMEOUT_S),
+}
+SERVERS = {"h11": "ours-h11-asyncio", "httptools": "ours-httptools-uvloop"}
+if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
+    SERVERS["zttp"] = "ours-ZttpProtocol-asyncio"
+PATIENCE_S = 60.0
+
+called: list[str] = []
+errors: list[str] = []
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """GET /seen returns what was called, failed and counted; any other path says what is done."""
+    path = scope["path"]
+    if path == "/seen":
+        seen = {
+            "called": called, "errors": errors, "timeouts": figures.timeouts,
+            "refused": figures.refused,
+        }  # fmt: skip
+        await _answer(send, json.dumps(seen).encode())
+        return
+    called.append(path)
+    size = 0
+    try:
+        if "/late" in path:  # the app begins to receive when a client would be late
+            await asyncio.sleep(2.5 * TIMEOUT_S)
+        if "/started" in path:
+            headers = [(b"content-length", b"5")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"12345"[:1], "more_body": True})
+        while "/unread" not in path:
+            message: Message = await receive()
+            if message["type"] != "http.request":
+                errors.append(f"{path} disconnect")
+                return
+            size += len(message["body"])
+            if not message["more_body"]:
+                break
+    except RequestError as error:
+        errors.append(f"{path} {error.status}")
+        raise
+    if "/started" in path:
+        await send({"type": "http.response.body", "body": b"2345"})
+    else:
+        await _answer(send, b"%d" % size)
+
+
+async def _answer(send: Send, body: bytes) -> None:
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with asgi_server(
+        SERVERS[name],
+        "tests.asgi.test_client_limits:app",
+        tmp_path_factory.mktemp("files"),
+        env=LIMITS,
+        forked=False,  # a fork would have read its environment before
+    ) as server:
+        yield server
+
+
+class Peer:
+    """A client that sends what and when a test says."""
+
+    def __init__(self, address: Any, context: ssl.SSLContext | None = None) -> None:
+        self.sock: socket.socket = socket.create_connection(address, PATIENCE_S)
+        if context is not None:
+            self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
+        self._read = b""
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def post(self, path: str, framing: bytes, *lines: bytes, data: bytes = b"") -> None:
+        head = [b"POST %b HTTP/1.1" % path.encode(), b"Host: x", framing, *lines, b"", data]
+        self.sock.sendall(b"\r\n".join(head))
+
+    def trickle(self, data: bytes, pause_s: float) -> None:
+        """Send byte by byte, until the server has ended its side."""
+        self.sock.settimeout(pause_s)
+        for byte in data:
+            self.sock.sendall(bytes([byte]))
+            try:
+                part = self.sock.recv(65536)
+            except TimeoutError:
+                continue
+            self._read += part
+            if not part or self._read:
+                break
+        self.sock.settimeout(PATIENCE_S)
+
+    def answer(self) -> tuple[int, bytes]:
+        """The status and the body of the next response."""
+        while b"\r\n\r\n" not in self._read:
+            part = self.sock.recv(65536)
+            assert part, f"closed after {self._read!r}"
+            self._read += part
+        head, _, rest = self._read.partition(b"\r\n\r\n")
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        length = int(fields[b"content-length"])
+        while len(rest) < length:
+            part = self.sock.recv(65536)
+            assert part, f"closed after {rest!r}"
+            rest += part
+        self._read = rest[length:]
+        return int(head.split(b" ")[1]), rest[:length]
+
+    def is_closed(self) -> bool:
+        """Wait for the end of the server's side."""
+        try:
+            return not self._read and not self.sock.recv(1)
+        except ConnectionResetError:
+            return True
+
+
+@pytest.fixture
+def peer(server: LiveServer) -> Iterator[Peer]:
+    with closing(Peer(server.address)) as peer:
+        yield peer
+
+
+def seen(server: LiveServer) -> Any:
+    return json.loads(server.get("/seen").body)
+
+
+def count(server: LiveServer, kind: str, name: str) -> int:
+    return int(seen(server)[kind].get(name, 0))
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+CHUNKED = b"Transfer-Encoding: chunked"
+
+
+def length(size: int) -> bytes:
+    return b"Content-Length: %d" % size
+
+
+# Too long
+
+
+@pytest.mark.parametrize("expects", [False, True])
+def test_declared_body_over_the_limit_is_413_and_no_app_is_called(
+    server: LiveServer, peer: Peer, expects: bool
+) -> None:
+    path = f"/declared-{expects}"
+    refused = count(server, "refused", "413")
+    lines = [b"Expect: 100-continue"] if expects else []
+    peer.post(path, length(LIMIT_BYTES + 1), *lines)
+    status, body = peer.answer()
+    assert (status, body) == (413, b"The request body is longer than 20000 bytes\n")
+    assert peer.is_closed()
+    assert path not in seen(server)["called"]
+    assert count(server, "refused", "413") == refused + 1
+
+
+@pytest.mark.parametrize("size", [0, 1, LIMIT_BYTES])
+def test_body_within_the_limit_is_received(peer: Peer, size: int) -> None:
+    peer.post("/whole", length(size), data=bytes(size))
+    assert peer.answer() == (200, b"%d" % size)
+    peer.post("/whole", CHUNKED, data=(chunk(bytes(size)) if size else b"") + b"0\r\n\r\n")
+    assert peer.answer() == (200, b"%d" % size), "and the connection goes on"
+
+
+def test_expect_100_continue_is_answered_for_a_body_within_the_limit(peer: Peer) -> None:
+    peer.post("/expected", length(5), b"Expect: 100-continue")
+    assert peer.sock.recv(1000).startswith(b"HTTP/1.1 100 ")
+    peer.sock.sendall(b"12345")
+    assert peer.answer() == (200, b"5")
+
+
+def test_chunks_over_the_limit_are_413_in_mid_body(server: LiveServer, peer: Peer) -> None:
+    """The client reads the answer when it has sent all: far more than the kernel's buffers take."""
+    peer.post("/chunks", CHUNKED)
+    wait_for(lambda: "/chunks" in seen(server)["called"], "the app")
+    for _ in range(100):
+        peer.sock.sendall(chunk(bytes(100_000)))
+    peer.sock.sendall(b"0\r\n\r\n")
+    assert peer.answer()[0] == 413
+    assert peer.is_closed()
+    assert "/chunks 413" in seen(server)["errors"]
+
+
+def test_chunks_over_the_limit_in_one_packet_are_413(peer: Peer) -> None:
+    peer.post("/packet", CHUNKED, data=chunk(bytes(LIMIT_BYTES + 1)) + b"0\r\n\r\n")
+    assert peer.answer()[0] == 413
+    assert peer.is_closed()
+
+
+def test_response_that_has_begun_breaks_off_for_a_body_over_the_limit(peer: Peer) -> None:
+    peer.post("/started", CHUNKED)
+    part = peer.sock.recv(1000)
+    while not part.endswith(b"\r\n\r\n1"):
+        part += peer.sock.recv(1000)
+    peer.sock.sendall(chunk(bytes(2 * LIMIT_BYTES)))
+    assert peer.is_closed()
+
+
+# Too slow
+
+
+def test_head_byte_by_byte_is_408(server: LiveServer, name: str, peer: Peer) -> None:
+    peer.post("/first", length(0))
+    assert peer.answer()[0] == 200
+    timeouts = count(server, "timeouts", "head")
+    began = time.monotonic()
+    peer.trickle(b"GET /" + b"a" * 500, 0.05)
+    status, body = peer.answer()
+    assert (status, body) == (408, b"The request did not come in time\n")
+    assert peer.is_closed()
+    assert time.monotonic() - began >= 0.9 * TIMEOUT_S
+    assert count(server, "timeouts", "head") == timeouts + 1
+
+
+def test_first_head_byte_by_byte_ends(name: str, peer: Peer) -> None:
+    """zttp does not say whether anything has come: without an answer there."""
+    peer.trickle(b"GET /" + b"a" * 500, 0.05)
+    if name != "zttp":
+        assert peer.answer()[0] == 408
+    assert peer.is_closed()
+
+
+def test_silent_connections_are_closed_without_an_answer(server: LiveServer) -> None:
+    timeouts = count(server, "timeouts", "head")
+    peers = [Peer(server.address) for _ in range(20)]
+    for peer in peers:
+        with closing(peer):
+            assert peer.is_closed()
+    assert count(server, "timeouts", "head") == timeouts + 20
+
+
+def test_idle_connection_is_not_late(peer: Peer) -> None:
+    peer.post("/idle", length(0))
+    assert peer.answer()[0] == 200
+    time.sleep(2 * TIMEOUT_S)  # uvicorn's keep-alive is 5 s
+    peer.post("/idle", length(0))
+    assert peer.answer()[0] == 200
+
+
+@pytest.mark.parametrize("framing", [length(LIMIT_BYTES), CHUNKED])
+def test_body_that_stops_is_408(server: LiveServer, peer: Peer, framing: bytes) -> None:
+    path = "/stops-chunked" if framing == CHUNKED else "/stops"
+    timeouts = count(server, "timeouts", "body")
+    peer.post(path, framing, data=chunk(b"12345"))
+    status, body = peer.answer()
+    assert (status, body) == (408, b"The request body did not come in time\n")
+    assert peer.is_closed()
+    assert f"{path} 408" in seen(server)["errors"]
+    assert count(server, "timeouts", "body") == timeouts + 1
+
+
+def test_one_byte_chunks_are_late(peer: Peer) -> None:
+    peer.post("/dribbles", CHUNKED)
+    peer.sock.settimeout(0.05)
+    for _ in range(1000):
+        peer.sock.sendall(chunk(b"x"))
+        try:
+            peer._read += peer.sock.recv(65536)
+            break
+        except TimeoutError:
+            continue
+    peer.sock.settimeout(PATIENCE_S)
+    assert peer.answer()[0] == 408
+
+
+def test_slow_but_steady_body_is_not_late(peer: Peer) -> None:
+    began = time.monotonic()
+    peer.post("/steady", length(10_000))
+    for _ in range(100):
+        peer.sock.sendall(bytes(100))
+        time.sleep(0.03)
+    assert peer.answer() == (200, b"10000")
+    assert time.monotonic() - began > 2 * TIMEOUT_S
+
+
+def test_nobody_is_late_while_the_app_does_not_receive(peer: Peer) -> None:
+    peer.post("/late", length(10), data=b"12345")
+    time.sleep(2 * TIMEOUT_S)
+    peer.sock.sendall(b"67890")
+    assert peer.answer() == (200, b"10")
+
+
+def test_body_of_a_response_that_has_begun_is_waited_for(peer: Peer) -> None:
+    peer.post("/started", length(5))
+    time.sleep(2 * TIMEOUT_S)
+    peer.sock.sendall(b"12345")
+    assert peer.answer() == (200, b"12345")
+
+
+def test_unread_body_that_goes_on_slowly_ends_the_connection(peer: Peer) -> None:
+    peer.post("/unread", length(LIMIT_BYTES))
+    assert peer.answer() == (200, b"0")
+    peer.trickle(bytes(1000), 0.05)
+    assert peer.is_closed()
+
+
+def test_refused_requests_are_no_errors_in_the_log(server: LiveServer, peer: Peer) -> None:
+    peer.post("/logged", CHUNKED)
+    wait_for(lambda: "/logged" in seen(server)["called"], "the app")
+    peer.sock.sendall(chunk(bytes(LIMIT_BYTES + 1)))
+    assert peer.answer()[0] == 413
+    wait_for(lambda: "/logged 413" in seen(server)["errors"], "the app's error")
+    assert "Traceback" not in server.log()
+
+
+def test_limits_hold_over_tls(name: str, tmp_path: Path) -> None:
+    certificate = write_certificate(tmp_path / "certificate.pem")
+    tls = f"--ssl-certfile={certificate}", f"--ssl-keyfile={certificate}"
+    with asgi_server(
+        SERVERS[name],
+        "tests.asgi.test_client_limits:app",
+        tmp_path,
+        extra=tls,
+        env=LIMITS,
+        forked=False,
+    ) as server:
+
+        def peer() -> Any:
+            return closing(Peer(server.address, client_context()))
+
+        with peer() as first:
+            first.post("/tls", length(LIMIT_BYTES + 1))
+            assert first.answer()[0] == 413
+        with peer() as second:
+            second.post("/tls", CHUNKED)
+            for _ in range(20):
+                second.sock.sendall(chunk(bytes(100_000)))
+            assert second.answer()[0] == 413
+        with peer() as third:
+            third.post("/tls", length(10), data=b"12345")
+            assert third.answer()[0] == 408
+        with peer() as fourth:
+            fourth.post("/tls", length(0))
+            assert fourth.answer()[0] == 200
+            fourth.trickle(b"GET /" + b"a" * 500, 0.05)
+            assert fourth.answer()[0] == 408
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("body_limit_bytes", -1), ("head_timeout_s", 0), ("body_timeout_s", "30")],
+)
+def test_protocol_with_an_impossible_option_is_refused(option: str, value: object) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"Mine\.{option}={value!r}: expected (bytes|sec)"
+    ):
+        type("Mine", (HttpToolsProtocol,), {option: value})
+
+
+def test_body_limits_are_off_until_set() -> None:
+    assert H11Protocol.body_limit_bytes is None
+    assert H11Protocol.body_timeout_s == math.inf
+    assert H11Protocol.head_timeout_s == 20.0
+
+
+def test_environment_comes_before_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LIMITS.items():
+        monkeypatch.setenv(name, value)
+    mine: Any = type("Mine", (HttpToolsProtocol,), {"body_limit_bytes": 5, "head_timeout_s": 7})
+    assert mine.body_limit_bytes == LIMIT_BYTES
+    assert mine.head_timeout_s == mine.body_timeout_s == TIMEOUT_S
+    monkeypatch.setenv("WSGIFAST_HEAD_TIMEOUT_S", "soon")
+    with pytest.raises(ConfigurationError, match="WSGIFAST_HEAD_TIMEOUT_S=soon: expected seconds"):
+        type("Mine", (HttpToolsProtocol,), {})
