@@ -406,5 +406,7 @@ def test_environment_comes_before_the_class(monkeypatch: pytest.MonkeyPatch) -> 
     assert mine.body_limit_bytes == LIMIT_BYTES
     assert mine.head_timeout_s == mine.body_timeout_s == TIMEOUT_S
     monkeypatch.setenv("WSGIFAST_HEAD_TIMEOUT_S", "soon")
-    with pytest.raises(ConfigurationError, match="WSGIFAST_HEAD_TIMEOUT_S=soon: expected seconds"):
+    with pytest.raises(
+        ConfigurationError, match="WSGIFAST_HEAD_TIMEOUT_S='soon': expected seconds"
+    ):
         type("Mine", (HttpToolsProtocol,), {})

@@ -96,6 +96,32 @@ def test_an_asgi_app() -> None:
         assert missing["url.query"] == "a=%0A"
 
 
+@pytest.mark.parametrize("app", [WSGI, ASGI])
+def test_limits_of_what_clients_send_are_the_same_on_both_servers(app: str) -> None:
+    limits = plan(app, "--body-limit-bytes", "1000", "--body-timeout-s", "5.5").environment
+    assert limits.items() >= {
+        ("WSGIFAST_BODY_LIMIT_BYTES", "1000"),
+        ("WSGIFAST_BODY_TIMEOUT_S", "5.5"),
+    }
+    assert "WSGIFAST_HEAD_TIMEOUT_S" not in limits
+
+
+def test_an_impossible_limit_is_a_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        plan(ASGI, "--body-timeout-s", "0")
+    assert "argument --body-timeout-s: '0': expected seconds above 0" in capsys.readouterr().err
+
+
+def test_an_asgi_app_without_a_limit_of_bodies_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note = "request bodies have no limit (--body-limit-bytes)"
+    assert note in plan(ASGI).notes
+    assert note not in plan(ASGI, "--body-limit-bytes", "1000").notes
+    monkeypatch.setenv("WSGIFAST_BODY_LIMIT_BYTES", "1000")
+    assert note not in plan(ASGI).notes
+
+
 @pytest.mark.parametrize(("options", "seconds"), [((), 30), (("--reload",), 1)])
 def test_uvicorn_waits_for_event_streams_no_longer_than_gunicorn(
     options: tuple[str, ...], seconds: int

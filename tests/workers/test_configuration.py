@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from gunicorn.config import Config
 
 from tests.support import forkserver
 from tests.support.http import Connection
@@ -21,6 +22,8 @@ from tests.workers.test_metrics import is_listening
 from wsgifast.workers import FastWorker, configuration
 from wsgifast.workers.attributes import InvalidWorkerOption
 from wsgifast.workers.configuration import configure
+from wsgifast.workers.gunicorn_support import Settings
+from wsgifast.workers.wiring import options
 
 _WORKER = 'worker_class = "wsgifast.workers.FastWorker"\n'
 
@@ -195,3 +198,20 @@ def test_metrics_of_a_subclass_in_a_module_go_with_preload_app(tmp_path: Path) -
     environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     with live_server(argv, ("127.0.0.1", port), env=environ):
         wait_for(lambda: is_listening(metrics), "the metrics are served")
+
+
+def test_environment_comes_before_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, names: Any
+) -> None:
+    names.body_limit_bytes = 5
+    monkeypatch.setenv("WSGIFAST_BODY_LIMIT_BYTES", "7")
+    monkeypatch.setenv("WSGIFAST_HEAD_TIMEOUT_S", "2.5")
+    configure(FastWorker, FastWorker)
+    found = options(FastWorker, Settings(Config()))
+    assert (found.body_limit_bytes, found.head_timeout_s) == (7, 2.5)
+    assert found.body_timeout_s == FastWorker.body_timeout_s
+    monkeypatch.setenv("WSGIFAST_BODY_LIMIT_BYTES", "1e3")
+    monkeypatch.setattr(configuration, "_in_use", {})
+    with pytest.raises(InvalidWorkerOption, match="WSGIFAST_BODY_LIMIT_BYTES='1e3': expected byt"):
+        configure(FastWorker, FastWorker)
+    monkeypatch.delenv("WSGIFAST_BODY_LIMIT_BYTES")

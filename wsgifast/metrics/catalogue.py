@@ -247,7 +247,7 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
         ),
         Metric(
             "wsgifast_requests_refused_total", "counter", "{request}", ("status",),
-            "Requests that the worker has refused with an error, without calling the app.",
+            "Requests that the worker has answered with an error in place of the app.",
         ),
         Metric(
             "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),

@@ -57,10 +57,9 @@ def variable(name: str) -> str:
     return f"WSGIFAST_{name.upper()}"
 
 
-def parse_limit(name: str, text: str, where: str) -> float:
+def parse_limit(name: str, text: str) -> float:
     """The value of an option from its text.
 
-    :param where: it comes from, for the error.
     :raises ConfigurationError: if it has no such value.
     """
     expected, is_allowed = LIMITS[name].rule
@@ -70,7 +69,7 @@ def parse_limit(name: str, text: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not is_allowed(value):
-        raise ConfigurationError(f"{where}={text}: expected {expected}")
+        raise ConfigurationError(f"{text!r}: expected {expected}")
     return value
 
 
@@ -79,11 +78,14 @@ def limits_of_environment() -> dict[str, float]:
 
     :raises ConfigurationError: for a value that an option cannot have.
     """
-    return {
-        name: parse_limit(name, text, variable(name))
-        for name in LIMITS
-        if (text := os.environ.get(variable(name)))
-    }
+    found = {}
+    for name in LIMITS:
+        if text := os.environ.get(variable(name)):
+            try:
+                found[name] = parse_limit(name, text)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{variable(name)}={error}") from None
+    return found
 
 
 def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s: float) -> float:

@@ -11,12 +11,14 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigurationError, MissingExtra
 from ...metrics.setup import VARIABLE as METRICS
 from ...metrics.setup import metrics_address
+from ...sockets.client_limits import LIMITS, parse_limit, variable
 from ..arguments import (
     APP_HELP,
     DEFAULT_BIND,
@@ -116,6 +118,9 @@ def add_command(commands: Any) -> None:
     option(parser, "--reload", help="restart when code changes")
     option(parser, "--certfile", "FILE", "serve TLS, and HTTP/2 to a WSGI app if h2 is installed")
     option(parser, "--keyfile", "FILE", "the certificate's key")
+    for name, limit in LIMITS.items():
+        value = "BYTES" if name.endswith("_bytes") else "SECONDS"
+        option(parser, _flag(name), value, limit.help, type=partial(_limit, name))
     config = "gunicorn's configuration file: what it sets takes the place of these defaults"
     option(parser, "--config", "FILE", config)
     parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
@@ -166,6 +171,9 @@ def planned(options: argparse.Namespace) -> Plan:
     environment = dict(plan.environment)
     if options.metrics is not None:
         environment[METRICS] = options.metrics
+    for name in LIMITS:
+        if (limit := getattr(options, name)) is not None:
+            environment[variable(name)] = limit
     return replace(plan, notes=notes, environment=environment)
 
 
@@ -343,7 +351,10 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         command.insert(-2, "--no-access-log")
     of = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
     decided = f"{loaded.target} is {of} app: uvicorn with asgifast's protocol"
-    return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)}, bind, reasons)
+    notes = list(reasons)
+    if options.body_limit_bytes is None and not os.environ.get(variable("body_limit_bytes")):
+        notes.append(f"request bodies have no limit ({_flag('body_limit_bytes')})")
+    return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)}, bind, notes)
 
 
 _GUNICORN_LOGS = {
@@ -415,6 +426,19 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
 
 def _workers(text: str) -> int | str:
     return text if text == "auto" else count(text)
+
+
+def _flag(name: str) -> str:
+    """The option of the command line for one of LIMITS."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _limit(name: str, text: str) -> str:
+    try:
+        parse_limit(name, text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _static(text: str) -> tuple[str, str]:
