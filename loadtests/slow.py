@@ -293,9 +293,12 @@ def upload_table(locust: Locust) -> Table:
     return table("upload-large", "Others beside a large upload", [large])
 
 
+# As FastWorker's are by default.
+_LIMITS = (("WSGIFAST_BODY_LIMIT_BYTES", "1073741824"), ("WSGIFAST_BODY_TIMEOUT_S", "30"))
+_BUFFERED = uvicorn("loadtests.asgi_app:buffered", ours=True)
 _ASGI_ATTACKED: dict[str, Side] = {
     "our protocol": _OURS,
-    "our protocol, bodies buffered": uvicorn("loadtests.asgi_app:buffered", ours=True),
+    "our protocol, limited, bodies buffered": replace(_BUFFERED, env=_LIMITS),
     "uvicorn": uvicorn(ASGI_APP),
     "granian": granian(ASGI_APP),
 }

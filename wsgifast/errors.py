@@ -73,7 +73,7 @@ class RequestError(WSGIFastError, OSError):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = int(status)  # not an HTTPStatus, which servers show in their own ways
 
     @property
     def reason(self) -> str:
