@@ -7,6 +7,7 @@ import h2.exceptions
 from tests.support import http2
 from tests.workers.bench import Bench
 from tests.workers.bench import Client as SocketClient
+from wsgifast.server.endpoint import CLOSED, LINGERING
 from wsgifast.server.http2.connection import HTTP2Connection
 
 __all__ = ["HTTP2", "Peer", "Stalled"]
@@ -79,4 +80,4 @@ class Peer(http2.Client):
     @property
     def has_ended(self) -> bool:
         """Whether the worker has said that nothing more comes."""
-        return self.socket.near.state in ("lingering", "closed")
+        return self.socket.near.state in (LINGERING, CLOSED)

@@ -95,7 +95,14 @@ def rules(
         warning=lambda text, *args: logged.append(text % args),
         error=lambda text, exc_info: logged.append(repr(exc_info)),
     )
-    made = OutputRules(options, Counters(), request_tick, share_work, log)
+    monitor = SimpleNamespace(request_tick=request_tick)
+    server: Any = SimpleNamespace(
+        options=options,
+        counters=Counters(),
+        pool=SimpleNamespace(share_work=share_work, monitor=monitor),
+        log=log,
+    )
+    made = OutputRules(server)
     made.disk = disk or made.disk
     if waits_for_disk:
         threads: Any = made.disk

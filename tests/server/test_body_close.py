@@ -17,7 +17,7 @@ from tests.server.http2_streams import Begin, begin
 from tests.support.servers import wait_for
 from tests.workers.bench import GET, LARGE, Bench, Client, make_bench
 from wsgifast import WSGIFast
-from wsgifast.server.endpoint import SENDING
+from wsgifast.server.endpoint import LINGERING, SENDING
 from wsgifast.sockets import FileSegment
 
 __all__ = ["begin", "make_bench"]
@@ -296,7 +296,7 @@ def test_body_is_closed_once_when_app_fails_within_it(make_bench: MakeBench) -> 
     client = bench.begin()
     assert watched.closed == 0  # what came before is still being sent
     received = b""
-    while not client.is_in("lingering"):
+    while not client.is_in(LINGERING):
         received += client.receive_all_there_is()
         bench.run()
     assert watched.closed == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -34,9 +36,9 @@ class Stuck:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self.an_app_that_never_ends)
         self._thread.start()
-        self.watchdog = Watchdog(
-            self.turns, log=self.log, after_s=30.0, kill_after_s=60.0, kill=self.kill
-        )
+        options = SimpleNamespace(stuck_after_s=30.0, kill_stuck_after_s=60.0)
+        server: Any = SimpleNamespace(pool=self, log=self.log, options=options, kill=self.kill)
+        self.watchdog = Watchdog(server)
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
         return [("one", self._thread.ident, 3), ("two", None, self.turn)]

@@ -303,7 +303,7 @@ class Bench:
         self.server._send_goaways(self.clock.now)
 
     def log_no_access(self) -> None:
-        self.worker.application._logs_access = False
+        self.worker.application.logs_access = False
 
     def poll(self) -> None:
         """Take up what the poller has, without doing anything about it."""

@@ -11,6 +11,7 @@ import html
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 
+@dataclass(kw_only=True, eq=False)
 class Application:
     """Runs a WSGI app; thread-safe.
 
@@ -62,34 +64,21 @@ class Application:
         any. Must not raise.
     """
 
-    def __init__(
-        self,
-        app: Callable[..., Any],
-        *,
-        environs: EnvironFactory,
-        file_wrapper: type,
-        settings: ResponseSettings,
-        log: Any,
-        logs_access: bool,
-        pre_request: Callable[[Any], object] | None,
-        post_request: Callable[[Any, dict[str, Any], Response | None], object] | None,
-        answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]],
-        on_answered: Callable[[Channel, Exchange, float, BaseException | None], object]
-        | None = None,
-    ) -> None:
-        self.app = app
-        self._environs = environs
-        self._file_wrapper = file_wrapper
-        self._settings = settings
-        self.log = log
-        self._logs_access = logs_access
-        self._pre_request = pre_request
-        self._post_request = post_request
-        self._answer_error = answer_error
-        self._on_answered = on_answered
-        # Called by channels when a response has been sent, or never will be; None for neither an
-        # access log nor metrics.
-        self.on_sent = self._log_exchange if logs_access else on_answered
+    app: Callable[..., Any]
+    environs: EnvironFactory
+    file_wrapper: type
+    settings: ResponseSettings
+    log: Any
+    logs_access: bool
+    pre_request: Callable[[Any], object] | None
+    post_request: Callable[[Any, dict[str, Any], Response | None], object] | None
+    answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
+    on_answered: Callable[[Channel, Exchange, float, BaseException | None], object] | None = None
+
+    @property
+    def on_sent(self) -> Callable[[Channel, Exchange, float, BaseException | None], object] | None:
+        """What channels call when a response has been sent, or never will be."""
+        return self._log_exchange if self.logs_access else self.on_answered
 
     def run(self, channel: Channel, *, stays: bool) -> None:
         """Call the app for a request; the channel is no longer the caller's afterwards.
@@ -103,17 +92,17 @@ class Application:
         environ: dict[str, Any] = {}
         try:
             try:
-                if self._pre_request is not None:
-                    self._pre_request(req)
-                exchange.resp = resp = channel.response_class(req, channel.output, self._settings)
-                environ = self._environs.make(exchange, channel.connection())
+                if self.pre_request is not None:
+                    self.pre_request(req)
+                exchange.resp = resp = channel.response_class(req, channel.output, self.settings)
+                environ = self.environs.make(exchange, channel.connection())
                 resp.offer(environ)
                 exchange.environ = environ
                 resp.must_close = not stays
-                if self._logs_access:
+                if self.logs_access:
                     exchange.begun = time.monotonic()
                 try:
-                    resp.write_body(self.app(environ, resp.start_response), self._file_wrapper)
+                    resp.write_body(self.app(environ, resp.start_response), self.file_wrapper)
                 finally:
                     if resp.close_body is not None:
                         _close_when_sent(channel, resp)
@@ -127,11 +116,11 @@ class Application:
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
                 self._answer_failure(channel, exchange, resp, error)
         finally:
-            if self._logs_access:
+            if self.logs_access:
                 exchange.answered = time.monotonic()
-            if self._post_request is not None:
+            if self.post_request is not None:
                 try:
-                    self._post_request(req, environ, resp)
+                    self.post_request(req, environ, resp)
                 except Exception:
                     self.log.exception("Exception in post_request hook")
             channel.app_is_done()
@@ -175,7 +164,7 @@ class Application:
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         """Answer an error before the app's turn, and log it."""
         status, size = self._answer(channel, exchange, error)
-        if exchange is not None and self._logs_access:
+        if exchange is not None and self.logs_access:
             resp = self._error_response(channel, exchange, status, size)
             self._log_access(resp, exchange, exchange.environ)
 
@@ -184,7 +173,7 @@ class Application:
     ) -> tuple[str, int]:
         """Answer an error in place of the app's response; returns the status and the size sent."""
         if not isinstance(error, RequestError):
-            return self._answer_error(channel, exchange and exchange.req, error)
+            return self.answer_error(channel, exchange and exchange.req, error)
         if error.status not in (408, 413):
             self.log.warning("Invalid request from %s: %s", channel.connection().peer, error)
         size = 0
@@ -199,8 +188,8 @@ class Application:
     ) -> Response:
         """Return what is logged of an error that was answered; the exchange has an environ then."""
         if exchange.environ is None:
-            exchange.environ = self._environs.make(exchange, channel.connection(), check=False)
-        resp = channel.response_class(exchange.req, channel.output, self._settings)
+            exchange.environ = self.environs.make(exchange, channel.connection(), check=False)
+        resp = channel.response_class(exchange.req, channel.output, self.settings)
         resp.status, resp.status_code = status, int(status[:3])
         resp.sent = size
         resp.must_close = True
@@ -212,8 +201,8 @@ class Application:
         self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
     ) -> None:
         """Log a request whose response has been sent or given up."""
-        if self._on_answered is not None:
-            self._on_answered(channel, exchange, now, error)
+        if self.on_answered is not None:
+            self.on_answered(channel, exchange, now, error)
         resp = exchange.resp
         if resp is None or exchange.environ is None:
             return

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files.temporary import Budget
 from .backlog import OutputMemory
-from .counters import Counters
 from .disk import DiskThreads
-from .options import Options
 from .sending import ClientWait
+
+if TYPE_CHECKING:
+    from .server import Server
 
 # A block is held back if it follows another one this soon.
 _COALESCE_S = 0.0005
@@ -115,30 +116,22 @@ class HeldBlocks:
 class OutputRules:
     """How responses are sent.
 
-    :param options: the server's, and its counters.
-    :param request_tick: see :meth:`.Monitor.request_tick`.
-    :param share_work: called during a long turn that releases the GIL: other threads go on with the
-        rest of the work.
     :ivar queues: those that hold blocks back, until the monitor's next tick at most.
+    :ivar share_work: called during a long turn that releases the GIL: other threads go on with the
+        rest of the work.
     :ivar ahead_bytes: what may wait for one client before the writer waits, or uses a file.
     :ivar memory: counts the output in memory.
     :ivar disk: the threads for files that are not in the page cache.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        counters: Counters,
-        request_tick: Callable[[], bool],
-        share_work: Callable[[], object],
-        log: Any,
-    ) -> None:
-        self.options = options
+    def __init__(self, server: Server) -> None:
+        self.options = options = server.options
         self.ahead_bytes = options.output_ahead_bytes
-        self.counters = counters
-        self._request_tick = request_tick
+        self.counters = server.counters
+        self.share_work = server.pool.share_work
         self.queues: set[Any] = set()
-        self.share_work = share_work
+        self._request_tick = server.pool.monitor.request_tick
+        log = server.log
         on_disk = Budget(options.responses_on_disk_bytes)
         self.memory = OutputMemory(options.output_memory_bytes, on_disk, log.warning)
         self.disk = DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error))

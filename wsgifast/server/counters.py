@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..metrics.collecting import Point, point, points_of
 from ..metrics.health import SlowClient
 from ..metrics.requests import Asked, asked_of_parsed
-from .endpoint import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
+from .endpoint import CLOSED, LINGERING, RECEIVING
 
 if TYPE_CHECKING:
     from .endpoint import Endpoint
@@ -28,16 +28,6 @@ _MOST_WAITS = 10_000
 # tcpi_sacked the limit.
 _TCP_INFO_UNACKED_AT = 24
 _TCP_LISTEN = 10
-
-_CALLED = {
-    HANDSHAKE: "handshake",
-    IDLE: "idle",
-    RUNNING: "running",
-    SENDING: "sending",
-    SKIPPING: "body",
-    STREAMS: "http2",
-    LINGERING: "closing",
-}
 
 
 class Counters:
@@ -169,9 +159,9 @@ def _shown(peer: object) -> str:
 
 def _state_of(connection: Endpoint) -> str:
     state = connection.state
-    if state == RECEIVING:
+    if state is RECEIVING:
         return "body" if connection.receives_body else "head"
-    return _CALLED.get(state, "closing")
+    return LINGERING if state is CLOSED else state
 
 
 def _backlog(listeners: Iterable[socket.socket]) -> tuple[int, int] | None:

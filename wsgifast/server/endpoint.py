@@ -49,15 +49,15 @@ if TYPE_CHECKING:
 #     RECEIVING: RUNNING, SENDING, STREAMS         STREAMS: LINGERING
 #     RUNNING: SENDING, IDLE, SKIPPING, LINGERING
 #
-# Only the connection's owner changes its state.
+# Only the connection's owner changes its state. The metrics have the same names.
 HANDSHAKE: Final = "handshake"  # TLS handshake
 IDLE: Final = "idle"  # nothing of the next request has been received
 RECEIVING: Final = "receiving"  # a part of a request has been received
 RUNNING: Final = "running"  # the app runs, or waits for a thread
 SENDING: Final = "sending"  # the app has returned, or was not called; the output queue has more
-SKIPPING: Final = "skipping"  # all is sent; the rest of a body arrives that the app has not read
-STREAMS: Final = "streams"  # HTTP/2 (http2/connection.py), whose streams have states of their own
-LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
+SKIPPING: Final = "body"  # all is sent; the rest of a body arrives that the app has not read
+STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py), whose streams have states of their own
+LINGERING: Final = "closing"  # all is sent; the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
 # Bytes discarded in one turn.

@@ -21,9 +21,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..sockets.alarm import make_alarm
+
+if TYPE_CHECKING:
+    from .server import Server
 
 # One tick. A blocked turn keeps the lead for one to two, if the last long turn was blocked too.
 TICK_S = 0.0007
@@ -168,25 +171,12 @@ def is_running(thread: threading.Thread | None) -> bool:
 class Watchdog:
     """Checks whether any thread has ended its turn since the last check; not thread-safe.
 
-    :param turns: see :meth:`.Pool.turns`.
-    :param after_s: after this many seconds without that, each thread's stack is logged, once.
-    :param kill_after_s: after this many seconds `kill` is called, once.
+    After `stuck_after_s` without that, each thread's stack is logged, once; after
+    `kill_stuck_after_s` the server is killed.
     """
 
-    def __init__(
-        self,
-        turns: Callable[[], _Turns],
-        *,
-        log: Any,
-        after_s: float,
-        kill_after_s: float,
-        kill: Callable[[], object],
-    ) -> None:
-        self._look_at_turns = turns
-        self._log = log
-        self._after_s = after_s
-        self._kill_after_s = kill_after_s
-        self._kill = kill
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._turns: _Turns = []
         self._since = 0.0
         self._warned = self._killed = False
@@ -196,27 +186,28 @@ class Watchdog:
 
         :param now: monotonic.
         """
-        turns = self._look_at_turns()
+        server = self._server
+        turns = server.pool.turns()
         if turns != self._turns or any(turn is None for _, _, turn in turns):
             self._turns, self._since = turns, now
             if self._warned:
                 self._warned = self._killed = False
-                self._log.warning("A thread is free again")
+                server.log.warning("A thread is free again")
             return
         stuck_s = now - self._since
-        if stuck_s >= self._after_s and not self._warned:
+        if stuck_s >= server.options.stuck_after_s and not self._warned:
             self._warned = True
-            self._log.error(
+            server.log.error(
                 "All %d threads have been in the same request for %.0f s; nobody else is "
                 "answered.\n%s",
                 len(turns),
                 stuck_s,
                 _stacks(turns),
             )
-        if stuck_s >= self._kill_after_s and not self._killed:
+        if stuck_s >= server.options.kill_stuck_after_s and not self._killed:
             self._killed = True
-            self._log.critical("All threads are stuck for %.0f s: the worker ends", stuck_s)
-            self._kill()
+            server.log.critical("All threads are stuck for %.0f s: the worker ends", stuck_s)
+            server.kill()
 
 
 def _stacks(turns: _Turns) -> str:

@@ -94,19 +94,11 @@ class Server:
             is_open=self._is_open,
             log=log,
         )
-        self._watchdog = Watchdog(
-            self.pool.turns,
-            log=log,
-            after_s=options.stuck_after_s,
-            kill_after_s=options.kill_stuck_after_s,
-            kill=self._kill,
-        )
+        self._watchdog = Watchdog(self)
         self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
         # Used by connections, like options, registry and log.
         self.http2 = http2
-        self.output_rules = OutputRules(
-            options, self.counters, self.pool.monitor.request_tick, self.pool.share_work, log
-        )
+        self.output_rules = OutputRules(self)
         self.on_sent = application.on_sent
         self.run_soon = self.pool.defer  # and the app of what the task returns
         self.postpone, self.make_due = self.pool.postpone, self.pool.make_due
@@ -208,7 +200,7 @@ class Server:
             return any(each.is_sending() for each in list(self.connections))
         return self._acceptor.is_accepting or bool(self.connections)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """End although apps run; responses that are being sent may finish."""
         self._killed = True
         self.stop()

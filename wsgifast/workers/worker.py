@@ -284,7 +284,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if responses is not None:
             environ |= responses.environ_part()
         self.application = Application(
-            self.wsgi,
+            app=self.wsgi,
             environs=EnvironFactory(environ),
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
