@@ -105,6 +105,26 @@ def test_streams_take_turns_in_sending(begin: Begin) -> None:
     assert all(peer.answers[each].ended for each in streams)
 
 
+def test_rest_of_several_streams_is_one_send(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = begin(app_of(lambda: [bytes(100)]), client={"window": 10, "reads": False})
+    streams = [peer.ask() for _ in range(3)]
+    peer.run()
+    sent: list[bytes] = []
+    sender = peer.near.output.sender
+    send = sender.send
+
+    def note(data: bytes) -> int:
+        sent.append(data)
+        return send(data)
+
+    monkeypatch.setattr(sender, "send", note)
+    for each in streams:
+        peer.open(90, each)
+    peer.run()
+    assert all(peer.answers[each].ended for each in streams)
+    assert len(sent) == 1
+
+
 def test_stream_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
     peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 1000, "reads": False})
     slow, other = peer.ask(), peer.ask()
