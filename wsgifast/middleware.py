@@ -46,9 +46,13 @@ from .compression.decoding import BodyLimits, checked_limits
 from .compression.dictionaries import PagesDictionary
 from .compression.policy import Compression, compress_response, compression_for, with_vary
 from .errors import BodyError, RequestError
-from .files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
+from .files.app_files import (
+    front_server_of,
+    is_made_for_one_answer,
+    plan_coded_file,
+    plan_file_body,
+)
 from .files.coded_copies import COPIES, MAX_FILE_BYTES
-from .files.front_server import front_server_of
 from .metrics import recorder_for, spans_for
 from .metrics.instrumented import FRAMEWORKS, Instrumented, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
@@ -105,7 +109,7 @@ class WSGIFast:
         for the same files.
     :param accel_redirect: maps folders to nginx's internal locations, such as
         ``{"/srv/files": "/protected/"}``: nginx sends the files in them. See
-        :func:`wsgifast.files.front_server.accel_redirect`, also for the headers that nginx drops.
+        :func:`wsgifast.files.app_files.accel_redirect`, also for the headers that nginx drops.
     :param x_sendfile: folders whose files Apache or lighttpd sends.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and their
         bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.

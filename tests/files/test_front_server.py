@@ -24,7 +24,7 @@ from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
-from wsgifast.files.front_server import FrontServer, accel_redirect, x_sendfile
+from wsgifast.files.app_files import FrontServer, accel_redirect, x_sendfile
 from wsgifast.sockets.sending import FileSegment, file_segment
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from django.views.decorators.http import require_safe
 from ..bodies.files import request_facts
 from ..errors import ConfigurationError
 from ..files import Plan, RequestFacts
+from ..files.app_files import FrontServer
 from ..files.directory import Directory, names_of
-from ..files.front_server import FrontServer
 from ..files.lookup import FoundFile, Lookup
 from ..files.site import DEFAULT_CACHE_BYTES, StaticFilesBase
 from ..sockets.sending import file_segment
@@ -179,7 +179,7 @@ def serve_media(
     Range and preconditions are supported. Hidden files and files outside the folder are not served.
     ``Cache-Control: private, no-cache`` keeps files out of shared caches and makes browsers
     revalidate. With ``WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT: "/protected/"}}`` nginx
-    sends the files; see :mod:`wsgifast.files.front_server`.
+    sends the files; see :mod:`wsgifast.files.app_files`.
 
     :param path: relative to the folder.
     :param document_root: the folder; by default MEDIA_ROOT.

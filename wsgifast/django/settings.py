@@ -21,7 +21,7 @@ from django.conf import settings
 from ..checks import check_switches
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
-from ..files.front_server import FrontServer, front_server_of
+from ..files.app_files import FrontServer, front_server_of
 from ..files.site import StaticFilesBase
 
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
