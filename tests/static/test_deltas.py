@@ -19,7 +19,7 @@ from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
 from tests.static.calls import Answered, call, call_with, environ_of, settle
 from tests.support.coded import decoded, decoded_delta
-from wsgifast import ConfigurationError, StaticFiles
+from wsgifast import Compression, ConfigurationError, StaticFiles, WSGIFast
 from wsgifast.compression.dictionaries import make_delta
 from wsgifast.files import deltas
 
@@ -339,6 +339,23 @@ def test_asgi_has_the_same_answers(releases: Path) -> None:
             headers = {"accept_encoding": CHROMIUMS, "available_dictionary": digest(old), **extra}
             asgi = call_asgi(theirs, scope_of(f"/{NEW_NAME}", **headers))
             assert (dict(asgi.headers), asgi.body) == (wsgi.headers, wsgi.body)
+
+
+def test_compression_around_it_passes_deltas_on(releases: Path, tmp_path: Path) -> None:
+    pages = tmp_path / "pages.dict"
+    pages.write_bytes(OLD[:5000])
+    static = StaticFiles(directory=releases, dictionaries=True)
+    delta = ask(static)
+    tag = delta.headers["etag"]
+    for compression in (Compression(), Compression(dictionary=pages)):
+        wrapped = WSGIFast(static, compress=compression)
+        answer = ask(wrapped)
+        assert (answer.headers, answer.body) == (delta.headers, delta.body)
+        assert ask(wrapped, If_None_Match=tag).status == 304
+        # The dictionary of pages is none of the script's.
+        answer = ask(wrapped, old=OLD[:5000])
+        assert answer.headers["vary"] == VARY
+        assert answer.headers["content-encoding"] == "zstd"
 
 
 def test_cached_delta_is_answered_without_a_look_at_the_disk(
