@@ -217,6 +217,8 @@ def test_release_that_arrives_later_is_found(releases: Path) -> None:
 def test_unknown_dictionary_reads_the_releases_once(
     releases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (releases / "app.00000a1b.js").symlink_to(__file__)  # out of the directory
+    settle(releases / "app.00000a1b.js")
     read: list[str] = []
     content = deltas._content
 
@@ -228,14 +230,41 @@ def test_unknown_dictionary_reads_the_releases_once(
     app = StaticFiles(directory=releases, dictionaries=True)
     for number in range(20):
         assert ask(app, old=bytes([number])).body == NEW
-    assert sorted(read) == [OLD_NAME, NEW_NAME]
+    assert sorted(read) == ["app.00000a1b.js", OLD_NAME, NEW_NAME]
     for number in range(30):
         path = releases / f"app.{number:08x}a.js"
         path.write_bytes(OLD + bytes([number]))
         os.utime(path, (2e9 + number, 2e9 + number))
     settle(*releases.iterdir())
     ask(app, old=b"unknown")
-    assert len(read) == 2 + 16  # the newest ones
+    assert len(read) == 3 + 16  # the newest ones
+
+
+def test_release_that_is_being_written_is_read_again(releases: Path) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True)
+    late = releases / "app.0123abcd.js"
+    late.write_bytes(OLD[:1000])
+    ask(app, old=b"unknown")
+    with late.open("ab") as file:
+        file.write(OLD[1000:-1])
+    settle(late)
+    assert decoded_delta(ask(app, old=OLD[:-1]).body, OLD[:-1]) == NEW
+
+
+def test_system_without_threads_gives_an_ordinary_coding(
+    releases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = StaticFiles(directory=releases, dictionaries=True)
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for _ in range(2):
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        assert ask(app).body == NEW
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert decoded_delta(ask(app).body, OLD) == NEW
 
 
 @pytest.fixture

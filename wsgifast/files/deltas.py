@@ -62,6 +62,13 @@ class _Releases(NamedTuple):
     folder: Identity
     by_digest: dict[bytes, _Release]
 
+    def are_those_of(self, path: str) -> bool:
+        """Whether neither the directory at a path nor one of the files has changed since."""
+        releases = self.by_digest.values()
+        return _identity_at(path) == self.folder and all(
+            _identity_at(path + release.name) == release.identity for release in releases
+        )
+
 
 class Deltas:
     """Finds and makes the deltas of a process."""
@@ -100,8 +107,7 @@ class Deltas:
             return None
         key = (file.path[: -len(file.names[-1])], hashed)
         known = self._known.get(key)
-        folder = _identity_of_folder(key[0])
-        if known is not None and known.folder == folder:
+        if known is not None and known.are_those_of(key[0]):
             release = known.by_digest.get(digest)
             if release is None or release.name == file.names[-1]:
                 return None  # as found before, in the same state of the directory
@@ -139,7 +145,12 @@ class Deltas:
                     self._making.pop(name, None)
                 making.set()
 
-        threading.Thread(target=make, name="wsgifast delta", daemon=True).start()
+        try:
+            threading.Thread(target=make, name="wsgifast delta", daemon=True).start()
+        except RuntimeError:  # the system allows no more threads
+            with self._lock:
+                self._making.pop(name, None)
+            return None
         return making
 
     def _make(
@@ -178,7 +189,7 @@ class Deltas:
         finally:
             os.close(opened.fd)
         known = self._known.get(key)
-        if known is not None and known.folder == identity_of(folder):
+        if known is not None and known.are_those_of(key[0]):
             return known
         digests = {} if known is None else {r: d for d, r in known.by_digest.items()}
         by_digest: dict[bytes, _Release] = {}
@@ -187,11 +198,10 @@ class Deltas:
             digest = digests.get(release)
             if digest is None:
                 content = _content(directory, [*folders, release.name], release.identity)
-                digest = None if content is None else digest_of(content)
-            if digest is None:
-                settled = False
-            else:
-                by_digest[digest] = release
+                if content is None:
+                    continue  # it may not be served
+                digest = digest_of(content)
+            by_digest[digest] = release
         releases = _Releases(identity_of(folder), by_digest)
         if settled:
             if len(self._known) >= _MAX_REMEMBERED:
@@ -250,7 +260,7 @@ def _is_settled(facts: os.stat_result) -> bool:
     return time.time_ns() - facts.st_ctime_ns > SETTLED_NS
 
 
-def _identity_of_folder(path: str) -> Identity | None:
+def _identity_at(path: str) -> Identity | None:
     try:
         return identity_of(os.stat(path))
     except OSError:
