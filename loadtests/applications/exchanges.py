@@ -342,6 +342,8 @@ def _value(exchange: Exchange, name: str) -> str:
     if name == "set-cookie":
         cookies = [v for k, v in exchange.headers if k.lower() == name]
         return ", ".join(sorted(re.sub(r"=[^;]*", "", cookie, count=1) for cookie in cookies))
+    if name == "vary":  # a set
+        return ", ".join(sorted(_tokens(exchange.header(name))))
     value = _normal(exchange.header(name).encode()).decode()
     return re.sub(r"\d+(\.\d+)?", "<number>", value) if name in _TIMES else value
 
