@@ -293,14 +293,10 @@ class Zstd(Compressor):
             options[parameter.hash_log] = options[parameter.chain_log] = _ZSTD_STREAM_TABLE_LOG
         elif size > 1 << MAX_ZSTD_WINDOW_LOG:
             options[parameter.window_log] = MAX_ZSTD_WINDOW_LOG
-        if dictionary is not None and size is not None:
-            # As it was made for the level, once; its window is of 8 MB at most.
-            digested = dictionary.as_digested_dict
-            self._compressor: Any = zstd.ZstdCompressor(level=level, zstd_dict=digested)
-        else:
-            if dictionary is not None:
-                dictionary = dictionary.as_undigested_dict
-            self._compressor = zstd.ZstdCompressor(options=options, zstd_dict=dictionary)
+        if dictionary is not None:
+            # Digested once, it takes 0.4 MB more of each compressor, and as a prefix 0.2 ms.
+            dictionary = dictionary.as_prefix if size is None else dictionary.as_digested_dict
+        self._compressor: Any = zstd.ZstdCompressor(options=options, zstd_dict=dictionary)
         if size is not None:
             self._compressor.set_pledged_input_size(size)
         self._padding = header
