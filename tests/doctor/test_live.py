@@ -208,6 +208,12 @@ def test_cut_off_body_is_found() -> None:
     assert [each.what for each in found] == ["Content-Length says 5 bytes, the body has 3"]
 
 
+def test_fix_for_any_server_names_no_wrapper() -> None:
+    with faulty(large_text) as url:
+        (finding,) = look_at(url).findings
+    assert finding.fix == "compress it in the app, the server or a proxy"
+
+
 def test_good_server_has_no_finding() -> None:
     with faulty(good) as url:
         assert not look_at(url).findings

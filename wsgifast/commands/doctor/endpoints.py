@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -49,14 +48,14 @@ def from_urls_file(path: str) -> Found:
 
     :raises ConfigurationError: for a line that is neither, and if there is none.
     """
-    lines = [line.strip() for line in file_text("--urls", path).splitlines()]
+    lines = [line.strip() for line in _file_text("--urls", path).splitlines()]
     named = [line for line in lines if line and not line.startswith("#")]
     urls = [_path_of(each) if _ORIGIN.match(each) else each for each in named]
     try:
         found = from_paths(urls, "urls file")
     except ConfigurationError as error:
         raise ConfigurationError(f"--urls {path}: {error}") from None
-    return some(found, f"--urls {path}: no line of it is a path or URL")
+    return _some(found, f"--urls {path}: no line of it is a path or URL")
 
 
 def from_access_log(path: str, *, most: int = 200) -> Found:
@@ -67,7 +66,7 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
     :param most: of the paths, the most frequent ones.
     :raises ConfigurationError: if no line of it is in one of the formats.
     """
-    lines = file_text("--access-log", path).splitlines()
+    lines = _file_text("--access-log", path).splitlines()
     logged = [found for line in lines if (found := _read(line))]
     if not logged:
         raise ConfigurationError(
@@ -81,7 +80,11 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
         )
         for (_, url), _ in counts.most_common()[most : most + 1]
     ]
-    return _counted(counts.most_common(most), "access log"), left
+    endpoints = [
+        Endpoint(url, url.partition("?")[0], "access log", method, requests=count)
+        for (method, url), count in counts.most_common(most)
+    ]
+    return endpoints, left
 
 
 def _read(line: str) -> tuple[str, str, str] | None:
@@ -105,14 +108,7 @@ def _read(line: str) -> tuple[str, str, str] | None:
     return (method, url, status) if is_asked else None
 
 
-def _counted(requests: Iterable[tuple[tuple[str, str], int]], source: str) -> list[Endpoint]:
-    return [
-        Endpoint(url, url.partition("?")[0], source, method, requests=count)
-        for (method, url), count in requests
-    ]
-
-
-def some(found: Found, problem: str) -> Found:
+def _some(found: Found, problem: str) -> Found:
     """:raises ConfigurationError: if it is nothing."""
     if not any(found):
         raise ConfigurationError(problem)
@@ -130,7 +126,7 @@ def encoded(url: str) -> str:
     return quote(url.encode(errors="surrogateescape"), safe=_URL_CHARACTERS)
 
 
-def file_text(option: str, path: str) -> str:
+def _file_text(option: str, path: str) -> str:
     try:
         return Path(path).read_text(errors="replace")
     except OSError as error:
@@ -207,8 +203,8 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
     :raises ConfigurationError: if it is no such description.
     """
     is_own = source.startswith("/") and not Path(source).is_file()
-    text = fetch(source) if is_own else file_text("--openapi", source)
-    with _no("--openapi", source, "an OpenAPI document in JSON"):
+    text = fetch(source) if is_own else _file_text("--openapi", source)
+    try:
         described = json.loads(text)
         at = source if is_own else "/"
         operations = [
@@ -222,6 +218,11 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
             for method, operation in item.items()
             if method in ("get", "head", "post", "put", "patch", "delete", "options")
         ]
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        reason = error if isinstance(error, ValueError) else repr(error)
+        raise ConfigurationError(
+            f"--openapi {source}: it is not an OpenAPI document in JSON ({reason})"
+        ) from None
     endpoints, unreached = [], []
     for pattern, method, known, evidence in operations:
         url = filled(pattern, {**known, **values})
@@ -229,7 +230,7 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
             endpoints.append(Endpoint(url, pattern, "openapi", method, evidence=evidence))
         else:
             unreached.append(unfilled(pattern, url, method))
-    return some((endpoints, unreached), f"--openapi {source}: it describes no operation")
+    return _some((endpoints, unreached), f"--openapi {source}: it describes no operation")
 
 
 _READ_ONLY = "the OpenAPI document describes what it returns, and nothing that it takes or does"
@@ -317,13 +318,3 @@ def _examples(*levels: Mapping[str, Any]) -> dict[str, str]:
                 found[parameter["name"]] = str(value)
                 break
     return found
-
-
-@contextlib.contextmanager
-def _no(option: str, path: str, kind: str) -> Iterator[None]:
-    """:raises ConfigurationError: for what is raised by data of another kind."""
-    try:
-        yield
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
-        reason = error if isinstance(error, ValueError) else repr(error)
-        raise ConfigurationError(f"{option} {path}: it is not {kind} ({reason})") from None

@@ -358,13 +358,16 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
     coding = coded.coding
     kind = (coded.header("Content-Type") or "a body").partition(";")[0]
     wrap = "ASGIFast" if raw.returned == "messages" else "WSGIFast"
+    fix = f"{wrap}(app, compress=True)"
+    if raw.returned == "response":  # of a server that may run anything
+        fix = "compress it in the app, the server or a proxy"
     if seen.coded_sizes:
         first = "" if coded.sent_bytes <= MAX_KEPT_BYTES else f"of {size_text(MAX_KEPT_BYTES)}: "
         (name, one), *others = seen.coded_sizes.items()
         sizes = f"{name} {_kib(one.bytes)} KiB in {_ms(one.cpu_s)} ms"
         sizes += "".join(f", {n} {_kib(c.bytes)} in {_ms(c.cpu_s)}" for n, c in others)
         what = f"{size_text(coded.sent_bytes)} of {kind}, not compressed"
-        yield _finding("WF025", seen, what, f"{wrap}(app, compress=True)", first + sizes)
+        yield _finding("WF025", seen, what, fix, first + sizes)
     if "," in coding:
         yield _finding("WF026", seen, f"compressed twice: {coding}", "leave one of them out")
     if not coding or raw.coding:  # the same for all clients
@@ -384,8 +387,7 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
     if cost and other and other.cpu_s > max(cost.cpu_s + _WORTH_S, cost.cpu_s * _COSTS_MORE):
         what = f"a file of {size_text(raw.sent_bytes)}, compressed anew each time"
         text = f"{_ms(cost.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms in {coding}"
-        fix = f"{wrap}(app, compress=True) in its place"
-        yield _finding("WF029", seen, what, fix, text, other.cpu_s - cost.cpu_s)
+        yield _finding("WF029", seen, what, f"{fix} in its place", text, other.cpu_s - cost.cpu_s)
 
 
 def _members(recording: Recording, name: str) -> set[str]:
