@@ -119,8 +119,9 @@ _WAYS = {
     "pathsend=True": "by sendfile",
 }
 
-# A coding that makes less of a body than this is none that it shrinks in.
+# A coding that makes less of a body than this is none that it shrinks in; a small one never does.
 _HARDLY_SMALLER = 0.95
+_SMALL_BYTES = 1000
 # A copy that is kept costs no more than the file. One that is made anew does: by little if the file
 # shrinks easily.
 _COSTS_MORE = 1.1
@@ -372,7 +373,7 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
         yield _finding("WF026", seen, f"compressed twice: {coding}", "leave one of them out")
     if not coding or raw.coding:  # the same for all clients
         return
-    if coded.sent_bytes > raw.sent_bytes * _HARDLY_SMALLER:
+    if raw.sent_bytes >= _SMALL_BYTES and coded.sent_bytes > raw.sent_bytes * _HARDLY_SMALLER:
         sizes = f"{size_text(raw.sent_bytes)} become {size_text(coded.sent_bytes)}"
         yield _finding("WF026", seen, f"{kind} in {coding}: {sizes}", "leave such types out")
     varies = {"*", "accept-encoding"} & _members(coded, "Vary")
