@@ -113,7 +113,8 @@ class Environment:
     def contenders(self) -> Mapping[str, tuple[list[str], dict[str, str]]]:
         """The servers' commands and variables: as it is, twice, and wrapped in each way."""
         target, bind = f"{MODULE}:app", f"{HOST}:{self._port}"
-        run = [self._python, "-m", "wsgifast", "run", f"--bind={bind}", target]
+        # One worker, as the others have: some keep in memory what the next request asks for.
+        run = [self._python, "-m", "wsgifast", "run", f"--bind={bind}", "--workers=1", target]
         if self._application.asgi:
             uvicorn = [self._python, "-m", "uvicorn", f"--host={HOST}", f"--port={self._port}",
                        "--timeout-graceful-shutdown=3"]  # fmt: skip
