@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,15 @@ from tests.support.programs import program
 
 __all__ = ["Chromium", "Fetched", "chromium"]
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 100
+# The protocol's are the descriptors 3 and 4.
+_START = """
+import fcntl, os, sys
+read, write = (fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, 10) for fd in sys.argv[1:3])
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 _OPTIONS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
     "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -117,8 +127,9 @@ class Chromium:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._received:
-            data = os.read(self._from, 1 << 16)
-            assert data, "Chromium has ended"
+            readable, _, _ = select.select([self._from], [], [], _TIMEOUT_S)
+            data = os.read(self._from, 1 << 16) if readable else b""
+            assert data, "Chromium has ended, or does not answer"
             self._received += data
         message, _, self._received = self._received.partition(b"\0")
         received: dict[str, Any] = json.loads(message)
@@ -135,15 +146,12 @@ def chromium(profile: Path, *options: str) -> Iterator[Chromium]:
     read_there, write_here = os.pipe()
     read_here, write_there = os.pipe()
 
-    def pipes() -> None:  # the protocol's are the descriptors 3 and 4
-        there = os.dup2(read_there, 200), os.dup2(write_there, 201)
-        os.dup2(there[0], 3)
-        os.dup2(there[1], 4)
-
     process = subprocess.Popen(
-        [path, *_OPTIONS, f"--user-data-dir={profile}", *options, "about:blank"],
-        preexec_fn=pipes,
-        close_fds=False,
+        [
+            *(sys.executable, "-I", "-S", "-c", _START, str(read_there), str(write_there)),
+            *(path, *_OPTIONS, f"--user-data-dir={profile}", *options, "about:blank"),
+        ],
+        pass_fds=(read_there, write_there),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -35,6 +35,7 @@ from ..compression.dictionaries import (
     make_delta,
 )
 from ..errors import ConfigurationError
+from .deltas import MAX_RELEASES, MIN_FILE_BYTES
 from .directory import names_of
 from .found import has_same_time, is_outdated
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
@@ -54,9 +55,6 @@ _SUFFIXES = "|".join(map(re.escape, SIBLING_SUFFIXES.values()))
 _SIBLING = re.compile(
     rf"(?P<original>[^/]+)(?:{_SUFFIXES}|\.[0-9a-f]{{16}}{re.escape(DELTA_SUFFIX)})\Z"
 )
-# Releases of a file that deltas are made to, the newest first.
-_MAX_RELEASES = 16
-_MIN_DICTIONARY_BYTES = 500
 # The errors if a sibling's folder is gone, or has become a link.
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
@@ -244,7 +242,7 @@ class _Run:
             except OSError:
                 continue  # a folder that is new
             found = [(facts.st_mtime_ns, n) for n in names if (facts := facts_of(str(below / n)))]
-            for _, name in sorted(found, reverse=True)[:_MAX_RELEASES]:
+            for _, name in sorted(found, reverse=True)[:MAX_RELEASES]:
                 try:
                     with folder_of(root, (Path(path).parent / name).as_posix()) as (folder, _):
                         file = read_file(folder, name)
@@ -252,7 +250,7 @@ class _Run:
                     continue
                 if (
                     file
-                    and len(file.content) >= _MIN_DICTIONARY_BYTES
+                    and len(file.content) >= MIN_FILE_BYTES
                     and file.content != original.content
                 ):
                     yield file.content

@@ -44,11 +44,11 @@ _WAIT_S = 0.25
 # threads, is bounded. They are made one after the other.
 _MAX_WAITED_FOR = 32
 # Releases of a file that are looked at, the newest first.
-_MAX_RELEASES = 16
+MAX_RELEASES = 16
 # Of how many files the releases are remembered; one takes about 3 kB.
 _MAX_REMEMBERED = 1000
 # A smaller file fits into the first packets whatever its coding, and helps little as a dictionary.
-_MIN_FILE_BYTES = 500
+MIN_FILE_BYTES = 500
 
 
 class _Release(NamedTuple):
@@ -92,7 +92,7 @@ class Deltas:
         identity = identity_of(opened.facts)
         hashed = hashed_name(file.names[-1])
         size = opened.facts.st_size
-        if hashed is None or size < _MIN_FILE_BYTES or not _is_settled(opened.facts):
+        if hashed is None or size < MIN_FILE_BYTES or not _is_settled(opened.facts):
             return None
         copy = COPIES.kept_delta(identity, digest, on_disk=True)
         if copy is not None:
@@ -218,10 +218,10 @@ def _newest(directory: Directory, folders: Sequence[str], names: Iterator[str]) 
             facts = os.stat(directory.full_path([*folders, name]))
         except OSError:
             continue
-        if stat.S_ISREG(facts.st_mode) and _MIN_FILE_BYTES <= facts.st_size <= MAX_FILE_BYTES:
+        if stat.S_ISREG(facts.st_mode) and MIN_FILE_BYTES <= facts.st_size <= MAX_FILE_BYTES:
             found.append((facts.st_mtime_ns, _Release(name, identity_of(facts))))
     found.sort(reverse=True)
-    return [release for _, release in found[:_MAX_RELEASES]]
+    return [release for _, release in found[:MAX_RELEASES]]
 
 
 def _content(directory: Directory, names: Sequence[str], identity: Identity) -> bytes | None:
