@@ -1,6 +1,6 @@
 """Crowds of slow clients.
 
-    python -m wsgifast.commands.bench.slow_clients HOST PORT CLIENTS SECONDS <KIND
+    python -m tests.support.crowds
 
 A crowd is one process with one thread. It is bounded in clients and in seconds, and ends when the
 process that started it does. A kind of client says what it sends at once, what it goes on sending
