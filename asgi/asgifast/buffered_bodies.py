@@ -106,7 +106,11 @@ class BufferedBody:
         self._drop_memory()
         file, self._file = self._file, None
         if file is not None:
-            await in_thread(file.close)  # to free a large file takes milliseconds
+            try:
+                await in_thread(file.close)  # to free a large file takes milliseconds
+            finally:
+                if not file.closed:  # trio starts no thread for a task that is cancelled
+                    file.close()
 
     def _message(self, block: bytes) -> Message:
         is_last = self._read == self._written and not self._memory and not self._rest

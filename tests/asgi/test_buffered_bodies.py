@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from asgifast import ASGIFast, buffered_bodies
 from asgifast.buffered_bodies import BufferedBody
 from asgifast.messages import Message, Receive, Scope, Send
@@ -188,6 +189,27 @@ def test_request_that_is_cancelled_leaves_nothing() -> None:
             await task
 
     asyncio.run(run())
+
+
+def test_request_that_is_cancelled_on_trio_leaves_nothing() -> None:
+    async def run() -> None:
+        received = messages([b"x" * PIECE] * 20)[:-1]
+        with trio.CancelScope() as cancelled:
+
+            async def receive() -> Message:
+                if not received:
+                    cancelled.cancel()
+                    await trio.sleep_forever()
+                return received.pop(0)
+
+            async def send(message: Message) -> None:
+                raise AssertionError
+
+            scope = sized([b"x" * PIECE] * 20)
+            await ASGIFast(echo, buffer_bodies=True)(scope, receive, send)
+        assert cancelled.cancelled_caught
+
+    trio.run(run)
 
 
 def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
