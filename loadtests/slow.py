@@ -29,7 +29,7 @@ from .bench import FAST, Side, pair, row, table
 from .clients import percentile, raw
 from .payloads import FILE_BYTES, LIST_BYTES, MIB
 from .servers import granian, nginx, uvicorn
-from .uploads import FIELD
+from .uploads import FIELD, ROOM
 
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
@@ -284,8 +284,8 @@ def upload_table(locust: Locust) -> Table:
         "our protocol + ASGIFast": uvicorn(limited, *how, ours=True),
         "uvicorn": uvicorn(app, *how),
         "granian": granian(app, *how),
-        "gthread": gunicorn("loadtests.upload_app:flask()", "--threads=4", worker_class="gthread"),
-        "FastWorker": gunicorn("loadtests.upload_app:flask()", "--threads=4", worker_class=FAST),
+        "gthread": gunicorn("loadtests.upload_app:flask()", worker_class="gthread"),
+        "FastWorker": gunicorn("loadtests.upload_app:flask()", worker_class=FAST, env=ROOM),
     }
     title = "beside an upload of 5 GiB (in a short run 128 MiB) and 200 dribblers"
     client = _beside_upload(locust)
