@@ -255,6 +255,14 @@ def test_head_byte_by_byte_is_408(server: LiveServer, name: str, peer: Peer) -> 
     assert count(server, "timeouts", "head") == timeouts + 1
 
 
+def test_head_behind_an_unread_body_is_408(peer: Peer) -> None:
+    peer.post("/unread", length(5))
+    assert peer.answer() == (200, b"0")
+    peer.sock.sendall(b"12345")
+    peer.trickle(b"GET /" + b"a" * 500, 0.05)
+    assert peer.answer()[0] == 408
+
+
 def test_first_head_byte_by_byte_ends(name: str, peer: Peer) -> None:
     """zttp does not say whether anything has come: without an answer there."""
     peer.trickle(b"GET /" + b"a" * 500, 0.05)

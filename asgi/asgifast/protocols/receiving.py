@@ -139,7 +139,9 @@ class ConnectionLoop:
     ) -> None:
         self.real = loop
         self.create_task = loop.create_task
-        self._time = loop.time
+        # asyncio's own is this one in a function, which is called twice for every request.
+        is_asyncio = type(loop).time is asyncio.BaseEventLoop.time
+        self._time = time.monotonic if is_asyncio else loop.time
         self._check = check
         self._head_timeout_s = head_timeout_s
         # To be called at `_due`, by the loop's time, unless it is None.
@@ -148,7 +150,7 @@ class ConnectionLoop:
         # Runs on while requests come and go.
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = 0.0
-        self.since = loop.time()
+        self.since = self._time()
         self.pace = UploadPace(body_timeout_s) if body_timeout_s < math.inf else None
         # Those for which their apps wait; over HTTP/1 one at most.
         self._uploads: tuple[Upload, ...] = ()

@@ -46,7 +46,7 @@ class H11Protocol(FileSending, h11_impl.H11Protocol):
     _response_class = H11Response
 
     def _has_begun_head(self) -> bool:
-        return bool(self.conn.trailing_data[0])
+        return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
 
     def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:
         super().handle_websocket_upgrade(*args, rest=rest or self.conn.trailing_data[0])

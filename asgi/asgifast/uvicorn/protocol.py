@@ -97,6 +97,7 @@ _OF_THE_FLOW = {
 }  # fmt: skip
 _OF_THE_PROTOCOL = {
     "connection_lost", "connection_made", "eof_received", "resume_writing", "shutdown",
+    "timeout_keep_alive_handler",
 }  # fmt: skip
 
 
@@ -312,21 +313,24 @@ class FileSending(_Base):
         if cycle is not None and not cycle.response_complete:
             left_s: float = self.loop.check_uploads()
             return left_s
-        # The rest of a body whose request has been answered; or a head.
-        is_body = cycle is not None and cycle.more_body
+        # The rest of a body whose request has been answered; or a head: behind such a body uvicorn
+        # leaves `more_body` as it was.
+        has_begun_head = self._has_begun_head()
+        is_body = cycle is not None and cycle.more_body and not has_begun_head
         left_s = self.loop.since - self.loop.time()
         left_s += self.body_timeout_s if is_body else self.head_timeout_s
         if left_s > 0:
             return left_s
         figures.timeouts["body" if is_body else "head"] += 1
-        if not is_body and self._has_begun_head():
+        if has_begun_head:
             self._answer_late_head()
         self.transport.close()
         return math.inf
 
     def _has_begun_head(self) -> bool:
         """Whether something of a head has come, where none is complete."""
-        return self.cycle is not None  # for that the keep-alive timer was stopped
+        # For that the keep-alive timer was stopped.
+        return self.cycle is not None and not self.cycle.more_body
 
     def _answer_late_head(self) -> None:
         error = RequestError(408, "The request did not come in time")
@@ -340,7 +344,8 @@ class FileSending(_Base):
         self.transport.is_receiving = lambda: True
 
     def timeout_keep_alive_handler(self) -> None:
-        figures.timeouts["keepalive"] += 1
+        if not self.transport.is_closing():
+            figures.timeouts["keepalive"] += 1
         super().timeout_keep_alive_handler()  # type: ignore[misc]
 
     def _is_receiving(self) -> bool:
