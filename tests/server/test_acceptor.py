@@ -17,6 +17,10 @@ from wsgifast.server.endpoint import HANDSHAKE, IDLE
 LISTENER = 3
 
 
+# The most connections.
+LIMIT = 1000
+
+
 class Listener:
     """A listener with so many connections waiting, or an error."""
 
@@ -74,8 +78,18 @@ class SimpleHashable(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
+class Taken:
+    """The open connections, as far as the acceptor counts them."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def __len__(self) -> int:
+        return LIMIT - self._server.room
+
+
 class Server:
-    """What a worker gives its acceptor."""
+    """What a server gives its acceptor."""
 
     def __init__(self, waiting: int = 0, room: int = 1000) -> None:
         self.listener = Listener(waiting)
@@ -86,17 +100,16 @@ class Server:
         self.warnings: list[str] = []
         self.state = IDLE  # of those that are accepted
         self.connections: list[Any] = []
-        listeners: Any = [self.listener]
-        poller: Any = self.poller
-        self.acceptor = Acceptor(
-            listeners,
-            poller,
-            connect=self.connect,
-            count=lambda: -self.room,
-            limit=0,
+        server: Any = SimpleNamespace(
+            listeners=[self.listener],
+            poller=self.poller,
+            connections=Taken(self),
+            options=SimpleNamespace(worker_connections=LIMIT),
             is_open=lambda: self.open,
+            connect=lambda *accepted: self.connect(*accepted),
             log=SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args)),
         )
+        self.acceptor = Acceptor(server)
         self.acceptor.update()
 
     def connect(self, sock: Any, peer: Any, address: Any) -> Any:
@@ -261,9 +274,8 @@ def test_a_full_worker_says_so_once_until_it_has_room_again(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("tests.server.test_acceptor.LIMIT", 100)
     server = Server(waiting=500, room=100)
-    server.acceptor._limit = 100
-    server.acceptor._count = lambda: 100 - server.room
     while server.room > 0:
         server.acceptor.accept(LISTENER)
     assert len(server.warnings) == 1
@@ -386,7 +398,7 @@ def test_two_connections_close_at_once() -> None:
 
 def test_a_connection_that_fails_at_once_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(waiting=3)
-    monkeypatch.setattr(server.acceptor, "_connect", lambda sock, peer, address: None)
+    monkeypatch.setattr(server, "connect", lambda sock, peer, address: None)
     server.acceptor.accept(LISTENER)
     assert server.listener.waiting == 0
     assert not server.begun
@@ -394,16 +406,13 @@ def test_a_connection_that_fails_at_once_is_no_connection(monkeypatch: pytest.Mo
 
 def test_listeners_are_made_non_blocking() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        poller: Any = Listening()
-        acceptor = Acceptor(
-            [listener],
-            poller,
-            connect=lambda *_: None,
-            count=lambda: 0,
-            limit=1,
-            is_open=lambda: True,
-            log=None,
+        server: Any = SimpleNamespace(
+            listeners=[listener],
+            poller=Listening(),
+            connections=(),
+            options=SimpleNamespace(worker_connections=1),
         )
+        acceptor = Acceptor(server)
         assert not listener.getblocking()
         assert acceptor.listens_on(listener.fileno())
         assert not acceptor.listens_on(listener.fileno() + 1)

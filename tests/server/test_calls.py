@@ -59,7 +59,7 @@ def calls() -> Calls:
     worker.wsgi = calls.app
     server = worker.server = worker.make_server()
     near, client = socket.socketpair()
-    connection = server._connect(near, ("192.0.2.1", 4711), ("192.0.2.2", 80))
+    connection = server.connect(near, ("192.0.2.1", 4711), ("192.0.2.2", 80))
     assert connection is not None
     connection.begin()
     threading.setprofile(calls.on_event)

@@ -228,7 +228,7 @@ class Bench:
 
     def accept(self, sock: socket.socket, peer: Any) -> connection.Connection:
         """The connection of a socket, before its first event."""
-        near = self.server._connect(sock, peer, LISTENER)
+        near = self.server.connect(sock, peer, LISTENER)
         assert isinstance(near, connection.Connection)
         return near
 

@@ -459,7 +459,7 @@ def test_a_connection_that_cannot_be_made(
     near, far = socket.socketpair()
     with far:
         bench.server._parser_for = parser_for
-        assert bench.server._connect(near, ("192.0.2.1", 1), None) is None
+        assert bench.server.connect(near, ("192.0.2.1", 1), None) is None
         assert near.fileno() == -1
         assert far.recv(1) == b""
     assert not bench.server.registry.connections

@@ -26,14 +26,14 @@ counted yet; the worker must wait for the end of that turn.
 from __future__ import annotations
 
 import errno
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .endpoint import HANDSHAKE
-from .poller import Poller
+
+if TYPE_CHECKING:
+    from .server import Server
 
 # Most connections accepted in one turn: more would delay other events, and leave siblings idle.
 _ACCEPTS = 16
@@ -54,37 +54,19 @@ _FULL_UNTIL = 0.9
 
 
 class Acceptor:
-    """Accepts from the listeners; thread-safe.
+    """Accepts from a server's listeners, which stay the caller's to close; thread-safe.
 
-    :param listeners: made non-blocking; they stay the caller's to close.
-    :param connect: makes a connection from an accepted socket, its peer's address and the
-        listener's; None if that failed. Its begin() has it wait for its first event.
-    :param count: returns the number of open connections.
-    :param limit: the most there may be.
-    :param is_open: returns whether connections are wanted now.
     :ivar unfinished: a listener whose queue its last turn did not empty.
     """
 
-    def __init__(
-        self,
-        listeners: Iterable[socket.socket],
-        poller: Poller,
-        *,
-        connect: Callable[[socket.socket, Any, Any], Any],
-        count: Callable[[], int],
-        limit: int,
-        is_open: Callable[[], bool],
-        log: Any,
-    ) -> None:
-        self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in listeners}
+    def __init__(self, server: Server) -> None:
+        self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in server.listeners}
         for sock, _ in self._listeners.values():
             sock.setblocking(False)
-        self._poller = poller
-        self._connect = connect
-        self._count = count
-        self._limit = limit
-        self._is_open = is_open
-        self._log = log
+        self._server = server
+        self._poller = server.poller
+        self._connections = server.connections
+        self._limit = server.options.worker_connections
         self._lock = threading.Lock()
         self._resume_at = 0.0
         self._warned_at = -_WARN_AGAIN_S
@@ -118,9 +100,9 @@ class Acceptor:
         with self._lock:
             wanted = (
                 not self._closed
-                and self._count() < self._limit
+                and len(self._connections) < self._limit
                 and len(self._handshakes) < MOST_HANDSHAKES
-                and self._is_open()
+                and self._server.is_open()
                 and (not self._resume_at or time.monotonic() >= self._resume_at)
             )
             if wanted == self.listening:
@@ -137,7 +119,7 @@ class Acceptor:
 
     def on_closed(self) -> None:
         """A connection has closed its descriptor: there is room again."""
-        if self._full and self._count() <= self._limit * _FULL_UNTIL:
+        if self._full and len(self._connections) <= self._limit * _FULL_UNTIL:
             self._full = False
         if not self.listening:
             self._resume_at = 0.0
@@ -181,12 +163,12 @@ class Acceptor:
                     self.update()
                 break
             else:
-                connection = self._connect(sock, peer, address)
+                connection = self._server.connect(sock, peer, address)
             if connection is not None:
                 if connection.state is HANDSHAKE:
                     self._handshakes[connection] = time.monotonic()
                 # Before another thread may close the connection and make room again.
-                if self._count() >= self._limit:
+                if len(self._connections) >= self._limit:
                     self.update()
                     self._warn_that_it_is_full("worker_connections", self._limit)
                 elif len(self._handshakes) >= MOST_HANDSHAKES:
@@ -228,7 +210,7 @@ class Acceptor:
         now = time.monotonic()
         if now - self._warned_at >= _WARN_AGAIN_S:
             self._warned_at = now
-            self._log.warning("Cannot accept: %s; trying again soon", error)
+            self._server.log.warning("Cannot accept: %s; trying again soon", error)
         self._resume_at = now + _PAUSE_S
 
     def _warn_that_it_is_full(self, of: str, limit: int) -> None:
@@ -238,4 +220,6 @@ class Acceptor:
         now = time.monotonic()
         if now - self._said_full_at >= _WARN_AGAIN_S:
             self._said_full_at = now
-            self._log.warning("All %d %s are taken: new ones wait until others close", limit, of)
+            self._server.log.warning(
+                "All %d %s are taken: new ones wait until others close", limit, of
+            )

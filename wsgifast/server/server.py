@@ -85,15 +85,7 @@ class Server:
         self.connections = self.registry.connections
         self._waiting = self.registry.waiting
         self.pool = Pool(options.threads, self.poller, self)
-        self._acceptor = Acceptor(
-            self.listeners,
-            self.poller,
-            connect=self._connect,
-            count=self.connections.__len__,
-            limit=options.worker_connections,
-            is_open=self._is_open,
-            log=log,
-        )
+        self._acceptor = Acceptor(self)
         self._watchdog = Watchdog(self)
         self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
         # Used by connections, like options, registry and log.
@@ -207,11 +199,12 @@ class Server:
 
     # Connections
 
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether to accept; without a free thread, connections are left to sibling workers."""
         return not self._stopping and not (self.options.has_siblings and self.pool.saturated)
 
-    def _connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
+    def connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
+        """Make a connection of an accepted socket; its begin() has it wait for its first event."""
         try:
             sock.setblocking(False)
             if self._secure is not None:
