@@ -106,6 +106,7 @@ class ResponseWriter(BodyCounter):
     _looks_at: float | None = None  # when to look for the client of a response without a body
 
     def __init__(self, output: Output) -> None:
+        super().__init__(NOT_STARTED)
         self.status: str | None = None
         self.must_close = False
         self.headers_sent = False
@@ -147,7 +148,7 @@ class ResponseWriter(BodyCounter):
         self._framing = framing = head.frame(self._method, chunks=self._chunks)
         # Content-Length first: most responses have one, and the property costs more.
         self.closes = head.closes or (framing.length is None and not framing.ends_itself)
-        self._has_body = has_body = framing.has_body  # BodyCounter.begin, inlined
+        self._has_body = has_body = framing.has_body  # BodyCounter's __init__, inlined
         self.length = framing.length if has_body else 0
         self.sent = self.dropped = 0
         return self.write

@@ -13,7 +13,7 @@ from ..bodies.classify import BARE, REFUSED, can_be_iterated, classify
 from ..bodies.files import Segment, known_size, segment_of
 from ..bodies.response_writer import ResponseWriter, not_bytes
 from ..errors import BodyError, BodyTooShort, ClientGone
-from ..http.framing import frame_response
+from ..http.framing import BodyCounter, frame_response
 from ..sockets.closing import has_hung_up
 from ..sockets.sending import (
     BLOCK_BYTES,
@@ -106,7 +106,7 @@ class Response(ResponseWriter):
             self._method, head.code, head.content_length, size=size, chunks=self._chunks
         )
         self.closes = head.closes or not framing.ends_itself
-        self.begin(framing)
+        BodyCounter.__init__(self, framing)
         # If it is too short, only the end of the connection shows it to the client.
         length = self.length
         self.must_close = length is not None and size < length

@@ -80,17 +80,9 @@ class BodyCounter:
     :ivar dropped: bytes that were not admitted.
     """
 
-    # Before the framing is known.
-    length: int | None = None
-    sent = 0
-    dropped = 0
-    _has_body = True
+    __slots__ = ("_has_body", "dropped", "length", "sent")
 
     def __init__(self, framing: Framing) -> None:
-        self.begin(framing)
-
-    def begin(self, framing: Framing) -> None:
-        """Count from the beginning, by a framing."""
         self._has_body = framing.has_body
         self.length = framing.length if framing.has_body else 0
         self.sent = 0

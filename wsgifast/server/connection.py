@@ -132,19 +132,15 @@ class Connection(Endpoint):
         except ssl.SSLWantWriteError:
             self.wait(WRITE)
             return None
-        except ssl.SSLEOFError:
-            self._core.log.debug("A TLS connection has ended in its handshake")
-            self.close()
-            return None
-        except ssl.SSLError as error:
-            ip = self.peer[0] if isinstance(self.peer, tuple) else ""
-            self._core.log.warning("Invalid request from ip=%s: %s", ip, error)
-            self._core.on_handshake_end(self)
-            self.linger()  # OpenSSL has sent an alert: the client is to receive it
-            return None
         except (OSError, ValueError) as error:
-            self._core.log.debug("TLS handshake failed: %s", error)
-            self.close()
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                ip = self.peer[0] if isinstance(self.peer, tuple) else ""
+                self._core.log.warning("Invalid request from ip=%s: %s", ip, error)
+                self._core.on_handshake_end(self)
+                self.linger()  # OpenSSL has sent an alert: the client is to receive it
+            else:
+                self._core.log.debug("TLS handshake failed: %s", error)
+                self.close()
             return None
         self.state = IDLE
         self._core.on_handshake_end(self)

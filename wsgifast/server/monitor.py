@@ -36,8 +36,8 @@ _MOST_PATIENCE_S = 4 * TICK_S
 # How long a leader that computes, or waits for a CPU, keeps the lead: its follower would wait for
 # the same CPU, or for the GIL that the leader holds.
 _RUNNING_PATIENCE_S = 0.005
-# A spare whose turn takes longer is blocked. Until then it may just compete with all the apps for
-# the GIL, which another spare would make worse.
+# The spare is blocked if its turn takes longer. Until then it may just compete with all the apps
+# for the GIL.
 _SPARE_PATIENCE_S = 0.25
 
 _Turns = list[tuple[str, int | None, int | None]]
@@ -70,7 +70,7 @@ class Monitor:
 
     :param leader: returns the current leader.
     :param replace: called with a leader that is to be replaced.
-    :param on_tick: see :class:`~.pool.Work`.
+    :param on_tick: see :meth:`.Server.on_tick`.
     :ivar ticking: whether it watches, so that a requested tick comes.
     :ivar guard_at: a thread that begins a turn after this time calls :meth:`guard`; monotonic.
     """

@@ -81,7 +81,9 @@ class Response(ResponseWriter):
     close_body: Callable[[], object] | None = None
 
     def __init__(self, req: Any, output: Output, settings: ResponseSettings) -> None:
-        # The base class's __init__ inlined: this runs for each request.
+        # The base classes' __init__ inlined: this runs for each request.
+        self.length = None
+        self.sent = self.dropped = 0
         self.status = None
         self.must_close = self.headers_sent = False
         self._output = output

@@ -92,6 +92,7 @@ class Server:
         self.http2 = http2
         self.output_rules = OutputRules(self)
         self.on_sent = application.on_sent
+        self.on_handshake_end = self._acceptor.on_handshake_end
         self.run_soon = self.pool.defer  # and the app of what the task returns
         self.postpone, self.make_due = self.pool.postpone, self.pool.make_due
 
@@ -269,10 +270,6 @@ class Server:
         except OSError:
             return False
         return True
-
-    def on_handshake_end(self, connection: Endpoint) -> None:
-        """A TLS handshake has succeeded or failed, or its connection is about to be closed."""
-        self._acceptor.on_handshake_end(connection)
 
     def is_ending(self) -> bool:
         """Whether clients should make their next requests elsewhere."""
