@@ -283,14 +283,14 @@ def test_head_with_framing_gives_the_end_of_the_body(head: bytes, framing: BodyF
 def test_ambiguous_head_is_refused(head: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         checked(head)
-    assert caught.value.status is HTTPStatus.BAD_REQUEST
+    assert caught.value.status == HTTPStatus.BAD_REQUEST
 
 
 @pytest.mark.parametrize("codings", [b"gzip", b"gzip, chunked", b"chunked, chunked", b"identity"])
 def test_transfer_coding_other_than_chunked_is_refused(codings: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         checked(b"Host: a\r\nTransfer-Encoding: " + codings + b"\r\n")
-    assert caught.value.status is HTTPStatus.NOT_IMPLEMENTED
+    assert caught.value.status == HTTPStatus.NOT_IMPLEMENTED
 
 
 def test_http10_head_with_chunks_is_refused_and_its_expectation_ignored() -> None:
@@ -303,7 +303,7 @@ def test_http10_head_with_chunks_is_refused_and_its_expectation_ignored() -> Non
 def test_unknown_expectation_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         checked(b"Host: a\r\nExpect: tea\r\n")
-    assert caught.value.status is HTTPStatus.EXPECTATION_FAILED
+    assert caught.value.status == HTTPStatus.EXPECTATION_FAILED
 
 
 @pytest.mark.parametrize(
