@@ -10,6 +10,11 @@ requests are GETs. A client that follows RFC 9112 section 9.3.1 repeats one, onc
 connection, if the connection is closed before any byte of the response: the server may have closed
 an idle connection at that moment. Everything else counts as lost: a refused connection, a status
 other than 200, a truncated or incorrect response. granian supports only HUP.
+
+    python -m loadtests replaced.import.
+
+An app whose import computes for 8 s in every process is reloaded (HUP), or, under FastWorker and
+gthread, its only worker reaches max_requests. What matters is the longest answer.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from wsgifast.commands.bench.tables import Client, Load, Row, Server, Task, Unit
 from .bench import APP, FAST, row, table
 from .clients import BadAnswer, Connection, NoAnswer
 from .payloads import payload, payload_file
-from .servers import granian
+from .servers import granian, uvicorn
 
 SMALL_BYTES = 1024
 DOWNLOAD_BYTES = 100 * 1024 * 1024
@@ -52,6 +57,11 @@ _MOST_LOST = 1000
 _DONE_S = 90.0
 # So long after it was started a new worker accepts.
 _BOOT_S = 2.0
+IMPORT_S = 8.0
+# Until the last of two processes, one after the other, has imported the app and serves.
+_RELOADED_S = 2 * IMPORT_S + 8.0
+# Clients of an app with a slow import, and a pause after each answer.
+_IMPORT_CLIENTS, _IMPORT_PAUSE_S = 4, 0.01
 
 
 @dataclass
@@ -62,6 +72,7 @@ class Outcome:
     done: Counter[str] = field(default_factory=Counter)
     deeds: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    longest_s: float = 0.0
 
 
 class Asking:
@@ -89,6 +100,14 @@ class Asking:
 
     def ask(self) -> bool:
         """Ask once, or twice where that is allowed; whether the answer came whole."""
+        begun = time.monotonic()
+        try:
+            return self._ask()
+        finally:
+            longest_s = time.monotonic() - begun
+            self._outcome.longest_s = max(self._outcome.longest_s, longest_s)
+
+    def _ask(self) -> bool:
         try:
             was_used = self._connection.is_open
             try:
@@ -226,9 +245,73 @@ def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
         seconds, lost = time.monotonic() - begun, out.lost
         kept = {name: out.done[name] for name in ("downloads", "repeated")}
         facts = {**kept, "lost": lost.total(), **out.deeds}
-        return Load(out.done["answered"], lost.total(), 0, seconds, errors=lost, facts=facts)
+        return Load(out.done["answered"], lost.total(), 0, seconds, errors=dict(lost), facts=facts)
 
     return run
+
+
+def _importing(server: Server, *, signal_number: int | None, seconds: float) -> Client:
+    """Ask an app with a slow import for so long; a second after the begin a signal is sent."""
+
+    def run(task: Task) -> Load:
+        outcome = Outcome()
+        with temporary_folder("replaced") as folder, running_server(server, folder=folder) as one:
+            body = payload(SMALL_BYTES)
+            lock = threading.Lock()
+            first = Asking(one.address, "/", body, outcome)  # when the app has been imported
+            wait_until(first.ask, _DONE_S)
+            first.close()
+            outcome.lost.clear()
+            outcome.longest_s = 0.0
+            over = time.monotonic() + seconds
+            before = _workers(one.pid)
+
+            def ask() -> None:
+                asking = Asking(one.address, "/", body, outcome)
+                while time.monotonic() < over:
+                    if asking.ask():
+                        with lock:
+                            outcome.done["answered"] += 1
+                    time.sleep(_IMPORT_PAUSE_S)
+                asking.close()
+
+            threads = [threading.Thread(target=ask) for _ in range(_IMPORT_CLIENTS)]
+            for thread in threads:
+                thread.start()
+            time.sleep(1)
+            if signal_number is not None:
+                os.kill(one.pid, signal_number)
+            for thread in threads:
+                thread.join()
+            replaced_processes = len(before - _workers(one.pid))
+        facts = {
+            "lost": outcome.lost.total(),
+            "longest answer, s": round(outcome.longest_s, 2),
+            "processes replaced": replaced_processes,
+        }
+        return Load(outcome.done["answered"], 0, 0, seconds, errors=dict(outcome.lost), facts=facts)
+
+    return run
+
+
+def _import_rows(name: str, server: Server, *, recycles: Server | None = None) -> list[Row]:
+    ways = {"HUP": _importing(_slow(server), signal_number=_HUP, seconds=_RELOADED_S)}
+    if recycles is not None:
+        ways["max_requests"] = _importing(_slow(recycles), signal_number=None, seconds=_RELOADED_S)
+    return [
+        row(
+            f"replaced.import.{name}.{way}",
+            f"{name}, {way}",
+            {name: client},
+            unit=_ANSWERED,
+            rounds=1,
+        )
+        for way, client in ways.items()
+    ]
+
+
+def _slow(server: Server) -> Server:
+    return replace(server, env=(*server.env, ("IMPORT_S", str(IMPORT_S))))
 
 
 def _row(name: str, server: Server, *deeds: signal.Signals) -> Row:
@@ -253,8 +336,27 @@ _ANSWERED = Unit("requests", lambda m: m.requests)
 _HUP = signal.SIGHUP
 _ALL = (_HUP, _HUP, _HUP, signal.SIGTTIN, signal.SIGTTOU, _HUP, signal.SIGUSR2)
 FAST_SERVER = _gunicorn(FAST)
+_SLOW_APP, _SLOW_ASGI_APP = "loadtests.slow_import:app", "loadtests.slow_import:asgi_app"
+
+
+def _slow_gunicorn(worker_class: str, *options: str) -> Server:
+    options = ("--graceful-timeout=30", "--timeout=120", "--log-level=warning", *options)
+    return gunicorn(_SLOW_APP, *options, worker_class=worker_class)
+
+
+def _recycling(worker_class: str) -> Server:
+    # Enough for one replacement in the time that a row takes.
+    return _slow_gunicorn(worker_class, "--workers=1", "--max-requests=400")
+
+
 TABLE = table("replaced", "What is lost while processes are replaced", [
     _row("FastWorker", FAST_SERVER, *_ALL),
     _row("gthread", _gunicorn("gthread"), *_ALL),
     _row("granian", granian(APP, interface="wsgi", workers=WORKERS), _HUP),
+    *_import_rows("FastWorker", _slow_gunicorn(FAST, "--workers=2"), recycles=_recycling(FAST)),
+    *_import_rows(
+        "gthread", _slow_gunicorn("gthread", "--workers=2"), recycles=_recycling("gthread")
+    ),
+    *_import_rows("granian", granian(_SLOW_APP, interface="wsgi", workers=2)),
+    *_import_rows("uvicorn", uvicorn(_SLOW_ASGI_APP, "--workers=2")),
 ])  # fmt: skip
