@@ -57,6 +57,8 @@ class Loaded:
     :ivar memory_bytes: of the process that has loaded it; 0: it was not loaded.
     :ivar waits_for: packages that it has imported to ask other servers.
     :ivar static: directories of static files that its framework is configured with, by prefixes.
+    :ivar debug: the setting by which its framework debugs; empty if it does not.
+    :ivar configured: of the server, for `wsgifast run --check`: set or by default.
     """
 
     interface: Interface | None = None
@@ -69,6 +71,8 @@ class Loaded:
     memory_bytes: int = 0
     waits_for: Sequence[str] = ()
     static: Mapping[str, str] = field(default_factory=dict)
+    debug: str = ""
+    configured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_as(
@@ -84,8 +88,22 @@ def load_as(
     return _asked({"server": server, "target": target, "given": given}, arguments)
 
 
-def _asked(what: Mapping[str, Any], arguments: Sequence[str]) -> Loaded:
-    target = what["target"]
+def load_deployment(
+    server: ServerName, arguments: Sequence[str], environment: Mapping[str, str]
+) -> Loaded:
+    """Load the app that a server's own command line names, with all that is configured.
+
+    :param environment: what is added to this one.
+    :raises AppNotLoaded: if the import ends Python, or has no end.
+    """
+    what = {"server": server, "target": "", "given": True, "loads": True}
+    return _asked(what, arguments, environment)
+
+
+def _asked(
+    what: Mapping[str, Any], arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Loaded:
+    target = what["target"] or "the app"
     command = [sys.executable, "-c", START, __name__, json.dumps(what), *arguments]
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -93,6 +111,7 @@ def _asked(what: Mapping[str, Any], arguments: Sequence[str]) -> Loaded:
             stdin=subprocess.DEVNULL,
             stdout=answers,
             stderr=log,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,  # what the app starts ends with it
         )
         try:
@@ -204,12 +223,13 @@ def main() -> None:
     asked = json.loads(own)
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever the app prints is no answer
-    found = _as_server(asked["server"], asked["target"], arguments, asked["given"])
+    found = _as_server(asked, arguments)
     os.write(answers, json.dumps(asdict(found)).encode())
     os._exit(0)  # an app's threads and atexit functions are not waited for
 
 
-def _as_server(server: ServerName | None, target: str, arguments: list[str], given: bool) -> Loaded:
+def _as_server(asked: Mapping[str, Any], arguments: list[str]) -> Loaded:
+    server, target = asked["server"], asked["target"]
     before: dict[str, Any] = {}
     if server is not None:
         prepare = {"gunicorn": _like_gunicorn, "uvicorn": _like_uvicorn}[server]
@@ -219,7 +239,9 @@ def _as_server(server: ServerName | None, target: str, arguments: list[str], giv
             return Loaded(refusal=str(error))
         except AppNotLoaded as error:
             return Loaded(error=str(error), is_special=True)
-        before["is_special"] |= given
+        before["is_special"] |= asked["given"]
+        if asked.get("loads"):
+            target = before["settings"]["app"]
         if not target:
             return Loaded(**before)
     try:
@@ -238,8 +260,18 @@ def _as_server(server: ServerName | None, target: str, arguments: list[str], giv
         memory_bytes=resident_bytes(),
         waits_for=sorted(_CLIENTS & sys.modules.keys()),
         static=configured_static(app),
+        debug=_debug(app),
         **before,
     )
+
+
+def _debug(app: Any) -> str:
+    settings = getattr(sys.modules.get("django.conf"), "settings", None)
+    if settings is not None and settings.configured and settings.DEBUG:
+        return "Django's DEBUG is True"
+    if getattr(getattr(app, "__self__", app), "debug", None) is True:
+        return f"{type(app).__name__}.debug is True"
+    return ""
 
 
 # Packages by which apps ask databases and other servers, and wait meanwhile.
@@ -336,8 +368,18 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
         settings["paste"] = str(cfg.paste)
     if application.app_uri != target:
         settings["app"] = application.app_uri
+    configured = {
+        "kind": cfg.worker_class_str, "workers": cfg.workers, "reload": cfg.reload,
+        "uid": cfg.uid, "connections": cfg.worker_connections, "timeout": cfg.timeout,
+        "keepalive": cfg.keepalive, "graceful": cfg.graceful_timeout,
+        "addresses": [
+            each if isinstance(each, str) and not each.startswith("/") else f"unix:{each}"
+            for each in cfg.bind
+        ],
+        "forwarded": list(cfg.forwarded_allow_ips),
+    }  # fmt: skip
     is_special = application.has_file or bool(os.environ.get("GUNICORN_CMD_ARGS"))
-    return {"settings": settings, "is_special": is_special}
+    return {"settings": settings, "is_special": is_special, "configured": configured}
 
 
 def _last_words() -> str:
@@ -366,7 +408,8 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
     from uvicorn.main import main as command
 
     try:
-        context = command.make_context("uvicorn", [*arguments, target], **command.context_settings)
+        words = [*arguments, target] if target else arguments
+        context = command.make_context("uvicorn", words, **command.context_settings)
     except click.exceptions.Exit as end:
         raise ConfigurationError(f"it ends with {end.exit_code}") from None
     except click.ClickException as error:
@@ -390,7 +433,27 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
         for name in _UVICORN
         if name in values and context.get_parameter_source(name) not in unset
     }
-    return {"settings": settings, "is_special": any(n.startswith("UVICORN_") for n in os.environ)}
+    if not target:
+        app = values["app"]
+        settings["app"] = app if not values["factory"] or "(" in app else f"{app}()"
+    address = f"unix:{values['uds']}" if values.get("uds") else f"{values['host']}:{values['port']}"
+    trusted = values.get("forwarded_allow_ips") or os.environ.get(
+        "FORWARDED_ALLOW_IPS", "127.0.0.1"
+    )
+    configured = {
+        "kind": str(values["http"]), "reload": values["reload"],
+        "workers": values["workers"] or int(os.environ.get("WEB_CONCURRENCY", 1)),
+        "keepalive": values["timeout_keep_alive"],
+        "graceful": values["timeout_graceful_shutdown"],
+        "connections": values.get("limit_concurrency"),
+        "addresses": [address],
+        "forwarded": trusted.split(",") if values["proxy_headers"] else [],
+    }  # fmt: skip
+    return {
+        "configured": configured,
+        "settings": settings,
+        "is_special": any(n.startswith("UVICORN_") for n in os.environ),
+    }
 
 
 if __name__ == "__main__":

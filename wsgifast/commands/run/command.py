@@ -22,6 +22,7 @@ from ...sockets.client_limits import LIMITS, parse_limit, variable
 from ..arguments import (
     APP_HELP,
     DEFAULT_BIND,
+    STATUS_PART_FAILED,
     add_parser,
     address_of,
     cannot_listen,
@@ -30,10 +31,12 @@ from ..arguments import (
     count,
     option,
 )
+from ..doctor.formats import as_json
 from ..loading import absolute
 from ..loading.servers import Loaded, check_one_app, configured_app, load_for
 from ..terminal import show
 from . import ARGUMENTS
+from .check import as_lines, check_deployment
 from .sizing import read_container, size, temporary_note
 
 # Of an app that computes, and of one that waits for databases and other servers: while it waits,
@@ -52,6 +55,7 @@ _EXAMPLES = """\
   wsgifast run shop.settings --static /static/=build/static
   wsgifast run api:app --reload
   wsgifast run shop.wsgi --metrics 127.0.0.1:9100 --certfile cert.pem --keyfile key.pem
+  wsgifast run --check -- gunicorn -k gthread --threads 4 shop.wsgi
   wsgifast run api:app -- --app-dir src --env-file .env
   wsgifast run shop.wsgi -- --max-requests 10000 --access-logfile -
 """
@@ -123,11 +127,21 @@ def add_command(commands: Any) -> None:
         option(parser, _flag(name), value, limit.help, type=partial(_limit, name))
     config = "gunicorn's configuration file: what it sets takes the place of these defaults"
     option(parser, "--config", "FILE", config)
+    check = (
+        "serve nothing: report what is wrong, slow or worth knowing about this deployment, or that "
+        "of the gunicorn or uvicorn command after --; status 1 if something is wrong or slow"
+    )
+    option(parser, "--check", help=check)
+    option(parser, "--json", help="with --check: the findings for programs")
     parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.check:
+        return _check(options)
+    if options.json:
+        raise ConfigurationError("--json goes with --check")
     for name in ("certfile", "keyfile", "config"):
         if not (getattr(options, name) or "").startswith("python:"):  # gunicorn's, for a module
             check_readable(f"--{name}", getattr(options, name))
@@ -139,6 +153,17 @@ def _run(options: argparse.Namespace) -> int:
     os.environ.update(plan.environment)
     # In place of this process: signals, supervisors and exit statuses are the server's own.
     return os.execv(plan.command[0], list(plan.command))
+
+
+def _check(options: argparse.Namespace) -> int:
+    if options.app is None and options.rest:
+        command, environment = options.rest, {}
+    else:
+        plan = planned(options)
+        command, environment = plan.command, dict(plan.environment)
+    report = check_deployment(command, environment)
+    show(as_json(report) if options.json else "\n".join(as_lines(report)))
+    return STATUS_PART_FAILED if report.of("wrong", "slow") else 0
 
 
 def planned(options: argparse.Namespace) -> Plan:

@@ -1,0 +1,128 @@
+"""`wsgifast run --check`: what it finds in command lines of gunicorn and uvicorn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wsgifast.commands.cli import main
+from wsgifast.commands.doctor.findings import CATALOGUE
+from wsgifast.commands.loading import ServerName
+from wsgifast.commands.loading.servers import Loaded
+from wsgifast.commands.run.check import check_deployment, findings
+from wsgifast.commands.run.sizing import Container
+from wsgifast.errors import ConfigurationError
+
+GOOD: Mapping[str, Any] = {
+    "kind": "wsgifast.workers.FastWorker",
+    "workers": 2,
+    "reload": False,
+    "uid": 33,
+    "connections": 1000,
+    "timeout": 30,
+    "keepalive": 75,
+    "graceful": 8,
+    "addresses": ["0.0.0.0:8000"],
+    "forwarded": ["10.0.0.1"],
+}
+MACHINE: Mapping[str, Any] = {
+    "open_files": 65536,
+    "is_root": False,
+    "temporary": None,
+    "has_body_limit": True,
+}
+
+
+def ids(
+    changed: Mapping[str, Any],
+    machine: Mapping[str, Any] | None = None,
+    server: ServerName = "gunicorn",
+    debug: str = "",
+) -> list[str]:
+    loaded = Loaded(configured={**GOOD, **changed}, debug=debug)
+    container = Container(2.0, "quota", 2**30, "limit")
+    found = findings(server, loaded, container, **{**MACHINE, **(machine or {})})
+    return [id for id, _ in found]
+
+
+def test_deployment_as_it_should_be_has_no_finding() -> None:
+    assert ids({}) == []
+    assert ids({"kind": "asgifast.uvicorn:HttpToolsProtocol"}, server="uvicorn") == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "machine", "expected"),
+    [
+        ({"kind": "gthread"}, {}, ["WF101"]),
+        ({"kind": "gthread"}, {"has_body_limit": False}, ["WF101", "WF102"]),
+        ({"kind": "gevent"}, {"has_body_limit": False}, ["WF102"]),
+        ({"uid": 0}, {"is_root": True}, ["WF104"]),
+        ({"uid": 33}, {"is_root": True}, []),
+        ({"reload": True}, {}, ["WF105"]),
+        ({}, {"temporary": "/tmp is in memory"}, ["WF106"]),
+        ({}, {"open_files": 1024}, ["WF107"]),
+        ({}, {"open_files": -1}, []),  # without a limit
+        ({"workers": 1}, {}, ["WF108"]),
+        ({"workers": 6}, {}, ["WF108"]),
+        ({"workers": 5}, {}, []),
+        ({"timeout": 61}, {}, ["WF109"]),
+        ({"timeout": 0}, {}, ["WF109"]),
+        ({"keepalive": 2}, {}, ["WF110"]),
+        ({"graceful": 30}, {}, ["WF111"]),
+        ({"graceful": None}, {}, ["WF111"]),
+        ({"forwarded": ["*"]}, {}, ["WF112"]),
+        ({"forwarded": ["*"], "addresses": ["unix:/run/shop.sock"]}, {}, ["WF113"]),
+        ({"addresses": ["127.0.0.1:8000"]}, {}, ["WF113"]),
+    ],
+)
+def test_findings_of_a_deployment(
+    changed: Mapping[str, Any], machine: Mapping[str, Any], expected: list[str]
+) -> None:
+    assert ids(changed, machine) == expected
+    assert CATALOGUE.keys() >= set(expected)
+
+
+def test_debugging_is_found() -> None:
+    assert ids({}, debug="Django's DEBUG is True") == ["WF103"]
+
+
+def test_existing_command_lines_are_read_with_configuration_and_app(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import flask\napp = flask.Flask(__name__)\napp.debug = True\n"
+    )
+    conf = tmp_path / "own.py"
+    conf.write_text("workers = 9\nforwarded_allow_ips = '*'\nbind = '0.0.0.0:80'\n")
+    command = ["gunicorn", "-c", str(conf), "--chdir", str(tmp_path), "-k", "sync", "shop:app"]
+    found = {finding.id: finding.what for finding in check_deployment(command, {}).findings}
+    assert {"WF101", "WF102", "WF103", "WF108", "WF112"} <= found.keys()
+    assert found["WF103"] == "Flask.debug is True"
+    assert found["WF108"].startswith("9 for ")
+    command = ["python", "-m", "uvicorn", "--workers=9", "examples.starlette_app:app"]
+    found = {finding.id: finding.what for finding in check_deployment(command, {}).findings}
+    assert {"WF102", "WF108", "WF111", "WF113"} <= found.keys()
+    assert "WF101" not in found
+
+
+def test_command_of_another_server_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"after -- a command of gunicorn or uvicorn"):
+        check_deployment(["waitress-serve", "shop:app"], {})
+    with pytest.raises(ConfigurationError, match="gunicorn: "):
+        check_deployment(["gunicorn", "--no-such-option", "shop:app"], {})
+
+
+@pytest.mark.parametrize("app", ["examples.mistakes:raw", "examples.starlette_app"])
+def test_own_deployment_is_checked_and_not_served(
+    app: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main(["run", "--check", "--json", app])
+    report = json.loads(capsys.readouterr().out)
+    found = {finding["id"] for finding in report["findings"]}
+    assert status == bool({f["severity"] for f in report["findings"]} & {"wrong", "slow"})
+    assert "WF101" not in found
+    assert "WF113" in found
+    assert main(["run", "--check", app, "--reload"]) == 1
+    assert "WF105  wrong  a reloader in production: --reload\n" in capsys.readouterr().out

@@ -1,0 +1,139 @@
+"""`wsgifast run --check`: what a reviewer of a deployment would say, from its command line."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ...errors import ConfigurationError
+from ...sockets.client_limits import variable
+from ..doctor.findings import CATALOGUE
+from ..doctor.model import SEVERITIES, Endpoint, Finding, Report
+from ..loading import AppNotLoaded, ServerName
+from ..loading.servers import Loaded, load_deployment
+from .sizing import Container, read_container, temporary_note
+
+# Proxies' own defaults: nginx's proxy_read_timeout and its upstream keepalive_timeout, the idle
+# timeout of AWS's load balancers; Kubernetes' terminationGracePeriodSeconds.
+_PROXY_S = 60
+_SUPERVISOR_S = 30
+# A connection, and for a file that is sent the app's descriptor and one to send from.
+_FILES_OF_A_CONNECTION, _OTHER_FILES = 3, 100
+# gunicorn's workers in which a thread or process waits for its client.
+_HELD = ("sync", "gthread")
+_LOCAL = ("127.", "localhost", "[::1]", "unix:")
+_SERVERS: Mapping[str, ServerName] = {"gunicorn": "gunicorn", "uvicorn": "uvicorn"}
+
+
+def check_deployment(
+    command: Sequence[str], environment: Mapping[str, str], directory: str | None = None
+) -> Report:
+    """Look at a server's command line, with its configuration and its app, and at this machine.
+
+    :param command: of gunicorn or uvicorn, also as `python -m gunicorn`.
+    :param environment: what is added to this one.
+    :raises ConfigurationError: if it is neither, or refuses its arguments.
+    :raises AppNotLoaded: if its app cannot be loaded.
+    """
+    server, arguments = _split(command)
+    loaded = load_deployment(server, arguments, environment)
+    if loaded.refusal:
+        raise ConfigurationError(f"{server}: {loaded.refusal}")
+    if loaded.error:
+        raise AppNotLoaded(loaded.error)
+    name = " ".join([server, *arguments])
+    deployment = Endpoint(name, name, "command line")
+    found = [
+        Finding(id, CATALOGUE[id].severity, deployment, what, "", CATALOGUE[id].wsgifast)
+        for id, what in findings(
+            server,
+            loaded,
+            read_container(),
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            is_root=os.geteuid() == 0,
+            temporary=temporary_note(),
+            has_body_limit=bool({**os.environ, **environment}.get(variable("body_limit_bytes"))),
+        )
+    ]
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Report(name, loaded.interface or "WSGI", None, loaded.was_wrapped, findings=found)
+
+
+def as_lines(report: Report) -> list[str]:
+    """For people: each finding with what to do; then a summary."""
+    lines = []
+    for finding in report.findings:
+        title = CATALOGUE[finding.id].title
+        lines += [
+            f"{finding.id}  {finding.severity:5}  {title}: {finding.what}",
+            f"       {finding.fix.removeprefix('nothing; ')}",
+        ]
+    counts = [f"{len(report.of(kind))} {kind}" for kind in SEVERITIES if report.of(kind)]
+    return [*lines, ", ".join(counts) or "nothing found"]
+
+
+def findings(
+    server: ServerName,
+    loaded: Loaded,
+    container: Container,
+    *,
+    open_files: int,
+    is_root: bool,
+    temporary: str | None,
+    has_body_limit: bool,
+) -> Iterator[tuple[str, str]]:
+    """Ids, and what was seen; pure."""
+    options = loaded.configured
+    kind = str(options["kind"])
+    fast = "wsgifast" in kind or "asgifast" in kind
+    if kind in _HELD:
+        yield "WF101", kind
+    if not has_body_limit and (server == "uvicorn" or not fast):
+        yield "WF102", "WSGIFAST_BODY_LIMIT_BYTES is not set" if fast else kind
+    if loaded.debug:
+        yield "WF103", loaded.debug
+    if is_root and not options.get("uid"):
+        yield "WF104", "the user is root, and the server does not change it"
+    if options["reload"]:
+        yield "WF105", "--reload"
+    if temporary is not None:
+        yield "WF106", temporary
+    connections = options.get("connections") or 0
+    needed = _FILES_OF_A_CONNECTION * connections + _OTHER_FILES
+    if fast and 0 <= open_files < needed:
+        yield (
+            "WF107",
+            f"{open_files} open files for {connections} connections, of which each may need 3",
+        )
+    workers, cpus = options["workers"], math.ceil(container.cpus)
+    if not options["reload"] and not cpus <= workers <= 2 * cpus + 1:
+        yield "WF108", f"{workers} for {container.cpus:g} CPUs of the {container.cpus_by}"
+    timeout = options.get("timeout")
+    if timeout is not None and (timeout == 0 or timeout > _PROXY_S):
+        yield "WF109", "no timeout at all" if timeout == 0 else f"{timeout} s"
+    if kind != "sync" and 0 < options["keepalive"] < _PROXY_S:
+        yield "WF110", f"{options['keepalive']} s"
+    graceful = options.get("graceful")
+    if graceful is None or graceful >= _SUPERVISOR_S:
+        yield "WF111", "no end" if graceful is None else f"{graceful} s"
+    local = all(address.startswith(_LOCAL) for address in options["addresses"])
+    if not local and "*" in options["forwarded"]:
+        yield "WF112", f"forwarded_allow_ips is *, at {', '.join(options['addresses'])}"
+    if local:
+        yield "WF113", ", ".join(options["addresses"])
+
+
+def _split(command: Sequence[str]) -> tuple[ServerName, list[str]]:
+    words = list(command)
+    if len(words) > 2 and Path(words[0]).name.startswith("python") and words[1] == "-m":
+        del words[:2]
+    server = _SERVERS.get(Path(words[0]).name) if words else None
+    if server is None:
+        raise ConfigurationError(
+            f"{' '.join(command)}: after -- a command of gunicorn or uvicorn is expected, as in "
+            "wsgifast run --check -- gunicorn shop.wsgi"
+        )
+    return server, words[1:]
