@@ -336,6 +336,8 @@ _ANSWERED = Unit("requests", lambda m: m.requests)
 _HUP = signal.SIGHUP
 _ALL = (_HUP, _HUP, _HUP, signal.SIGTTIN, signal.SIGTTOU, _HUP, signal.SIGUSR2)
 FAST_SERVER = _gunicorn(FAST)
+# By default uvicorn gives a reload up if the import takes more than 5 s.
+_PATIENT = ("--workers=2", "--timeout-worker-healthcheck=60")
 _SLOW_APP, _SLOW_ASGI_APP = "loadtests.slow_import:app", "loadtests.slow_import:asgi_app"
 
 
@@ -358,5 +360,5 @@ TABLE = table("replaced", "What is lost while processes are replaced", [
         "gthread", _slow_gunicorn("gthread", "--workers=2"), recycles=_recycling("gthread")
     ),
     *_import_rows("granian", granian(_SLOW_APP, interface="wsgi", workers=2)),
-    *_import_rows("uvicorn", uvicorn(_SLOW_ASGI_APP, "--workers=2")),
+    *_import_rows("uvicorn", uvicorn(_SLOW_ASGI_APP, *_PATIENT)),
 ])  # fmt: skip

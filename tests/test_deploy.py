@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -32,8 +35,27 @@ def test_prometheus() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_dockerfile() -> None:
-    check("hadolint", FOLDER / "Dockerfile")
+@pytest.mark.parametrize("name", ["Dockerfile", "run.Dockerfile"])
+def test_dockerfile(name: str) -> None:
+    check("hadolint", FOLDER / name)
+
+
+def test_commands_of_the_short_dockerfile_and_the_procfile_serve_the_shop(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "shop.py", tmp_path)  # without gunicorn's configuration
+    last = (FOLDER / "run.Dockerfile").read_text().splitlines()[-1]
+    container = json.loads(last.removeprefix("CMD "))
+    here = {"/srv/shop/shop.py:app": "shop.py:app"}
+    container = [here.get(word, word) for word in container]
+    # This Python may be readable to root alone.
+    container = [word for word in container if not word.startswith(("--user", "--group"))]
+    web = shlex.split((FOLDER / "Procfile").read_text().removeprefix("web: "))
+    for words in (container, web):
+        port = free_port()
+        words = [f"--bind=127.0.0.1:{port}" if "--bind" in word else word for word in words]
+        command = ["python", "-m", *words]
+        env = {"PORT": str(port), "WEB_CONCURRENCY": "1", "PYTHONPATH": str(ROOT)}
+        with live_server(command, ("127.0.0.1", port), cwd=tmp_path, env=env) as server:
+            assert server.get("/").body == b"<h1>The shop</h1>", server.log()
 
 
 def test_compose() -> None:

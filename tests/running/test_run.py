@@ -224,6 +224,27 @@ def test_forwarded_headers_through_a_unix_socket_are_believed(tmp_path: Path) ->
         assert server.get("/", headers=forwarded).body == b"https", server.log()
 
 
+@pytest.mark.parametrize("app", [WSGI, ASGI])
+def test_sockets_of_systemd_are_served(app: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        code = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', "
+            "LISTEN_PID=str(os.getpid())); os.execv(sys.executable, [sys.executable, '-m', "
+            "'wsgifast', 'run', '--workers=1', sys.argv[2]])"
+        )
+        fd = listener.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(fd), app], pass_fds=[fd], cwd=ROOT,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            with Connection(listener.getsockname()) as connection:
+                assert connection.request("/list").status in (200, 404)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
 def test_metrics_and_probes_by_one_option() -> None:
     for app in (WSGI, ASGI):
         port = free_port()

@@ -49,6 +49,9 @@ _WITH_THREADS = (_FAST_WORKER, "gthread")
 # nobody wants to wait.
 _GRACEFUL_S, _GRACEFUL_RELOAD_S = 30, 1
 
+# SD_LISTEN_FDS_START of sd_listen_fds(3).
+_FIRST_SOCKET = 3
+
 _EXAMPLES = """\
   wsgifast run shop.wsgi:application
   wsgifast run 'shop:create_app()' --bind 0.0.0.0:8000 --workers 2 --threads 8
@@ -236,6 +239,11 @@ def _log_kind(options: argparse.Namespace) -> str:
     return kind or ("text" if sys.stdout.isatty() else "json")
 
 
+def _has_sockets() -> bool:
+    """Whether systemd passes listening sockets to this process (sd_listen_fds(3))."""
+    return os.environ.get("LISTEN_PID") == str(os.getpid()) and "LISTEN_FDS" in os.environ
+
+
 def _default_bind() -> str:
     """As the platforms configure it that run a Procfile."""
     port = os.environ.get("PORT")
@@ -293,7 +301,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         arguments.append("compress=False")
     given += [*options.rest, f"wsgifast.commands.run:wrapped({', '.join(arguments)})"]
     bind = options.bind
-    if "bind" not in found:
+    if "bind" not in found and not _has_sockets():
         bind = _default_bind()
         given.insert(0, f"--bind={bind}")
     notes: list[str] = []
@@ -339,7 +347,10 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         raise ConfigurationError(f"--interface wsgi: {loaded.target} is an ASGI app: leave it out")
     bind, where = options.bind, []
     if bind is None and not {"host", "port", "uds", "fd"} & set(loaded.settings):
-        bind = _default_bind()
+        if _has_sockets():
+            where = [f"--fd={_FIRST_SOCKET}"]
+        else:
+            bind = _default_bind()
     if bind is not None:
         where = _uvicorn_address(bind)
     command = [
