@@ -18,10 +18,10 @@ import pkgutil
 import re
 import sys
 import sysconfig
-import threading
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -164,21 +164,10 @@ def _awaited(app: AwaitedApp, server: ServerName | None, target: str) -> LoadedA
     if server == "uvicorn":
         return LoadedApp(app, "ASGI", target)
     # In a thread: this one may run a loop, or have none yet that the app's own code looks for.
-    found: list[Any] = []
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            found.append(context.run(asyncio.run, app.made()))
-        except BaseException as error:  # noqa: BLE001 - raised below
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    (made,) = found
-    if isinstance(made, BaseException):
-        raise made
+    pool = ThreadPoolExecutor(1)
+    making = pool.submit(contextvars.copy_context().run, asyncio.run, app.made())
+    pool.shutdown(wait=False)  # it ends after this; Ctrl-C does not wait for it
+    made = making.result()
     return LoadedApp(made, interface_of(made) or "WSGI", target)
 
 
