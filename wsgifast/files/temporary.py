@@ -101,15 +101,23 @@ class TemporaryFile(io.BufferedReader):
 
     :param disk: counts its bytes until it is closed.
     :param left_free_bytes: of its file system, in any case.
+    :param buffer_bytes: what a read takes at once; allocated at once.
     :ivar size: bytes written.
     :raises OSError: if it cannot be created.
     """
 
-    def __init__(self, disk: Budget, *, left_free_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        disk: Budget,
+        *,
+        left_free_bytes: int = 0,
+        buffer_bytes: int = io.DEFAULT_BUFFER_SIZE,
+    ) -> None:
         self.size = 0
         self._disk = disk
         self._left_free_bytes = left_free_bytes
-        super().__init__(cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0)))
+        file = cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0))
+        super().__init__(file, buffer_bytes)
 
     def append(self, data: bytes | bytearray) -> FileSegment:
         """Append bytes; returns the part of the file that they take up.

@@ -212,7 +212,8 @@ class Backlog:
         try:
             if self._spill_file is None:
                 disk = self._memory.disk
-                file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES)
+                # It is only read by the kernel, or by os.pread: there is no use for a buffer.
+                file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES, buffer_bytes=1)
                 self._spill_file = self._temporary[file.fileno()] = file
                 self.use(file.fileno())
             return self._spill_file.append(b"".join(buffers))
