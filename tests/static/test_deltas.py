@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import os
 import threading
@@ -101,6 +102,23 @@ def test_only_files_that_never_change_and_shrink_are_dictionaries(releases: Path
 
     none = StaticFiles(directory=releases, dictionaries=True, add_headers=withheld)
     assert ask(none).headers.get("content-encoding") is None
+
+
+def test_coded_and_pinned_files_have_no_deltas(releases: Path) -> None:
+    for number, name in enumerate(("app.0a1b2c3d.svgz", "app.4e5f6a7b.svgz")):
+        (releases / name).write_bytes(gzip.compress(OLD + bytes([number])))
+    settle(*releases.iterdir())
+    app = StaticFiles(directory=releases, dictionaries=True)
+    old = (releases / "app.0a1b2c3d.svgz").read_bytes()
+    asked = {"Accept_Encoding": CHROMIUMS, "Available_Dictionary": digest(old)}
+    answer = call(app, "/app.4e5f6a7b.svgz", **asked)
+    assert answer.headers["content-encoding"] == "gzip"
+    assert "use-as-dictionary" not in answer.headers
+
+    def pinned(headers: Any, path: str, url: str) -> None:
+        headers["Cache-Control"] = "max-age=1000, No-Transform"
+
+    assert ask(StaticFiles(directory=releases, dictionaries=True, add_headers=pinned)).body == NEW
 
 
 def test_client_with_an_earlier_release_gets_a_delta(releases: Path) -> None:

@@ -200,8 +200,13 @@ class Lookup:
             else:
                 beside[file.path + suffix] = seen
         made_codings = self._made_codings(headers, file.facts.st_size)
-        # `add_headers` may have taken the header away.
-        has_deltas = any(name.lower() == "use-as-dictionary" for name, _ in headers)
+        # `add_headers` may have taken the header away, or coded or pinned the file.
+        cache_control = header_value(headers, "cache-control") or ""
+        has_deltas = (
+            header_value(headers, "use-as-dictionary") is not None
+            and not is_coded
+            and "no-transform" not in cache_control.lower()
+        )
         vary = VARY if has_deltas else "Accept-Encoding" if codings or made_codings else None
         return Found(
             self._describe_one(file, None, headers, vary),

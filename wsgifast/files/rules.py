@@ -150,7 +150,8 @@ class HeaderRules:
             own.append(("Content-Encoding", coding))
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
-            if self._dictionaries is not None and self._dictionaries.is_worth_it(content_type):
+            dictionaries = None if coding else self._dictionaries
+            if dictionaries is not None and dictionaries.is_worth_it(content_type):
                 # Only of these: a client uses a dictionary as long as it is fresh.
                 offer = use_as_dictionary(mount.rstrip("/") + url)
                 own += [] if offer is None else [("Use-As-Dictionary", offer)]
