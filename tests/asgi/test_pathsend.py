@@ -10,6 +10,7 @@ import linecache
 import logging
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -519,11 +520,16 @@ QUIET = settings(
 
 def seen_by_client(status: int, headers: dict[str, str], body: bytes) -> tuple[object, ...]:
     """Status, decoded body, and the headers that tell what it is."""
+    decoders: list[Callable[[bytes], bytes]] = []
     if headers.get("content-encoding") == "gzip":
-        body = gzip.decompress(body)
+        decoders.append(gzip.decompress)
     deflated = "x-deflated" in headers
     if deflated and body:
-        body = zlib.decompress(body)
+        decoders.append(zlib.decompress)
+    if not body.startswith(b"\x1f\x8b"):  # gzip's: what was coded last is decoded first
+        decoders.reverse()
+    for decode in decoders:
+        body = decode(body)
     return status, body, headers.get("content-type"), headers.get("content-encoding"), deflated
 
 
