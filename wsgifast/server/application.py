@@ -106,7 +106,7 @@ class Application:
                 finally:
                     if resp.close_body is not None:
                         _close_when_sent(channel, resp)
-                if resp.sent != resp.length or resp.dropped:
+                if resp.dropped or (resp.sent != resp.length and resp.length is not None):
                     self._check_body(resp)
             except StopIteration as error:
                 # gunicorn's convention for an app that has taken the socket over, and is done.
