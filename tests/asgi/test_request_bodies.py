@@ -377,3 +377,18 @@ def test_live_chunked_body_is_limited(server: LiveServer, path: str) -> None:
             assert answer.status == status, answer
             if status == 413:
                 assert answer.body == b"The request body is longer than 100000 bytes\n"
+
+
+@pytest.mark.long
+def test_live_client_that_waits_to_send_gets_413_at_once(
+    server: LiveServer, request: pytest.FixtureRequest
+) -> None:
+    if "daphne" in request.node.name:
+        pytest.skip("daphne calls the app when the whole body is there")
+    headers = [("Expect", "100-continue"), ("Content-Length", str(LIMIT + 1))]
+    with Connection(server.address) as connection:
+        connection.send_request("/whole", method="POST", headers=headers)
+        answer = connection.read_response()
+        if answer.status == 100:  # some servers ask for every body
+            answer = connection.read_response()
+        assert answer.status == 413, answer
