@@ -15,7 +15,7 @@ from tests.conftest import wsgi_server
 from tests.support.http import Connection
 from tests.support.limited_app import LIMIT, wsgi
 from tests.support.servers import LiveServer
-from tests.support.wsgi import Server, new_environ
+from tests.support.wsgi import Server, new_environ, returning
 from wsgifast import WSGIFast
 from wsgifast.bodies.request_bodies import LimitedInput
 from wsgifast.errors import BodyTooLarge
@@ -126,6 +126,18 @@ def test_declared_body_is_refused_before_the_app_runs() -> None:
     assert calls == ["POST"]
     assert answer == b"The request body is longer than 5 bytes\n"
     assert server.header("Content-Length") == str(len(answer))
+
+
+def test_websockets_keep_the_servers_own_input() -> None:
+    environ = chunked(b"frames")
+    environ["HTTP_UPGRADE"] = "websocket"
+    plain = {name: value for name, value in environ.items() if name != "HTTP_TRANSFER_ENCODING"}
+    kept = plain["wsgi.input"]
+    Server(WSGIFast(returning(b"", status="200 OK"), body_limit_bytes=0), plain)
+    assert plain["wsgi.input"] is kept
+    server = Server(WSGIFast(echo, body_limit_bytes=0), environ)
+    server.finish()
+    assert server.head[0].startswith("413"), "a body that came with the header is limited"
 
 
 def test_length_beside_chunks_does_not_count() -> None:

@@ -41,9 +41,11 @@ def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput 
     length = parse_length(environ.get("CONTENT_LENGTH") or "")
     limits.check_length(length)
     coding = environ.get("HTTP_CONTENT_ENCODING") if limits.decodes else None
-    # A chunked body has no other length (RFC 9112 section 6.3).
+    # A chunked body has no other length (RFC 9112 section 6.3). Without either there is none over
+    # HTTP/1, and a WebSocket may be found by the server's own `wsgi.input`.
+    is_chunked = "HTTP_TRANSFER_ENCODING" in environ
     is_counted = limits.limit_bytes is not None and (
-        length is None or "HTTP_TRANSFER_ENCODING" in environ
+        is_chunked or (length is None and "HTTP_UPGRADE" not in environ)
     )
     if coding is None and not is_counted:
         return None
