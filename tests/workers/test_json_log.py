@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import re
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from gunicorn.config import Config
 from gunicorn.instrument.statsd import Statsd
 
+from tests.support.http import Connection
 from tests.support.servers import free_port, live_server, wait_for
 from tests.support.shapes import STREAMED_CRUMBS
 from tests.workers.app import FILE_BYTES
@@ -148,8 +152,8 @@ def test_the_time_of_every_kind_of_worker(settings: Config) -> None:
     log = JSONLogger(settings)
     resp, req = SimpleNamespace(status=200, headers=[]), SimpleNamespace(headers=[])
     of_asgi: Any = SimpleNamespace(seconds=3, microseconds=4)  # gunicorn's _RequestTime
-    for time, expected in ((of_asgi, 3_000_004), (timedelta(days=1, seconds=1), 86_401_000_000)):
-        assert log.fields(resp, req, ENVIRON, time)["wsgifast.duration_us"] == expected
+    for taken, expected in ((of_asgi, 3_000_004), (timedelta(days=1, seconds=1), 86_401_000_000)):
+        assert log.fields(resp, req, ENVIRON, taken)["wsgifast.duration_us"] == expected
 
 
 def test_bytes_that_nobody_has_counted_are_left_out(settings: Config) -> None:
@@ -253,6 +257,29 @@ def test_without_an_access_log_no_time_is_taken(make_bench: MakeBench) -> None:
 
 
 # Live.
+
+
+def test_queue_time_is_logged_and_measured() -> None:
+    port = free_port()
+    options = ("--logger-class=wsgifast.workers.JSONLogger",)
+    with fast_worker(*options, env={"WSGIFAST_METRICS": f"127.0.0.1:{port}"}) as server:
+        begun = f"t={time.time() - 100:.3f}"
+        assert server.get("/small", headers=[("X-Request-Start", begun)]).status == 200
+        assert server.get("/small?other").status == 200
+
+        def metrics() -> str:
+            with contextlib.suppress(OSError, EOFError), Connection(("127.0.0.1", port)) as sock:
+                return sock.request("/metrics").body.decode()
+            return ""
+
+        wait_for(lambda: "wsgifast_queue_seconds_count 1.0" in metrics(), "it is measured")
+        total = re.search(r"wsgifast_queue_seconds_sum (\S+)", metrics())
+        assert total is not None
+        assert 100 <= float(total[1]) < 200
+        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+        queued = {line.get("url.query"): line.get("wsgifast.queue_us") for line in lines}
+        assert 100_000_000 <= queued[None] < 200_000_000
+        assert queued["other"] is None
 
 
 def test_fast_worker_logs_json() -> None:

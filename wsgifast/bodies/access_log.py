@@ -22,6 +22,8 @@ LENGTH_ERROR = "wsgifast.length_error"
 WAIT_US = "wsgifast.wait_us"
 APP_US = "wsgifast.app_us"
 SEND_US = "wsgifast.send_us"
+# How long it waited before this server, by the X-Request-Start of the proxy in front.
+QUEUE_US = "wsgifast.queue_us"
 # The content coding that the body was compressed with, and its sizes in bytes without and with it;
 # those of a stream are final at its end.
 CODING = "wsgifast.coding"
@@ -30,12 +32,40 @@ CODED_BYTES = "wsgifast.coded_bytes"
 # Bytes of the response that were sent by sendfile.
 SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 
+# Of the time since 1970: until the year 2286.
+_SECOND_DIGITS, _MICROSECOND_DIGITS = 10, 16
+# No request waits for an hour.
+_MOST_QUEUE_S = 3600.0
+
 # How many chunks of a stream are measured to name it.
 SAMPLED_CHUNKS = 32
 # Chunks below this size, on average, cost more per chunk than per byte.
 _SMALL_CHUNK_BYTES = 1024
 # Apps read files in blocks of a multiple of this many bytes.
 _BLOCK_UNIT_BYTES = 1024
+
+
+def queue_seconds(request_start: str | None, arrived: float) -> float | None:
+    """How long a request waited before it reached this server; None if that is not known.
+
+    :param request_start: the value of X-Request-Start: seconds, milliseconds or microseconds since
+        1970, perhaps after "t=", as nginx, Heroku and others send it.
+    :param arrived: when it came, by time.time().
+    """
+    if request_start is None:
+        return None
+    digits, _, part = request_start.strip().removeprefix("t=").partition(".")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _MICROSECOND_DIGITS):
+        return None
+    begun = float(digits)
+    if len(digits) > _SECOND_DIGITS:
+        begun /= 1e6 if len(digits) > _SECOND_DIGITS + 3 else 1e3
+    elif part.isascii() and part.isdigit():
+        begun += float(f"0.{part}")
+    seconds = arrived - begun
+    if seconds > _MOST_QUEUE_S:
+        return None  # a clock that was not set, or a client's invention
+    return max(0.0, seconds)
 
 
 def stream_kind(chunks: int, first_bytes: int, total_bytes: int) -> str:

@@ -215,6 +215,11 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
             bounds=_WAIT_S,
         ),
         Metric(
+            "wsgifast_queue_seconds", "histogram", "s", (),
+            "How long requests have waited before this server, by the proxy's X-Request-Start.",
+            bounds=_WAIT_S,
+        ),
+        Metric(
             "wsgifast_saturated_seconds_total", "counter", "s", (),
             "Time in which no thread of a worker was free.",
         ),

@@ -17,7 +17,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from ..bodies.access_log import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
+from ..bodies.access_log import APP_US, QUEUE_US, SEND_US, SENDFILE_BYTES, WAIT_US, queue_seconds
 from ..errors import ClientGone, MalformedRequest, RequestError
 from .backlog import Backlog
 from .receiving import Exchange
@@ -234,6 +234,16 @@ def _close_when_sent(channel: Channel, resp: Response) -> None:
         channel.close_when_sent(close)
 
 
+def queued_seconds(exchange: Exchange) -> float | None:
+    """How long a request that has an environ waited before it came, by its proxy's header."""
+    assert exchange.environ is not None
+    request_start = exchange.environ.get("HTTP_X_REQUEST_START")
+    if request_start is None:
+        return None
+    arrived = time.time() - (time.monotonic() - exchange.started)
+    return queue_seconds(request_start, arrived)
+
+
 def _add_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | None) -> None:
     """Add the keys that an access log can print about the response just sent."""
     queued, begun, answered = exchange.queued, exchange.begun, exchange.answered
@@ -241,6 +251,8 @@ def _add_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | N
     environ[WAIT_US] = int((begun - queued) * 1e6) if queued else 0
     environ[APP_US] = int((answered - begun - waited_s) * 1e6)
     environ[SEND_US] = int((time.monotonic() - answered + waited_s) * 1e6)
+    if (queued_s := queued_seconds(exchange)) is not None:
+        environ[QUEUE_US] = int(queued_s * 1e6)
     environ[SENDFILE_BYTES] = 0 if backlog is None else backlog.by_sendfile
 
 

@@ -45,11 +45,23 @@ class Counters:
         self.timeouts = Counter[str]()
         self.refused = Counter[int]()
         self._waits: list[float] = []
+        self._queued: list[float] = []
 
     def count_wait(self, seconds: float) -> None:
         """Record that a request waited for a free thread."""
         if len(self._waits) < _MOST_WAITS:
             self._waits.append(seconds)
+
+    def count_queued(self, seconds: float) -> None:
+        """Record that a request waited before it came."""
+        if len(self._queued) < _MOST_WAITS:
+            self._queued.append(seconds)
+
+    def take_queued(self) -> list[float]:
+        """Return what :meth:`count_queued` has recorded since the last call."""
+        taken = self._queued[:]
+        del self._queued[: len(taken)]
+        return taken
 
     def take_waits(self) -> list[float]:
         """Return the waits recorded since the last call, in seconds."""

@@ -15,6 +15,7 @@ from ..bodies.access_log import (
     CODED_BYTES,
     CODING,
     PATTERN,
+    QUEUE_US,
     SEND_US,
     SENDFILE_BYTES,
     SENT_AS,
@@ -28,7 +29,7 @@ from .gunicorn_support import trusts_address
 # Environ keys that are copied as they are, if present.
 _OURS = (
     *(SENT_AS, CHUNKS, CODING, UNCODED_BYTES, CODED_BYTES),
-    *(SENDFILE_BYTES, WAIT_US, APP_US, SEND_US),
+    *(SENDFILE_BYTES, QUEUE_US, WAIT_US, APP_US, SEND_US),
 )
 
 

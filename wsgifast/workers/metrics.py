@@ -13,14 +13,14 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.access_log import LENGTH_ERROR, PATTERN, SENT_AS
 from ..errors import ConfigurationError, MissingExtra
-from ..metrics.catalogue import CATALOGUE
+from ..metrics.catalogue import CATALOGUE, Metric
 from ..metrics.collecting import (
     Distribution,
     Point,
@@ -49,8 +49,8 @@ from ..metrics.setup import (
     wanted_metrics,
 )
 from ..middleware import WSGIFast
-from ..server.application import Application
-from ..server.counters import gauges, requests_under_way, slowest_clients
+from ..server.application import Application, queued_seconds
+from ..server.counters import Counters, gauges, requests_under_way, slowest_clients
 from ..server.receiving import Exchange
 from ..server.response import Response
 from ..server.server import Server
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ..server.connection import Channel
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
+_QUEUE = CATALOGUE["wsgifast_queue_seconds"]
 # The most slow clients in a worker's state.
 _MOST_CLIENTS = 20
 # After so many seconds in which no thread was free, /readyz answers that a worker is not ready:
@@ -111,8 +112,7 @@ class WorkerCollector:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._waits = [0] * (len(_WAIT.bounds) + 1)
-        self._waited_s = 0.0
+        self._waits, self._queue = _Observed(_WAIT), _Observed(_QUEUE)
         self._lock = threading.Lock()
         self._ended_as: str | None = None
 
@@ -130,6 +130,10 @@ class WorkerCollector:
             yield point("wsgifast_requests_refused_total", count, str(status))
         yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
         yield Point(_WAIT, (), self._wait())
+        with self._lock:
+            self._queue.add(counters.take_queued())
+            queue = Distribution(tuple(self._queue.counts), self._queue.total_s)
+        yield Point(_QUEUE, (), queue)
         ended = {} if self._ended_as is None else {self._ended_as: 1}
         yield from points_of("wsgifast_worker_ends_total", ended)
         if ended:
@@ -147,14 +151,27 @@ class WorkerCollector:
 
     def _wait(self) -> Distribution:
         with self._lock:
-            for seconds in self.server.counters.take_waits():
-                self._waits[bisect_left(_WAIT.bounds, seconds)] += 1
-                self._waited_s += seconds
-                for observe in observers.get(_WAIT.name, ()):
-                    observe(seconds)
+            self._waits.add(self.server.counters.take_waits())
+            first, *others = self._waits.counts
             # Whoever is not among them found a thread free.
-            at_once = max(0, self.server.requests - sum(self._waits))
-            return Distribution((self._waits[0] + at_once, *self._waits[1:]), self._waited_s)
+            at_once = max(0, self.server.requests - sum(self._waits.counts))
+            return Distribution((first + at_once, *others), self._waits.total_s)
+
+
+class _Observed:
+    """Times in the buckets of a histogram."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self.counts = [0] * (len(metric.bounds) + 1)
+        self.total_s = 0.0
+
+    def add(self, times: Iterable[float]) -> None:
+        for seconds in times:
+            self.counts[bisect_left(self._metric.bounds, seconds)] += 1
+            self.total_s += seconds
+            for observe in observers.get(self._metric.name, ()):
+                observe(seconds)
 
 
 class ResponseRecorder:
@@ -167,6 +184,7 @@ class ResponseRecorder:
         self._metrics = metrics
         self._recording = Recording(metrics, None, log)
         self._application: Application | None = None
+        self._counters: Counters | None = None
 
     def environ_part(self) -> dict[str, Any]:
         """What every environ has of it: a WSGIFast in the app records nothing once more."""
@@ -174,6 +192,7 @@ class ResponseRecorder:
 
     def watch(self, server: Server, application: Application) -> None:
         """Count the active requests of a server, and note the URL patterns of its app."""
+        self._counters = server.counters
         self._metrics.under_way = partial(requests_under_way, server)
         self._application = application
         self.note_patterns()
@@ -207,6 +226,8 @@ class ResponseRecorder:
             status, size = resp.status_code, resp.sent
         elif resp is not None and error is None:
             return  # the app has taken its connection over
+        if self._counters is not None and (queued_s := queued_seconds(exchange)) is not None:
+            self._counters.count_queued(queued_s)
         length_error = environ.get(LENGTH_ERROR)
         left = False
         if error is not None or resp is None or resp.must_close or resp.dropped:
