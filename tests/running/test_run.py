@@ -321,6 +321,26 @@ def test_static_root_of_django_is_served_beside_the_app(tmp_path: Path) -> None:
     assert f'static={{"/files/": "{tmp_path / "collected"}"}}' in found.command[-1]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "beside"), [("^files/(.*)$", False), ("^(.*)$", True), ("^static/", True)]
+)
+def test_static_root_that_a_url_of_django_serves_is_left_to_the_app(
+    pattern: str, beside: bool, tmp_path: Path
+) -> None:
+    """Its middleware adds headers to them."""
+    (tmp_path / "collected").mkdir()
+    (tmp_path / "shopsettings.py").write_text(
+        "SECRET_KEY = 'a'\nROOT_URLCONF = 'shopurls'\n"
+        "INSTALLED_APPS = ['django.contrib.staticfiles']\nSTATIC_URL = '/files/'\n"
+        f"STATIC_ROOT = {str(tmp_path / 'collected')!r}\n"
+    )
+    (tmp_path / "shopurls.py").write_text(
+        f"from django.urls import re_path\nurlpatterns = [re_path({pattern!r}, print)]\n"
+    )
+    command = plan(str(tmp_path / "shopsettings.py")).command[-1]
+    assert ("static=" in command) is beside
+
+
 CLASS = """\
 from wsgifast.workers import FastWorker
 

@@ -285,8 +285,8 @@ _CLIENTS = frozenset({
 def configured_static(app: Any) -> dict[str, str]:
     """Directories of static files that may be served beside an app, by their URL prefixes.
 
-    Django's STATIC_ROOT, unless its middleware serves it; Flask's static folder, unless functions
-    around each request may decide who gets it, or add headers.
+    Django's STATIC_ROOT, unless its middleware or one of its URLs serves it; Flask's static folder,
+    unless functions around each request may decide who gets it, or add headers.
     """
     found: dict[str, Any] = {}
     settings = getattr(sys.modules.get("django.conf"), "settings", None)
@@ -296,6 +296,7 @@ def configured_static(app: Any) -> dict[str, str]:
             for name in [*settings.MIDDLEWARE, *settings.INSTALLED_APPS]
             for word in ("whitenoise", "servestatic", "wsgifast")
         )
+        serves = serves or _has_url(settings.STATIC_URL)
         if "django.contrib.staticfiles" in settings.INSTALLED_APPS and not serves:
             found[settings.STATIC_URL] = settings.STATIC_ROOT
     flask = sys.modules.get("flask")
@@ -309,6 +310,18 @@ def configured_static(app: Any) -> dict[str, str]:
         for prefix, folder in found.items()
         if str(prefix).startswith("/") and folder and os.path.isdir(folder)
     }
+
+
+def _has_url(prefix: str | None) -> bool:
+    """Whether one of Django's URLs is for what is below a prefix; one for everything is not."""
+    from django.urls import resolve
+
+    if not prefix:
+        return False
+    with contextlib.suppress(Exception):  # the app's own, of its URLs
+        route: str = resolve(f"/{prefix.strip('/')}/x").route
+        return route.lstrip("^/").startswith(prefix.strip("/"))
+    return False
 
 
 # What `wsgifast run` has defaults for, of gunicorn's settings.
