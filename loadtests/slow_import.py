@@ -9,7 +9,7 @@ from typing import Any
 from .payloads import payload
 
 _BODY = payload(1024)
-_end = time.monotonic() + float(os.environ["IMPORT_S"])
+_end = time.monotonic() + float(os.environ.get("IMPORT_S", "0"))
 while time.monotonic() < _end:
     sum(range(10_000))
 
