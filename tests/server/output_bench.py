@@ -27,7 +27,7 @@ from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.poller import WOULD_BLOCK
 from wsgifast.workers.gunicorn_support import Settings
-from wsgifast.workers.wiring import options as options_of
+from wsgifast.workers.options import options as options_of
 from wsgifast.workers.worker import FastWorker
 
 __all__ = [

@@ -21,7 +21,7 @@ from wsgifast.server.receiving import Exchange
 from wsgifast.workers import gunicorn_support, httptools_parser
 from wsgifast.workers.gunicorn_parser import Unreader
 from wsgifast.workers.gunicorn_support import Settings, environ_part
-from wsgifast.workers.wiring import parsers
+from wsgifast.workers.options import parsers
 
 PEER = ("127.0.0.1", 4711)
 SERVER = ("192.0.2.2", 8080)

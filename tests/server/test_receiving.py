@@ -17,7 +17,7 @@ from wsgifast.errors import BodyTooLarge, RequestError
 from wsgifast.files.temporary import Budget
 from wsgifast.server.receiving import ASKED, COMPLETE, MORE, Receiver
 from wsgifast.workers.gunicorn_support import Settings
-from wsgifast.workers.wiring import options, parsers
+from wsgifast.workers.options import options, parsers
 from wsgifast.workers.worker import FastWorker
 
 PEER = ("192.0.2.1", 4711)

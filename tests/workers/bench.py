@@ -28,7 +28,8 @@ from tests.server.states import checked_states
 from tests.support.http import Answers, Connection
 from tests.workers.serving import split_options
 from wsgifast.server import connection, poller, server
-from wsgifast.workers import FastWorker, wiring, worker
+from wsgifast.workers import FastWorker, worker
+from wsgifast.workers.options import options
 
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.
@@ -161,7 +162,9 @@ class Bench:
             self._undo.enter_context(mock.patch.object(server, "make_poller", make))
         self._undo.enter_context(
             mock.patch.object(
-                worker, "options", lambda *args: dataclasses.replace(wiring.options(*args), **fixed)
+                worker,
+                "options",
+                lambda *args: dataclasses.replace(options(*args), **fixed),
             )
         )
         made = type("BenchWorker", (FastWorker,), own)

@@ -23,8 +23,9 @@ from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import block
 from wsgifast.server import poller, server
 from wsgifast.server.options import Options
-from wsgifast.workers import wiring, worker
-from wsgifast.workers.attributes import ATTRIBUTES
+from wsgifast.workers import options as own_options
+from wsgifast.workers import worker
+from wsgifast.workers.options import ATTRIBUTES
 
 POLLERS = ("epoll", "selectors")
 
@@ -59,7 +60,7 @@ def fix_options(fixed: Mapping[str, Any]) -> None:
     kind = changed.pop("poller", None)
     if kind is not None:
         setattr(server, "make_poller", getattr(poller, f"{kind.capitalize()}Poller"))  # noqa: B010
-    make = wiring.options
+    make = own_options.options
 
     def options(*args: Any) -> Options:
         return dataclasses.replace(make(*args), **changed)
@@ -72,7 +73,7 @@ def using(parser: str) -> AbstractContextManager[object]:
 
     :param parser: "httptools" or "gunicorn".
     """
-    return mock.patch.object(wiring, "_uses_httptools", return_value=parser == "httptools")
+    return mock.patch.object(own_options, "_uses_httptools", return_value=parser == "httptools")
 
 
 def has_setting(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wsgifast.workers import FastWorker
-from wsgifast.workers.attributes import InvalidWorkerOption, check_attributes
+from wsgifast.workers.options import InvalidWorkerOption, check_attributes
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,10 @@ from tests.support.http import Connection
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import gunicorn_command, rewrite_module
 from tests.workers.test_metrics import is_listening
-from wsgifast.workers import FastWorker, configuration
-from wsgifast.workers.attributes import InvalidWorkerOption
-from wsgifast.workers.configuration import configure
+from wsgifast.workers import FastWorker
+from wsgifast.workers import options as configuration
 from wsgifast.workers.gunicorn_support import Settings
-from wsgifast.workers.wiring import options
+from wsgifast.workers.options import InvalidWorkerOption, configure, options
 
 _WORKER = 'worker_class = "wsgifast.workers.FastWorker"\n'
 

@@ -14,8 +14,8 @@ from wsgifast.metrics import setup
 from wsgifast.metrics.health import name_of_process
 from wsgifast.metrics.setup import Export, announced
 from wsgifast.workers import FastWorker
-from wsgifast.workers.attributes import InvalidWorkerOption
 from wsgifast.workers.metrics import check_metrics, prepare_metrics, wants_metrics
+from wsgifast.workers.options import InvalidWorkerOption
 
 CFG = SimpleNamespace(uid=os.geteuid(), gid=os.getegid())
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"

@@ -33,7 +33,7 @@ from wsgifast.server.receiving import COMPLETE, MORE, Parser, Receiver
 from wsgifast.workers import FastWorker
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.httptools_parser import PlainRequest
-from wsgifast.workers.wiring import options, parsers
+from wsgifast.workers.options import options, parsers
 
 CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")
 

@@ -1,6 +1,6 @@
 """Which gunicorn FastWorker works with, and a check that it is the one installed.
 
-Importable with any gunicorn and without one: what is told of an unsupported version must not fail
+Importable with any gunicorn and without one: the error for an unsupported version must not fail
 on it. In a gunicorn that is supported, the parts used can be imported.
 """
 

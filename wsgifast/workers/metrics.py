@@ -55,7 +55,7 @@ from ..server.receiving import Exchange
 from ..server.response import Response
 from ..server.server import Server
 from ..sockets.sending import FileTruncated
-from .attributes import InvalidWorkerOption
+from .options import InvalidWorkerOption
 
 if TYPE_CHECKING:
     from ..server.connection import Channel

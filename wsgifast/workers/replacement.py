@@ -105,15 +105,15 @@ def install() -> None:
         kind = type(arbiter)  # perhaps a subclass of gunicorn's
         arbiter.__class__ = type(kind.__name__, (ReplacingArbiter, kind), {})
         arbiter._outdated = set()
-        arbiter._told = set()
+        arbiter._ending = set()
 
 
 class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     """gunicorn's arbiter; see the module's theory of operation."""
 
-    # Process ids: of workers older than the last reload, and of those that were told to end.
+    # Process ids: of workers older than the last reload, and of those that end.
     _outdated: set[int]
-    _told: set[int]
+    _ending: set[int]
     _reads_configuration = False
     _stopping = False
     _retry_at = 0.0
@@ -152,11 +152,11 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     def _manage_one(self) -> bool:
         """Start or end one worker, if that is due; whether there may be more to do."""
         workers = sorted(self.WORKERS.values(), key=lambda worker: worker.age)
-        self._told &= self.WORKERS.keys()
+        self._ending &= self.WORKERS.keys()
         self._outdated &= self.WORKERS.keys()
-        active = [worker for worker in workers if worker.pid not in self._told]
+        active = [worker for worker in workers if worker.pid not in self._ending]
         old = [w for w in active if w.pid in self._outdated or _stage(w) == RETIRING]
-        if not old and not self._told:
+        if not old and not self._ending:
             super().manage_workers()
             return False
         booting = any(_stage(worker) == BOOTING for worker in active)
@@ -170,11 +170,11 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         return False
 
     def _end(self, worker: Any) -> None:
-        self._told.add(worker.pid)
+        self._ending.add(worker.pid)
         if worker.pid not in self._outdated:
             worker.life.stage = RELEASED
         self.kill_worker(worker.pid, signal.SIGTERM)
-        if worker.pid in self._outdated and not self._outdated - self._told:
+        if worker.pid in self._outdated and not self._outdated - self._ending:
             self.log.info("All workers are replaced")
 
     def _may_spawn(self) -> bool:
@@ -187,7 +187,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         return [
             worker
             for worker in list(self.WORKERS.values())
-            if worker.pid not in self._told and _stage(worker) != BOOTING
+            if worker.pid not in self._ending and _stage(worker) != BOOTING
         ]
 
     def reap_workers(self) -> None:

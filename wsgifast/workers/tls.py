@@ -20,7 +20,7 @@ class TLSContexts:
 
     gunicorn makes one for each connection, which reads the certificate each time; a renewed
     certificate is then used without a restart, and still is here. Files that do not work, such as a
-    certificate whose key has not been replaced yet, are told once, and what worked before goes on.
+    certificate whose key has not been replaced yet, are logged once; what worked before goes on.
     The arbiter makes the first one, so that a worker has one even if it starts after the files have
     been broken, or may not read the key.
 
@@ -83,5 +83,5 @@ def _stamp(path: str) -> _Stamp:
     try:
         facts = os.stat(path)
     except OSError:
-        return None  # reading it will tell why
+        return None  # reading it reports why
     return facts.st_mtime_ns, facts.st_size, facts.st_ino

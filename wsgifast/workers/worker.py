@@ -24,8 +24,6 @@ from ..metrics.health import resident_bytes
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
 from ..sockets.client_limits import HEAD_TIMEOUT_S
-from .attributes import InvalidWorkerOption, check_attributes, check_settings
-from .configuration import configure, name_module
 from .error_page import Answering, ErrorPage
 from .gunicorn_support import (
     Settings,
@@ -44,9 +42,18 @@ from .metrics import (
     start_reporting,
     wants_metrics,
 )
+from .options import (
+    InvalidWorkerOption,
+    check_attributes,
+    check_settings,
+    configure,
+    http2,
+    name_module,
+    options,
+    parsers,
+)
 from .replacement import BOOTING, PATIENCE, READY, RELEASED, RETIRING, Life, install
 from .tls import TLSContexts
-from .wiring import http2, options, parsers
 
 if TYPE_CHECKING:
     from ..server.connection import Channel

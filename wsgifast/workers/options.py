@@ -1,0 +1,261 @@
+"""FastWorker's options: what they may be, from gunicorn's configuration, as the server has them.
+
+They are class attributes, and plain names in gunicorn's configuration file, beside its settings.
+gunicorn passes over names that it does not know. It runs the file as a module, which is looked up
+here whenever gunicorn asks for the worker class: at the start, and at each reload.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from importlib.util import find_spec
+from numbers import Number
+from threading import TIMEOUT_MAX
+from typing import Any
+
+from ..checks import configuration_names, is_number, needs, shown
+from ..errors import ConfigurationError
+from ..metrics.setup import metrics_address
+from ..server.options import HTTP2Options, Options
+from ..server.receiving import Parser
+from ..sockets.client_limits import BYTES, LIMITS, SECONDS, Rule, limits_of_environment
+from .gunicorn_parser import GunicornParser
+from .gunicorn_support import Settings
+
+# What is expected of each kind of attribute, as errors say it; and the rule.
+_MEMORY = "bytes above 0, math.inf for no limit", partial(is_number, least=1, most=math.inf)
+_FLAG = "True or False", lambda value: isinstance(value, bool)
+ATTRIBUTES: dict[str, Rule] = {
+    "buffer_bodies": _FLAG,
+    "check_host": _FLAG,
+    "body_limit_bytes": LIMITS["body_limit_bytes"].rule,
+    "bodies_on_disk_bytes": BYTES,
+    "responses_on_disk_bytes": BYTES,
+    "head_timeout_s": LIMITS["head_timeout_s"].rule,
+    "body_timeout_s": LIMITS["body_timeout_s"].rule,
+    "send_timeout_s": SECONDS,
+    "kill_stuck_after_s": SECONDS,
+    "max_lifetime_s": SECONDS,
+    "max_rss_bytes": _MEMORY,
+    "metrics_bind": ("an address", lambda value: True),  # checked below
+}
+_WITH_UNITS = [name for name in ATTRIBUTES if name.endswith(("_bytes", "_s"))]
+# difflib's measure of two names. Slips are above it; a name that a subclass has for something of
+# its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
+_ALIKE = 0.87
+
+
+class InvalidWorkerOption(ConfigurationError, RuntimeError):
+    """An attribute of FastWorker has a value that cannot work, or a name that it does not know.
+
+    A RuntimeError too: gunicorn's command prints those as a sentence.
+    """
+
+
+def check_attributes(worker: Any, base: type) -> None:
+    """Check the attributes of a worker class.
+
+    :param base: FastWorker, from which on the classes are looked through for misspelt names.
+    :raises InvalidWorkerOption: for the first that is wrong.
+    """
+    for kind in worker.__mro__:
+        if issubclass(kind, base):
+            check_names(vars(kind))
+    for name, (expected, is_allowed) in ATTRIBUTES.items():
+        value = getattr(worker, name)
+        if not is_allowed(value):
+            raise InvalidWorkerOption(f"FastWorker.{name}={shown(value)}: expected {expected}")
+    try:
+        limits_of_environment()
+        if worker.metrics_bind is not None:
+            metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
+    except ConfigurationError as error:
+        raise InvalidWorkerOption(str(error)) from None
+
+
+def check_settings(cfg: Any) -> None:
+    """Check gunicorn's settings of which gunicorn checks less.
+
+    :raises InvalidWorkerOption: for the first that is wrong.
+    """
+    for name in ("keepalive", "graceful_timeout"):
+        value = getattr(cfg, name)
+        if not is_number(value, least=0, most=TIMEOUT_MAX):
+            raise InvalidWorkerOption(
+                f"{name}={shown(value)}: expected seconds, {TIMEOUT_MAX:.0f} at most"
+            )
+
+
+def check_names(names: Mapping[str, Any]) -> None:
+    """Refuse a value under nearly the name of an attribute: it would change nothing.
+
+    A subclass and a configuration may have names of their own, so no other name is refused.
+
+    :param names: names with their values.
+    :raises InvalidWorkerOption: for the first that is misspelt.
+    """
+    for name, value in names.items():
+        if name in ATTRIBUTES or not isinstance(value, (int, float, str)):
+            continue
+        meant = difflib.get_close_matches(name, ATTRIBUTES, n=1, cutoff=_ALIKE)
+        without_unit = [each for each in _WITH_UNITS if each.rpartition("_")[0] == name]
+        if meant or without_unit:
+            raise InvalidWorkerOption(
+                f"FastWorker.{name}={value!r}: there is no such attribute; is "
+                f"{(meant or without_unit)[0]} meant? There are {', '.join(ATTRIBUTES)}"
+            )
+
+
+# From gunicorn's configuration.
+
+# gunicorn's setting of that name, where it is not a file.
+_config: str | None = None
+# What a class itself had before it was configured: the next configuration begins with that.
+_before: dict[type, dict[str, Any]] = {}
+_MISSING = object()
+# What a name that an option has too is an option by, right or wrong.
+_VALUES = (Number, str, bytes, list, tuple, set, dict, type(None))
+# The options of the last configuration that could be used. Once there is one, the server runs.
+_in_use: dict[str, Any] = {}
+
+
+def name_module(config: str | None) -> bool:
+    """Say at the start which module is the configuration; returns whether it is no file's.
+
+    Then :func:`configure` could not read it, and is to be called again.
+
+    :param config: gunicorn's setting of that name.
+    """
+    global _config, _in_use
+    _config = config
+    if config is None or not config.startswith("python:"):
+        return False
+    _in_use = {}
+    return True
+
+
+def configure(worker: type, base: type) -> None:
+    """Give a worker class the options that the configuration has, and check all of its options.
+
+    If a reload brings one that cannot work, the error is logged, and the options stay as they were.
+
+    :param base: FastWorker.
+    :raises InvalidWorkerOption: at the start, for an option with an impossible value or a misspelt
+        name, and for one that a subclass in the configuration sets, too.
+    """
+    global _in_use
+    _restore(worker)
+    try:
+        _assign(worker, _options(configuration_names(_config), worker, base))
+        check_attributes(worker, base)
+    except InvalidWorkerOption as error:
+        _restore(worker)
+        if not _in_use:
+            raise
+        logging.getLogger("gunicorn.error").error("%s. The options stay as they were.", error)
+        _assign(worker, _in_use)
+    _in_use = {name: getattr(worker, name) for name in ATTRIBUTES}
+
+
+def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, Any]:
+    """Those of a module's names that are options; an object other than a value is its own."""
+    check_names(names)
+    given = {
+        name: names[name]
+        for name in ATTRIBUTES
+        if name in names and isinstance(names[name], _VALUES)
+    }
+    for kind in worker.__mro__[: worker.__mro__.index(base)]:
+        for name in given.keys() & vars(kind).keys():
+            raise InvalidWorkerOption(
+                f"{name}={given[name]!r} in gunicorn's configuration: {kind.__name__}.{name} is "
+                f"{vars(kind)[name]!r}, leave out one of the two"
+            )
+    return given
+
+
+def _assign(worker: type, values: Mapping[str, Any]) -> None:
+    _before[worker] = {name: vars(worker).get(name, _MISSING) for name in values}
+    for name, value in values.items():
+        setattr(worker, name, value)
+
+
+def _restore(worker: type) -> None:
+    for name, value in _before.pop(worker, {}).items():
+        if value is _MISSING:
+            delattr(worker, name)
+        else:
+            setattr(worker, name, value)
+
+
+# To the server.
+
+# A setting has 32 bits (RFC 9113 section 6.5.1).
+_MOST_HTTP2_VALUE = 2**32 - 1
+# Attributes of the worker that are options of the server.
+_OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRIBUTES]
+
+
+def options(worker: Any, settings: Settings) -> Options:
+    """Return the server's options."""
+    own = {name: getattr(worker, name) for name in _OF_THE_SERVER} | limits_of_environment()
+    return Options(
+        threads=settings.threads,
+        worker_connections=settings.worker_connections,
+        max_keepalived=settings.worker_connections - settings.threads,  # as gthread's
+        max_requests=getattr(worker, "max_requests", sys.maxsize),  # with its jitter
+        keepalive_s=float(settings.keepalive),
+        graceful_timeout_s=settings.graceful_timeout,
+        # Not where each worker has its own listeners.
+        has_siblings=settings.workers > 1 and not settings.reuse_port,
+        sendfile=settings.sendfile is not False,
+        trailer_line_bytes=settings.most_field_bytes,
+        trailer_fields=settings.most_fields,
+        **own,
+    )
+
+
+def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
+    """Return a function that chooses the parser for a peer by its address."""
+    checks_host = worker.check_host
+
+    def make(settings: Settings, *, trusted: bool) -> Parser:
+        parser = GunicornParser(settings, trusted=trusted, checks_host=checks_host)
+        if not _uses_httptools(settings):
+            return parser
+        from .httptools_parser import HttptoolsParser
+
+        return HttptoolsParser(settings, parser, trusted=trusted, checks_host=checks_host)
+
+    plain = make(settings, trusted=False)
+    trusted = make(settings.for_trusted_peers(), trusted=True)
+    return lambda peer: trusted if settings.trusts(peer) else plain
+
+
+def http2(settings: Settings) -> HTTP2Options:
+    """Return the HTTP/2 settings that are sent to clients.
+
+    :raises MissingExtra: if HTTP/2 is enabled, and h2 is not installed.
+    """
+    if "h2" in settings.http_protocols:
+        with needs("HTTP/2 on FastWorker", "h2", "http2"):
+            import h2  # noqa: F401
+    return HTTP2Options(
+        max_concurrent_streams=min(settings.http2_max_concurrent_streams, _MOST_HTTP2_VALUE),
+        initial_window_bytes=settings.http2_initial_window_size,
+        max_frame_bytes=settings.http2_max_frame_size,
+        max_header_list_bytes=min(settings.http2_max_header_list_size, _MOST_HTTP2_VALUE),
+        max_header_fields=settings.most_fields,
+    )
+
+
+def _uses_httptools(settings: Settings) -> bool:
+    # A user who has set http_parser wants one of gunicorn's own.
+    chosen = getattr(settings, "http_parser", "auto") != "auto"
+    return not (chosen or settings.uses_uwsgi) and find_spec("httptools") is not None
