@@ -28,7 +28,7 @@ from wsgifast.commands.cli import command_parser
 from wsgifast.commands.run import ARGUMENTS, wrapped, wrapped_by_environment
 from wsgifast.commands.run.command import Plan, check_certificate, planned
 from wsgifast.commands.run.sizing import Container
-from wsgifast.errors import ConfigurationError
+from wsgifast.errors import ConfigurationError, MissingExtra
 
 WSGI = "examples.mistakes:raw"
 ASGI = "examples.starlette_app"
@@ -261,6 +261,15 @@ def test_metrics_and_probes_by_one_option() -> None:
             wait_for(ready, server.log)
             with Connection(("127.0.0.1", port)) as connection:
                 assert b"wsgifast_workers" in connection.request("/metrics").body
+
+
+def test_metrics_without_prometheus_client_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "wsgifast.commands.run.command.importlib.util.find_spec",
+        lambda name: None if name == "prometheus_client" else object(),
+    )
+    with pytest.raises(MissingExtra, match=r"wsgifast\[prometheus\]"):
+        plan(ASGI, "--metrics=127.0.0.1:9100")
 
 
 @pytest.mark.usefixtures("container")

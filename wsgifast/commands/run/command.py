@@ -123,7 +123,7 @@ def add_command(commands: Any) -> None:
     option(parser, "--no-compress", help="send responses and files as the app makes them")
     access_log = "log each request to stdout (default: text on a terminal, else json)"
     option(parser, "--access-log", "", access_log, choices=("text", "json", "off"))
-    metrics = "serve metrics and probes for all processes: /metrics, /healthz, /readyz"
+    metrics = "serve metrics and probes for all processes: /metrics, /readyz, /livez"
     option(parser, "--metrics", "HOST:PORT", metrics)
     option(parser, "--reload", help="restart when code changes")
     option(parser, "--certfile", "FILE", "serve TLS, and HTTP/2 to a WSGI app if h2 is installed")
@@ -188,6 +188,8 @@ def planned(options: argparse.Namespace) -> Plan:
             setattr(options, name, os.path.abspath(path))
     if options.metrics is not None:
         metrics_address(options.metrics, "--metrics")
+        if importlib.util.find_spec("prometheus_client") is None:  # uvicorn would exit with 0
+            raise MissingExtra("--metrics", "prometheus_client", "prometheus")
     if options.app is None:
         options.app = _configured_app(options)
     options.app = absolute(options.app)
