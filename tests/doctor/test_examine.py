@@ -456,3 +456,4 @@ def test_answer_of_an_error_or_redirect_is_not_reached(status: str) -> None:
     report = examine(app, ["/"])
     assert not report.observations
     assert report.unreached[0].reason.startswith(status[:3])
+    assert ("--header 'Host: its.name'" in report.unreached[0].reason) == (status == "400 a")

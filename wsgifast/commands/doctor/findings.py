@@ -206,7 +206,9 @@ def _why_not_reached(raw: Recording) -> str | None:
         else:
             may_help = _MAY_HELP if asks_who else ""
         return f"{status} to {where}{may_help}"
-    if 400 <= status < 500:
+    if status == 400:
+        return f"{status}; --header 'Host: its.name' may help"
+    if 400 < status < 500:
         return f"{status}{_MAY_HELP if status in (401, 403) else ''}"
     return None
 
