@@ -95,8 +95,8 @@ def _get(address: Address, path: str) -> tuple[int, str]:
     except NoAnswer as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise WSGIFastError(
-                f"nothing listens on {address}: start the server with {VARIABLE}={address}, or "
-                "name its metrics address"
+                f"nothing listens on {address}: start the server with `wsgifast run --metrics "
+                f"{address}` or {VARIABLE}={address}, or name its metrics address"
             ) from None
         raise
     return answer.status, answer.body.decode("utf-8", "replace")

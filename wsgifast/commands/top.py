@@ -44,8 +44,9 @@ def add_command(commands: Any) -> None:
         "top",
         help="watch a running server: threads, rates, slow endpoints and clients, memory",
         description="Poll a server's metrics address, and show what changes. The server can be "
-        "FastWorker, started with WSGIFAST_METRICS=HOST:PORT, or any other that serves wsgifast's "
-        "metrics. On a terminal the view is live; press q to quit.",
+        "`wsgifast run --metrics HOST:PORT`, FastWorker started with WSGIFAST_METRICS=HOST:PORT, "
+        "or any other that serves wsgifast's metrics. On a terminal the view is live; press q to "
+        "quit.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
