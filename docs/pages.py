@@ -48,8 +48,8 @@ def findings() -> str:
     table = "\n".join(rows)
     return f"""# Findings of `wsgifast doctor`
 
-The ids never change. `wrong` means broken on some server, `slow` that it costs more than
-necessary, and `info` that it is worth knowing.
+For those who read the doctor's report: what each finding means, and how to fix it. The ids never
+change. `wrong`: broken on some server. `slow`: costs more than necessary. `info`: worth knowing.
 
 | id | severity | finding |
 |---|---|---|

@@ -44,7 +44,7 @@ UNKNOWN_PATHSEND = (
     "ASGIFast(app, pathsend=False) around the app has files sent to it as bytes"
 )
 
-# What ASGIFast offers to an app that is known to bear it.
+# What ASGIFast offers to an app whose layers all support it.
 FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
     PATHSEND: {"ranges": True},
     ZEROCOPYSEND: {},
@@ -176,7 +176,7 @@ def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 class SendOrder:
     """Lets one send() at a time through, in the order of their calls.
 
-    Only who is let through may wait for the server::
+    A caller may wait for the server only after it was let through::
 
         if order.is_taken:
             await order.wait()
@@ -230,7 +230,7 @@ class HoldsStart(Protocol):
 
 
 async def forward_start(holder: HoldsStart, send: Send, planned: Message | None = None) -> None:
-    """Send the head of a response if it is held; it still is if send() is cancelled before.
+    """Send the held head of a response. It remains held if send() is cancelled first.
 
     :param planned: what is sent in its place.
     """

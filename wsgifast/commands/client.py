@@ -1,4 +1,4 @@
-"""An HTTP client for servers that may do anything: it waits no longer than it may, and measures."""
+"""An HTTP client for servers that may misbehave: it limits every wait, and measures."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..http.head import header_value
 
 # As browsers ask for a page.
 BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
-# Of a body that is kept; the rest is not read.
+# This much of a body is kept; the rest is not read.
 _MOST_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 1 << 20
-# Bytes that do not belong there come with the head, or right behind it: seconds to wait for them.
+# Seconds to wait for bytes after the end of a response; they come with its head or right behind it.
 _AFTER_HEAD_S = 0.15
 # Of a client that reads slowly.
 _SLOW_BUFFER_BYTES = 4096
@@ -159,7 +159,7 @@ class HTTPClient:
         """One request, on a connection of its own or on an open one.
 
         :param take: gets the whole body, in blocks; otherwise its beginning is in the answer.
-        :raises NoAnswer: if there is no end of the answer in time, or what comes is not HTTP.
+        :raises NoAnswer: if the answer does not end in time, or is not HTTP.
         """
         connection = self.connect() if on is None else on
         kept = bytearray()
@@ -203,7 +203,7 @@ class HTTPClient:
     def bytes_after_head(
         self, url: str, *, method: str = "GET", headers: Iterable[tuple[str, str]] = ()
     ) -> bytes:
-        """What follows a head that should end its response, with it or soon after it."""
+        """The bytes that follow a head, at once or soon, although its response has no body."""
         received = b""
         with contextlib.closing(self.connect()) as connection, self._no_answer():
             self._send(connection, url, method, headers)

@@ -1,4 +1,4 @@
-"""gunicorn's answers to errors: pages whose heads are as HTTP has it, and no line of its own."""
+"""gunicorn's error pages, with valid heads, and without gunicorn's own line in the access log."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 
 
 class ErrorPage:
-    """The socket that gunicorn writes an error page to, whole and in one call.
+    """The socket to which gunicorn writes a whole error page in one call.
 
-    From Python 3.14 on the page's head ends with a bare LF, which RFC 9112 section 2.2 lets no
-    server send: textwrap.dedent() takes the CR of the template's empty line for white space
+    From Python 3.14 on the page's head ends with a bare LF, which RFC 9112 section 2.2 forbids
+    servers to send: textwrap.dedent() takes the CR of the template's empty line for white space
     (gunicorn.util.write_error).
 
-    :param send: sends a page on, given its status too, and returns the size of its body.
-    :ivar size: what it has returned.
+    :param send: sends a page, given its status and bytes, and returns the size of its body.
+    :ivar size: of the body, as `send` has returned it.
     """
 
     def __init__(self, send: Callable[[int, bytes], int]) -> None:
@@ -36,12 +36,12 @@ class ErrorPage:
 
 
 class Answering:
-    """A worker as its handle_error() sees it: whose access log keeps lines, and writes none.
+    """Stands in for the worker in its handle_error(): keeps the access log's line, writes none.
 
     gunicorn would log a line without the path, before the answer is sent.
 
-    :param worker: everything else is its.
-    :ivar status: of the line.
+    :param worker: has all other attributes.
+    :ivar status: of the answer, as the access log got it.
     :ivar line: the arguments of access().
     """
 

@@ -13,7 +13,7 @@ from gunicorn.http.wsgi import proxy_environ
 
 try:
     from gunicorn.uwsgi import errors as uwsgi_errors
-except ImportError:  # which came later than the oldest version
+except ImportError:  # the oldest versions do not have it
     uwsgi_errors = None
 
 try:
@@ -27,7 +27,7 @@ from ..http.request_head import check_host, header_fields
 from ..server.receiving import Exchange, NeedMoreData
 from .gunicorn_support import Settings
 
-# What gunicorn's workers answer with 500, although the client has sent it.
+# The client's errors that gunicorn's workers would answer with 500.
 _TAKEN_FOR_OUR_FAULT = tuple(
     getattr(module, name)
     for module, name in (
@@ -38,20 +38,20 @@ _TAKEN_FOR_OUR_FAULT = tuple(
     if hasattr(module, name)
 )
 
-# Headers of a request that asks for HTTP/2 which are none of its own.
+# Headers that ask for HTTP/2, and are not part of the request itself.
 _OF_UPGRADES = frozenset({"CONNECTION", "HTTP2-SETTINGS", "UPGRADE"})
 
-# The most bytes of a uwsgi packet: its head, and the size that this can tell.
+# The most bytes of a uwsgi packet: its head, and the largest size that the head can name.
 _UWSGI_BYTES = 4 + 0xFFFF
 
 
 class GunicornParser:
-    """Shows gunicorn's parser what has come, and takes its request apart for the core.
+    """Passes received bytes to gunicorn's parser, and converts its request for the core.
 
-    :param settings: gunicorn's, as they are for the peers whose requests it parses.
-    :param trusted: whether these are of forwarded_allow_ips: only they may speak HTTP/2 in the
-        clear.
-    :param checks_host: refuse requests whose Host header is missing, malformed or not alone.
+    :param settings: gunicorn's, for the peers whose requests it parses.
+    :param trusted: whether these peers are in forwarded_allow_ips: only they may use HTTP/2 without
+        TLS.
+    :param checks_host: refuse requests whose Host header is missing, malformed or repeated.
     :ivar has_preface: whether a connection may begin with HTTP/2's preface.
     """
 
@@ -59,7 +59,7 @@ class GunicornParser:
         self._settings = settings
         self._checks_host = checks_host and not settings.uses_uwsgi
         self._hears_scheme = trusted
-        # The ways into HTTP/2 in the clear: a client begins with its preface (prior knowledge, RFC
+        # The ways to HTTP/2 without TLS: a client begins with its preface (prior knowledge, RFC
         # 9113 section 3.3) or asks for an upgrade (RFC 7540 section 3.2).
         may_be_http2 = trusted and negotiation is not None
         self._may_upgrade = may_be_http2 and negotiation.upgrade_allowed(settings, None)
@@ -73,7 +73,7 @@ class GunicornParser:
         # the same answer. (Versions that ask in another way go on doing so.)
         answers = {"_peer_is_trusted_proxy": lambda req: trusted}
         self._request_class = type(kind.__name__, (_Persistence, kind), answers)
-        # The last Host headers that were in order: most requests bring the same one.
+        # The last valid Host headers: most requests have the same.
         self._hosts: list[str] | None = None
         self.head_limit_bytes = _head_limit_bytes(settings)
 
@@ -89,7 +89,7 @@ class GunicornParser:
             hosts = [value for name, value in req.headers if name == "HOST"]
             if hosts != self._hosts:
                 check_host(hosts, http11=req.version >= (1, 1))
-                self._hosts = hosts or None  # none at all is in order for HTTP/1.0 only
+                self._hosts = hosts or None  # none at all is valid for HTTP/1.0 only
         upgrade = negotiation.upgrade_settings(req) if self._may_upgrade else None
         if upgrade is not None:
             req.version = (2, 0)
@@ -122,9 +122,9 @@ class GunicornParser:
         return self.as_stream(self.parse(head, peer, number), scheme)
 
     def as_stream(self, exchange: Exchange | None, scheme: str) -> Exchange:
-        """Make a request that was parsed in HTTP/1's words one of HTTP/2.
+        """Turn a request that was parsed as HTTP/1 into one of HTTP/2.
 
-        :param scheme: what the client says of it: heard as a header that says so would be.
+        :param scheme: as the client sent it; trusted as much as a header with the scheme would be.
         """
         if exchange is None:
             raise MalformedRequest("a preface in place of a request")
@@ -151,10 +151,10 @@ class GunicornParser:
 
 
 class Unreader:
-    """What gunicorn's parsers read from: the bytes that have come.
+    """The received bytes, as gunicorn's parsers read them.
 
-    :ivar data: those that nobody has read.
-    :ivar wait: returns more, b"" at the end of the connection; None: there are no more yet.
+    :ivar data: the bytes that have not been read.
+    :ivar wait: returns more, b"" at the end of the connection; None if there are no more yet.
     """
 
     __slots__ = ("data", "wait")
@@ -164,9 +164,9 @@ class Unreader:
         self.wait: Callable[[int], bytes] | None = None
 
     def read(self, size: int | None = None, read_ahead: int | None = None) -> bytes:
-        """Read so many bytes, or where that is None, what there is.
+        """Read `size` bytes, or all that there are if it is None.
 
-        :raises NeedMoreData: if there are not so many.
+        :raises NeedMoreData: if there are fewer.
         """
         if size is None or size < 0:
             return self.take_buffered() or self._more(read_ahead or 0)
@@ -199,7 +199,7 @@ class _Persistence:
     headers: list[tuple[str, str]]
     must_close: bool
 
-    # Asked for several times in a request: answered once.
+    # Cached: it is called several times for each request.
     _is_last: bool | None = None
 
     def should_close(self) -> bool:
@@ -210,13 +210,13 @@ class _Persistence:
             http11 = self.version >= (1, 1)
             options = [value for name, value in self.headers if name == "CONNECTION"]
             is_last = not (wants_to_persist(options, http11=http11) if options else http11)
-            # The bytes of a tunnel are no request.
+            # The bytes of a tunnel are not a request.
             self._is_last = is_last = is_last or self.method == "CONNECT"
         return is_last
 
 
 def _proxy(req: Any) -> dict[str, Any] | None:
-    """What a PROXY header has said."""
+    """The addresses in a PROXY header."""
     if not req.proxy_protocol_info:
         return None
     return {k: v for k, v in proxy_environ(req).items() if v not in (None, "None")}

@@ -29,7 +29,7 @@ from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
 
 class Settings:
-    """A copy of gunicorn's configuration, in which a setting is an attribute and not four calls.
+    """A copy of gunicorn's configuration, in which reading a setting takes no function calls.
 
     The parser reads a dozen settings for each request. It would also look for the peer in
     forwarded_allow_ips each time; :meth:`trusts` does that once for each connection.
@@ -41,8 +41,8 @@ class Settings:
         for name, setting in cfg.settings.items():
             if not hasattr(type(cfg), name):  # computed ones stay with the original
                 setattr(self, name, setting.get())
-        # gunicorn takes what is not positive, or more than its own limit, for that one; but a
-        # request line of any length where 0 is said.
+        # gunicorn replaces values that are not positive or above its own limit by that limit; but
+        # 0 for the request line means any length.
         line, fields = self.limit_request_line, self.limit_request_fields
         self.most_line_bytes = line if 0 < line <= MAX_REQUEST_LINE else MAX_REQUEST_LINE
         self.most_fields = fields if 0 < fields <= MAX_HEADERS else MAX_HEADERS
@@ -65,7 +65,7 @@ class Settings:
     def trusts(self, peer: object) -> bool:
         """Whether a peer's address is in forwarded_allow_ips, as gunicorn itself decides it."""
         if not isinstance(peer, tuple):
-            return True  # a Unix socket: who may connect is decided by its permissions
+            return True  # a Unix socket: its permissions decide who may connect
         return trusts_address(self._cfg, self.forwarded_allow_ips, peer[0])
 
 
@@ -136,8 +136,8 @@ def unfit_threads() -> str | None:
 class _Errors:
     """`wsgi.errors`: makes gunicorn's own stream when something is written.
 
-    Not once for all requests: the files change when the logs are reopened (SIGUSR1). And not for
-    each request: that costs more than the rest of the environ.
+    One stream for all requests would keep the old file when logs are reopened (SIGUSR1); one for
+    each request would cost more than the rest of the environ.
     """
 
     def __init__(self, settings: Settings) -> None:

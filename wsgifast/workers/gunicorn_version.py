@@ -24,7 +24,7 @@ class UnsupportedGunicorn(WSGIFastError, RuntimeError):
 
 
 def check_gunicorn(version: str | None = None) -> None:
-    """See that the installed gunicorn is in the supported range and has the parts used.
+    """Check that the installed gunicorn is in the supported range and has the parts used.
 
     :param version: by default that of the installed one.
     :raises UnsupportedGunicorn: with a sentence naming the installed and the supported versions.

@@ -1,13 +1,13 @@
 """httptools (llhttp) for requests that are plain, gunicorn's own parser for all others.
 
-gunicorn's parser takes as long for a short request as everything else that is done for it. What
-clients and proxies usually send is plain: a known method, a path, header names of letters, digits
-and hyphens, none of them twice, and no body or one of a known length. Such a head means the same to
-every parser, and llhttp is the one that takes it apart soonest.
+For a short request, gunicorn's parser takes as long as everything else together. Most requests are
+plain: a known method, a path, header names of letters, digits and hyphens, none of them twice, and
+no body or one of a known length. Every parser reads such a head in the same way, and llhttp is the
+fastest.
 
-What counts as plain is narrower than what gunicorn takes, whatever its settings allow. All else,
-and what llhttp refuses, is shown to gunicorn's parser from its first byte on. So nothing is
-understood that gunicorn does not understand in the same way, and what is refused has its answer.
+A plain request is one that gunicorn accepts with any settings. gunicorn's parser gets all other
+requests from their first byte on, also those that llhttp refuses. So no request is parsed in
+another way than gunicorn's, and refused requests get gunicorn's answers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _METHODS = {
 }
 _HTTP11 = (1, 1)
 _VERSIONS = {b" HTTP/1.1\r\n": _HTTP11, b" HTTP/1.0\r\n": (1, 0)}
-# What gunicorn itself acts upon, but for what is done here too.
+# Headers on which gunicorn acts, except those that are handled here too.
 _LEFT_TO_GUNICORN = frozenset({"EXPECT", "TRANSFER-ENCODING", "UPGRADE"})
-# How it shows that a request is not plain: llhttp's own errors; no or several targets; an unknown
-# method or name.
+# Errors by which a request turns out not to be plain: llhttp's own; no or several targets; an
+# unknown method or name.
 _NOT_PLAIN = (HttpParserError, HttpParserUpgrade, KeyError, ValueError)
 
 
@@ -54,18 +54,18 @@ class HttptoolsParser:
         self.eager_bytes = gunicorn.eager_bytes
         self.head_limit_bytes = gunicorn.head_limit_bytes
         self.take_trailers = gunicorn.take_trailers
-        # Something else than a request may come first.
+        # A connection may begin with something other than a request.
         self._first_is_special = gunicorn.has_preface or settings.proxy_protocol != "off"
         self._line_bytes = settings.most_line_bytes
         self._field_bytes = settings.most_field_bytes
         self._most_fields = settings.most_fields
         self._checks_host = checks_host
-        self._host: str | None = None  # the last in order: most requests bring the same one
+        self._host: str | None = None  # the last valid one: most requests have the same
         self._scheme = "https" if settings.is_ssl else "http"
-        # Of plain requests: no name with an underscore is in them.
+        # For plain requests, which have no name with an underscore.
         schemes = settings.secure_scheme_headers if trusted else {}
         self._secure = {header_key(name): schemes[name] for name in schemes if "_" not in name}
-        # Each is one thread's while it is not in here.
+        # Unused readers; one that was taken belongs to its thread.
         self._readers: list[_Reader] = []
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
@@ -141,7 +141,7 @@ class HttptoolsParser:
             persists = http11
         else:
             persists = connection == "keep-alive" or wants_to_persist([connection], http11=http11)
-        if not length and llhttp.should_keep_alive():  # it is at its begin again
+        if not length and llhttp.should_keep_alive():  # it can parse another request
             reader.targets.clear()
             raw.clear()
             self._readers.append(reader)
@@ -203,9 +203,9 @@ class PlainRequest:
 
 
 class _Reader:
-    """An llhttp parser at the begin of a request, and what it has found in it.
+    """An llhttp parser for one request at a time, and what it has found.
 
-    It calls methods of plain containers: they cost less than functions in Python.
+    Its callbacks are methods of plain containers, which cost less than functions in Python.
     """
 
     __slots__ = ("fields", "llhttp", "targets")
@@ -226,7 +226,7 @@ class _Keys(dict[bytes, str]):
         if upper in _LEFT_TO_GUNICORN or not upper.replace("-", "").isalnum():
             raise KeyError(name)
         key = header_key(upper)
-        if len(self) < 500:  # they are the client's to choose: not every one ever sent
+        if len(self) < 500:  # clients choose the names: the cache needs a limit
             self[name] = key
         return key
 

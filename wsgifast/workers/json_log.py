@@ -111,8 +111,8 @@ class JSONLogger(Logger):  # type: ignore[misc]
         """Return the address of a client, behind the proxies that gunicorn trusts.
 
         :param peer: the address of the connection's other end; none for a Unix socket.
-        :param forwarded: X-Forwarded-For, to which each proxy adds its own peer at the end. What
-            comes before the address of someone who is not trusted may be invented.
+        :param forwarded: X-Forwarded-For, to which each proxy adds its own peer at the end.
+            Anything before the address of an untrusted peer may be invented.
         """
         if not forwarded:
             return peer
@@ -144,6 +144,6 @@ def _without_port(text: str) -> str:
 
 
 def _microseconds(time: Any) -> int:
-    """Of a timedelta; or of gunicorn's ASGI worker's replacement for one, which has no days."""
+    """Microseconds of a timedelta, or of the ASGI worker's replacement, which has no days."""
     seconds = getattr(time, "days", 0) * 86_400 + time.seconds
     return int(seconds * 1_000_000 + time.microseconds)

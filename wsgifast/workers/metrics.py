@@ -143,7 +143,7 @@ class WorkerCollector:
         yield from gauges(self.server)
 
     def activity(self) -> object:
-        """The same as long as the worker has no connection and gets none."""
+        """A value that stays the same while the worker has no connection and gets none."""
         server = self.server
         if server.connections:
             return None
@@ -153,7 +153,7 @@ class WorkerCollector:
         with self._lock:
             self._waits.add(self.server.counters.take_waits())
             first, *others = self._waits.counts
-            # Whoever is not among them found a thread free.
+            # All other requests found a thread free.
             at_once = max(0, self.server.requests - sum(self._waits.counts))
             return Distribution((first + at_once, *others), self._waits.total_s)
 
@@ -187,7 +187,7 @@ class ResponseRecorder:
         self._counters: Counters | None = None
 
     def environ_part(self) -> dict[str, Any]:
-        """What every environ has of it: a WSGIFast in the app records nothing once more."""
+        """The part of every environ that keeps a WSGIFast in the app from recording again."""
         return {RECORDER: self._metrics}
 
     def watch(self, server: Server, application: Application) -> None:
@@ -207,7 +207,7 @@ class ResponseRecorder:
         if application is None or modules.keys().isdisjoint(FRAMEWORKS):
             return
         self._application = None
-        if type(application.app) is not WSGIFast:  # which notes them by itself
+        if type(application.app) is not WSGIFast:  # WSGIFast notes them itself
             application.app = partial(call_noting_pattern, application.app)
 
     def record(
@@ -266,7 +266,7 @@ def start_reporting(
 
     :param responses: None if no requests are recorded.
     :param worker: its class says where to.
-    :returns: what reports for the last time, when the worker ends.
+    :returns: a function for the last report, when the worker ends.
     """
     process_collectors.append(collector.collect)
     if responses is not None:

@@ -1,7 +1,7 @@
 """FastWorker's options: what they may be, from gunicorn's configuration, as the server has them.
 
 They are class attributes, and plain names in gunicorn's configuration file, beside its settings.
-gunicorn passes over names that it does not know. It runs the file as a module, which is looked up
+gunicorn ignores names that it does not know. It runs the file as a module. The names in it are read
 here whenever gunicorn asks for the worker class: at the start, and at each reload.
 """
 
@@ -46,8 +46,8 @@ ATTRIBUTES: dict[str, Rule] = {
     "metrics_bind": ("an address", lambda value: True),  # checked below
 }
 _WITH_UNITS = [name for name in ATTRIBUTES if name.endswith(("_bytes", "_s"))]
-# difflib's measure of two names. Slips are above it; a name that a subclass has for something of
-# its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
+# difflib's similarity of two names. Misspelt names are above it. A subclass's own names are below
+# it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
 
 
@@ -80,7 +80,7 @@ def check_attributes(worker: Any, base: type) -> None:
 
 
 def check_settings(cfg: Any) -> None:
-    """Check gunicorn's settings of which gunicorn checks less.
+    """Check gunicorn's settings where gunicorn itself checks too little.
 
     :raises InvalidWorkerOption: for the first that is wrong.
     """
@@ -93,9 +93,9 @@ def check_settings(cfg: Any) -> None:
 
 
 def check_names(names: Mapping[str, Any]) -> None:
-    """Refuse a value under nearly the name of an attribute: it would change nothing.
+    """Refuse a value whose name is nearly an attribute's: it would have no effect.
 
-    A subclass and a configuration may have names of their own, so no other name is refused.
+    No other name is refused, since subclasses and configurations may have names of their own.
 
     :param names: names with their values.
     :raises InvalidWorkerOption: for the first that is misspelt.
@@ -114,23 +114,23 @@ def check_names(names: Mapping[str, Any]) -> None:
 
 # From gunicorn's configuration.
 
-# gunicorn's setting of that name, where it is not a file.
+# gunicorn's setting `config`.
 _config: str | None = None
-# What a class itself had before it was configured: the next configuration begins with that.
+# Each class's own attributes before it was configured; restored before the next configuration.
 _before: dict[type, dict[str, Any]] = {}
 _MISSING = object()
-# What a name that an option has too is an option by, right or wrong.
+# A name with a value of these types is meant as an option, even if the value is wrong.
 _VALUES = (Number, str, bytes, list, tuple, set, dict, type(None))
-# The options of the last configuration that could be used. Once there is one, the server runs.
+# The options of the last valid configuration; empty until there is one.
 _in_use: dict[str, Any] = {}
 
 
 def name_module(config: str | None) -> bool:
-    """Say at the start which module is the configuration; returns whether it is no file's.
+    """Set at the start which module is the configuration; return whether it is not a file's.
 
-    Then :func:`configure` could not read it, and is to be called again.
+    In that case :func:`configure` could not read it before, and has to be called again.
 
-    :param config: gunicorn's setting of that name.
+    :param config: gunicorn's setting `config`.
     """
     global _config, _in_use
     _config = config
@@ -164,7 +164,7 @@ def configure(worker: type, base: type) -> None:
 
 
 def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, Any]:
-    """Those of a module's names that are options; an object other than a value is its own."""
+    """The names in a module that are options; a function or class of such a name is not one."""
     check_names(names)
     given = {
         name: names[name]
@@ -256,6 +256,6 @@ def http2(settings: Settings) -> HTTP2Options:
 
 
 def _uses_httptools(settings: Settings) -> bool:
-    # A user who has set http_parser wants one of gunicorn's own.
+    # If http_parser is set, the user wants gunicorn's own parser.
     chosen = getattr(settings, "http_parser", "auto") != "auto"
     return not (chosen or settings.uses_uwsgi) and find_spec("httptools") is not None

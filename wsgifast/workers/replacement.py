@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 gunicorn's arbiter starts the successor of a worker that ends by itself (max_requests) after its
 end, and at a reload (SIGHUP) it ends all old workers as soon as it has started the new ones. While
-those import the app, nobody answers. A new one that cannot import it ends the server.
+those import the app, no worker serves. If a new one cannot import it, the whole server ends.
 
 FastWorker makes the running arbiter a :class:`ReplacingArbiter` (:func:`install`), which keeps
 gunicorn's methods and changes when workers are started and ended. Each worker shares one byte with
@@ -20,8 +20,8 @@ arbiter starts a spare worker, waits until it is READY, and ends the oldest of t
 it does so again. If a worker ends while it is BOOTING and others serve, the arbiter does not halt:
 it tries again after a second, and after twice as long each time.
 
-A worker that was old at a reload is given gunicorn's graceful_timeout. One that is RELEASED has
-done nothing wrong, and what it still sends may take ten times that.
+A worker that was old at a reload has gunicorn's graceful_timeout to end. One that is RELEASED may
+take ten times as long for its last responses.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from ..metrics.health import resident_bytes
 from .gunicorn_support import running_arbiter
 
 BOOTING, READY, RETIRING, RELEASED = range(4)
-#: What a released worker still sends may take this many graceful timeouts.
+#: A released worker's last responses may take this many graceful timeouts.
 PATIENCE = 10
 # Until the next try after a new worker has failed; doubled each time.
 _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 60.0
-# Of its lifetime, each worker takes up to this part less: those that were started together are not
-# to end together.
+# Each worker's lifetime is up to this part shorter: those that started together do not end
+# together.
 _JITTER = 0.1
 
 
@@ -82,7 +82,7 @@ class Life:
         return self._has_rss_limit and resident_bytes() > self._max_rss_bytes
 
     def limit_reached(self, requests: int) -> tuple[str, str] | None:
-        """Why the worker is to be replaced now: the limit, and as the log says it.
+        """Why the worker has to be replaced now: the limit, and the text for the log.
 
         :param requests: how many it has had.
         """

@@ -1,4 +1,4 @@
-"""The TLS context of a worker: made once, made again when its files change, never lost."""
+"""The TLS context of a worker: renewed when its files change; the last valid one is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gunicorn import sock as gunicorn_sock
 
 _Stamp = tuple[int, int, int] | None
 
-#: So often are files read, at most, that are replaced while they are read.
+#: How often files are read again if they are replaced during the reading.
 _READS = 5
 
 
@@ -64,7 +64,7 @@ class TLSContexts:
             except Exception as error:  # noqa: BLE001 - the hook of a user may raise anything
                 self._error = error
                 if (stamps := self._look()) == self._stamps:
-                    break  # else one of them was replaced between the reading of two
+                    break  # else a file was replaced during the reading
             else:
                 return
         self._context = self.last_good

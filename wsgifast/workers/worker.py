@@ -1,7 +1,7 @@
 """FastWorker: gunicorn's gthread worker, with another way of doing input and output.
 
-It is a ThreadWorker for gunicorn: the same settings, hooks and logs. What it replaces is everything
-between the listeners and the app: that is wsgifast.server's, which knows no gunicorn.
+For gunicorn it is a ThreadWorker, with the same settings, hooks and logs. wsgifast.server, which
+does not know gunicorn, does everything between the listeners and the app.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from .tls import TLSContexts
 if TYPE_CHECKING:
     from ..server.connection import Channel
 
-# Where the file is by which a worker gives signs of life: on a disk, that may have to wait for what
-# is written there, such as responses that wait for slow clients.
+# The folder of a worker's heartbeat file. On a disk, a heartbeat may have to wait for other writes,
+# such as those of responses for slow clients.
 _MEMORY_FILES = "/dev/shm"
 
 
@@ -68,23 +68,23 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
 
-    gunicorn's own settings mean what they mean for gthread. What it has no setting for is a class
-    attribute. gunicorn's configuration file changes it by its name, and one that is misspelt is
-    refused at the start::
+    gunicorn's own settings have the same meaning as for gthread. All other options are class
+    attributes. gunicorn's configuration file sets them by their names; a misspelt name is refused
+    at the start::
 
         worker_class = "wsgifast.workers.FastWorker"
         body_limit_bytes = 20 * 2**20
 
-    So does a subclass, ``class worker_class(FastWorker)``. For `body_limit_bytes`, `head_timeout_s`
-    and `body_timeout_s` an environment variable comes before both: WSGIFAST_BODY_LIMIT_BYTES and so
-    on. asgifast's protocols have these three, too.
+    A subclass may set them too, ``class worker_class(FastWorker)``. For `body_limit_bytes`,
+    `head_timeout_s` and `body_timeout_s` an environment variable takes precedence:
+    WSGIFAST_BODY_LIMIT_BYTES and so on. asgifast's protocols have these three, too.
 
-    :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads hold no
-        thread. False: the app's thread reads them from the client, as with gthread.
-    :cvar body_limit_bytes: larger bodies are refused with 413, since they could fill the disk. Not
-        for those that the app's thread reads.
+    :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads occupy
+        no thread. False: the app's thread reads them from the client, as with gthread.
+    :cvar body_limit_bytes: larger bodies are refused with 413, since they could fill the disk; not
+        with ``buffer_bodies = False``.
     :cvar bodies_on_disk_bytes: the most bytes that a worker keeps of bodies in temporary files, all
-        together; whose body finds no room there is answered 503.
+        together; a request whose body does not fit is answered 503.
     :cvar head_timeout_s: a client whose request's head takes longer, from its first byte on, is
         answered 408; a connection on which nothing comes for so long is closed.
     :cvar body_timeout_s: a client that sends nothing of its body for this many seconds is answered
@@ -94,17 +94,16 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     :cvar responses_on_disk_bytes: the most bytes that a worker keeps of responses in temporary
         files, all together, for clients that take them slowly.
     :cvar check_host: answer 400 to a request whose Host header is missing (from HTTP/1.1 on),
-        malformed, or not the only one (RFC 9112 section 3.2).
-    :cvar kill_stuck_after_s: after so many seconds in which no thread has ended its request, the
-        worker ends, and the arbiter starts another one.
-        `math.inf`: never. A stream without end is such a request too.
+        malformed or repeated (RFC 9112 section 3.2).
+    :cvar kill_stuck_after_s: if no thread has finished a request for this many seconds, the worker
+        ends, and the arbiter starts another one. Endless streams count too. `math.inf`: never.
     :cvar max_rss_bytes: with more resident memory than this, shared pages included, a worker is
-        replaced as after max_requests: it serves until what is under way is over.
-    :cvar max_lifetime_s: so is one that has served for so many seconds (each up to a tenth less, so
-        that not all are replaced at once).
+        replaced as after max_requests, once a successor is ready.
+    :cvar max_lifetime_s: a worker that has served for this many seconds is replaced likewise, up to
+        a tenth earlier, so that not all are replaced at once.
     :cvar metrics_bind: a host and a port such as "127.0.0.1:9100", at which Prometheus finds the
         metrics of all workers (docs/reference/metrics.md). The environment variable
-        WSGIFAST_METRICS comes before it. None: no metrics, unless that is set.
+        WSGIFAST_METRICS takes precedence. None: no metrics, unless that is set.
     """
 
     buffer_bodies = True
@@ -125,10 +124,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     server: Server | None = None
     _responses: ResponseRecorder | None = None
-    # When its main thread gave its last sign of life; monotonic.
+    # The main thread's last heartbeat; monotonic.
     beaten_at = 0.0
 
-    # What gunicorn calls before any worker is started.
+    # Called by gunicorn before any worker is started.
 
     @classmethod
     def setup(cls) -> None:
@@ -178,18 +177,18 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.life = Life(self.max_requests, self.max_rss_bytes, self.max_lifetime_s)
         self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
         if self._tls is not None:
-            with contextlib.suppress(Exception):  # it is logged, and met again at each connection
+            with contextlib.suppress(Exception):  # logged, and raised for each connection
                 self._tls.current()
 
     # The worker's life.
 
     def init_process(self) -> None:
         self.tpool = None  # ours are in the server's pool
-        # Past gthread's own method, which makes a pool and a poller.
+        # Not gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
 
     def init_signals(self) -> None:
-        """Set the worker's handlers; what has come before they were set ends it too."""
+        """Set the worker's handlers; a signal that came before ends the worker too."""
         come = arbiters_signals()
         super().init_signals()
         for number in come():
@@ -212,7 +211,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             )
 
     def run(self) -> None:
-        """Serve until gunicorn, or the server by itself, finds that it is enough."""
+        """Serve until gunicorn ends the worker, or the server ends by itself."""
         if wants_metrics(type(self)) is not None:
             from ..metrics.prometheus import recorder
 
@@ -239,7 +238,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """SIGTERM: finish what is running, then end."""
         self.alive = False
         if self.server is None:
-            sys.exit(0)  # the app is still being imported: nobody waits for this worker
+            sys.exit(0)  # the app is still being imported: there are no requests to finish
         if self.life.stage == RELEASED:
             self.life.stage = RETIRING  # the next SIGTERM means the whole server
             self._stop_patiently()
@@ -247,14 +246,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.server.stop()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
-        """SIGQUIT, SIGINT: end now, whatever the apps do; see :meth:`Server.end_now`."""
+        """SIGQUIT, SIGINT: end now, even if apps run; see :meth:`Server.end_now`."""
         super(gthread.ThreadWorker, self).handle_quit(sig, frame)
 
     def _is_behind(self) -> bool:
         return self.server is not None and self.server.pool.is_behind
 
     def _beat(self) -> bool:
-        """Give gunicorn a sign of life; whether the worker is to go on."""
+        """Send gunicorn's heartbeat; return whether the worker goes on."""
         self.beaten_at = time.monotonic()
         self.notify()
         if self.life.stage == BOOTING:
@@ -326,7 +325,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             do_handshake_on_connect=False,
         )
 
-    # What the application asks for.
+    # Callbacks of the application.
 
     def _answer_error(self, channel: Channel, req: Any, error: Any) -> tuple[str, int]:
         """Let gunicorn log an error and answer it; returns the status and the size of the page."""

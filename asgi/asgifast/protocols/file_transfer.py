@@ -6,8 +6,8 @@ file's descriptor stays the caller's, and open until the transfer has ended.
 - :meth:`FileTransfer.step` makes one sendfile call of at most WINDOW_BYTES, so that other
   connections have their turns. The first step is made at once. When the socket is full, it is
   watched, and each time it has room a callback of the loop makes the next step.
-- What is not in the page cache, or not known to be, a thread sends, which may wait for the disk. It
-  has a duplicate of the socket's descriptor, whose number cannot become another connection's while
+- A thread, which may wait for the disk, sends what is not known to be in the page cache. It has a
+  duplicate of the socket's descriptor, so that the number cannot become another connection's while
   the thread runs.
 - The socket's send buffer starts small, and grows if the client is quick: what slow clients leave
   in their buffers counts against the memory that the kernel has for all TCP connections. When that
@@ -44,7 +44,7 @@ WINDOW_BYTES = 1024 * 1024
 # Between two attempts while the kernel has no memory for TCP: no event says when it has again.
 _WITHOUT_MEMORY_S = 0.1
 
-# Whether the system has a selector that another one can watch.
+# Whether one selector can watch another on this system.
 CAN_WATCH = hasattr(selectors.DefaultSelector, "fileno")
 HAS_EPOLL = hasattr(select, "epoll")
 _WRITABLE = getattr(select, "EPOLLOUT", 0)

@@ -5,10 +5,10 @@ socket; a file's descriptor is its sender's.
 
 - Coalescing: write() keeps small data until the end of the loop's turn, until COALESCED_BYTES are
   there, or until flush(), so that a head and its body leave in one packet. A sender that is about
-  to flush says so (`flush_follows`), and no callback is scheduled for the turn's end.
-- A response that holds small messages back asks to be called at the turn's end (`keep`): it writes
-  them then, or holds them for another turn. Whatever else is written at a turn's end, and close(),
-  take them with them; flush() does not, as over HTTP/2 others write to the same transport.
+  to flush sets `flush_follows`, and no callback is scheduled for the turn's end.
+- A response that holds small messages back asks to be called at the turn's end (`keep`). It writes
+  them then, or holds them for another turn. close(), and any other write at a turn's end, send them
+  too; flush() does not, since over HTTP/2 other responses write to the same transport.
 - While a file is sent (`_file` is set), what is written waits behind it. The file itself waits
   until the loop's transport has sent its buffer, since sendfile bypasses that.
 - A file ends with its last byte; with the file's own end, if that comes too early (FileTruncated);
@@ -35,7 +35,7 @@ from .receiving import linger
 # Sends the rest of what was begun; called once, or never.
 Rest = Callable[[], Awaitable[None]]
 
-# So much of a large write is copied behind coalesced data, to leave in one packet with it.
+# This much of a large write is copied behind coalesced data, so that both leave in one packet.
 _LEAD_BYTES = 16 * 1024
 
 

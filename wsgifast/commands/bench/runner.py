@@ -1,12 +1,11 @@
 """The runner of every comparison: real servers, loaded in turn.
 
-The contenders of a row run in turn (A B A B ...), so that a slow minute of the machine falls on all
-alike; a figure is the median of its runs, a ratio the median of the ratios of neighbours in time,
-with its spread. At the end of each round the contender that all are compared with may run once
-more: what its two figures differ is the machine's noise, and no verdict is given inside it. The
-server's CPU time stands beside every rate, and each result says which side was busy all the time.
-Before they are loaded all contenders of a row are asked once, the first one twice, to report bodies
-that differ.
+The contenders of a row run in turn (A B A B ...), so that a slow minute of the machine affects all.
+A figure is the median of its runs; a ratio is the median of the rounds' ratios, with its spread.
+The baseline may run again at the end of each round: the difference between its two figures is the
+machine's noise, and there is no verdict on a smaller difference. Each result has the server's CPU
+time, and says which side was busy all the time. Before the load each contender is requested once,
+the first one twice, to report bodies that differ.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ def run_rows(
             tasks = {c.name: servers.task(c, row, profile) for c in row.contenders}
             seen, changes = servers.look(row, tasks)
             if row.body_bytes is None and not changes:
-                # Each its own: one may compress what another sends as it is. What is coded may have
-                # another size each time.
+                # Each contender has its own size: one may compress what another sends as it is. A
+                # coded body may have another size each time.
                 sizes = {n: one.body_bytes for n, one in seen.items() if one.ok and not one.coding}
                 tasks = {n: replace(task, body_bytes=sizes.get(n)) for n, task in tasks.items()}
             runs = {c.name: partial(servers.measure, c, row, tasks[c.name]) for c in row.contenders}
@@ -256,7 +255,7 @@ def measure(
 
 
 def _rows(report: Path) -> dict[str, Any]:
-    """Of a file that is none there are none."""
+    """The rows of an earlier report; none if the file is not a report."""
     try:
         rows: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))["rows"]
     except (FileNotFoundError, ValueError, LookupError):
@@ -265,7 +264,7 @@ def _rows(report: Path) -> dict[str, Any]:
 
 
 def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], int]:
-    """The rows that went well, and an exit status."""
+    """The rows that succeeded, and an exit status."""
     results: list[Result] = []
     status = 0
     rows = list(table.rows)

@@ -2,8 +2,8 @@
 
     python -m wsgifast.commands.bench.serving wsgiref | werkzeug HOST PORT
 
-is the servers that have no command of their own. What all of them import is :func:`app`; a variable
-of the environment names the app, since not every server accepts a factory with arguments.
+starts a server that has no command of its own. All servers import :func:`app`; an environment
+variable names the real app, since not every server accepts a factory with arguments.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def gunicorn(
 
 @cache
 def _no_control_socket() -> tuple[str, ...]:
-    """Servers side by side would have the same one, in the user's home; gunicorn 25.0 has none."""
+    """Off: servers side by side would share one in the user's home. gunicorn 25.0 has none."""
     from gunicorn.config import KNOWN_SETTINGS
 
     found = any(setting.name == "control_socket_disable" for setting in KNOWN_SETTINGS)

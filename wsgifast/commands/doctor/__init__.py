@@ -63,11 +63,11 @@ def examine(
     found: Callable[[Fetch], Found] | None = None,
     progress: Callable[[int, int, Endpoint], None] | None = None,
 ) -> Report:
-    """Ask an app for its endpoints, raw and wrapped in turn, and report what was seen.
+    """Request an app's endpoints, raw and wrapped in turn, and report what was seen.
 
-    Each endpoint is asked for up to sixty times in this process. Without `all_endpoints` only those
-    that are safe by evidence are: the given ones, files in folders that the app serves, and what an
-    OpenAPI document calls read-only. Only GET and HEAD are used, unless `unsafe` is True.
+    Each endpoint is requested up to sixty times in this process. Without `all_endpoints` only safe
+    ones are requested: the given ones, files in folders that the app serves, and operations that an
+    OpenAPI document describes as read-only. Only GET and HEAD are used, unless `unsafe` is True.
 
     :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is
         examined with that wrapper, and without it.
@@ -86,7 +86,7 @@ def examine(
     :param found: returns endpoints and what was not reached, from endpoints.py here;
         called with a function that requests a path of the app.
     :param progress: called before each endpoint with its number, their count, and itself.
-    :raises ConfigurationError: if the app is none, an id is unknown, or there is nothing to ask.
+    :raises ConfigurationError: if `app` is not an app, an id is unknown, or there is no endpoint.
     :raises WSGIFastError: if an ASGI app does not start.
     """
     silenced = known_ids(silence)
@@ -135,7 +135,7 @@ def examine(
                     each.body.clear()  # no longer needed
             add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped))
         report.unreached += search.unreached
-        # Of some patterns several URLs were tried.
+        # Several URLs of one pattern may have been tried.
         reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}
         report.unreached = [
             left

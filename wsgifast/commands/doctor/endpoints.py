@@ -26,7 +26,7 @@ _URL_CHARACTERS = "!$%&'()*+,/:;=?@[]~"
 # A parameter in a pattern: {name}, {name:path}, <name>, <int:name>, <path:name>, <name:re:...>, and
 # Pyramid's *name at its end.
 _PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?P<angle>[^<>]+)>|\*(?P<star>\w+)\Z")
-# Kinds of parameters, which stand beside the name in one place or the other.
+# Kinds of parameters; frameworks write them before or after the name.
 _KINDS = frozenset(
     {"int", "float", "path", "str", "string", "slug", "uuid", "any", "re", "filter", "default"}
 )
@@ -35,7 +35,7 @@ _KINDS = frozenset(
 def from_paths(paths: Iterable[str], source: str = "command line") -> Found:
     """Paths as they are written on a command line.
 
-    :raises ConfigurationError: for one that is no path.
+    :raises ConfigurationError: for one that is not a path.
     """
     given = list(dict.fromkeys(paths))
     for path in given:
@@ -59,7 +59,7 @@ def from_urls_file(path: str) -> Found:
 
 
 def from_access_log(path: str, *, most: int = 200) -> Found:
-    """The paths of an access log, and how often each was asked.
+    """The paths of an access log, and how often each was requested.
 
     In the common or combined format, in uvicorn's, or in wsgifast's own of JSON.
 
@@ -109,14 +109,14 @@ def _read(line: str) -> tuple[str, str, str] | None:
 
 
 def _some(found: Found, problem: str) -> Found:
-    """:raises ConfigurationError: if it is nothing."""
+    """:raises ConfigurationError: if nothing was found."""
     if not any(found):
         raise ConfigurationError(problem)
     return found
 
 
 def _path_of(url: str) -> str:
-    """The path and query of a URL, percent-encoded; what begins with // has no host."""
+    """The path and query of a URL, percent-encoded; //x is a path, not a host."""
     path = _ORIGIN.sub("", url).partition("#")[0]
     return encoded(path if path.startswith("/") else f"/{path}")
 
