@@ -1,9 +1,9 @@
 """Request bodies that are received before the app is called.
 
-A client on a slow line then holds no task, database session or lock of the app. What is received
-waits in memory, as far as there is room in a budget of the whole process, and beyond it in an
-unnamed temporary file. If that cannot be written, the app is called with what has come, and
-receives the rest by itself: a request never fails for want of room.
+A slow client then occupies no task, database session or lock of the app. A body waits in memory, up
+to a limit for the whole process, and beyond it in an unnamed temporary file. If that cannot be
+written, the app is called with what has come, and receives the rest by itself: no request fails
+for lack of room.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BufferedBody:
     async def fill(self) -> bool:
         """Receive the body, or as much of it as there is room for.
 
-        :returns: False if the client has left.
+        :returns: False if the client has disconnected.
         """
         while True:
             message = await self._receive()

@@ -27,8 +27,8 @@ PASSED_ON = 17
 class Held:
     """The small body messages of one response that wait to be sent as one.
 
-    Whoever has them sends them when the loop's turn ends, unless :meth:`end_turn` says that they
-    are best held for another one; and when `size` reaches COALESCED_BYTES.
+    The owner sends them when the loop's turn ends, unless :meth:`end_turn` returns that another
+    turn is better; and when `size` reaches COALESCED_BYTES.
 
     :ivar chunks: the messages' bodies.
     :ivar size: their bytes.
@@ -81,9 +81,9 @@ class Held:
 class Coalescer:
     """Coalesces the small body messages of one response under any server.
 
-    A task of its own sends what is held, so that it is sent even if the app gives up waiting.
-    Whatever the app sends next awaits that task, which keeps the order and the back-pressure, and
-    raises to the app what the server's send() has raised.
+    A separate task sends the held messages, so that they are sent even if the app stops waiting.
+    The app's next send() awaits that task, which keeps the order and the back-pressure, and raises
+    the error of the server's send() to the app.
 
     :param order: all but :meth:`offer` and :meth:`cancel` are called by whoever it lets through.
     """

@@ -1,4 +1,4 @@
-"""The content coding of one ASGI response: what is decided about it, and its compressed body."""
+"""The content coding of one ASGI response: the decision about it, and the compressed body."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PROCESSORS = os.cpu_count() or 1
 
 
 class _Load:
-    """Whether requests wait for what is compressed."""
+    """Whether requests wait for compression."""
 
     def __init__(self) -> None:
         self._turn_began: float | None = None

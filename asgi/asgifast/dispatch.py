@@ -1,9 +1,9 @@
 """Whether the dispatch function of a BaseHTTPMiddleware leaves the response's body alone.
 
 Starlette passes a file on as a message in `response.body_iterator`, among bytes, where the function
-may expect bytes alone. So its source is looked at: whatever it does with the response must be
-something that is known to leave the body alone. All else counts as touching it: a function of
-which the source is not there, or not the one that runs, too.
+may expect bytes only. So its source is examined: every use of the response must be known to leave
+the body alone. Any other use counts as touching it, and so does a function whose source is missing
+or is not the one that runs.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 _HARMLESS = frozenset(
     {"background", "charset", "delete_cookie", "headers", "media_type", "set_cookie", "status_code"}
 )
-# What reaches local variables, or the messages, by another way.
+# Names by which a function reaches local variables, or the messages, in another way.
 _BACK_DOORS = frozenset({"dir", "eval", "exec", "locals", "vars"})
 _BACK_DOOR_ATTRIBUTES = frozenset(
     {"_getframe", "_send", "body_iterator", "currentframe", "f_locals", "send"}
 )
 # What an endpoint that calls an ASGI app passes to it.
 _SENDING = frozenset({"_receive", "_send", "receive", "send"})
-# The most functions of an app that are looked at behind one endpoint.
+# The most functions of an app that are examined behind one endpoint.
 _MAX_FOLLOWED = 200
 
 
 class MustRead(Exception):
-    """The function's source is to be read, which may wait for a disk."""
+    """The function's source has to be read, which may wait for a disk."""
 
 
 # What was found, by the code of a function and `is_method`.

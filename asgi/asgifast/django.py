@@ -1,12 +1,11 @@
 """Django's ASGI application, with files sent by the server and iterators run in their thread.
 
-Django's own handler makes a list of what a synchronous iterator gives, a FileResponse's file
-included, before it sends any of it, and says so in a warning. Here a file goes out as ASGIFast
-sends files, with ranges and conditions, and an iterator runs on while the client takes what it gave
-before.
+Django's own handler collects all blocks of a synchronous iterator, also of a FileResponse, in a
+list before it sends any, and warns about it. Here ASGIFast sends files, with ranges and conditions,
+and an iterator goes on while the client takes earlier blocks.
 
-ASGIHandler is not in Django's documentation; its `send_response` alone is given the response and
-the send() of a request, so that there is no other place to choose the way from.
+ASGIHandler is not in Django's documentation. Its `send_response` is overridden because only that
+method gets both the response and the send() of a request.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ with needs("asgifast.django", "django", "django"):
     from django.core.handlers.asgi import ASGIHandler
     from django.http import StreamingHttpResponse
 
-# An iterator stands still while so many bytes of it wait for the client.
+# An iterator pauses while this many of its bytes wait for the client.
 _AHEAD_BYTES = 256 * 1024
 
 
@@ -55,7 +54,7 @@ def get_asgi_application(
     traces: bool = False,
     compress: bool | Compression | None = None,
 ) -> ASGIFast:
-    """Take the place of django.core.asgi's.
+    """Replace the function of the same name in django.core.asgi.
 
     :param coalesce: see :class:`asgifast.ASGIFast`, which is around Django then.
     :param ranges: answer Range for a FileResponse, as ASGIFast does for its files.
@@ -98,7 +97,7 @@ class _Handler(ASGIHandler):
     async def send_response(self, response: Any, send: _Channel) -> None:
         if INSTRUMENTED in send.scope:
             note_django_pattern(send.scope, response)
-        # A class that is iterated asynchronously in its own way knows why.
+        # A class with an asynchronous iterator of its own is left alone.
         known = (StreamingHttpResponse.__aiter__, PlannedResponse.__aiter__)
         if not response.streaming or response.is_async or type(response).__aiter__ not in known:
             await super().send_response(response, send)

@@ -1,6 +1,6 @@
 """WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter is scraped for all.
 
-What a worker counts of its connections are plain numbers, read when they are asked for.
+A worker counts its connections in plain numbers, which are read when the metrics are collected.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 else:
     _Worker = object
 
-# A sign of life of the event loop.
+# The event loop's heartbeat.
 _BEAT_S = 1.0
-# No server of ASGI leaves a worker whose event loop stands still for longer.
+# ASGI servers replace a worker sooner if its event loop stands still.
 _LOST_AFTER_S = 60.0
 # uvicorn's own status for what would fail again at every start: its supervisor ends with it.
 _STARTUP_FAILURE = 3

@@ -1,4 +1,4 @@
-"""What stands between an ASGI app and its server to watch: requests recorded, shapes examined."""
+"""Observers between an ASGI app and its server: they record requests and examine shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def note_sent_as(scope: Scope, sent_as: str) -> None:
 class Instrumented:
     """An ASGI app whose requests are recorded when the app has returned, and its file is sent.
 
-    asgifast's protocols send large files when the app has returned, and say when that is over.
+    asgifast's protocols send large files after the app has returned, and report their end.
 
     :param recorder: its errors are logged, once.
     :param spans: sets attributes on the span that is current when a request comes.
@@ -245,7 +245,7 @@ class Request:
 
 
 class Examined:
-    """An app of which now and then a response's shape is examined, as the app sends it."""
+    """An app, with the shapes of some of its responses examined as it sends them."""
 
     def __init__(self, app: ASGIApp, reports: Reports) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What asgifast asks of the event loop, on asyncio and on trio alike.
+"""The functions of the event loop that asgifast needs, on asyncio and on trio.
 
 A call at the end of the loop's turn, a task beside the app's own, a turn for the others, and a
 thread. An asyncio event loop has the first two by itself; `_TrioLoop` gives them to trio.
@@ -121,8 +121,7 @@ async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | No
 async def _over(future: asyncio.Future[Any]) -> None:
     """Wait until a future is done, however often the caller is cancelled meanwhile.
 
-    anyio, on which Starlette stands, cancels again in every turn of the loop, unless it is shielded
-    from.
+    anyio, which Starlette uses, cancels again in every turn of the loop, except inside a shield.
     """
     anyio = sys.modules.get("anyio")
     with anyio.CancelScope(shield=True) if anyio is not None else contextlib.nullcontext():

@@ -54,10 +54,9 @@ class ASGIFast:
     - A body of type str, bytearray or memoryview becomes bytes.
     - Small body messages that an app sends in one turn of the event loop become one, which is sent
       at the end of that turn; a message that comes alone may be held for up to a millisecond.
-    - An app that is known to bear it is offered http.response.pathsend and
-      http.response.zerocopysend, which Starlette's FileResponse and others then use. A server that
-      has these extensions is handed the file; for any other it is read from the page cache, in a
-      thread only if it must come from the disk.
+    - An app that supports them is offered http.response.pathsend and http.response.zerocopysend,
+      which Starlette's FileResponse and others then use. A server with these extensions gets the
+      file; for any other it is read from the page cache, in a thread only if the disk must be read.
     - A 200 whose body is a file (pathsend) answers Range, If-Range and the preconditions of RFC
       9110, sections 13 and 14.
 
@@ -69,15 +68,15 @@ class ASGIFast:
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
         :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. An app
         that answers them itself is left alone: Starlette's FileResponse reads the range in Python,
-        asgifast's has it sent by sendfile.
+        asgifast's sends it by sendfile.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
-    :param pathsend: whether the app is offered http.response.pathsend. By default it is if all of
-        its layers are known to bear it: the middleware and routes of Starlette and FastAPI, and
-        Django. A middleware that changes, counts or compresses bodies would fail on it, or would
-        not compress, and another class may be one; what was decided is logged. True: it is offered,
-        whatever the app is made of. False: the app is offered no extension for files, not even the
-        server's, and sends files as bytes.
+    :param pathsend: whether the app is offered http.response.pathsend. By default it is if all
+        of its layers are known to support it: the middleware and routes of Starlette and FastAPI,
+        and Django. A middleware that changes, counts or compresses bodies, as an unknown class may,
+        would fail on it, or would not compress. The decision is logged. True: it is offered to any
+        app. False: the app is offered no extension for files, not even the server's, and sends
+        files as bytes.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and bodies
         there (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
     :param traces: describe each body in attributes of OpenTelemetry's current span, which is that
@@ -85,13 +84,13 @@ class ASGIFast:
     :param compress: compress what the app makes where the client accepts it: True, or a
         :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
     :param body_limit_bytes: request bodies that are longer get 413: before the app is called if
-        their Content-Length says so, and else once the app has received too much, whatever it
-        answers to that, unless its response has begun. Its receive() then raises BodyTooLarge, an
+        their Content-Length exceeds it, otherwise once the app has received too much, in place of
+        the app's response, unless that has begun. Its receive() then raises BodyTooLarge, an
         OSError.
     :param buffer_bodies: receive bodies with a Content-Length before the app is called, so that a
-        slow client holds nothing of the app: True for up to 16 MiB, or how many bytes. Larger ones,
-        and those without a Content-Length, reach the app while they arrive. What waits is in
-        memory, 64 MiB at most in a process, and else in temporary files.
+        slow client occupies nothing of the app: True for up to 16 MiB, or a number of bytes. Larger
+        bodies, and those without a Content-Length, reach the app while they arrive. Buffered bodies
+        are in memory, up to 64 MiB in a process, and beyond it in temporary files.
     :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd as the app
         receives them. `body_limit_bytes` holds for what was sent and for what that decodes to;
         without it, 32 MiB of decoded bytes are taken. More, and what grows more than 200 times,
@@ -236,8 +235,8 @@ class _Exchange:
     """The receive() and send() of one request.
 
     Most responses are a head and one message of bytes, and need nothing done: the head is held
-    until that message, and both are passed on. After any other message each one is examined, but
-    for those of a stream that are best passed on at once.
+    until that message, and both are passed on. After any other message each one is examined, except
+    those of a stream that are best passed on at once.
 
     `start` is the head, held until the next message, as servers hold it (ASGI, "Response Start"):
     that of a file may still change. Without a Content-Length it may be the head of a stream, whose
@@ -420,7 +419,7 @@ class _Exchange:
                 elif self._coalescer is not None:
                     await self._coalescer.flush()
             else:
-                # To whatever comes behind the end the server has an answer.
+                # The server handles messages after the end.
                 self._may_coalesce = False
                 self._offer = _examine_it
                 if self._coalescer is not None:

@@ -1,9 +1,9 @@
-"""Whether an app is offered http.response.pathsend: only if all of its layers are known to bear it.
+"""Whether an app is offered http.response.pathsend: only if all its layers are known to support it.
 
 Starlette's FileResponse uses the extension wherever it is offered. Then a middleware of the app
 sees a message of another type in place of bytes: one may fail on it, drop it, or send a file as it
-is that it would have compressed. So the layers of an app are looked at: its middleware, routes,
-mounted apps. A known class is known exactly: a subclass may do anything else. Where one layer is
+is that it would have compressed. So the layers of an app are examined: its middleware, routes and
+mounted apps. Only exact classes count as known: a subclass may do anything else. If one layer is
 unknown, the app sends files as bytes, as it does without ASGIFast.
 
 An ASGIFast inside an app decides for what is inside it.
@@ -21,7 +21,7 @@ from .dispatch import MustRead, leaves_bodies_alone, may_wrap_send
 from .loops import in_thread
 from .messages import PATHSEND, PLANNED, ZEROCOPYSEND
 
-# What the wrappers of apps have their app in. They pass on messages of any type.
+# Wrappers that pass on messages of any type, and the attribute with their app.
 _WRAPPERS = {
     "asgifast.instrumented.Examined": "_app",
     "asgifast.instrumented.Instrumented": "_app",
@@ -54,7 +54,7 @@ _ROUTES = {
     "starlette.routing.Route": "app",
 }
 _ROUTE_GROUP = "fastapi.routing._FrontendRouteGroup"
-# They have no app inside them, and ask for the extension, or send no files at all.
+# They contain no other app, and use the extension if it is offered, or send no files.
 _LEAVES = frozenset(
     {
         "asgifast.django._Handler",

@@ -1,12 +1,13 @@
 """Request bodies on their way to the app: decoded, and held to a limit (RFC 9110 15.5.14).
 
 A body whose Content-Length is within the limit is left to the server, which passes on no more. Any
-other is counted. What the app receives beyond the limit, or wrong, raises an error; its response is
-then replaced, unless it has begun: most apps answer an error with 500.
+other is counted. receive() raises an error for a body that is too long or cannot be decoded. The
+app's response is then replaced, unless it has begun: most apps answer an error with 500.
 
-Over HTTP/1 the connection ends with a body that has not been read. A client that goes on sending
+Over HTTP/1 the connection is closed if a body has not been read. A client that goes on sending
 would lose the answer at the server's close (:mod:`wsgifast.sockets.closing`), and most servers do
-not wait: so the answer is not ended before the client has. asgifast's protocols wait by themselves.
+not wait. So the answer is not ended before the client's body is. asgifast's protocols wait
+themselves.
 """
 
 from __future__ import annotations

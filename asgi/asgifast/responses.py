@@ -16,8 +16,8 @@ from .messages import Receive, Scope, Send, response_start, text_headers
 with needs("asgifast.FileResponse", "starlette", "asgi"):
     from starlette import responses
 
-# Paths whose files were opened lately, and when (monotonic seconds): the kernel has what another
-# open() asks for in memory.
+# Paths whose files were opened lately, and when (monotonic seconds): another open() finds all that
+# it needs in the kernel's memory.
 _opened: OrderedDict[str, float] = OrderedDict()
 _REMEMBERED_PATHS = 4096
 _REMEMBERED_S = 60.0

@@ -17,14 +17,14 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
 
     The twin of wsgifast.StaticFiles: the same options, the same answers. Mountable in Starlette and
     FastAPI: `app.mount("/static", StaticFiles(directory="static"))`. A file that was served lately
-    is looked at on the event loop, since what stat() and open() ask for is in memory; the first
-    look at a path, and at a file that has changed, goes to a thread.
+    is checked on the event loop, since stat() and open() find it in memory; a new path, and a
+    changed file, are looked up in a thread.
 
     Starlette's, whose name it has, has other options and hooks: `html` is `index` and `fallback`
     here, `follow_symlink` is `follow_symlinks`; `packages` are directories to be named,
-    `check_dir=False` has no counterpart, and there are no methods to override. What is no file here
-    is answered (404, 405) and not raised as an HTTPException, so the app around has no handler
-    called for it; put the app behind with `StaticFiles(app, directory=...)` instead.
+    `check_dir=False` has no counterpart, and there are no methods to override. A missing file
+    is answered with 404 or 405, and no HTTPException is raised, so that the outer app's handlers
+    are not called; put the app behind, with `StaticFiles(app, directory=...)`, instead.
     """
 
     def _check_app(self, app: ASGIApp) -> None:
@@ -52,7 +52,7 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
         await _send((NOT_ALLOWED, None), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lifespan and websockets are the app's; without one they are declined politely."""
+        """Pass lifespan and websockets to the app; without one, decline them."""
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "lifespan":

@@ -3,11 +3,12 @@
 uvicorn's send() is one coroutine for the head and one for the body, writes them apart, and checks
 and encodes every header anew. :func:`send_whole` sends both at once and does not check a header
 again that was sent before. The bytes, the access log and the state of uvicorn's
-RequestResponseCycle are those of uvicorn's send(). That one still sends, or refuses, what is not
-plain, and the end of a body if it is a message of its own (Starlette's BaseHTTPMiddleware).
+RequestResponseCycle are those of uvicorn's send(). uvicorn's send() still sends or refuses all
+other responses, and sends the end of a body that is a message of its own (Starlette's
+BaseHTTPMiddleware).
 
-Another send() might do something else. So this is used with the versions of uvicorn that
-tests/asgi/test_whole_responses.py has compared it with, and with no other.
+Another version's send() might differ. So this is used only with the versions of uvicorn with which
+tests/asgi/test_whole_responses.py compares it.
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
 
 
 class SimpleResponse:
-    """One response, as long as it needs nothing: FileSending sets the attributes.
+    """One response, as long as it is simple; FileSending sets the attributes.
 
     Most are a head with a Content-Length and one message of bytes. The head is held, as servers
     hold it (ASGI, "Response Start"), and both leave in one write. Any other message makes a

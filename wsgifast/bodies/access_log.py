@@ -16,13 +16,13 @@ CHUNKS = "wsgifast.chunks"
 PATTERN = "wsgifast.pattern"
 # What was wrong with a Content-Length: "short", "long", or "corrected" before anything was sent.
 LENGTH_ERROR = "wsgifast.length_error"
-# FastWorker's, in whole microseconds as gunicorn's %(D)s: how long the request waited for a thread,
-# how long it had one without waiting for its client, and how long it took from then until the
+# FastWorker's, in whole microseconds like gunicorn's %(D)s: how long the request waited for a
+# thread, how long it had one without waiting for its client, and how long it then took until the
 # kernel had the last byte. The rest of D is the time that the request's body took to arrive.
 WAIT_US = "wsgifast.wait_us"
 APP_US = "wsgifast.app_us"
 SEND_US = "wsgifast.send_us"
-# How long it waited before this server, by the X-Request-Start of the proxy in front.
+# How long the request waited before this server, by the proxy's X-Request-Start.
 QUEUE_US = "wsgifast.queue_us"
 # The content coding that the body was compressed with, and its sizes in bytes without and with it;
 # those of a stream are final at its end.
@@ -37,7 +37,7 @@ _SECOND_DIGITS, _MICROSECOND_DIGITS = 10, 16
 # No request waits for an hour.
 _MOST_QUEUE_S = 3600.0
 
-# How many chunks of a stream are measured to name it.
+# How many chunks of a stream are measured to find its kind.
 SAMPLED_CHUNKS = 32
 # Chunks below this size, on average, cost more per chunk than per byte.
 _SMALL_CHUNK_BYTES = 1024

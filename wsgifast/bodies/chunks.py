@@ -124,7 +124,7 @@ def _joined_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-# After a chunk that took longer than this nothing is held: the app waits for something itself.
+# After a chunk that took longer than this, chunks are sent at once: the app waits for something.
 SLOW_CHUNK_S = 0.001
 # After this many quick chunks in a row a stream is coalesced (again).
 QUICK_CHUNKS = 8
@@ -136,10 +136,11 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
     """Join the chunks of a quick stream into blocks; pass those of a slow stream on at once.
 
     PEP 3333 ("Buffering and Streaming") forbids middleware to hold a block while the app makes the
-    next one, since that may take any time. So chunks are held only after a run of quick ones, a
-    single slow chunk releases all that is held and ends the coalescing, and no byte waits longer
-    than MAX_HOLD_S while chunks keep coming. What remains is the end of a burst: up to a block may
-    wait for the chunk after the pause. Do not use it for streams whose reader waits for each event.
+    next one, since that may take any time. So chunks are collected only after a run of quick ones.
+    A single slow chunk sends all that was collected and ends the coalescing, and no byte waits
+    longer than MAX_HOLD_S while chunks keep coming. One delay remains: the last block before a
+    pause may wait for the chunk after it. Do not use this for streams whose reader waits for each
+    event.
 
     :param clock: returns monotonic seconds.
     :raises Exception: the app's own, after everything that it had yielded.

@@ -67,7 +67,7 @@ _ENCODERS = {
     "ResponseEncoder.encode_stream.<locals>.encoder": ("cherrypy.lib.encoding", "body"),
     "_iter_encoded": ("werkzeug.wrappers.response", "iterable"),
 }
-# Those of them whose close() closes what they hold and does nothing else.
+# Those of them whose close() only closes the body inside.
 _TRANSPARENT = {"sentry_sdk.integrations.wsgi._ScopedResponse": "_response"}
 _FILES = (io.BufferedRandom, io.BufferedReader, io.FileIO)
 # What a wrapper of a file may call on itself while it is iterated.
@@ -216,10 +216,10 @@ def iterated(body: Any) -> Iterable[Any]:
 
 
 def known_file(inner: object) -> object | None:
-    """Return the file of which an object of a known class yields the rest; None for any other.
+    """Return the file whose rest an object of a known class yields; None for any other object.
 
-    None, too, if the file in it is none of a standard class: the object is iterated then, so that
-    read() is called as its author expects.
+    Also None if the file is not of a standard class: then the object is iterated, so that read() is
+    called as its author expects.
     """
     try:
         file: Any = _unwrapped(inner)
@@ -239,9 +239,9 @@ def known_file(inner: object) -> object | None:
 
 
 def closes_no_more_than(body: object, file: object) -> bool:
-    """Whether all that a body's close() does is known: to close a file, and nothing of the app's.
+    """Whether a body's close() is known to close only the file.
 
-    An app may remove the file when it is closed.
+    Otherwise it may run the app's code, which may remove the file.
     """
     close = getattr(body, "close", None)
     return close is None or _closes_no_more(close, file)
@@ -265,7 +265,7 @@ def _closes_no_more(close: Any, file: Any) -> bool:
 
 
 def is_known_wrapper(kind: type) -> bool:
-    """Whether a class is one that wraps a file, so that the file in it is looked at."""
+    """Whether a class is known to wrap a file, so that the file inside is used."""
     return _name_of(kind) in _FILE_WRAPPERS
 
 

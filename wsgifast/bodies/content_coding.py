@@ -1,4 +1,4 @@
-"""The content coding of one WSGI response: what is decided about it, and its compressed body."""
+"""The content coding of one WSGI response: the decision about it, and the compressed body."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ContentCoding:
         if compression.dictionary is not None:
             method, mount = environ.get("REQUEST_METHOD", "GET"), environ.get("SCRIPT_NAME", "")
             self._pages = pages_client(compression, method, mount, self._header)
-        # As the client sent them: those of the environ are for the app.
+        # As the client sent them; the app gets those in the environ.
         self.if_none_match: str | None = environ.get("HTTP_IF_NONE_MATCH")
         self.if_match: str | None = environ.get("HTTP_IF_MATCH")
         self._sent_tags: Mapping[str, str] = {}

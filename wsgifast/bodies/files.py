@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 # Packages whose file wrappers send a file from its position and stop at the Content-Length, as PEP
-# 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send all of the file
-# that the descriptor is of, meinheld's all that follows the position.
+# 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send the whole file
+# of the descriptor, meinheld's everything after the position.
 _EXACT_WRAPPERS = frozenset({"gunicorn", "mod_wsgi", "waitress", "werkzeug", "wsgifast", "wsgiref"})
-# Further classes of files whose bytes are the same by read() as by iteration, compared by name, so
+# Further classes of files whose read() and iteration return the same bytes; compared by name, so
 # that none is imported.
 _OTHER_STANDARD = frozenset(
     {"_io.StringIO", "_io.TextIOWrapper"}
@@ -45,7 +45,7 @@ Segment = bytes | FileSegment
 
 
 class Closeable(Protocol):
-    """An object with close(): all that is needed of a file that is read by its descriptor."""
+    """An object with close(); files that are read by descriptor need nothing else."""
 
     def close(self) -> object: ...
 
@@ -143,7 +143,7 @@ class FileSlice:
 
 
 def segment_of(file: object) -> FileSegment | None:
-    """Return what sendfile can send of a file; None if it has to be read.
+    """Return the part of a file that sendfile can send; None if the file has to be read.
 
     :param file: any object; of a :class:`FileSlice` the part that has not been read.
     """
@@ -155,8 +155,8 @@ def segment_of(file: object) -> FileSegment | None:
 def is_standard(file: object) -> bool:
     """Whether read() of a file gives what its iteration gives, whatever sizes are asked for.
 
-    It does for Python's own classes. One that inherits from them, or an instance, may read in
-    another way, and iterate in a third; see :func:`~..sockets.sending.reads_as`.
+    It does for Python's own classes. A subclass or an instance may override either method; see
+    :func:`~..sockets.sending.reads_as`.
     """
     kind: Any = type(file)
     if not _may_be_standard(kind):
@@ -308,7 +308,7 @@ def known_size(file: object) -> int | None:
 
 
 def request_facts(environ: WSGIEnvironment) -> RequestFacts:
-    """Return what an environ says about how a file is to be answered."""
+    """Return the facts in an environ on which the answer with a file depends."""
     get = environ.get
     available = get("HTTP_AVAILABLE_DICTIONARY")
     # As RequestFacts(...), without the call of a Python function.

@@ -1,4 +1,4 @@
-"""start_response(): what WSGIFast gives to an app, and the rule of a second call (PEP 3333)."""
+"""WSGIFast's start_response() for the app, and the rule for a second call (PEP 3333)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HeldHead:
         self.server_start = server_start
         self.began_ns = time_ns()
 
-    # What the app calls
+    # Called by the app
 
     def start(
         self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
@@ -111,7 +111,7 @@ class HeldHead:
             chunk = coding.flushed_block(chunk)
         self._server_write(chunk)
 
-    # What the middleware asks
+    # Called by the middleware
 
     def set_length(self, size: int | None) -> None:
         """Set the Content-Length, if the response may have one (RFC 9110 8.6, RFC 9112 6.2).
@@ -139,7 +139,7 @@ class HeldHead:
             headers = self._to_send() if self.codes_stream else self.headers
             self._server_write = self.server_start(self.status, headers)
             return
-        # What is around WSGIFast, such as an error reporter, learns of the error by it.
+        # Middleware around WSGIFast, such as an error reporter, gets the error by it.
         exc_info: OptExcInfo | None = self.exc_info
         self.exc_info = None  # its traceback refers to the app's frame
         try:
@@ -181,7 +181,7 @@ class HeldHead:
         try:
             headers = list(headers)  # the app may go on using its own list
         except TypeError:
-            pass  # declared_length says what is wrong
+            pass  # declared_length reports what is wrong
         try:
             code = status_code(status)
             self.length = declared_length(headers)

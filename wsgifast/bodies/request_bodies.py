@@ -1,11 +1,11 @@
 """Request bodies before the app reads them: decoded, and held to a limit (RFC 9110 15.5.14).
 
 A body whose Content-Length is within the limit is left to the server, which lets the app read no
-more. Any other passes through a :class:`LimitedInput`. Once that has had too much, the app's
-response is replaced, unless its head has been sent: most apps answer a read that fails with 500.
+more. Any other passes through a :class:`LimitedInput`. If too much is read, the app's response is
+replaced, unless its head has been sent: most apps answer 500 if a read fails.
 
-The connection is the server's (PEP 3333 lets no app set its headers). It closes it, or discards
-what the app has not read.
+The server closes the connection, or discards what the app has not read; PEP 3333 forbids apps to
+set headers of the connection.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 _READ_BYTES = 64 * 1024
-# A decoded body beyond it is in a temporary file.
+# A larger decoded body goes to a temporary file.
 _DECODED_IN_MEMORY_BYTES = 1024 * 1024
 
 
 def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput | None:
-    """Decode a request's body, or hold it to its limit.
+    """Decode a request's body, or limit it.
 
-    It is decoded ahead of the app: most frameworks read as many bytes as CONTENT_LENGTH says.
+    It is decoded before the app runs: most frameworks read as many bytes as CONTENT_LENGTH says.
 
-    :returns: what the app reads; None if that cannot be too much.
+    :returns: the app's input; None if the body cannot be too long.
     :raises RequestError: if the request is to be refused.
     """
     length = parse_length(environ.get("CONTENT_LENGTH") or "")
     limits.check_length(length)
     coding = environ.get("HTTP_CONTENT_ENCODING") if limits.decodes else None
-    # A chunked body has no other length (RFC 9112 section 6.3). Without either there is none over
-    # HTTP/1, and a WebSocket may be found by the server's own `wsgi.input`.
+    # A chunked body has no other length (RFC 9112 section 6.3). An HTTP/1 request without either
+    # has no body, and a WebSocket may need the server's own `wsgi.input`.
     is_chunked = "HTTP_TRANSFER_ENCODING" in environ
     is_counted = limits.limit_bytes is not None and (
         is_chunked or (length is None and "HTTP_UPGRADE" not in environ)
@@ -98,7 +98,7 @@ class LimitedInput:
     """A `wsgi.input` that may be read up to a limit.
 
     :param stream: the server's.
-    :ivar error: as reads raise it, once there was more.
+    :ivar error: what reads raise once there was more.
     """
 
     def __init__(self, stream: Any, limit_bytes: int) -> None:
@@ -140,7 +140,7 @@ class LimitedInput:
             if self._left >= 0:
                 return data
             self.error = BodyTooLarge(self.limit_bytes)
-        raise BodyTooLarge(self.limit_bytes)  # another one: the first keeps no frames
+        raise BodyTooLarge(self.limit_bytes)  # a new error, so that the first one keeps no frames
 
 
 def call_limited(

@@ -34,11 +34,11 @@ from .streams import Stream, is_event_stream
 _JOIN_BYTES = 64 * 1024
 # A block is compressed under the lock of its output, in pieces of this size.
 _COMPRESSED_BYTES = 16 * 1024
-# How often it is seen whether a client is there to whom nothing is sent.
+# How often to check for a client to which nothing is sent.
 _LOOK_AGAIN_S = 1.0
 
-# Of a response before start_response. No class attribute: CPython reads an attribute slowly whose
-# class has an object of a Python class under the same name.
+# Of a response before start_response. Not a class attribute: CPython reads an attribute slowly if
+# the class has an object of a Python class under the same name.
 NOT_STARTED = Framing(True, None, False)
 
 
@@ -65,14 +65,14 @@ class Output(Protocol):
         :param compresses: whether `frame` compresses, too.
         :param may_run_ahead: whether output may be buffered for a slow client while the app goes
             on.
-        :returns: what sends a further block, which it may hold back while more may follow at once.
+        :returns: a function that sends a further block, perhaps delayed to join it with the next.
         """
 
     def end_stream(self, end: Callable[[], bytes], /) -> None:
-        """Send the end of a stream, which is made once all its blocks have been framed."""
+        """Send the end of a stream; `end` is called once all its blocks have been framed."""
 
     def check_client(self) -> None:
-        """Nothing is sent, for it has all been: see that the client has not left."""
+        """Check that the client has not left, when there is nothing to send."""
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int, /) -> None:
         """Send a head, which may be empty, and a part of a file.
@@ -83,9 +83,9 @@ class Output(Protocol):
 
 
 class ResponseWriter(BodyCounter):
-    """The response to one request; it counts its body, and holds it to its Content-Length.
+    """The response to one request; it counts its body, and limits it to its Content-Length.
 
-    Hooks and loggers of gunicorn's may set what they like on it.
+    gunicorn's hooks and loggers may set any attribute on it.
 
     :ivar status: of the last start_response; None before.
     :ivar headers_sent: whether the output has the head, so that it cannot be replaced any more.
@@ -123,7 +123,7 @@ class ResponseWriter(BodyCounter):
         """Call the body's close(), now that it has been handed over; here it has been sent too."""
         close()
 
-    # For the app, which may give anything: what it gives is checked here.
+    # For the app; its arguments are checked here.
 
     def start_response(
         self, status: Any, headers: Any, exc_info: Any = None
@@ -157,10 +157,10 @@ class ResponseWriter(BodyCounter):
         """Send a block of the body: the write callable of PEP 3333.
 
         :raises BodyError: once the body is longer than its Content-Length (PEP 3333, "Handling the
-            Content-Length Header"): an app that writes without end would never learn otherwise that
-            nothing of it is sent. What the length has room for has been sent by then.
-        :raises ClientGone: if the client has left; where there is no body, as to HEAD, what is
-            written is dropped until then.
+            Content-Length Header"): otherwise an endless writer would not notice that
+            nothing is sent. The part within the length has been sent by then.
+        :raises ClientGone: if the client has left. If the response may have no body, such as one to
+            HEAD, blocks are dropped until then.
         """
         coding = self._coding
         if coding is not None and coding.compressor is not None:
@@ -171,7 +171,7 @@ class ResponseWriter(BodyCounter):
             raise BodyError(self.complaint("", self.status_code))
 
     def _write_block(self, data: Any) -> None:
-        """Send a block, or have it sent while the app goes on."""
+        """Send a block, perhaps later, while the app goes on."""
         if self.status is None:
             if data == b"":
                 return  # start_response may be called as late as for the first byte (PEP 3333)
@@ -188,7 +188,7 @@ class ResponseWriter(BodyCounter):
             self._check_client()
 
     def _check_client(self) -> None:
-        """A block is dropped: see whether the client has gone, or an app may write forever.
+        """Check for the client when a block is dropped; otherwise an app might write forever.
 
         Not at once: a client that has ended its side may wait for the answers to other requests.
         """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-# An app that takes longer than this for its next chunk has paused: it streams on purpose.
+# An app that takes longer than this for its next chunk has paused: its stream is deliberate.
 PAUSE_S = 0.005
 # Fewer chunks, or larger ones, cost a server no more than the app that makes them.
 _MANY_CHUNKS = 16
@@ -96,7 +96,7 @@ class BodySeen(NamedTuple):
     :ivar kind: a list or tuple, an iterator, a file that the server reads, a file in a wrapper that
         no server recognises, or ASGI messages.
     :ivar is_events: whether its head says that it is an event stream.
-    :ivar file_bytes: the size of the file that the body comes from, if it is known to.
+    :ivar file_bytes: the size of the file that the body comes from; None if it is not known to.
     """
 
     chunks: Chunks
@@ -111,7 +111,7 @@ _OF_SMALL_CHUNKS = {"list": "WF001", "messages": "WF030"}
 def slow_shape(seen: BodySeen) -> str | None:
     """Return the id of the finding about a body's shape; None if it is not slow."""
     chunks = seen.chunks
-    # What a file pauses for is the disk, or a busy machine.
+    # A file's pauses come from the disk, or a busy machine.
     has_pauses = chunks.pauses * 4 > chunks.count and seen.file_bytes is None
     if has_pauses or seen.is_events:
         return "WF023" if chunks.count > 1 else None
@@ -176,7 +176,7 @@ class Reports:
         if seen.kind != "list" and _looks_like_a_file(seen.chunks):
             seen = seen._replace(file_bytes=seen.chunks.total)
         id_ = slow_shape(seen)
-        if id_ is None or id_ == "WF023":  # event streams are right as they are
+        if id_ is None or id_ == "WF023":  # event streams need no change
             return
         endpoint = pattern or "a URL without a pattern"
         if not self._is_due(endpoint):

@@ -29,7 +29,7 @@ _EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application
 class Stream:
     """An app's iterable, each chunk converted and counted as it comes.
 
-    It has no len(), whatever the app's has: gevent's pywsgi iterates what has one twice.
+    It has no len(), even if the app's iterable has one: gevent's pywsgi would iterate it twice.
 
     :param head: may change while the body is iterated: a lazy app calls start_response from inside
         its iterator, and may call write() between two chunks.
@@ -53,7 +53,7 @@ class Stream:
 
     @property
     def coding(self) -> ContentCoding | None:
-        """What compresses the blocks, if it has a compressor once the first one has come."""
+        """The coding that compresses the blocks; whether it does is known after the first one."""
         return self._head.coding if self._head.codes_stream else None
 
     def uncoded(self) -> Iterator[bytes]:
@@ -145,7 +145,7 @@ class Stream:
 class ClosedWith:
     """Chunks that exist already, with the close() of the app's own body.
 
-    :param blocks: a list where there is one: FastWorker finds it by
+    :param blocks: a list if there is one, so that FastWorker finds it by
         :func:`wsgifast.bodies.classify.unwrapped_body`.
     :param body: what the app returned.
     """
