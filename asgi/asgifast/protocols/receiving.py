@@ -1,24 +1,25 @@
-"""What clients send to uvicorn's protocols, and how long they are waited for.
+"""Request bodies under uvicorn's protocols, and the timeouts of clients.
 
 Theory of operation. uvicorn appends what it reads to its cycle's `body`, stops reading while that
-is longer than HIGH_WATER_LIMIT, and resumes when the app asks for more. All of that stays. Here
+is longer than HIGH_WATER_LIMIT, and resumes when the app asks for more. That does not change. Here
 :class:`ReceivedBody` is the cycle's `body`, and :meth:`Upload.receive` wraps the cycle's receive().
 
-- An app that waits gets what is read without a copy. One read is mostly above uvicorn's limit, so
-  that there is no second one before the app has the first.
-- While the app is busy, writing to a file for example, reading goes on up to BUFFERED_BYTES. All
-  that has come by its next receive() is one message.
+- An app that waits gets what is read without a copy. One read mostly exceeds uvicorn's limit,
+  so that the next one waits until the app has the first.
+- While the app is busy, writing to a file for example, reading goes on up to BUFFERED_BYTES. Its
+  next receive() returns all of that as one message.
 - The streams of an HTTP/2 connection share what may be buffered above uvicorn's limit. zttp opens a
   stream's window as soon as its bytes are read from the socket, so that the back-pressure is TCP's,
   as with HTTP/1.1.
-- A client that sends faster than the app receives is read into one buffer for all connections, as
-  is what is discarded by a lingering close.
-- What the app has not received when it returns is dropped: the connection may live for long.
+- If a client sends faster than the app receives, its bytes are read into one buffer for all
+  connections. So are bytes that a lingering close discards.
+- When the app returns, the bytes that it has not received are dropped: the connection may stay open
+  for long.
 
 A body that is too long, or too slow while the app waits for it, is refused in the app's receive():
 the client gets the answer, receive() raises the error, and what the app sends after it is dropped.
-Where the app has begun its response, that breaks off for a body that is too long, and a slow one is
-waited for.
+If the app has begun its response, a body that is too long breaks it off, and a slow one has no
+timeout.
 """
 
 from __future__ import annotations
@@ -118,9 +119,9 @@ class ConnectionLoop:
     :meth:`call_later` returns this object: uvicorn uses nothing of a timer but :meth:`cancel`.
     Everything but call_later() is the real loop's.
 
-    :param check: ends what the client is late with; returns in how many seconds to check again.
+    :param check: ends late requests; returns in how many seconds to check again.
     :param head_timeout_s: how soon to check again while the connection is idle.
-    :ivar pace: of the client's uploads; None if it may be any.
+    :ivar pace: of the client's uploads; None without a limit.
     :ivar since: when the first byte of the last head came; of the first one, when the connection
         was accepted. By the loop's time.
     """
@@ -215,7 +216,7 @@ class ConnectionLoop:
         self._uploads = tuple(each for each in self._uploads if each is not upload)
 
     def check_uploads(self) -> float:
-        """Give up those that are late; return in how many seconds the next one may be."""
+        """Refuse late uploads; return in how many seconds the next one may be late."""
         now = time.monotonic()
         left_s = math.inf
         for upload in self._uploads:
@@ -315,7 +316,7 @@ class Upload:
         return pace.deadline(self._waits_since, self._received_before, self._waited_s)
 
     def give_up(self) -> None:
-        """The client is too slow: refuse the body."""
+        """Refuse the body, because the client is too slow."""
         self.error = RequestError(408, "The request body did not come in time")
         self._cycle.message_event.set()
 
@@ -353,7 +354,7 @@ class _Buffered(asyncio.BufferedProtocol):
 
 
 class _Discarding(_Buffered):
-    """Lingering close: discards what comes, and closes its transport at the end of that."""
+    """Lingering close: discards received bytes, and closes its transport at their end."""
 
     def __init__(
         self,

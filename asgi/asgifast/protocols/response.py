@@ -1,7 +1,7 @@
 """One response under uvicorn's protocols: the app's messages on their way to uvicorn.
 
-A large file at the end of the body is handed over: send() opens it, sends what the socket takes and
-returns, so that the app and all it holds may be gone long before the client has the last byte. The
+send() opens a large file at the end of the body, sends what the socket takes, and hands the rest
+over, so that the app can end and free its memory long before the client has the last byte. The
 caller of the app sends the rest (:meth:`Response.sent`) if the app returns in the same turn of the
 loop, as most do; otherwise a task does, which costs more memory.
 """
@@ -70,8 +70,8 @@ class Response:
     Small body messages are held until the end of the loop's turn or a little longer (see Held),
     and until any other message. In the chunked coding they become one chunk.
 
-    While a send() waits, for the client or for a file, the others wait behind it; nothing is held
-    then.
+    While a send() waits, for the client or for a file, the others wait behind it, and no message is
+    held.
 
     :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
     :ivar start: a head that is to be sent before the next message.
@@ -98,7 +98,7 @@ class Response:
         self.start: Message | None = None
         # Bytes of the range being sent that were not sent.
         self._left = 0
-        # What uvicorn said of held messages, for the next send() to raise.
+        # uvicorn's error for held messages, which the next send() raises.
         self._error: Exception | None = None
 
     async def send(self, message: Message) -> None:
@@ -170,7 +170,7 @@ class Response:
                     self._transport.flush()  # its owner may change it in this very turn
                 return
             held = self._held
-            # A send() that has to wait may be given up, and what is held is not lost by that.
+            # A waiting send() may be cancelled; held messages are not lost then.
             waits = cycle.flow.write_paused
             if held is not None and held.chunks and type(body) is bytes and not waits:
                 message = {**message, "body": held.take(body)}
@@ -199,7 +199,7 @@ class Response:
         file = close = asked = None
         fd = size = 0
         segments: Sequence[bytes | ByteRange] = ()
-        # Before the head, in place of which uvicorn answers with a 500 if it fails.
+        # Before the head: if it fails, uvicorn answers with a 500.
         if planned is not None:
             fd, segments, close = planned.file.fileno(), planned.segments, planned.file.close
         elif is_over or cycle.scope["method"] == "HEAD":
@@ -247,7 +247,7 @@ class Response:
         return run
 
     async def send_start(self) -> None:
-        """Send the head that the app has sent before; if this is given up, it is kept."""
+        """Send the head that the app has sent before; it is kept if this is cancelled."""
         await forward_start(self, self._send_start)
 
     @property
@@ -267,7 +267,7 @@ class Response:
     def write_held(self) -> None:
         """Write what is held, before anything else is sent and when the app has returned.
 
-        :raises Exception: what uvicorn says of it.
+        :raises Exception: uvicorn's error.
         """
         if self._held is not None and self._held.chunks:
             self.release()
@@ -276,7 +276,7 @@ class Response:
             raise error
 
     async def failed(self) -> None:
-        """The app has raised: what it sent before is sent nevertheless."""
+        """The app has raised: send what it sent before."""
         if self._held is not None and self._held.chunks:
             self.release()
             self._transport.flush()
@@ -495,7 +495,7 @@ class Response:
         self._cycle.disconnected = True
 
     def _is_bodyless(self) -> bool:
-        """Whether no body bytes may be sent, whatever the app sends."""
+        """Whether the response may have no body; body bytes of the app are then dropped."""
         return bool(self._cycle.scope["method"] == "HEAD")
 
     # Framing: as over httptools and zttp, where uvicorn's cycle counts and frames the body itself.
