@@ -143,11 +143,11 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Where OpenTelemetry's semantic conventions have a name, it is used, here in "
-        "Prometheus's spelling. A label's value is never taken from a request: `http_route` is the "
-        f"framework's URL pattern (`{metrics.UNKNOWN}` where there is none, `{metrics.OTHER}` "
-        "beyond the limit of distinct ones), and methods outside RFC 9110's and PATCH, and schemes "
-        f"other than http and https, are `{metrics.OTHER}`. This page is generated from the code.",
+        "Names are those of OpenTelemetry's semantic conventions if they define one, here in "
+        "Prometheus's spelling. Clients cannot invent values of labels: `http_route` is the "
+        f"framework's URL pattern (`{metrics.UNKNOWN}` if there is none, `{metrics.OTHER}` beyond "
+        "a limit of distinct ones); methods other than RFC 9110's and PATCH, and schemes other "
+        f"than http and https, are `{metrics.OTHER}`. This page is generated from the code.",
     ]
     for title, reported_by in _METRICS_BY:
         lines += ["", f"## {title}", "", "| metric | labels | |", "|---|---|---|"]
