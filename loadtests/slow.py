@@ -13,7 +13,7 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +102,7 @@ def _facts(crowds: Sequence[tuple[int, SlowClients]], more_bytes: int) -> dict[s
         there += crowd.gathered * streams
         weight += clients * streams
         bytes_per_s += clients * (reported["received B/s each"] + reported["sent B/s each"])
-        dropped += sum(n for what, n in reported.items() if what == "ended" or what[0] == "E")
+        dropped += _dropped(reported)
         cpu_share += reported["CPU share"]
     return {
         "slow ones": there or float("nan"),
@@ -111,6 +111,11 @@ def _facts(crowds: Sequence[tuple[int, SlowClients]], more_bytes: int) -> dict[s
         "dropped": dropped,
         "crowd CPU": cpu_share,
     }
+
+
+def _dropped(reported: Mapping[str, float]) -> float:
+    """How often a crowd's clients saw their connection end, or be reset."""
+    return sum(n for what, n in reported.items() if what == "ended" or what[0] == "E")
 
 
 def _allowed(clients: int | None) -> int | None:
@@ -269,7 +274,7 @@ def _beside_upload(locust: Locust) -> Client:
                 "MiB before": before / MIB,
                 "MiB more": (most - before) / MIB,
                 "upload s": seconds if good else float("nan"),
-                "dropped": sum(n for what, n in reported.items() if what == "ended"),
+                "dropped": _dropped(reported),
             },
         )
 
