@@ -140,8 +140,8 @@ def test_a_304_of_the_app_has_the_tag_of_the_copy(text: Path) -> None:
     part, sent = ask(app.wsgi_app, "br", HTTP_IF_RANGE=tag, HTTP_RANGE="bytes=0-9")
     assert (part.head[0][:3], sent) == ("206", body[:10])
     head, _ = ask(app.wsgi_app, "br", "HEAD")  # Flask drops the file
-    assert head.header("Content-Encoding") == "br"
-    assert head.header("ETag") in (None, tag)
+    assert head.header("Content-Encoding") is None
+    assert head.header("ETag") is None
     assert head.header("Content-Length") is None
     assert head.header("Vary") == "Accept-Encoding"
 

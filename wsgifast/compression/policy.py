@@ -285,7 +285,7 @@ def decide(
         return _not_modified(method, headers, sent_tags or {})
     if not (has_body(method, code) or (method == "HEAD" and has_body("GET", code))):
         return None
-    content_type = etag = accept_ranges = None
+    content_type = etag = None
     length = size
     for name, value in headers:
         if len(name) not in _NAME_LENGTHS:
@@ -301,8 +301,6 @@ def decide(
                 length = parse_length(value.strip(" \t"))
             case "etag":
                 etag = value
-            case "accept-ranges":
-                accept_ranges = value
     if content_type is None or not compression.is_worth_it(content_type, asked):
         return None
     if code == 206:
@@ -311,18 +309,16 @@ def decide(
         return None
     if coding is None:
         return Decision(with_vary(headers), None, content_type)
-    if length is None and method == "HEAD":
-        # Whether GET's body is long enough is not known, nor therefore its tag.
-        kept = [header for header in headers if header[0].lower() not in ("etag", "accept-ranges")]
+    if size is None and method == "HEAD":
+        # Not known without the body: whether GET's is long enough, or has a coding of the app's.
+        kept = [h for h in headers if h[0].lower() not in ("etag", *_OF_THE_UNCODED)]
         return Decision(with_vary(kept), None, content_type)
     coded = [
         ("ETag", coded_tag(value, coding)) if name.lower() == "etag" else (name, value)
         for name, value in headers
         if name.lower() not in _OF_THE_UNCODED
     ]
-    # What has ranges is a file, whose coded copy has a tag that is not known from its head alone.
-    is_head_of_file = method == "HEAD" and size is None and accept_ranges == "bytes"
-    if etag is not None and (is_head_of_file or not _TAG.fullmatch(etag.strip(" \t"))):
+    if etag is not None and not _TAG.fullmatch(etag.strip(" \t")):
         coded = [header for header in coded if header[0] != "ETag"]
     return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
 
