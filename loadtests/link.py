@@ -12,8 +12,10 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 
-# Of this machine's end; nobody else has these (RFC 2544: for benchmarks).
-ADDRESS, _BEHIND = "198.18.77.1", "198.18.77.2"
+# A network of this process's own, of those that nobody else has (RFC 2544: for benchmarks).
+_NETWORK, _PLACE = divmod(os.getpid() % 2**14, 64)
+# Of this machine's end, and of the one behind the link.
+ADDRESS, _BEHIND = (f"198.18.{_NETWORK}.{4 * _PLACE + end}" for end in (1, 2))
 # What may pass at once after a pause, and what waits at most before packets are dropped.
 SHAPE = "burst 32kb latency 50ms"
 
