@@ -402,7 +402,7 @@ def test_gunicorns_configuration_comes_before_what_is_not_given(
     found = plan(*arguments, rest=rest.split())
     shown = " ".join(found.command[1:-1])
     for text, short in (
-        ("--worker-class=wsgifast.workers.FastWorker", "-k F"),
+        ("--keep-alive=75 --worker-class=wsgifast.workers.FastWorker", "-k F"),
         ("--threads=", "-t "),
         ("--bind=127.0.0.1:8000", "-b D"),
         ("--bind=127.0.0.1:7", "-b E"),
@@ -411,6 +411,14 @@ def test_gunicorns_configuration_comes_before_what_is_not_given(
         shown = shown.replace(text, short)
     assert shown == command
     assert found.decided.endswith(f"is a WSGI app: gunicorn with {decided}")
+
+
+def test_idle_connections_are_kept_longer_than_by_a_proxy_unless_configured() -> None:
+    assert "--keep-alive=75" in plan(WSGI).command
+    assert "--keep-alive=75" not in plan(WSGI, rest=["--keep-alive", "5"]).command
+    assert "--keep-alive=75" not in plan(WSGI, rest=["-k", "gthread"]).command
+    assert "--timeout-keep-alive=75" in plan(ASGI).command
+    assert "--timeout-keep-alive=75" not in plan(ASGI, rest=["--timeout-keep-alive=9"]).command
 
 
 def test_a_configuration_that_gunicorn_finds_by_itself(tmp_path: Path) -> None:

@@ -327,6 +327,7 @@ def _has_url(prefix: str | None) -> bool:
 # What `wsgifast run` has defaults for, of gunicorn's settings.
 _GUNICORN = (
     "worker_class", "workers", "threads", "bind", "accesslog", "logger_class", "http_protocols",
+    "keepalive",
 )  # fmt: skip
 # Functions of the configuration that run before a worker imports the app.
 _HOOKS = {"on_starting", "when_ready", "pre_fork", "post_fork"}
@@ -407,6 +408,7 @@ def _last_words() -> str:
 # What counts for finding the app, and where it is served.
 _UVICORN = (
     "interface", "factory", "host", "port", "uds", "fd", "workers", "forwarded_allow_ips",
+    "timeout_keep_alive",
 )  # fmt: skip
 
 

@@ -48,6 +48,9 @@ _WITH_THREADS = (_FAST_WORKER, "gthread")
 # At shutdown uvicorn would wait for event streams for ever; gunicorn waits for 30 s. With --reload
 # nobody wants to wait.
 _GRACEFUL_S, _GRACEFUL_RELOAD_S = 30, 1
+# Longer than proxies keep an idle connection to a server (60 s): they close it first, so that no
+# request is sent on a connection that is being closed.
+_KEEP_ALIVE_S = 75
 
 # SD_LISTEN_FDS_START of sd_listen_fds(3).
 _FIRST_SOCKET = 3
@@ -320,6 +323,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         given.insert(0, f"--threads={threads}")
     if "worker_class" not in found:
         given.insert(0, f"--worker-class={worker}")
+    if "keepalive" not in found and worker == _FAST_WORKER:  # where an idle one takes no thread
+        given.insert(0, f"--keep-alive={_KEEP_ALIVE_S}")
     if options.access_log is None and not {"accesslog", "logger_class"} & set(found):
         given[:0] = _GUNICORN_LOGS[_log_kind(options)]
     if options.certfile and "http_protocols" not in found and importlib.util.find_spec("h2"):
@@ -375,6 +380,8 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     if options.reload:
         command.append("--reload")
         graceful_s = _GRACEFUL_RELOAD_S
+    if "timeout_keep_alive" not in loaded.settings:
+        command.append(f"--timeout-keep-alive={_KEEP_ALIVE_S}")
     command.append(f"--timeout-graceful-shutdown={graceful_s}")
     command += [*options.rest, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
     arguments: dict[str, Any] = {"target": options.app}
