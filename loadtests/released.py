@@ -1,6 +1,6 @@
 """Released applications, as they are and on our servers: what their users notice.
 
-The rows of slow clients have eight of them, which download a file of some megabytes at 4 KiB/s, on
+Each row has eight slow clients, which download a file of some megabytes at 4 KiB/s, on
 four threads. The client that is timed asks for something small meanwhile. The environments are
 those of loadtests.applications, in build/applications.
 """
@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wsgifast.commands.bench.serving import FAST_WORKER, OUR_PROTOCOL
-from wsgifast.commands.bench.tables import REQUESTS, Row, Server
+from wsgifast.commands.bench.serving import FAST_WORKER
+from wsgifast.commands.bench.tables import Row, Server
 
 from .applications.catalogue import APPLICATIONS
 from .applications.environment import Environment
-from .bench import Side, row, table
-from .clients import raw
+from .bench import Side, table
 from .slow import beside
 
 _APPLICATIONS = {application.name: application for application in APPLICATIONS}
 _FOLDER = Path(__file__).resolve().parents[1] / "build" / "applications"
-_USED = ("beets", "dash", "fava", "gradio")
+_USED = ("beets", "dash")
 
 
 def _environment(name: str) -> Environment:
@@ -40,10 +39,6 @@ def _gunicorn(name: str, worker_class: str) -> Server:
     return _environment(name).server("gunicorn", *options)
 
 
-def _uvicorn(name: str, *options: str) -> Server:
-    return _environment(name).server("uvicorn", "--host={host}", "--port={port}", *options)
-
-
 def _slow(name: str, downloads: str, asks: str) -> Row:
     sides: dict[str, Side] = {
         "gthread": _gunicorn(name, "gthread"),
@@ -60,18 +55,6 @@ TABLE = table(
     [
         _slow("beets", "/item/1/file", "/item/1"),
         _slow("dash", "/_dash-component-suites/plotly/package_data/plotly.min.js", "/_dash-layout"),
-        _slow("fava", "/main/document/?filename=receipt.txt", "/static/favicon.ico"),
-        row(
-            "released.gradio",
-            "gradio: a file of 10 MB",
-            {
-                "uvicorn": _uvicorn("gradio"),
-                "our protocol": _uvicorn("gradio", f"--http={OUR_PROTOCOL}"),
-            },
-            "/ui/gradio_api/file=files/model.bin",
-            REQUESTS,
-            raw(),
-        ),
     ],
     prepare=_prepare,
 )

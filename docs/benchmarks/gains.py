@@ -15,9 +15,8 @@ from .published import Figures
 LINES: Mapping[str, Sequence[str]] = {
     "`gunicorn -k wsgifast.workers.FastWorker`": (
         "released applications beside eight slow downloads, on four threads: beets answers in "
-        "{released.beets|FastWorker|p50} ms (p50), dash in {released.dash|FastWorker|p50}, fava in "
-        "{released.fava|FastWorker|p50}, where on gthread none of them answers"
-        "{released.beets|gthread|none}{released.dash|gthread|none}{released.fava|gthread|none}",
+        "{released.beets|FastWorker|p50} ms (p50) and dash in {released.dash|FastWorker|p50}, "
+        "where on gthread neither answers{released.beets|gthread|none}{released.dash|gthread|none}",
         "1 KiB {worker.rates.small-32|gthread} times as fast as on gthread, "
         "a small Flask page {flask.page-fast|WSGIFast on FastWorker} times",
         "answers in {slow.worker.downloads-10000|FastWorker|p50} ms (p50) beside "
@@ -25,7 +24,6 @@ LINES: Mapping[str, Sequence[str]] = {
         "nobody{slow.worker.downloads-10000|gthread|none}",
     ),
     "`ASGIFast(app)` and `uvicorn --http asgifast.uvicorn:HttpToolsProtocol`": (
-        "gradio's files of 10 MB {released.gradio|our protocol} times as fast as on uvicorn",
         "a 10 MiB `FileResponse` {asgi.file-large|our protocol} times as fast as uvicorn's own, "
         "with {asgi.file-large|our protocol|cost ratio} % of its CPU",
         "`ASGIFast` alone, on stock uvicorn, {asgi.file-large|uvicorn + ASGIFast} times",
