@@ -125,6 +125,11 @@ _wrapped: WSGIFast | None = None
 def write_settled(path: Path, content: bytes) -> Path:
     """Write a file, and wait until a further change of it could be told by its times."""
     path.write_bytes(content)
+    return wait_until_settled(path)
+
+
+def wait_until_settled(path: Path) -> Path:
+    """Wait until no request that comes can have begun before the file's last change."""
     while time.time_ns() - path.stat().st_ctime_ns < 60_000_000:
         time.sleep(0.01)
     return path
