@@ -79,6 +79,13 @@ class Picture:
         places = " ".join(f"{px:.1f},{py:.1f}" for px, py in corners)
         self._shapes.append(f'<polygon points="{places}" fill="{self._colours[ink]}"/>')
 
+    def lanes(self, top: float, bottom: float, title: str, ends: Mapping[str, float]) -> None:
+        """A line down for each end of a connection, by its name and its place across."""
+        self.text(0, top - 22, title)
+        for name, x in ends.items():
+            self.text(x, top, name, anchor="middle", ink="soft")
+            self.line((x, top + 8), (x, bottom))
+
     def svg(self) -> str:
         title = html.escape(self._title)
         return (
@@ -127,14 +134,8 @@ def stall(colours: Mapping[str, str]) -> str:
     """Nagle's algorithm and delayed acknowledgements."""
     p = Picture("Two small sends wait 40 ms for each other; one send does not", 330, colours)
     client, server = 80, 480
-
-    def lanes(top: float, height: float, title: str) -> None:
-        p.text(0, top - 22, title)
-        for x, name in ((client, "client"), (server, "server")):
-            p.text(x, top, name, anchor="middle", ink="soft")
-            p.line((x, top + 8), (x, top + height))
-
-    lanes(44, 170, "Head and body in two sends, with Nagle's algorithm")
+    ends = {"client": client, "server": server}
+    p.lanes(44, 214, "Head and body in two sends, with Nagle's algorithm", ends)
     p.arrow((client, 62), (server, 74))
     p.text(280, 58, "request", anchor="middle", ink="soft")
     p.arrow((server, 82), (client, 94), ink="better")
@@ -149,7 +150,7 @@ def stall(colours: Mapping[str, str]) -> str:
     p.arrow((server, 182), (client, 194), ink="better")
     p.text(280, 208, "body", anchor="middle")
 
-    lanes(264, 58, "In one send")
+    p.lanes(264, 322, "In one send", ends)
     p.arrow((client, 282), (server, 292))
     p.arrow((server, 298), (client, 310), ink="better")
     p.text(280, 322, "head and body", anchor="middle")
@@ -189,19 +190,14 @@ def deltas(colours: Mapping[str, str]) -> str:
     """Two visits, and a release between them."""
     p = Picture("A browser that has release 1 gets release 2 as the difference to it", 470, colours)
     browser, server = 96, 464
-
-    def lanes(top: float, bottom: float, title: str) -> None:
-        p.text(0, top - 22, title)
-        for x, name in ((browser, "browser"), (server, "server")):
-            p.text(x, top, name, anchor="middle", ink="soft")
-            p.line((x, top + 8), (x, bottom))
+    ends = {"browser": browser, "server": server}
 
     def ask(y: float, *texts: str) -> None:
         p.arrow((browser, y), (server, y + 8))
         for number, text in enumerate(texts):
             p.text(280, y - 5 - 19 * (len(texts) - 1 - number), text, anchor="middle")
 
-    lanes(44, 206, "The first visit")
+    p.lanes(44, 206, "The first visit", ends)
     ask(76, "GET /static/app.0a1b2c3d.js")
     p.arrow((server, 142), (browser, 150), ink="slow")
     p.text(280, 118, 'Use-As-Dictionary: match="/static/app.*.js"', anchor="middle")
@@ -215,7 +211,7 @@ def deltas(colours: Mapping[str, str]) -> str:
     )
     p.line((0, 260), (560, 260), dashed=True)
 
-    lanes(304, 466, "The next visit")
+    p.lanes(304, 466, "The next visit", ends)
     ask(356, "GET /static/app.4e5f6a7b.js", "Available-Dictionary: :SHA-256 of release 1:")
     p.arrow((server, 402), (browser, 410), ink="better")
     p.text(280, 397, "Content-Encoding: dcz", anchor="middle", ink="better")

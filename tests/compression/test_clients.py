@@ -6,14 +6,13 @@ import asyncio
 import json
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.devservers.serving import serve
 from wsgifast import Compression, WSGIFast
-from wsgifast.devservers import make_server
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -31,13 +30,8 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
 @pytest.fixture(scope="module", params=[True, False], ids=["padded", "unpadded"])
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     wrapped = WSGIFast(app, compress=Compression(padding=request.param))
-    server = make_server("127.0.0.1", 0, wrapped)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve(wrapped, "wsgiref") as served:
+        yield f"http://127.0.0.1:{served.address[1]}"
 
 
 def curl(url: str, headers: dict[str, str]) -> bytes:

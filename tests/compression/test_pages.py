@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import threading
 import wsgiref.validate
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
+from tests.devservers.serving import serve
 from tests.support.chromium import chromium
 from tests.support.coded import decoded, decoded_delta
 from tests.support.servers import wait_for
@@ -23,7 +23,6 @@ from tests.support.wsgi import Server, new_environ
 from wsgifast import Compression, ConfigurationError, WSGIFast
 from wsgifast.commands import cli
 from wsgifast.compression.dictionaries import make_delta, train
-from wsgifast.devservers import make_server
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -269,13 +268,8 @@ def address() -> Iterator[str]:
         start_response("200 OK", [HTML, *cookie, *private])
         return [PAGES[0]]
 
-    server = make_server("127.0.0.1", 0, app)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve(app, "wsgiref") as served:
+        yield f"http://127.0.0.1:{served.address[1]}"
 
 
 def test_command_trains_a_dictionary_of_public_pages(
@@ -307,32 +301,25 @@ def test_chromium_fetches_the_dictionary_and_decodes_pages_with_it(
         number = int(environ["PATH_INFO"].strip("/") or 0)
         return [b"<!doctype html><link rel=icon href=data:,>", PAGES[number % 4]]
 
-    server = make_server("127.0.0.1", 0, WSGIFast(app, compress=Compression(dictionary=dictionary)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    url = f"http://localhost:{server.server_port}"
-    try:
-        with chromium(tmp_path / "profile") as browser:
-            first = browser.visit(f"{url}/0")[f"{url}/0"]
-            numbers = iter(range(1, 1000))
+    wrapped = WSGIFast(app, compress=Compression(dictionary=dictionary))
+    with serve(wrapped, "wsgiref") as served, chromium(tmp_path / "profile") as browser:
+        url = f"http://localhost:{served.address[1]}"
+        first = browser.visit(f"{url}/0")[f"{url}/0"]
+        numbers = iter(range(1, 1000))
 
-            def decodes() -> bool:
-                # It fetches the dictionary when it has nothing else to do.
-                number = next(numbers)
-                seen = browser.visit(f"{url}/{number}")[f"{url}/{number}"]
-                if seen.headers["content-encoding"] != "dcz":
-                    return False
-                text = browser.evaluate("document.querySelector('p').textContent")
-                assert text == str((number % 4) ** 2)
-                assert seen.wire_bytes < first.wire_bytes / 2
-                return True
+        def decodes() -> bool:
+            # It fetches the dictionary when it has nothing else to do.
+            number = next(numbers)
+            seen = browser.visit(f"{url}/{number}")[f"{url}/{number}"]
+            if seen.headers["content-encoding"] != "dcz":
+                return False
+            text = browser.evaluate("document.querySelector('p').textContent")
+            assert text == str((number % 4) ** 2)
+            assert seen.wire_bytes < first.wire_bytes / 2
+            return True
 
-            wait_for(decodes, "a page is compressed by the dictionary", interval=0.2)
-            assert first.headers["content-encoding"] == "zstd"
-            browser.evaluate("document.cookie = 'session=1'")
-            seen = browser.visit(f"{url}/2")[f"{url}/2"]
-            assert seen.headers["content-encoding"] == "zstd"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        wait_for(decodes, "a page is compressed by the dictionary", interval=0.2)
+        assert first.headers["content-encoding"] == "zstd"
+        browser.evaluate("document.cookie = 'session=1'")
+        seen = browser.visit(f"{url}/2")[f"{url}/2"]
+        assert seen.headers["content-encoding"] == "zstd"
