@@ -1,4 +1,4 @@
-"""What the tests of connections send, and what they measure."""
+"""What clients send, apps that answer, and what tests of connections measure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.workers.bench import Bench, echo
-
-__all__ = [
-    "CHUNKED", "EXPECTS", "HEAD", "KNOWN", "NONSENSE", "STREAMED", "App", "MakeBench", "bench",
-    "descriptors", "fill",
-]  # fmt: skip
+from tests.support.servers import wait_for
+from tests.workers.bench import Bench, Client, Clock, echo
+from wsgifast.server.endpoint import RUNNING, SENDING
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 KNOWN = HEAD + b"Content-Length: 10\r\n\r\n"
@@ -28,9 +25,75 @@ MakeBench = Callable[..., Bench]
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
+def answers(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
+    """An app that answers, whether it may or not.
+
+    :param body: what it returns, or a function that makes that for each request.
+    """
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response(status, list(headers))
+        made: Iterable[bytes] = body() if callable(body) else body
+        return made
+
+    return app
+
+
+def answers_wrapped(make: Callable[[], Any], *headers: Any, status: str = "200 OK") -> App:
+    """An app that hands a file to the server's own wrapper."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response(status, list(headers))
+        wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](make())
+        return wrapped
+
+    return app
+
+
 @pytest.fixture
 def bench(make_bench: MakeBench) -> Bench:
+    """Of an app that echoes."""
     return make_bench(echo, keepalive=5, worker_connections=100)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """time.monotonic(), which stands still unless a test moves it."""
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock.monotonic)
+    return clock
+
+
+CLIENT_ENDS = ("leaves", "slow", "cut off", "closed", "read")
+
+
+def end_client(bench: Bench, client: Client, how: str) -> bytes:
+    """End a client that is being sent to, in one of CLIENT_ENDS; returns what it has read.
+
+    :param how: "cut off" and "closed" are the server's doing.
+    """
+    received = b""
+
+    def all_is_read() -> bool:
+        nonlocal received
+        bench.run()
+        received += client.receive_all_there_is()
+        return not (client.is_in(SENDING) or client.is_in(RUNNING))
+
+    if how == "leaves":
+        client.close()
+    elif how == "slow":
+        bench.pass_time(100)
+    elif how == "cut off":
+        client.near.cut_off()
+    elif how == "closed":
+        bench.server.registry.claim(client.near.fd)
+        client.near.close()
+    else:
+        wait_for(all_is_read, "all is read")
+        received += client.receive_all_there_is()
+    bench.run()
+    return received
 
 
 def fill(sock: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""What an app is asked in tests of its response, and what came back of it, byte by byte."""
+"""What came back of a request to an app, byte by byte."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.server.connections import MakeBench
 from tests.workers.bench import Bench, Client
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.sockets import FileSegment
 
-__all__ = ["Ask", "Asked", "Headers", "MakeBench", "ask", "exc_info", "says", "segmented"]
-
-MakeBench = Callable[..., Bench]
-
-
 Headers = list[tuple[str, str]]
+Ask = Callable[..., "Asked"]
 
 
 class Asked:
@@ -39,6 +36,12 @@ class Asked:
         return self.raw.partition(b"\r\n\r\n")[2]
 
     @property
+    def warnings(self) -> list[str]:
+        """What was logged but for the begin of the worker."""
+        lines: list[str] = self.bench.log.lines[1:]
+        return lines
+
+    @property
     def failed(self) -> bool:
         return self.raw.startswith(b"HTTP/1.1 500 ") and self.is_closed
 
@@ -52,7 +55,9 @@ class Asked:
 
 
 @pytest.fixture
-def ask(make_bench: MakeBench) -> Callable[..., Asked]:
+def ask(make_bench: MakeBench) -> Ask:
+    """Asks an app once, on a connection that may stay."""
+
     def ask(
         app: Callable[..., Any], method: str = "GET", version: str = "1.1", **more: Any
     ) -> Asked:
@@ -63,17 +68,6 @@ def ask(make_bench: MakeBench) -> Callable[..., Asked]:
         return Asked(bench, client)
 
     return ask
-
-
-Ask = Callable[..., Asked]
-
-
-def says(status: str, headers: Headers, body: Iterable[bytes] = ()) -> Callable[..., Any]:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response(status, headers)
-        return body
-
-    return app
 
 
 def segmented(segments: Iterable[bytes | FileSegment]) -> SegmentedBody:

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.workers.bench import Clock
 from wsgifast.server import acceptor as accepting
 from wsgifast.server.acceptor import HURRIED_S, MOST_HANDSHAKES, Acceptor
 from wsgifast.server.endpoint import HANDSHAKE, IDLE
 
 LISTENER = 3
-
-
-# The most connections.
-LIMIT = 1000
 
 
 class Listener:
@@ -74,27 +71,33 @@ class Listening:
         self.fds.add(fd)
 
 
-class SimpleHashable(SimpleNamespace):
+class Room:
+    """The open connections, as far as the acceptor counts them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.left = most
+
+    def __len__(self) -> int:
+        return self.most - self.left
+
+
+class Connection(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-class Taken:
-    """The open connections, as far as the acceptor counts them."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def __len__(self) -> int:
-        return LIMIT - self._server.room
-
-
 class Server:
-    """What a server gives its acceptor."""
+    """What a server gives its acceptor.
 
-    def __init__(self, waiting: int = 0, room: int = 1000) -> None:
+    :param waiting: so many connections wait at its listener.
+    :param room: so many more it may have.
+    """
+
+    def __init__(self, waiting: int = 0, room: int = 1000, most: int = 1000) -> None:
         self.listener = Listener(waiting)
         self.poller = Listening()
-        self.room = room
+        self.room = Room(most)
+        self.room.left = room
         self.open = True
         self.begun: list[str] = []
         self.warnings: list[str] = []
@@ -103,8 +106,8 @@ class Server:
         server: Any = SimpleNamespace(
             listeners=[self.listener],
             poller=self.poller,
-            connections=Taken(self),
-            options=SimpleNamespace(worker_connections=LIMIT),
+            connections=self.room,
+            options=SimpleNamespace(worker_connections=most),
             is_open=lambda: self.open,
             connect=lambda *accepted: self.connect(*accepted),
             log=SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args)),
@@ -114,8 +117,8 @@ class Server:
 
     def connect(self, sock: Any, peer: Any, address: Any) -> Any:
         assert (peer, address) == ("peer", "here")
-        self.room -= 1
-        connection = SimpleHashable(
+        self.room.left -= 1
+        connection = Connection(
             begin=lambda: self.begun.append(sock), state=self.state, deadline=1020.0
         )
         self.connections.append(connection)
@@ -125,74 +128,86 @@ class Server:
     def listens(self) -> bool:
         return self.poller.fds == {LISTENER}
 
+    def accept(self) -> None:
+        """The listener has an event."""
+        self.acceptor.accept(LISTENER)
+
+    def accept_all(self) -> None:
+        while self.listens and self.listener.waiting:
+            self.accept()
+
+    def close_others(self, room: int) -> None:
+        """Connections close, which leaves room for so many."""
+        self.room.left = room
+        self.acceptor.on_closed()
+
+    def set_open(self, is_open: bool) -> None:
+        self.open = is_open
+        self.acceptor.update()
+
 
 @pytest.mark.parametrize("stopping", [False, True])
-def test_a_connection_closes_while_the_last_one_allowed_is_accepted(stopping: bool) -> None:
+def test_connection_closing_while_the_last_one_is_accepted_makes_room(stopping: bool) -> None:
     server = Server(waiting=1, room=1)
     errors: list[BaseException] = []
 
     def close_one() -> None:
         try:
-            server.room += 1
-            server.acceptor.on_closed()
+            server.close_others(server.room.left + 1)
         except BaseException as error:  # noqa: BLE001 - the test reports it
             errors.append(error)
 
     server.poller.between = threading.Thread(target=close_one)
     if stopping:
-        server.open = False
-        server.acceptor.update()
+        server.set_open(False)
     else:
-        server.acceptor.accept(LISTENER)
+        server.accept()
     server.poller.between.join()
     assert not errors
     # A worker that stops takes nobody any more; any other goes on.
     assert server.listens is not stopping
 
 
-def test_a_full_worker_leaves_the_others_in_the_queue() -> None:
+def test_full_worker_leaves_the_others_in_the_queue() -> None:
     server = Server(waiting=5, room=2)
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert len(server.begun) == 2
     assert not server.listens
     server.acceptor.update()
     server.acceptor.on_closed()  # of which another has been quicker to make use
     assert not server.listens
-    server.room = 1
-    server.acceptor.on_closed()
+    server.close_others(1)
     assert server.listens
 
 
-def test_without_descriptors_accepting_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+def test_accepting_without_descriptors_pauses(clock: Clock) -> None:
     server = Server(waiting=1)
     server.listener.error = OSError(errno.EMFILE, "Too many open files")
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert "Too many open files" in server.warnings[0]
     assert not server.listens
     server.acceptor.update()
     assert not server.listens
-    now += 1.0
+    clock.now += 1.0
     server.acceptor.update()
     assert server.listens
     # One that has closed has given its descriptor back: nothing to wait for.
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert not server.listens
     server.acceptor.on_closed()
     assert server.listens
     # And nor does who is full for a moment after that.
-    server.listener.error, server.room = None, 1
-    server.acceptor.accept(LISTENER)
+    server.listener.error, server.room.left = None, 1
+    server.accept()
     assert not server.listens
-    server.room = 1
+    server.room.left = 1
     server.acceptor.update()
     assert server.listens
 
 
 @pytest.mark.parametrize("behind_others", [False, True])
-def test_without_a_watch_for_a_listener_accepting_pauses(
-    behind_others: bool, monkeypatch: pytest.MonkeyPatch
+def test_accepting_without_a_watch_for_a_listener_pauses(
+    behind_others: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that are connected are served all the same."""
 
@@ -201,113 +216,87 @@ def test_without_a_watch_for_a_listener_accepting_pauses(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     server = Server(waiting=1)
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
     listen = server.poller.listen
     monkeypatch.setattr(server.poller, "listen", refuse)
     if behind_others:
         monkeypatch.setattr(server.poller, "queue_behind_others", refuse)
-        server.acceptor.accept(LISTENER)
+        server.accept()
         assert len(server.begun) == 1
     else:
-        server.open = False
-        server.acceptor.update()
-        server.open = True
-        server.acceptor.update()
+        server.set_open(False)
+        server.set_open(True)
     assert not server.listens
     assert not server.acceptor.listening
     assert server.warnings == [
         "Cannot accept: [Errno 28] No space left on device; trying again soon"
     ]
     server.acceptor.update()
-    now[0] += 1
+    clock.now += 1
     server.acceptor.update()  # no better
     assert not server.listens
     monkeypatch.setattr(server.poller, "listen", listen)
-    now[0] += 1
+    clock.now += 1
     server.acceptor.update()
     assert server.listens
 
 
-def test_a_listener_that_cannot_be_watched_at_all_ends_the_worker(
+def test_listener_that_cannot_be_watched_at_all_ends_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(fd: int) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     server = Server()
-    server.open = False
-    server.acceptor.update()
+    server.set_open(False)
     server.open = True
     monkeypatch.setattr(server.poller, "listen", refuse)
     with pytest.raises(PermissionError):
         server.acceptor.update()
 
 
-def test_who_is_told_of_a_connection_accepts_it() -> None:
+def test_worker_that_hears_of_a_connection_accepts_it() -> None:
     """Although it should not listen any more: the kernel has reported it to nobody else."""
     server = Server(waiting=3)
-    server.open = False
-    server.acceptor.update()
+    server.set_open(False)
     assert not server.listens
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert len(server.begun) == 1
     server = Server(waiting=3, room=0)
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert len(server.begun) == 1
 
 
-def test_after_a_turn_the_others_are_asked_first() -> None:
+def test_listener_queues_behind_others_after_a_turn() -> None:
     server = Server(waiting=9)
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert server.poller.queued == [LISTENER]
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert server.poller.queued == [LISTENER] * 2
-    server.open = False
-    server.acceptor.update()
-    server.acceptor.accept(LISTENER)
+    server.set_open(False)
+    server.accept()
     assert server.poller.queued == [LISTENER] * 2
 
 
-def test_a_full_worker_says_so_once_until_it_has_room_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    monkeypatch.setattr("tests.server.test_acceptor.LIMIT", 100)
-    server = Server(waiting=500, room=100)
-    while server.room > 0:
-        server.acceptor.accept(LISTENER)
+def test_full_worker_is_logged_once_until_it_has_room_again(clock: Clock) -> None:
+    server = Server(waiting=500, room=100, most=100)
+    server.accept_all()
     assert len(server.warnings) == 1
     assert "100 worker_connections" in server.warnings[0]
     for room in (1, 5, 9):  # some close, others come
-        server.room = room
-        server.acceptor.on_closed()
-        while server.room > 0:
-            server.acceptor.accept(LISTENER)
+        server.close_others(room)
+        server.accept_all()
     assert len(server.warnings) == 1
     for pause_s, warnings in ((0.0, 1), (accepting._WARN_AGAIN_S, 2), (1.0, 2)):
-        now += pause_s
-        server.room = 20  # a crowd comes and goes
-        server.acceptor.on_closed()
-        while server.room > 0:
-            server.acceptor.accept(LISTENER)
+        clock.now += pause_s
+        server.close_others(20)  # a crowd comes and goes
+        server.accept_all()
         assert len(server.warnings) == warnings
 
 
-def test_tls_handshakes_are_limited_and_those_that_never_end_make_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+def test_tls_handshakes_are_limited_and_those_that_never_end_make_room(clock: Clock) -> None:
     server = Server(waiting=2000)
     server.state = HANDSHAKE
-
-    def accept_all() -> None:
-        while server.listens and server.listener.waiting:
-            server.acceptor.accept(LISTENER)
-
-    accept_all()
+    server.accept_all()
     assert len(server.begun) == MOST_HANDSHAKES
     (warning,) = server.warnings
     assert f"{MOST_HANDSHAKES} TLS handshakes" in warning
@@ -315,10 +304,10 @@ def test_tls_handshakes_are_limited_and_those_that_never_end_make_room(
     server.acceptor.on_handshake_end(server.connections[0])
     server.acceptor.hurry_handshakes()
     assert {connection.deadline for connection in server.connections} == {1020.0}
-    accept_all()
+    server.accept_all()
     assert len(server.begun) == MOST_HANDSHAKES + 1
     # Those that do not end have less time now, from their begin on.
-    now += 1
+    clock.now += 1
     server.acceptor.hurry_handshakes()
     server.acceptor.hurry_handshakes()
     hurried = server.connections[1:]
@@ -329,49 +318,44 @@ def test_tls_handshakes_are_limited_and_those_that_never_end_make_room(
     assert server.listens
 
 
-def test_a_listener_that_fails_otherwise_stays() -> None:
+def test_listener_that_fails_otherwise_stays() -> None:
     server = Server(waiting=1)
     server.listener.error = OSError(errno.EPROTO, "Protocol error")
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert server.listens
     assert not server.warnings
 
 
-def test_connections_that_have_gone_again_end_no_turn() -> None:
+def test_connection_that_has_gone_again_ends_no_turn() -> None:
     server = Server(waiting=5)
     server.listener.gone = {1, 3, 4}
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert server.begun == ["connection 2", "connection 0"]
     # But whoever should not listen any more takes the one connection that was reported to it.
     server = Server(waiting=2)
     server.listener.gone = {1}
-    server.open = False
-    server.acceptor.update()
-    server.acceptor.accept(LISTENER)
+    server.set_open(False)
+    server.accept()
     assert not server.begun
 
 
-def test_it_is_not_said_all_the_time_that_there_are_no_descriptors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+def test_missing_descriptors_are_logged_now_and_then_only(clock: Clock) -> None:
     server = Server(waiting=1)
     server.listener.error = OSError(errno.EMFILE, "Too many open files")
     for _ in range(100):
-        server.acceptor.accept(LISTENER)
+        server.accept()
         server.acceptor.on_closed()
         assert server.listens
     assert len(server.warnings) == 1
-    now += accepting._WARN_AGAIN_S
-    server.acceptor.accept(LISTENER)
+    clock.now += accepting._WARN_AGAIN_S
+    server.accept()
     assert len(server.warnings) == 2
 
 
-def test_newcomers_do_not_wait_for_the_end_of_a_crowds_events() -> None:
+def test_newcomers_are_accepted_between_the_events_of_a_crowd() -> None:
     waiting = 5 * accepting._ACCEPTS // 2
     server = Server(waiting=waiting)
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert len(server.begun) == accepting._ACCEPTS
     events = 0
     while server.acceptor.unfinished is not None:
@@ -384,22 +368,21 @@ def test_newcomers_do_not_wait_for_the_end_of_a_crowds_events() -> None:
     assert events == 2 * accepting._EVENTS_BETWEEN_TURNS
 
 
-def test_two_connections_close_at_once() -> None:
+def test_connections_closing_at_once_have_accepting_begin_once() -> None:
     """Both make room, and both see that nobody is accepted."""
     server = Server(waiting=1, room=1)
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert not server.listens
 
-    server.room = 2
-    server.acceptor.on_closed()
+    server.close_others(2)
     server.acceptor.on_closed()
     assert server.listens
 
 
-def test_a_connection_that_fails_at_once_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_fails_at_once_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(waiting=3)
     monkeypatch.setattr(server, "connect", lambda sock, peer, address: None)
-    server.acceptor.accept(LISTENER)
+    server.accept()
     assert server.listener.waiting == 0
     assert not server.begun
 
@@ -418,7 +401,7 @@ def test_listeners_are_made_non_blocking() -> None:
         assert not acceptor.listens_on(listener.fileno() + 1)
 
 
-def test_a_turn_that_goes_on_is_known_until_its_connection_is() -> None:
+def test_turn_under_way_is_known_until_its_connection_is() -> None:
     server = Server(waiting=1)
     in_turn, go_on = threading.Event(), threading.Event()
     accept = server.listener.accept
@@ -443,12 +426,12 @@ def test_a_turn_that_goes_on_is_known_until_its_connection_is() -> None:
     assert not server.acceptor.is_accepting
 
 
-def test_nothing_is_accepted_after_the_last_turn() -> None:
+def test_connection_after_the_last_turn_is_not_accepted() -> None:
     server = Server(waiting=1)
     server.acceptor.close()
     assert server.begun == ["connection 0"]  # an event of it may have been dropped
     server.listener.waiting = 1
-    server.acceptor.accept(LISTENER)  # reported to it before
+    server.accept()  # reported to it before
     server.acceptor.update()
     assert server.listener.waiting == 1
     assert not server.poller.fds

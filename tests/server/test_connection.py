@@ -13,21 +13,49 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import (
-    CHUNKED,
-    KNOWN,
-    MakeBench,
-    bench,
-)
-from tests.workers.bench import GET, LARGE, Bench, Client, echo, large, make_bench
+from tests.server.connections import CHUNKED, KNOWN, MakeBench
+from tests.server.states import FOLLOWS
+from tests.workers.bench import GET, LARGE, Bench, Client, echo, large
 from tests.workers.serving import POLLERS
-from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, RECEIVING, RUNNING, SENDING
+from wsgifast.server import endpoint
+from wsgifast.server.connection import _IN_STATE
+from wsgifast.server.endpoint import (
+    CLOSED,
+    HANDSHAKE,
+    IDLE,
+    LINGERING,
+    RECEIVING,
+    RUNNING,
+    SENDING,
+    STREAMS,
+)  # fmt: skip
 from wsgifast.server.options import Options
 from wsgifast.server.poller import READ
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
 
-__all__ = ["bench", "make_bench"]
+
+def test_every_state_is_handled() -> None:
+    # In STREAMS it is another object, of HTTP/2.
+    assert {*FOLLOWS} - {STREAMS} == {*_IN_STATE}
+    constants = [value for name, value in vars(endpoint).items() if name.isupper()]
+    assert {*FOLLOWS} == {value for value in constants if isinstance(value, str)}
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    assert {state for states in FOLLOWS.values() for state in states} == {*FOLLOWS} - {HANDSHAKE}
+    for state, following in FOLLOWS.items():
+        assert (CLOSED in following) is (state is not CLOSED)
+
+
+def test_state_that_may_not_follow_fails_in_tests(bench: Bench) -> None:
+    client = bench.connect()
+    with pytest.raises(AssertionError, match="handshake after idle"):
+        client.near.state = HANDSHAKE
+    client.near.state = RUNNING
+    client.near.close()
+    with pytest.raises(AssertionError, match="running after closed"):
+        client.near.state = RUNNING
 
 
 @pytest.mark.parametrize(
@@ -40,7 +68,7 @@ __all__ = ["bench", "make_bench"]
         (GET, IDLE, 5, 200),
     ],
 )
-def test_what_does_not_come_in_time(
+def test_request_that_does_not_come_in_time_is_given_up(
     bench: Bench, sent: bytes, state: str, seconds: float, status: int | None
 ) -> None:
     client = bench.begin(sent)
@@ -60,9 +88,7 @@ def test_what_does_not_come_in_time(
 
 
 @pytest.mark.parametrize("sent", [b"", GET])
-def test_a_request_that_a_busy_server_has_not_come_to_is_not_late(
-    bench: Bench, sent: bytes
-) -> None:
+def test_request_that_waits_for_a_busy_server_is_not_late(bench: Bench, sent: bytes) -> None:
     client = bench.begin(sent)
     if sent:
         assert client.read_response().status == 200
@@ -77,7 +103,7 @@ def test_a_request_that_a_busy_server_has_not_come_to_is_not_late(
     assert client.read_response().status == 408
 
 
-def test_each_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
+def test_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
     client = bench.connect()
     bench.pass_time(Options.head_timeout_s - 1)
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
@@ -93,7 +119,7 @@ def test_each_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
     assert client.read_response().status == 408
 
 
-def test_a_client_that_takes_nothing(make_bench: MakeBench) -> None:
+def test_client_that_takes_nothing_is_given_up(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     client = bench.begin()
     bench.pass_time(FastWorker.send_timeout_s - 1)
@@ -109,7 +135,7 @@ def test_a_client_that_takes_nothing(make_bench: MakeBench) -> None:
     assert 0 < size < LARGE  # what the client cannot have got is not counted
 
 
-def test_a_client_that_takes_nothing_while_the_app_goes_on(make_bench: MakeBench) -> None:
+def test_client_that_takes_nothing_while_app_runs_is_an_error_to_it(make_bench: MakeBench) -> None:
     """The app gets an error at its next block; until then it may use the socket."""
     seen: list[str] = []
 
@@ -135,7 +161,7 @@ def test_a_client_that_takes_nothing_while_the_app_goes_on(make_bench: MakeBench
     assert client.is_in(CLOSED)
 
 
-def test_a_response_goes_on_after_its_app(make_bench: MakeBench) -> None:
+def test_response_goes_on_after_its_app(make_bench: MakeBench) -> None:
     bench = make_bench(large, keepalive=5)
     client = bench.connect()
     client.send_request()
@@ -155,7 +181,7 @@ def test_a_response_goes_on_after_its_app(make_bench: MakeBench) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_client_is_sent_to_while_the_app_goes_on(make_bench: MakeBench, method: str) -> None:
+def test_client_is_sent_to_while_app_runs(make_bench: MakeBench, method: str) -> None:
     """By whichever thread its event comes to; nor does the end of what was before end it."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -182,7 +208,7 @@ def test_a_client_is_sent_to_while_the_app_goes_on(make_bench: MakeBench, method
     assert not bench.log.says("Error in a connection")
 
 
-def test_a_socket_that_the_app_has_taken_is_blocking_and_never_kept(make_bench: MakeBench) -> None:
+def test_socket_taken_by_app_blocks_and_is_never_kept(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         sock = environ["gunicorn.socket"]
         # To be looked at only.
@@ -210,7 +236,7 @@ def test_a_socket_that_the_app_has_taken_is_blocking_and_never_kept(make_bench: 
     assert client.near.sock.gettimeout() == 0  # whatever waits for its end does not hang
 
 
-def test_a_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: MakeBench) -> None:
+def test_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: MakeBench) -> None:
     """What the app sends by itself does not land in the middle of it."""
     received = bytearray()
 
@@ -237,60 +263,44 @@ def test_a_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: M
     assert bytes(received).partition(b"\r\n\r\n")[2] == bytes(LARGE) + b"mine"
 
 
-def check_served(bench: Bench, client: Client, number: int) -> None:
-    assert client.near.fd == number
-    client.send_request("/next")
-    bench.run()
-    assert client.read_response().status == 200
-
-
 @pytest.mark.parametrize("poller", POLLERS)
-def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, poller: str) -> None:
-    """It may be another connection's by the time that the app ends."""
-    others: list[Client] = []
-    bench: Bench
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/mine":
-            environ["gunicorn.socket"].close()
-            others.append(bench.connect(number=client.near.fd))
-            raise StopIteration
-        return echo(environ, start_response)
-
-    bench = make_bench(app, attributes={"poller": poller})
-    client = bench.connect()
-    client.send_request("/mine")
-    bench.run()
-    assert client.is_in(CLOSED)
-    (other,) = others
-    check_served(bench, other, client.near.fd)
-
-
-@pytest.mark.parametrize("poller", POLLERS)
-def test_a_socket_that_the_app_closes_after_its_end(make_bench: MakeBench, poller: str) -> None:
-    """As a WebSocket's own thread does: the number may be another's while the first one lingers."""
+@pytest.mark.parametrize("ends", ["in the app", "while it lingers"])
+def test_number_of_a_socket_that_app_has_closed_may_be_anothers(
+    make_bench: MakeBench, poller: str, ends: str
+) -> None:
+    """By the time that the app ends; or later, if a WebSocket's own thread closes it."""
     taken: list[Any] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/mine":
-            taken.append(environ["gunicorn.socket"])
+        if environ["PATH_INFO"] != "/mine":
+            return echo(environ, start_response)
+        taken.append(environ["gunicorn.socket"])
+        if ends == "in the app":
+            taken[0].close()
+            others.append(bench.connect(number=client.near.fd))
+        else:
             taken[0].sendall(b"mine")
-            raise StopIteration
-        return echo(environ, start_response)
+        raise StopIteration
 
+    others: list[Client] = []
     bench = make_bench(app, attributes={"poller": poller})
     client = bench.connect()
     client.send_request("/mine")
     bench.run()
-    assert client.is_in(LINGERING)
-    taken[0].close()
-    other = bench.connect(number=client.near.fd)
-    check_served(bench, other, client.near.fd)
+    if ends != "in the app":
+        assert client.is_in(LINGERING)
+        taken[0].close()
+        others.append(bench.connect(number=client.near.fd))
+    (other,) = others
+    assert other.near.fd == client.near.fd
+    other.send_request("/next")
+    bench.run()
+    assert other.read_response().status == 200
     assert client.is_in(CLOSED)
     assert client.near not in bench.server.connections
 
 
-def test_a_response_ends_after_what_a_tick_has_taken_of_it(make_bench: MakeBench) -> None:
+def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench) -> None:
     """Whoever sends at a tick takes the blocks under the lock, and queues them a moment later."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -326,7 +336,7 @@ def test_a_response_ends_after_what_a_tick_has_taken_of_it(make_bench: MakeBench
     assert client.receive_all_there_is().endswith(b"\r\n\r\nfirst, second")
 
 
-def test_only_who_is_kept_alive_is_idle(make_bench: MakeBench) -> None:
+def test_connection_that_is_kept_alive_alone_is_idle(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return (large if environ["QUERY_STRING"] else echo)(environ, start_response)
 

@@ -1,32 +1,30 @@
-"""How a connection ends, and what is left of it."""
+"""How a connection ends, and what is left of it; and a kernel that refuses."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import tracemalloc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.server.connections import (
-    KNOWN,
-    NONSENSE,
-    bench,
-    fill,
-)
-from tests.workers.bench import GET, Bench, make_bench
+from tests.server.connections import HEAD, KNOWN, NONSENSE, MakeBench, fill
+from tests.workers.bench import GET, LARGE, Bench, large
 from wsgifast.errors import ClientGone
-from wsgifast.server.endpoint import CLOSED, LINGERING, SENDING
+from wsgifast.server.endpoint import CLOSED, LINGERING, RECEIVING, SENDING
 from wsgifast.server.options import Options
+from wsgifast.server.poller import WRITE
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
 
-__all__ = ["bench", "make_bench"]
+TOO_LARGE = KNOWN.replace(b"10", b"9" * 11)
 
 
-def test_the_last_word_arrives_although_the_client_goes_on_sending(bench: Bench) -> None:
+def test_refusal_arrives_although_client_goes_on_sending(bench: Bench) -> None:
     """A socket that is closed with something unread resets what it has sent."""
     client = bench.begin(NONSENSE + bytes(10_000))
     client.send(bytes(10_000))
@@ -39,8 +37,8 @@ def test_the_last_word_arrives_although_the_client_goes_on_sending(bench: Bench)
     assert client.is_in(CLOSED)
 
 
-def test_who_sends_on_reads_the_answer_behind_it_and_does_so_for_so_long(bench: Bench) -> None:
-    client = bench.begin(KNOWN.replace(b"10", b"9" * 11))
+def test_client_that_sends_on_lingers_for_so_long(bench: Bench) -> None:
+    client = bench.begin(TOO_LARGE)
     began = bench.clock.now
     while client.is_in(LINGERING) and bench.clock.now < began + 100:
         client.send(bytes(100_000))
@@ -51,8 +49,8 @@ def test_who_sends_on_reads_the_answer_behind_it_and_does_so_for_so_long(bench: 
     assert client.read_to_end() == b""
 
 
-def test_a_server_that_ends_waits_for_no_one_who_sends_on(bench: Bench) -> None:
-    client = bench.begin(KNOWN.replace(b"10", b"9" * 11))
+def test_ending_server_waits_for_no_client_that_sends_on(bench: Bench) -> None:
+    client = bench.begin(TOO_LARGE)
     bench.server.stop()
     for _ in range(3):
         assert client.is_in(LINGERING)
@@ -61,7 +59,9 @@ def test_a_server_that_ends_waits_for_no_one_who_sends_on(bench: Bench) -> None:
     assert client.is_in(CLOSED)
 
 
-def test_nobody_lingers_for_long(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lingering_is_limited_in_bytes_and_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("wsgifast.sockets.closing._LINGER_BYTES", 1_000_000)
     silent, talking = bench.begin(NONSENSE), bench.begin(NONSENSE)
     sent = 0
@@ -78,9 +78,11 @@ def test_nobody_lingers_for_long(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("sent", "status"),
-    [(NONSENSE, 400), (KNOWN.replace(b"10", b"9" * 11), 413), (b"GET / HT", 408), (KNOWN, 408)],
+    [(NONSENSE, 400), (TOO_LARGE, 413), (b"GET / HT", 408), (KNOWN, 408)],
 )
-def test_a_refusal_that_is_not_taken_at_once(bench: Bench, sent: bytes, status: int) -> None:
+def test_refusal_that_is_not_taken_at_once_is_sent_later(
+    bench: Bench, sent: bytes, status: int
+) -> None:
     client = bench.connect()
     filled = fill(client.near.sock)
     client.send(sent)
@@ -98,11 +100,11 @@ def test_a_refusal_that_is_not_taken_at_once(bench: Bench, sent: bytes, status: 
 @pytest.mark.parametrize(
     ("sent", "logged"),
     [
-        (KNOWN.replace(b"10", b"9" * 11), [("POST /", "413 Content Too Large", 0)]),
+        (TOO_LARGE, [("POST /", "413 Content Too Large", 0)]),
         (b"GET / HTTP/1.0\r\n\r\n", [("GET /", "200 OK", 0)]),
     ],
 )
-def test_a_client_that_has_gone_before_its_answer(
+def test_client_that_has_gone_before_its_answer_is_no_error(
     bench: Bench, sent: bytes, logged: list[tuple[str, str, int]]
 ) -> None:
     client = bench.connect()
@@ -115,7 +117,7 @@ def test_a_client_that_has_gone_before_its_answer(
 
 
 @pytest.mark.parametrize("failing", ["on_event", "app_is_done", "on_overdue"])
-def test_an_error_of_our_own_ends_the_connection_only(
+def test_internal_error_ends_one_connection_only(
     bench: Bench, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
@@ -140,7 +142,7 @@ def test_an_error_of_our_own_ends_the_connection_only(
     assert other.read_response().status == 200
 
 
-def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
+def test_closing_gives_everything_back_once(bench: Bench) -> None:
     client = bench.begin()
     near, server = client.near, bench.server
     forget = server.registry.forget
@@ -166,7 +168,7 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
         near.output.write(b"late")
 
 
-def test_an_idle_connection_keeps_little_memory(bench: Bench) -> None:
+def test_idle_connection_keeps_little_memory(bench: Bench) -> None:
     count = 50
     pairs = [socket.socketpair() for _ in range(count)]
     bench.begin()  # what is made once
@@ -183,14 +185,13 @@ def test_an_idle_connection_keeps_little_memory(bench: Bench) -> None:
             bench.run()
             assert far.recv(1000)
         del connection
-        bench.log.requests.clear()
-        bench.log.environs.clear()
-        bench.log.seconds.clear()
+        for kept in (bench.log.requests, bench.log.environs, bench.log.seconds):
+            kept.clear()
         kept, _ = tracemalloc.get_traced_memory()
     assert kept / count <= 1800  # beside the socket object: 2 KiB in all
 
 
-def test_a_closed_connection_is_garbage_at_once(bench: Bench) -> None:
+def test_closed_connection_is_garbage_at_once(bench: Bench) -> None:
     """Without the cycle collector, which may take long to come."""
     client = bench.begin()
     bench.log.environs.clear()
@@ -198,3 +199,115 @@ def test_a_closed_connection_is_garbage_at_once(bench: Bench) -> None:
     sock = weakref.ref(client.near.app_socket)
     client.near.close()
     assert sock() is None
+
+
+# A kernel that cannot watch them, or that takes nothing.
+
+
+def refuse(fd: int, events: int = 0) -> None:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def test_connection_that_kernel_cannot_watch_ends(make_bench: MakeBench) -> None:
+    bench = make_bench(large)
+    client = bench.connect()
+    poller = bench.server.poller
+    add, poller.add = poller.add, refuse
+    assert bench.connect().is_in(CLOSED)
+    poller.add = add
+    poller.arm = refuse
+    client.send(HEAD)
+    client.sock.shutdown(socket.SHUT_WR)
+    bench.run()
+    assert client.is_in(CLOSED)
+    assert not bench.server.registry.waiting
+    assert bench.log.says("Cannot allocate memory")
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_connection_that_kernel_cannot_watch_while_app_runs_ends_after_it(
+    make_bench: MakeBench, asked_again: bool
+) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        if not asked_again:
+            bench.server.poller.arm = refuse
+        yield bytes(LARGE)
+        if asked_again:
+            bench.server.pool.push((client.near.fd, WRITE))
+            bench.run()
+            assert client.near.retries
+            bench.server.poller.arm = refuse
+            bench.pass_time(1)
+        # It has not been closed under the app, and is not waited for.
+        assert client.near.sock.fileno() >= 0
+        assert client.near.fd not in bench.server.registry.waiting
+        yield b"more"
+        pytest.fail("the app gets no error")
+
+    bench = make_bench(app)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert client.is_in(CLOSED)
+
+
+def test_connection_that_sweep_takes_while_kernel_refuses_stays(make_bench: MakeBench) -> None:
+    """Then it is no longer ours to close."""
+    bench = make_bench(large)
+
+    def lose(fd: int, events: int) -> None:
+        del bench.server.registry.waiting[fd]
+        refuse(fd, events)
+
+    client = bench.connect()
+    bench.server.poller.arm = lose
+    client.send(HEAD)
+    bench.run()
+    assert client.is_in(RECEIVING)
+
+
+def test_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBench) -> None:
+    """It says writable and takes nothing: waiting for that would spin."""
+    bench = make_bench(large, keepalive=60)
+    client = bench.begin()
+    received = 0
+    while client.near.output.draining:
+        bench.server.pool.push((client.near.fd, WRITE))
+        bench.run()
+        assert client.near.retries
+        received += len(client.receive_all_there_is())
+        bench.run()  # not by an event
+        assert client.receive_all_there_is() == b""
+        bench.pass_time(1)  # but by the sweep
+    received += len(client.receive_all_there_is())
+    assert received > LARGE
+    assert bench.log.requests == [("GET /", "200 OK", LARGE)]
+    assert not client.near.retries
+    # And that has an end.
+    client.send_request()
+    bench.run()
+    for _ in range(int(FastWorker.send_timeout_s)):
+        bench.server.pool.push((client.near.fd, WRITE))
+        bench.run()
+        bench.clock.now += 1
+    bench.pass_time(1)
+    assert client.is_in(CLOSED)
+
+
+def test_deadline_is_set_before_the_sweep_can_look(make_bench: MakeBench) -> None:
+    bench = make_bench(large)
+    client = bench.connect()
+    arm = bench.server.poller.arm
+    deadlines = []
+
+    def look(fd: int, events: int) -> None:
+        deadlines.append((events, client.near.deadline - bench.clock.now))
+        arm(fd, events)
+
+    client.send_request()
+    bench.poll()
+    bench.clock.now += 10
+    bench.server.poller.arm = look
+    bench.run()
+    assert deadlines == [(WRITE, FastWorker.send_timeout_s)]

@@ -15,19 +15,17 @@ from tests.server.connections import (
     KNOWN,
     STREAMED,
     MakeBench,
-    bench,
+    answers,
     descriptors,
     fill,
-)
-from tests.workers.bench import GET, Bench, echo, make_bench
+)  # fmt: skip
+from tests.workers.bench import GET, Bench, echo
 from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, SKIPPING
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 
-__all__ = ["bench", "make_bench"]
 
-
-def test_pipelined_requests_keep_nobody_waiting(make_bench: MakeBench) -> None:
+def test_pipelined_requests_keep_no_other_waiting(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/first":
             other.send_request(target="/other")
@@ -45,7 +43,9 @@ def test_pipelined_requests_keep_nobody_waiting(make_bench: MakeBench) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", KNOWN + b"a", CHUNKED + b"a\r\n0"])
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_client_that_goes(make_bench: MakeBench, sent: bytes, reset: bool) -> None:
+def test_client_that_leaves_its_request_leaves_nothing_behind(
+    make_bench: MakeBench, sent: bytes, reset: bool
+) -> None:
     bench = make_bench(echo, attributes={"body_memory_bytes": 0})
     client = bench.connect()
     before = descriptors()
@@ -62,13 +62,13 @@ def test_a_client_that_goes(make_bench: MakeBench, sent: bytes, reset: bool) -> 
     assert not bench.log.requests
 
 
-def test_a_body_of_many_chunks_is_decoded_in_turns(bench: Bench) -> None:
+def test_body_of_many_chunks_is_decoded_in_turns(bench: Bench) -> None:
     client = bench.begin(CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n")
     assert client.read_response().body == 1200 * b"a"
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_continue_is_said_before_the_body(make_bench: MakeBench, buffered: bool) -> None:
+def test_continue_is_sent_before_the_body(make_bench: MakeBench, buffered: bool) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if not buffered:
             client.send(b"body")  # as if it came now
@@ -85,7 +85,7 @@ def test_continue_is_said_before_the_body(make_bench: MakeBench, buffered: bool)
     assert client.read_response().body == b"body"
 
 
-def test_continue_that_the_kernel_does_not_take_at_once(bench: Bench) -> None:
+def test_continue_not_taken_at_once_is_sent_before_the_body(bench: Bench) -> None:
     client = bench.connect()
     near = client.near
     filled = fill(near.sock)
@@ -107,7 +107,7 @@ def test_continue_that_the_kernel_does_not_take_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_a_client_that_has_gone_is_not_asked_to_continue(
+def test_client_that_has_gone_is_not_asked_to_continue(
     make_bench: MakeBench, buffered: bool
 ) -> None:
     bench = make_bench(echo, attributes={"buffer_bodies": buffered})
@@ -119,7 +119,7 @@ def test_a_client_that_has_gone_is_not_asked_to_continue(
     assert not bench.log.says("Error in a connection")
 
 
-def test_nothing_of_a_request_is_kept_behind_it(make_bench: MakeBench) -> None:
+def test_body_of_a_request_is_not_kept_behind_it(make_bench: MakeBench) -> None:
     bodies: list[weakref.ref[Any]] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -138,6 +138,9 @@ def test_nothing_of_a_request_is_kept_behind_it(make_bench: MakeBench) -> None:
         assert descriptors() == before
 
 
+UNREAD = answers((), ("Content-Length", "0"))
+
+
 @pytest.mark.parametrize(
     ("there", "fields", "state"),
     [
@@ -146,11 +149,11 @@ def test_nothing_of_a_request_is_kept_behind_it(make_bench: MakeBench) -> None:
         (b"56789", b"Connection: close\r\n", LINGERING),
     ],
 )
-def test_a_streamed_body_that_nobody_reads(
+def test_streamed_body_left_unread_is_skipped(
     make_bench: MakeBench, there: bytes, fields: bytes, state: str
 ) -> None:
     """The next request is behind it, if there is to be another."""
-    bench = make_bench(_unread, attributes=STREAMED, keepalive=5)
+    bench = make_bench(UNREAD, attributes=STREAMED, keepalive=5)
     client = bench.begin(KNOWN.replace(b"Host", fields + b"Host") + b"01234" + there)
     assert client.read_response().status == 200
     assert client.is_in(state)
@@ -168,8 +171,8 @@ def test_a_streamed_body_that_nobody_reads(
 
 
 @pytest.mark.parametrize("why", ["too much", "too late", "client gone"])
-def test_a_streamed_body_that_is_not_waited_for(make_bench: MakeBench, why: str) -> None:
-    bench = make_bench(_unread, attributes=STREAMED, keepalive=5)
+def test_streamed_body_left_unread_is_not_waited_for_long(make_bench: MakeBench, why: str) -> None:
+    bench = make_bench(UNREAD, attributes=STREAMED, keepalive=5)
     head = KNOWN.replace(b": 10\r\n", b": %d\r\n" % (10 * UNREAD_BODY_BYTES))
     client = bench.begin((head if why == "too much" else KNOWN) + b"01234")
     assert client.read_response().status == 200
@@ -182,12 +185,7 @@ def test_a_streamed_body_that_is_not_waited_for(make_bench: MakeBench, why: str)
     assert client.is_in(CLOSED if why == "client gone" else LINGERING)
 
 
-def _unread(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    start_response("200 OK", [("Content-Length", "0")])
-    return []
-
-
-def test_a_kept_connection_is_armed_once_for_each_request(bench: Bench) -> None:
+def test_kept_connection_is_armed_once_for_each_request(bench: Bench) -> None:
     client = bench.begin()
     assert client.read_response().status == 200
     calls = bench.armed()
@@ -205,7 +203,7 @@ def test_a_kept_connection_is_armed_once_for_each_request(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("also", [b"", b"GET / HT"])
-def test_a_client_that_closes_its_side_with_its_request(bench: Bench, also: bytes) -> None:
+def test_client_closing_its_side_with_its_request_is_answered(bench: Bench, also: bytes) -> None:
     """One event reports both, and none of the end alone."""
     client = bench.connect()
     client.send(GET + also)
@@ -215,7 +213,7 @@ def test_a_client_that_closes_its_side_with_its_request(bench: Bench, also: byte
     assert client.is_in(CLOSED)
 
 
-def test_urgent_data_hides_nothing_that_comes_behind_it(bench: Bench) -> None:
+def test_urgent_data_hides_nothing_behind_it(bench: Bench) -> None:
     """RFC 9293 section 3.8.5: a receive ends in front of it, although there is more."""
     client = bench.connect(tcp=True)
     for _ in range(2):
@@ -228,7 +226,7 @@ def test_urgent_data_hides_nothing_that_comes_behind_it(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("what", [GET, b""])
-def test_what_comes_while_the_app_runs_is_not_lost(make_bench: MakeBench, what: bytes) -> None:
+def test_event_while_app_runs_is_not_lost(make_bench: MakeBench, what: bytes) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if what and not asked:
             client.send(what)
@@ -251,7 +249,7 @@ def test_what_comes_while_the_app_runs_is_not_lost(make_bench: MakeBench, what: 
     assert client.is_in(IDLE if what else CLOSED)
 
 
-def test_a_socket_that_the_app_has_taken_over_is_watched_no_more(make_bench: MakeBench) -> None:
+def test_socket_taken_by_app_is_watched_no_more(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["gunicorn.socket"].sendall(b"taken")
         client.send(b"for the app")

@@ -5,44 +5,32 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server.connections import HEAD, MakeBench
 from tests.support import http2
 from tests.support.tls import client_context, write_certificate
-from tests.workers.bench import Bench, echo, make_bench
+from tests.workers.bench import GET, LARGE, Bench, echo, large
 from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, STREAMS
 from wsgifast.server.http2 import multiplexer
 from wsgifast.server.options import Options
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.pool import Pool
 
-__all__ = ["make_bench"]
-
-LARGE = 1 << 20
-HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
-
-MakeBench = Callable[..., Bench]
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ssl.SSLContext]:
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    return write_certificate(path), client_context()
-
-
-TLSBench = Callable[..., Bench]
-
 
 @pytest.fixture
-def tls_bench(make_bench: MakeBench, pem: tuple[str, ssl.SSLContext]) -> TLSBench:
-    return lambda app=echo, **more: make_bench(app, certfile=pem[0], keyfile=pem[0], **more)
+def tls_bench(make_bench: MakeBench, tmp_path: Path) -> Callable[..., Bench]:
+    """Makes benches whose clients speak TLS."""
+    pem = write_certificate(tmp_path / "server.pem")
+    return lambda app=echo, **more: make_bench(app, certfile=pem, keyfile=pem, **more)
 
 
-def test_tls_requests_in_one_record(tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]) -> None:
+def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeBench) -> None:
     bench = tls_bench(keepalive=5)
-    client = bench.connect(tls=pem[1])
+    client = bench.connect(tls=client_context())
     head = HEAD + b"Content-Length: %d\r\n\r\n"
     # One record each; the first is more than one receive takes.
     for size in (0, 9, 15_000):
@@ -68,11 +56,11 @@ def test_tls_requests_in_one_record(tls_bench: TLSBench, pem: tuple[str, ssl.SSL
     assert client.read_response().body == body
 
 
-def test_tls_handshakes(
-    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+def test_tls_handshake_that_fails_or_stalls_ends(
+    tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = tls_bench(keepalive=0)
-    silent, nonsense = bench.connect(), bench.begin(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    silent, nonsense = bench.connect(), bench.begin()
     assert nonsense.is_in(LINGERING)
     assert bench.log.says("[SSL: HTTP_REQUEST]")
     nonsense.close()
@@ -97,7 +85,7 @@ def test_tls_handshakes(
     assert events == [READ, WRITE, READ]
 
 
-def test_the_alert_of_a_failed_handshake_arrives(tls_bench: TLSBench) -> None:
+def test_alert_of_a_failed_handshake_arrives(tls_bench: MakeBench) -> None:
     """Closing a socket with unread bytes would reset the connection, and drop the alert."""
     bench = tls_bench()
     client = bench.begin(b"\x16\x03\x01\x00\x05hello" + bytes(100_000))
@@ -109,21 +97,19 @@ def test_the_alert_of_a_failed_handshake_arrives(tls_bench: TLSBench) -> None:
     assert client.is_in(CLOSED)
 
 
-def test_every_end_of_a_handshake_makes_room_for_another(
-    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]
-) -> None:
+def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeBench) -> None:
     bench = tls_bench()
     handshakes = bench.server._acceptor._handshakes
     fails, leaves, silent, succeeds = (bench.connect() for _ in range(4))
     for client in (fails, leaves, silent, succeeds):
         handshakes[client.near] = bench.clock.now
-    fails.send(b"GET / HTTP/1.1\r\n\r\n")
+    fails.send(GET)
     leaves.close()
     bench.run()
     assert list(handshakes) == [silent.near, succeeds.near]
     out = ssl.MemoryBIO()
     received = ssl.MemoryBIO()
-    client_side = pem[1].wrap_bio(received, out, server_hostname="localhost")
+    client_side = client_context().wrap_bio(received, out, server_hostname="localhost")
     while True:
         try:
             client_side.do_handshake()
@@ -141,18 +127,16 @@ def test_every_end_of_a_handshake_makes_room_for_another(
     assert not handshakes
 
 
-def test_a_worker_that_ends_waits_for_no_handshake_that_is_silent(tls_bench: TLSBench) -> None:
+def test_silent_handshake_is_idle(tls_bench: MakeBench) -> None:
     bench = tls_bench()
     silent = bench.connect()
     assert silent.near.is_idle()
 
 
-def test_the_bytes_of_a_record_give_a_client_no_more_time(
-    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]
-) -> None:
+def test_bytes_of_a_tls_record_give_client_no_more_time(tls_bench: MakeBench) -> None:
     """One look after its time is all that it has of them."""
     bench = tls_bench(keepalive=5)
-    client = bench.begin(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", tls=pem[1])
+    client = bench.begin(tls=client_context())
     assert client.read_response().status == 200
     record = b"\x17\x03\x03\x40\x00"
     for part, state in ((record[:2], IDLE), (record[2:], CLOSED)):
@@ -161,13 +145,13 @@ def test_the_bytes_of_a_record_give_a_client_no_more_time(
         assert client.is_in(state)
 
 
-def test_tls_ends_with_a_goodbye(tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]) -> None:
+def test_tls_connection_ends_with_a_goodbye(tls_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         assert environ["gunicorn.socket"].pending() == 0  # what only a TLS socket has
         return echo(environ, start_response)
 
     bench = tls_bench(app, keepalive=0)
-    client = bench.begin(tls=pem[1])
+    client = bench.begin(tls=client_context())
     assert client.read_response().status == 200
     assert client.near.hijacked
     assert client.read_to_end() == b""  # an end without it is an error
@@ -179,49 +163,36 @@ def test_tls_ends_with_a_goodbye(tls_bench: TLSBench, pem: tuple[str, ssl.SSLCon
     assert client.is_in(CLOSED)
 
 
-def test_http2_is_agreed_on(
-    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_http2_is_agreed_on_over_tls(tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[int] = []
     monkeypatch.setattr(Pool, "share_work", lambda pool: ways.append(1))
     monkeypatch.setattr(multiplexer, "LONG_TURN_BYTES", 60_000)
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/large":
-            start_response("200 OK", [])
-            return [bytes(LARGE)]
-        return echo(environ, start_response)
+        return (large if environ["PATH_INFO"] == "/large" else echo)(environ, start_response)
 
     bench = tls_bench(app, http_protocols="h2,h1", keepalive=5)
-    context = pem[1]
-    context.set_alpn_protocols(["h2"])
-    try:
-        client = bench.connect(tls=context)
-        bench.run()
-    finally:
-        context.set_alpn_protocols(["http/1.1"])
+    client = bench.begin(b"", tls=client_context("h2"))
     assert client.is_in(STREAMS)
     speaker = http2.Client()
     speaker.begin()
     bodies = [bytes(30_000), b"second"]
-    streams = [speaker.ask(method="POST", body=body) for body in bodies]
-    client.send(speaker.state.data_to_send())
-    while not all(speaker.answers[stream].ended for stream in streams):
-        bench.run()
-        speaker.take(client.sock.recv(1 << 20))
+
+    def answered(*streams: int) -> list[bytes]:
         client.send(speaker.state.data_to_send())
-    assert [speaker.answers[stream].body for stream in streams] == bodies
+        while not all(speaker.answers[stream].ended for stream in streams):
+            bench.run()
+            speaker.take(client.sock.recv(1 << 20))
+            client.send(speaker.state.data_to_send())
+        return [speaker.answers[stream].body for stream in streams]
+
+    assert answered(*[speaker.ask(method="POST", body=body) for body in bodies]) == bodies
     assert not ways
     # Others go on while much is encrypted.
     stream = speaker.ask(path="/large")
     speaker.open(1 << 21)
     speaker.open(1 << 21, stream)
-    client.send(speaker.state.data_to_send())
-    while not speaker.answers[stream].ended:
-        bench.run()
-        speaker.take(client.sock.recv(1 << 20))
-        client.send(speaker.state.data_to_send())
-    assert len(speaker.answers[stream].body) == LARGE
+    assert answered(stream) == [bytes(LARGE)]
     assert ways
     # It waits in no thread.
     assert client.near.fd in bench.server.registry.waiting

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.monitored import Monitored, exhaust, monitored
-from tests.workers.bench import GET, LARGE, Bench, echo, large, make_bench
+from tests.server.connections import KNOWN, MakeBench, answers_wrapped
+from tests.server.pools import Monitored, exhaust
+from tests.workers.bench import GET, LARGE, echo, large
 from wsgifast.server.counters import _MOST_WAITS, Counters, gauges
 from wsgifast.server.server import Server
 from wsgifast.workers import FastWorker
-
-__all__ = ["make_bench", "monitored"]
-
-MakeBench = Callable[..., Bench]
-HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
 
 
 def gauges_of(server: Server) -> dict[str, Any]:
@@ -31,11 +26,11 @@ def gauges_of(server: Server) -> dict[str, Any]:
     }
 
 
-def test_connections_by_state(make_bench: MakeBench) -> None:
+def test_connections_are_counted_by_state(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     bench.begin(b"")
     bench.begin(b"GET / HT")
-    bench.begin(HEAD + b"01234")
+    bench.begin(KNOWN + b"01234")
     bench.begin()  # takes nothing of what is sent
     bench.begin(b"nonsense\r\n\r\n")
     values = gauges_of(bench.server)
@@ -48,10 +43,10 @@ def test_connections_by_state(make_bench: MakeBench) -> None:
     assert bench.server.counters.refused == {400: 1}
 
 
-def test_what_waits_in_temporary_files(make_bench: MakeBench) -> None:
+def test_bytes_in_temporary_files_are_counted(make_bench: MakeBench) -> None:
     attributes = {"body_memory_bytes": 1000, "output_memory_bytes": 1000}
     bench = make_bench(large, attributes=attributes)
-    bench.begin(HEAD.replace(b"10", b"9000") + bytes(5000))
+    bench.begin(KNOWN.replace(b"10", b"9000") + bytes(5000))
     bench.begin()
     values = gauges_of(bench.server)
     assert values["request_bodies_spooled_bytes"] == 5000
@@ -59,11 +54,11 @@ def test_what_waits_in_temporary_files(make_bench: MakeBench) -> None:
     assert values["output_queued_bytes"] <= 16 * 1024
 
 
-def test_whose_time_was_over(make_bench: MakeBench) -> None:
+def test_timeouts_are_counted_by_cause(make_bench: MakeBench) -> None:
     bench = make_bench(large, keepalive=5)
     answered = bench.begin(GET.replace(b"GET", b"HEAD"))
     assert answered.receive_all_there_is()
-    for sent in (b"", b"GET / HT", HEAD, GET, GET):
+    for sent in (b"", b"GET / HT", KNOWN, GET, GET):
         bench.begin(sent)
     bench.pass_time(FastWorker.send_timeout_s + 1)
     timeouts = bench.server.counters.timeouts
@@ -72,16 +67,10 @@ def test_whose_time_was_over(make_bench: MakeBench) -> None:
     assert bench.server.counters.refused == {408: 2}
 
 
-def test_bytes_by_sendfile(make_bench: MakeBench, tmp_path: Path) -> None:
+def test_bytes_sent_by_sendfile_are_counted(make_bench: MakeBench, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(500_000))
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response("200 OK", [])
-        wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](path.open("rb"))
-        return wrapped
-
-    bench = make_bench(app)
+    bench = make_bench(answers_wrapped(lambda: path.open("rb")))
     client = bench.begin()
     received = 0
     while received < 500_000:
@@ -90,7 +79,7 @@ def test_bytes_by_sendfile(make_bench: MakeBench, tmp_path: Path) -> None:
     assert bench.server.counters.sendfile_bytes == 500_000
 
 
-def test_requests_that_no_thread_is_free_for(make_bench: MakeBench) -> None:
+def test_requests_without_a_free_thread_are_counted(make_bench: MakeBench) -> None:
     bench = make_bench(echo, threads=3)
     client = bench.connect()
     client.send(GET)
@@ -107,7 +96,7 @@ def test_requests_that_no_thread_is_free_for(make_bench: MakeBench) -> None:
     assert gauges_of(bench.server)["requests_waiting"] == 0
 
 
-def test_a_thread_that_takes_what_has_waited_says_so(monitored: Monitored) -> None:
+def test_thread_taking_a_request_that_waited_reports_it(monitored: Monitored) -> None:
     pool = monitored.pool
     taken: list[str] = []
     monitored.at_taking = taken.append
@@ -123,7 +112,7 @@ def test_a_thread_that_takes_what_has_waited_says_so(monitored: Monitored) -> No
     assert pool.exhaustion.seconds(monitored.now + 100) == pytest.approx(monitored.now - since)
 
 
-def test_waits_that_nobody_asks_for_are_limited() -> None:
+def test_waits_that_are_not_collected_are_limited() -> None:
     counters = Counters()
     for _ in range(_MOST_WAITS + 5):
         counters.count_wait(0.1)
@@ -132,7 +121,7 @@ def test_waits_that_nobody_asks_for_are_limited() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
 @pytest.mark.parametrize("waiting", [0, 3])
-def test_the_accept_backlog(make_bench: MakeBench, waiting: int) -> None:
+def test_accept_backlog_is_reported(make_bench: MakeBench, waiting: int) -> None:
     bench = make_bench(echo)
     with socket.create_server(("127.0.0.1", 0), backlog=17) as listener:
         bench.begin_anew(listener)

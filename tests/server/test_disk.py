@@ -46,10 +46,6 @@ class Disks:
             assert self._changed.wait_for(condition, PATIENCE_S), self.done
 
 
-class Held:
-    """What a job refers to."""
-
-
 @pytest.fixture
 def disks() -> Iterator[Disks]:
     disks = Disks()
@@ -57,7 +53,7 @@ def disks() -> Iterator[Disks]:
     disks.go.set()
 
 
-def test_a_device_that_hangs_leaves_the_others_their_threads(disks: Disks) -> None:
+def test_device_that_hangs_leaves_the_others_their_threads(disks: Disks) -> None:
     for _ in range(20):
         disks.threads.submit(1, disks.hang)
     disks.wait_for(lambda: disks.hanging == disk._PER_DEVICE)
@@ -70,7 +66,9 @@ def test_a_device_that_hangs_leaves_the_others_their_threads(disks: Disks) -> No
     disks.wait_for(lambda: disks.done.count("hung") == 20)
 
 
-def test_devices_take_turns(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_take_turns_at_the_disk_threads(
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk, "_MOST", 1)
     disks.threads.submit(1, disks.hang)
     disks.wait_for(lambda: disks.hanging == 1)
@@ -83,7 +81,7 @@ def test_devices_take_turns(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> No
     assert disks.done.index("other") <= 2
 
 
-def test_an_error_in_a_job_ends_no_thread(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_job_ends_no_thread(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_MOST", 1)
     error = RuntimeError("a defect")
 
@@ -96,7 +94,7 @@ def test_an_error_in_a_job_ends_no_thread(disks: Disks, monkeypatch: pytest.Monk
     assert disks.errors == [error]
 
 
-def test_threads_end_when_they_are_not_needed(
+def test_disk_threads_end_when_they_are_not_needed(
     disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "_IDLE_S", 0.01)
@@ -117,7 +115,9 @@ def test_threads_end_when_they_are_not_needed(
     disks.wait_for(lambda: disks.done == ["first", "second"])
 
 
-def test_a_system_that_starts_no_thread(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_that_starts_no_thread_fails_jobs_without_one(
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -137,17 +137,16 @@ def test_a_system_that_starts_no_thread(disks: Disks, monkeypatch: pytest.Monkey
     disks.wait_for(lambda: "later" in disks.done)
 
 
-def test_idle_thread_keeps_nothing_of_its_last_job(
+def test_idle_disk_thread_keeps_nothing_of_its_last_job(
     disks: Disks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "_IDLE_S", PATIENCE_S)
-    held = Held()
-    seen = weakref.ref(held)
 
-    def job(held: Held = held) -> None:
+    def job() -> None:
         disks.note("done")
 
+    seen = weakref.ref(job)
     disks.threads.submit(1, job)
-    del held, job
+    del job
     disks.wait_for(lambda: disks.done == ["done"])
     wait_for(lambda: seen() is None, "it is gone", PATIENCE_S / 2)

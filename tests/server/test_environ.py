@@ -99,7 +99,7 @@ def made(
 
 @pytest.mark.parametrize("parser", ["gunicorn", "httptools"])
 @pytest.mark.parametrize("script_name", ["", "/inside"])
-def test_as_gunicorn_makes_it(
+def test_environ_equals_gunicorns(
     script_name: str, parser: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRIPT_NAME", script_name)
@@ -124,14 +124,14 @@ def test_as_gunicorn_makes_it(
             assert found == expected, (head, options)
 
 
-def test_a_version_that_is_no_usual_one() -> None:
+def test_unconventional_version_is_reported() -> None:
     cfg = settings(permit_unconventional_http_version=True)
     head = b"GET / HTTP/1.7\r\nHost: a\r\n\r\n"
     assert made(cfg, head, PEER, SERVER)["SERVER_PROTOCOL"] == "HTTP/1.7"
 
 
 @pytest.mark.parametrize("parser", ["gunicorn", "httptools"])
-def test_names_that_are_remembered_are_not_too_many(parser: str) -> None:
+def test_remembered_header_names_are_limited(parser: str) -> None:
     """They are the client's to choose."""
     cfg = settings()
     for start in range(0, 2000, 50):
@@ -142,7 +142,7 @@ def test_names_that_are_remembered_are_not_too_many(parser: str) -> None:
     assert 100 < len(keys) < 1000
 
 
-def test_connections_and_requests_share_nothing() -> None:
+def test_environs_share_nothing() -> None:
     cfg = settings()
     factory = EnvironFactory(environ_part(cfg))
     exchange = exchanged(cfg, HEADS["plain"], PEER)
@@ -158,7 +158,7 @@ def test_connections_and_requests_share_nothing() -> None:
     assert second.keys().isdisjoint({"REMOTE_PORT", "PROXY_ADDR", "what the app adds"})
 
 
-def test_errors_are_written_where_the_log_goes(
+def test_wsgi_errors_are_written_to_the_log(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     written: list[str] = []
@@ -181,7 +181,7 @@ def test_errors_are_written_where_the_log_goes(
     assert written == ["one\n", "two\n", "three\n"]
 
 
-def test_trust_is_decided_once_for_a_connection() -> None:
+def test_peer_is_trusted_as_by_gunicorn() -> None:
     """As gunicorn decides it for each request."""
     for allowed, peer, trusted in (
         ("127.0.0.1", PEER, True),

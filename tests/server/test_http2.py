@@ -9,27 +9,22 @@ from typing import Any
 import pytest
 from h2.connection import ConnectionState
 
-from tests.server.http2_bench import Peer
-from tests.server.http2_streams import (
+from tests.server.connections import answers
+from tests.server.http2_peer import (
     INTERNAL_ERROR,
     NO_ERROR,
     PROTOCOL_ERROR,
     REFUSED,
     Begin,
-    another_thread,
-    app_of,
-    begin,
+    Peer,
+    raw_frame,
 )
-from tests.workers.bench import LARGE, echo, make_bench
+from tests.workers.bench import LARGE, echo
 from wsgifast.errors import ClientGone
 from wsgifast.server.http2.frames import ALL_STREAMS
 from wsgifast.server.http2.stream import RUNNING, Stream
 from wsgifast.server.options import Options
 from wsgifast.server.receiving import Exchange
-
-__all__ = ["begin", "make_bench"]
-
-# Requests and answers
 
 
 def test_several_streams_are_each_answered(begin: Begin) -> None:
@@ -48,16 +43,8 @@ def test_several_streams_are_each_answered(begin: Begin) -> None:
 
 
 def test_small_response_is_one_send(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = begin(app_of(lambda: [b"hello"], ("Content-Length", "5")))
-    sent: list[bytes] = []
-    queue = peer.near.output
-    send = queue.sender.send
-
-    def note(data: bytes) -> int:
-        sent.append(data)
-        return send(data)
-
-    monkeypatch.setattr(queue.sender, "send", note)
+    peer = begin(answers([b"hello"], ("Content-Length", "5")))
+    sent = peer.sends(monkeypatch)
     assert peer.get().body == b"hello"
     assert len(sent) == 1
     assert sent[0][-5 - 9 :][3:5] == b"\0\1"  # DATA that ends the stream
@@ -65,11 +52,8 @@ def test_small_response_is_one_send(begin: Begin, monkeypatch: pytest.MonkeyPatc
 
 def test_environ_has_the_requests_fields(begin: Begin) -> None:
     peer = begin(proc_name="a")
-    stream = peer.ask(
-        "/p%20q/\u00e9?x=\u00e9", headers=[("x-a", "1"), ("x-a", "2"), ("cookie", "a=b")]
-    )
-    peer.run()
-    assert peer.answers[stream].status == 200
+    fields = [("x-a", "1"), ("x-a", "2"), ("cookie", "a=b")]
+    assert peer.get("/p%20q/\u00e9?x=\u00e9", headers=fields).status == 200
     environ = peer.bench.log.environs[0]
     assert environ["SERVER_PROTOCOL"] == "HTTP/2.0"
     assert environ["HTTP_HOST"] == "a"
@@ -111,17 +95,15 @@ def test_invalid_path_is_refused(begin: Begin, path: str) -> None:
 
 
 def test_scheme_of_trusted_peer_alone_is_used(begin: Begin) -> None:
-    for trusted in ("*", "192.0.2.9"):
+    for trusted, scheme in (("*", "https"), ("192.0.2.9", "http")):
         peer = begin(forwarded_allow_ips=trusted)
-        stream = peer.state.get_next_available_stream_id()
         head = [(":method", "GET"), (":path", "/"), (":scheme", "https"), (":authority", "a")]
-        peer.state.send_headers(stream, head, end_stream=True)
+        peer.state.send_headers(1, head, end_stream=True)
         peer.run()
-        said = peer.bench.log.environs[0]["wsgi.url_scheme"]
-        assert said == ("https" if trusted == "*" else "http")
+        assert peer.bench.log.environs[0]["wsgi.url_scheme"] == scheme
 
 
-def test_head_204_and_304_have_no_body(begin: Begin) -> None:
+def test_stream_to_head_204_or_304_has_no_body(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response(environ["PATH_INFO"][1:] + " X", [("Content-Type", "text/plain")])
         return [b"dropped"]
@@ -146,7 +128,7 @@ def test_early_hints_and_trailers_are_sent(begin: Begin) -> None:
         assert (answer.body, answer.trailers, answer.ended) == (b"abc", {"grpc-status": "0"}, True)
 
 
-def test_101_socket_and_connection_headers_are_not_available(begin: Begin) -> None:
+def test_stream_has_no_101_socket_or_connection_headers(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/101":
             start_response("101 Switching", [("Connection", "upgrade"), ("Upgrade", "x")])
@@ -203,13 +185,9 @@ def test_error_in_answer_to_head_has_no_body(begin: Begin) -> None:
 
 
 def test_short_body_resets_its_stream(begin: Begin) -> None:
-    for body in (lambda: [b"abc"], lambda: iter([b"abc"])):
-        peer = begin(app_of(body, ("Content-Length", "4")))
-        answer = peer.get()
+    for body in ([b"abc"], iter([b"abc"])):
+        answer = begin(answers(body, ("Content-Length", "4"))).get()
         assert (answer.body, answer.ended, answer.reset) == (b"abc", False, INTERNAL_ERROR)
-
-
-# Ends
 
 
 def test_idle_connection_ends_by_goaway(begin: Begin) -> None:
@@ -220,22 +198,21 @@ def test_idle_connection_ends_by_goaway(begin: Begin) -> None:
     peer.run()
     assert not peer.goaways
     peer.bench.pass_time(2)
-    peer.take(peer.socket.receive_all_there_is())
+    peer.receive()
     assert peer.goaways == [(1, NO_ERROR)]
     assert peer.has_ended
     peer.bench.pass_time(3)
     assert not peer.bench.server.connections
 
 
-@pytest.mark.parametrize("sends", [b"", b"\0\0\x08\6\0\0\0\0\0" + bytes(8), b"\0\0"])
+@pytest.mark.parametrize("sends", [b"", raw_frame(6, 0, bytes(8)), b"\0\0"])
 def test_connection_without_request_ends_after_head_timeout(begin: Begin, sends: bytes) -> None:
     peer = begin(keepalive=1)
     peer.bench.pass_time(Options.head_timeout_s - 1)
-    peer.socket.send(sends)
-    peer.run()
+    peer.send_raw(sends)
     assert not peer.has_ended
     peer.bench.pass_time(2)
-    peer.take(peer.socket.receive_all_there_is())
+    peer.receive()
     assert peer.goaways == [(0, NO_ERROR)]
     assert peer.has_ended
     assert peer.bench.server.counters.timeouts == {"head": 1}
@@ -247,8 +224,8 @@ def test_connection_without_request_ends_after_head_timeout(begin: Begin, sends:
     assert peer.bench.server.counters.timeouts == {"keepalive": 1}
 
 
-def test_client_leaves_all_streams_end(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
+def test_client_that_leaves_ends_all_streams(begin: Begin) -> None:
+    peer = begin(answers([bytes(LARGE)]), window=10)
     for _ in range(5):
         peer.ask()
     peer.run()
@@ -260,40 +237,30 @@ def test_client_leaves_all_streams_end(begin: Begin) -> None:
     assert peer.bench.server.output_rules.memory.used_bytes == 0
 
 
-def test_client_leaves_while_app_runs_socket_stays_open(begin: Begin) -> None:
-    """The socket stays open as long as an app may look at it."""
-    peers: list[Peer] = []
+def test_client_that_leaves_while_app_runs_leaves_socket_open(begin: Begin) -> None:
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        peer = peers[0]
         peer.socket.close()
-        another_thread(peer)
-        server = peer.bench.server
-        assert environ["gunicorn.socket"].getsockopt(1, 3)
-        assert len(server.connections) == 1
+        peer.serve_elsewhere()
+        assert environ["gunicorn.socket"].getsockopt(1, 3)  # it may be looked at
+        assert len(peer.bench.server.connections) == 1
         return echo(environ, start_response)
 
-    peers.append(begin(app))
-    peers[0].ask()
-    peers[0].send_only()
-    peers[0].bench.run()
-    assert not peers[0].bench.server.connections
-    assert not peers[0].bench.log.errors
+    peer = begin(app)
+    peer.ask()
+    peer.run_unread()
+    assert not peer.bench.server.connections
+    assert not peer.bench.log.errors
 
 
 def test_goaway_of_client_lets_streams_end(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
-    stream = peer.ask()
-    peer.run()
+    peer = begin(answers([bytes(LARGE)]), window=10)
+    peer.get()
     peer.state.close_connection()
-    data = peer.state.data_to_send()
-    peer.socket.send(data)
-    peer.bench.run()
+    peer.run_unread()
     assert peer.streams == 1  # its streams end well
-    window = b"\0\0\4\x08\0" + (0).to_bytes(4, "big") + (2 * LARGE).to_bytes(4, "big")
-    peer.socket.send(window)
-    window = b"\0\0\4\x08\0" + stream.to_bytes(4, "big") + (2 * LARGE).to_bytes(4, "big")
-    peer.socket.send(window)
+    for stream in (0, 1):
+        peer.socket.send(raw_frame(8, stream, (2 * LARGE).to_bytes(4, "big")))
     peer.bench.run()
     while peer.socket.receive_all_there_is():
         peer.bench.run()
@@ -302,11 +269,9 @@ def test_goaway_of_client_lets_streams_end(begin: Begin) -> None:
 
 
 def test_ending_server_sends_goaway_twice(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
-    stream = peer.ask()
-    peer.run()
-    server = peer.bench.server
-    server.stop()
+    peer = begin(answers([bytes(LARGE)]), window=10)
+    peer.get()
+    peer.bench.server.stop()
     peer.bench.send_goaways()
     peer.bench.pass_time(0.1)
     peer.run()
@@ -322,11 +287,11 @@ def test_ending_server_sends_goaway_twice(begin: Begin) -> None:
     peer.state.state_machine.state = ConnectionState.CLIENT_OPEN
     refused = peer.ask()
     peer.open(4 * LARGE)
-    for each in (stream, late):
+    for each in (1, late):
         peer.open(LARGE, each)
     peer.run()
     assert peer.answers[refused].reset == REFUSED
-    assert peer.answers[stream].ended
+    assert peer.answers[1].ended
     assert peer.answers[late].ended
     assert peer.has_ended
 
@@ -341,7 +306,7 @@ def test_max_requests_ends_connection_by_goaway(begin: Begin) -> None:
     peer.bench.send_goaways()
     peer.bench.pass_time(0.1)
     peer.bench.pass_time(1.1)
-    peer.take(peer.socket.receive_all_there_is())
+    peer.receive()
     assert [code for _, code in peer.goaways] == [NO_ERROR, NO_ERROR]
     assert peer.has_ended
 
@@ -349,17 +314,11 @@ def test_max_requests_ends_connection_by_goaway(begin: Begin) -> None:
 def test_internal_error_ends_its_connection_alone(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10, "reads": False})
-    stream = peer.ask()
-    peer.run()
-
-    def fail(*args: object, **options: object) -> None:
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr(peer.near.mux.frames, "send_body", fail)
-    peer.open(100, stream)
-    peer.send_only()
-    peer.bench.run()
+    peer = begin(answers([bytes(LARGE)]), window=10)
+    peer.get()
+    monkeypatch.setattr(peer.near.mux.frames, "send_body", None)
+    peer.open(100, 1)
+    peer.run_unread()
     assert not peer.bench.server.connections
     assert peer.bench.log.says("Error in a connection")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -10,22 +10,16 @@ from h2.settings import SettingCodes
 from hpack.huffman import HuffmanEncoder
 from hyperframe.frame import PingFrame, SettingsFrame
 
-from tests.server.http2_bench import Peer
-from tests.server.http2_streams import (
-    ENHANCE_YOUR_CALM,
-    REFUSED,
-    Begin,
-    another_thread,
-    app_of,
-    begin,
-    many,
-    raw_frame,
-    raw_head,
-)
-from tests.workers.bench import LARGE, echo, make_bench
+from tests.server.connections import answers
+from tests.server.http2_peer import ENHANCE_YOUR_CALM, REFUSED, Begin, Peer, raw_frame, raw_head
+from tests.workers.bench import LARGE, echo
 from wsgifast.server import coalescing
 
-__all__ = ["begin", "make_bench"]
+
+def many(peer: Peer, count: int, make: Callable[[], object]) -> None:
+    for _ in range(count):
+        make()
+    peer.run()
 
 
 def test_stream_reset_before_its_turn_runs_no_app(begin: Begin) -> None:
@@ -68,11 +62,9 @@ def test_stream_reset_while_sending_ends(begin: Begin) -> None:
         def close(self) -> None:
             closed.append(1)
 
-    peer = begin(app_of(Body), client={"window": 10, "reads": False})
-    stream = peer.ask()
-    peer.run()
-    assert len(peer.answers[stream].body) == 10
-    peer.state.reset_stream(stream)
+    peer = begin(answers(Body), window=10)
+    assert len(peer.get().body) == 10
+    peer.state.reset_stream(1)
     peer.run()
     assert closed == [1]
     assert not peer.streams
@@ -80,69 +72,55 @@ def test_stream_reset_while_sending_ends(begin: Begin) -> None:
     assert peer.bench.server.output_rules.memory.used_bytes == 0
 
 
-def test_app_of_a_reset_stream_gets_an_error(begin: Begin) -> None:
+def test_app_of_reset_stream_gets_an_error(begin: Begin) -> None:
     steps: list[str] = []
-    peers: list[Peer] = []
 
     def body() -> Iterator[bytes]:
         try:
             yield b"a"
-            peers[0].state.reset_stream(1)
-            peers[0].send_only()
-            another_thread(peers[0])
+            peer.state.reset_stream(1)
+            peer.serve_elsewhere()
             steps.append("reset")
             yield b"b"
             steps.append("not reached")
         finally:
             steps.append("closed")
 
-    peers.append(begin(app_of(body)))
-    peers[0].get()
+    peer = begin(answers(body))
+    peer.get()
     assert steps == ["reset", "closed"]
-    assert not peers[0].streams
-    assert not peers[0].bench.log.errors
+    assert not peer.streams
+    assert not peer.bench.log.errors
 
 
-def test_flood_ends_the_connection(begin: Begin) -> None:
-    def rapid_reset(peer: Peer) -> None:
-        stream = peer.ask()
-        peer.state.reset_stream(stream)
+FLOODS: dict[str, tuple[Callable[[Peer], object], int]] = {
+    "requests that are reset": (lambda peer: peer.state.reset_stream(peer.ask()), 150),
+    "DATA without data": (lambda peer: peer.state.send_data(1, b""), 900),
+    "PING": (lambda peer: peer.state.ping(b"12345678"), 900),
+    "SETTINGS": (lambda peer: peer.state.update_settings({4: 65_535}), 900),
+    "PRIORITY": (lambda peer: peer.state.prioritize(1, weight=5), 900),
+    "answers to no SETTINGS": (
+        lambda peer: peer.state._prepare_for_sending([SettingsFrame(0, flags=["ACK"])]), 900
+    ),
+    "answers to no PING": (
+        lambda peer: peer.state._prepare_for_sending([PingFrame(0, b"12345678", flags=["ACK"])]),
+        900,
+    ),
+}  # fmt: skip
 
-    def settings(peer: Peer) -> None:
-        peer.state.update_settings({4: 65_535})
 
-    def priority(peer: Peer) -> None:
-        peer.state.prioritize(1, weight=5)
-
-    def answers_to_no_settings(peer: Peer) -> None:
-        frame = SettingsFrame(0, flags=["ACK"])
-        peer.state._prepare_for_sending([frame])
-
-    def answers_to_no_ping(peer: Peer) -> None:
-        peer.state._prepare_for_sending([PingFrame(0, b"12345678", flags=["ACK"])])
-
-    def data_without_data(peer: Peer) -> None:
-        if 1 not in peer.answers:
-            peer.ask(method="POST", ends=False)
-        peer.state.send_data(1, b"")
-
-    for make, calm in (
-        (rapid_reset, 150),
-        (data_without_data, 900),
-        (lambda peer: peer.state.ping(b"12345678"), 900),
-        (settings, 900),
-        (priority, 900),
-        (answers_to_no_settings, 900),
-        (answers_to_no_ping, 900),
-    ):
-        peer = begin()
-        many(peer, calm, lambda make=make, peer=peer: make(peer))  # type: ignore[misc]
-        assert not peer.goaways
-        assert peer.get().status == 200
-        peer.bench.pass_time(3)
-        many(peer, 1000, lambda make=make, peer=peer: make(peer))  # type: ignore[misc]
-        assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM, make
-        assert peer.has_ended
+@pytest.mark.parametrize("kind", FLOODS)
+def test_flood_ends_the_connection(begin: Begin, kind: str) -> None:
+    make, calm = FLOODS[kind]
+    peer = begin()
+    peer.ask(method="POST", ends=False)
+    many(peer, calm, lambda: make(peer))
+    assert not peer.goaways
+    assert peer.get().status == 200
+    peer.bench.pass_time(3)
+    many(peer, 1000, lambda: make(peer))
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
+    assert peer.has_ended
 
 
 def without_limit(peer: Peer) -> Peer:
@@ -195,67 +173,60 @@ def test_repeated_streams_beyond_the_limit_end_the_connection(begin: Begin) -> N
 
 
 def test_window_updates_by_the_byte_end_the_connection(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 0, "reads": False})
-    stream = peer.ask()
-    peer.run()
+    peer = begin(answers([bytes(LARGE)]), window=0)
+    peer.get()
     for _ in range(3000):
         if peer.goaways:
             break
-        peer.open(1, stream)
+        peer.open(1, 1)
         peer.run()
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
 
 
 def test_window_updates_for_each_small_frame_are_no_flood(begin: Begin) -> None:
-    peers: list[Peer] = []
 
     def body() -> Iterator[bytes]:
         for _ in range(3000):
             yield b"a"
-            peer = peers[0]
-            peer.take(peer.socket.receive_all_there_is())
+            peer.receive()
             if peer.answers[1].body:
-                peer.open(1)
-                peer.open(1, 1)
-                peer.send_only()
-                another_thread(peer)
+                peer.open_both(1, 1)
+                peer.serve_elsewhere()
 
-    peers.append(begin(app_of(body), client={"reads": False}))
+    peer = begin(answers(body), reads=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coalescing, "_COALESCE_S", 0.0)  # each block is a frame
-        assert peers[0].get().ended
-    assert len(peers[0].answers[1].body) == 3000
-    assert not peers[0].goaways
+        assert peer.get().ended
+    assert len(peer.answers[1].body) == 3000
+    assert not peer.goaways
 
 
-def test_costly_frames_count_for_more(begin: Begin) -> None:
+UNKNOWN_SETTINGS = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(1000, 3700))
+
+
+@pytest.mark.parametrize(
+    ("frame", "calm"),
+    [
+        (raw_frame(4, 0, UNKNOWN_SETTINGS), 4),
+        (raw_frame(4, 0, b"\0\4\0\0\xff\xff" * 2700), 4),
+        (raw_frame(10, 0, b"\0\1ax"), 900),
+        (raw_frame(3, 1, b"\0\0\0\x08"), 900),
+        (raw_frame(0, 3, b"\0", flags=8), 900),
+        (raw_frame(8, 1, b"\0\0\0\1"), 1900),
+    ],
+    ids=["unknown settings", "a known one", "ALTSVC", "reset of none", "padding", "window of none"],
+)
+def test_costly_frames_count_for_more(begin: Begin, frame: bytes, calm: int) -> None:
     """One SETTINGS frame may have 2,700 values; some frames have no event of h2's."""
-    values = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(1000, 3700))
-    unknown_settings = raw_frame(4, 0, values)
-    one_known = raw_frame(4, 0, b"\0\4\0\0\xff\xff" * 2700)
-    alternative_service = raw_frame(10, 0, b"\0\1ax")
-    reset_of_none = raw_frame(3, 1, b"\0\0\0\x08")
-    only_padding = raw_frame(0, 3, b"\0", flags=8)
-    window_of_none = raw_frame(8, 1, b"\0\0\0\1")
-    for frame, calm in (
-        (unknown_settings, 4),
-        (one_known, 4),
-        (alternative_service, 900),
-        (reset_of_none, 900),
-        (only_padding, 900),
-        (window_of_none, 1900),
-    ):
-        peer = begin()
-        assert peer.get().status == 200
-        peer.ask("/", "POST", ends=False)
-        peer.run()
-        peer.socket.send(frame * calm)
-        peer.run()
-        assert not peer.goaways, frame[:9]
-        assert peer.get().status == 200
-        peer.socket.send(frame * calm)
-        peer.run()
-        assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM, frame[:9]
+    peer = begin()
+    assert peer.get().status == 200
+    peer.ask("/", "POST", ends=False)
+    peer.run()
+    peer.send_raw(frame * calm)
+    assert not peer.goaways
+    assert peer.get().status == 200
+    peer.send_raw(frame * calm)
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
 
 
 def test_priorities_of_requests_are_no_flood(begin: Begin) -> None:
@@ -273,8 +244,7 @@ def test_priorities_of_requests_are_no_flood(begin: Begin) -> None:
 @pytest.mark.parametrize("field", [b"\x95", b"\0\1a\0", b"\x60\0"])
 def test_head_of_many_tiny_fields_ends_the_connection(begin: Begin, field: bytes) -> None:
     peer = begin()
-    peer.socket.send(raw_head(peer, more=field * 1800))
-    peer.run()
+    peer.send_raw(raw_head(peer, more=field * 1800))
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
     assert not peer.bench.log.environs
 
@@ -288,11 +258,9 @@ def test_cookies_in_many_fields_are_joined(begin: Begin) -> None:
 
 def test_many_changes_of_the_table_size_end_the_connection(begin: Begin) -> None:
     peer = begin()
-    peer.socket.send(raw_head(peer, before=b"\x3f\xe1\x1f" * 2))
-    peer.run()
+    peer.send_raw(raw_head(peer, before=b"\x3f\xe1\x1f" * 2))
     assert peer.bench.log.environs
-    peer.socket.send(raw_head(peer, before=b"\x20" * 1000))
-    peer.run()
+    peer.send_raw(raw_head(peer, before=b"\x20" * 1000))
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
     assert len(peer.bench.log.environs) == 1
 
@@ -324,7 +292,7 @@ def test_long_headers_are_sent_without_huffman_coding(
 
     monkeypatch.setattr(HuffmanEncoder, "encode", counting)
     value = "a" * 60_000
-    peer = begin(app_of(list, ("X-Long", value), ("X-Short", "short")))
+    peer = begin(answers(list, ("X-Long", value), ("X-Short", "short")))
     coded.clear()
     assert peer.get().headers["x-long"] == value
     assert max(coded) < 1000
@@ -341,7 +309,7 @@ def test_header_block_beyond_the_limit_ends_the_connection(begin: Begin) -> None
     for kind in (1, 9, 9, 9):
         peer.socket.send(frame % kind)
         peer.bench.run()
-    peer.take(peer.socket.receive_all_there_is())
+    peer.receive()
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
     assert peer.has_ended
 
@@ -349,16 +317,13 @@ def test_header_block_beyond_the_limit_ends_the_connection(begin: Begin) -> None
 def test_unknown_settings_are_not_kept(begin: Begin) -> None:
     peer = begin()
     known = len(peer.near.mux.frames.remote_settings)
-    values = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(1000, 3000))
-    peer.socket.send(len(values).to_bytes(3, "big") + b"\4\0\0\0\0\0" + values)
-    peer.run()
+    peer.send_raw(raw_frame(4, 0, UNKNOWN_SETTINGS))
     assert len(peer.near.mux.frames.remote_settings) == known
     assert peer.get().status == 200
 
 
 def test_too_long_frame_is_refused_at_its_head(begin: Begin) -> None:
     peer = begin()
-    peer.socket.send(b"\xff\xff\xff\0\0")
-    peer.run()
+    peer.send_raw(b"\xff\xff\xff\0\0")
     assert peer.goaways[-1][1] == 6  # FRAME_SIZE_ERROR
     assert peer.has_ended

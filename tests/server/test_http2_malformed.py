@@ -9,20 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.server.http2_streams import (
-    PROTOCOL_ERROR,
-    Begin,
-    another_thread,
-    begin,
-    raw_frame,
-    raw_head,
-)
+from tests.server.http2_peer import PROTOCOL_ERROR, Begin, raw_frame, raw_head
 from tests.support.effort import effort
-from tests.workers.bench import make_bench
 from wsgifast.errors import BodyError
 from wsgifast.http.head import HOP_BY_HOP, NO_TRAILERS, interim_fields, trailer_fields
-
-__all__ = ["begin", "make_bench"]
 
 Fields = list[tuple[str, str]]
 
@@ -101,8 +91,7 @@ def without(name: str, fields: Fields = GET) -> Fields:
 def test_malformed_head_resets_its_stream_and_reaches_no_app(begin: Begin, fields: Fields) -> None:
     app = Recording()
     peer = begin(app)
-    peer.socket.send(raw_head(peer, fields))
-    peer.run()
+    peer.send_raw(raw_head(peer, fields))
     assert peer.answers[1].reset == PROTOCOL_ERROR
     assert not app.bodies
     assert not peer.streams
@@ -132,8 +121,7 @@ def test_malformed_body_resets_its_stream_and_reaches_no_app(
     app = Recording()
     peer = begin(app, attributes={"buffer_bodies": buffer_bodies})
     peer.socket.send(raw_head(peer, [*POST, ("content-length", declared)], ends=False))
-    peer.socket.send(b"".join(frames))
-    peer.run()
+    peer.send_raw(b"".join(frames))
     assert peer.answers[1].reset == PROTOCOL_ERROR
     assert not app.bodies
     assert not peer.streams
@@ -148,12 +136,11 @@ def test_app_reading_a_body_of_another_length_gets_an_error(begin: Begin) -> Non
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/":
             peer.socket.send(data(1, b"abc"))
-            another_thread(peer)
+            peer.serve_elsewhere()
         return read(environ, start_response)
 
     peer = begin(app, attributes={"buffer_bodies": False})
-    peer.socket.send(raw_head(peer, [*POST, ("content-length", "5")], ends=False))
-    peer.run()
+    peer.send_raw(raw_head(peer, [*POST, ("content-length", "5")], ends=False))
     assert peer.answers[1].reset == PROTOCOL_ERROR
     assert read.errors
     assert not read.bodies
@@ -166,8 +153,7 @@ def test_trailers_that_may_only_be_headers_are_refused(begin: Begin) -> None:
     for name in NO_TRAILERS - {"te", "transfer-encoding"}:  # which no field of HTTP/2 may be
         peer = begin(app)
         peer.socket.send(raw_head(peer, POST, ends=False))
-        peer.socket.send(data(1, b"abc", ends=False) + trailers(1, [(name, "3")]))
-        peer.run()
+        peer.send_raw(data(1, b"abc", ends=False) + trailers(1, [(name, "3")]))
         assert peer.answers[1].status == 400, name
         assert not app.bodies
 
@@ -177,8 +163,7 @@ def test_reset_body_gives_its_window_back(begin: Begin) -> None:
     for _ in range(20):  # 20 * 10,000 bytes are more than the connection's window
         head = raw_head(peer, [*POST, ("content-length", "9999")], ends=False)
         number = max(peer.answers)
-        peer.socket.send(head + data(number, bytes(10_000)))
-        peer.run()
+        peer.send_raw(head + data(number, bytes(10_000)))
         assert peer.answers[number].reset == PROTOCOL_ERROR
     assert not peer.goaways
     frames = peer.near.mux.frames

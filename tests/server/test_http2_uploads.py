@@ -8,25 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.server.http2_bench import Peer
-from tests.server.http2_streams import CANCEL, NO_ERROR, Begin, another_thread, begin
-from tests.workers.bench import make_bench
+from tests.server.connections import STREAMED
+from tests.server.http2_peer import CANCEL, NO_ERROR, Begin
 from wsgifast.workers.worker import FastWorker
-
-__all__ = ["begin", "make_bench"]
-
-# Request bodies
 
 
 def test_buffered_upload_is_whole_before_the_app_runs(begin: Begin) -> None:
     peer = begin(attributes={"body_memory_bytes": 1000})
     stream = peer.ask(method="POST", body=b"a" * 30_000, trailers=[("x-sum", "1")])
-    half = peer.state.data_to_send()
-    peer.socket.send(half[:20_000])
+    frames = peer.state.data_to_send()
+    peer.socket.send(frames[:20_000])
     peer.bench.run()
     assert not peer.bench.log.environs
-    peer.socket.send(half[20_000:])
-    peer.run()
+    peer.send_raw(frames[20_000:])
     assert peer.answers[stream].body == b"a" * 30_000
     assert peer.bench.server.bodies_on_disk.used_bytes == 0
 
@@ -42,7 +36,7 @@ def test_uploads_of_a_connection_share_memory(begin: Begin) -> None:
 
 
 def test_large_upload_gets_windows(begin: Begin) -> None:
-    peer = begin(client={"reads": True})
+    peer = begin()
     stream = peer.ask(method="POST", ends=False)
     left = 500_000
     while left:
@@ -61,8 +55,7 @@ def test_too_large_upload_is_413(begin: Begin, declared: bool) -> None:
     peer = begin(attributes={"body_limit_bytes": 1000})
     headers = [("content-length", "2000")] if declared else []
     answer = peer.get(method="POST", headers=headers, body=bytes(2000))
-    assert answer.status == 413
-    assert answer.ended
+    assert (answer.status, answer.ended) == (413, True)
     assert peer.get(method="POST", body=b"ok").body == b"ok"
     assert not peer.streams
     assert not peer.goaways
@@ -70,12 +63,10 @@ def test_too_large_upload_is_413(begin: Begin, declared: bool) -> None:
 
 def test_upload_that_does_not_come_is_408(begin: Begin) -> None:
     peer = begin()
-    stream = peer.ask(method="POST", body=b"begun", ends=False)
-    peer.run()
+    answer = peer.get(method="POST", body=b"begun", ends=False)
     peer.bench.pass_time(FastWorker.body_timeout_s + 1)
-    peer.take(peer.socket.receive_all_there_is())
-    assert peer.answers[stream].status == 408
-    assert peer.answers[stream].reset == NO_ERROR
+    peer.receive()
+    assert (answer.status, answer.reset) == (408, NO_ERROR)
     assert not peer.streams
 
 
@@ -90,7 +81,7 @@ def test_upload_waits_for_another_as_long_as_that_is_quick(
     for _ in range(6):
         peer.run()
         peer.bench.pass_time(FastWorker.body_timeout_s / 3)
-        peer.take(peer.socket.receive_all_there_is())
+        peer.receive()
         if status == 200 or peer.streams:
             peer.state.send_data(sending, bytes(each))
     peer.run()
@@ -99,7 +90,7 @@ def test_upload_waits_for_another_as_long_as_that_is_quick(
         peer.run()
         assert peer.answers[waiting].body == b"begun, sent"
         peer.bench.pass_time(FastWorker.body_timeout_s + 1)  # and then nothing
-        peer.take(peer.socket.receive_all_there_is())
+        peer.receive()
         assert peer.answers[sending].status == 408
     else:
         assert [peer.answers[each].status for each in (waiting, sending)] == [408, 408]
@@ -107,28 +98,25 @@ def test_upload_waits_for_another_as_long_as_that_is_quick(
 
 
 def test_response_not_taken_is_given_up_while_another_body_comes(begin: Begin) -> None:
-    peer = begin(client={"window": 0}, attributes={"body_limit_bytes": 50_000})
-    refused = peer.ask(method="POST", body=bytes(50_001), ends=False)
-    peer.run()
+    peer = begin(window=0, reads=True, attributes={"body_limit_bytes": 50_000})
+    refused = peer.get(method="POST", body=bytes(50_001), ends=False)
     sending = peer.ask(method="POST", body=b"", ends=False)
     for _ in range(9):
         peer.run()
         peer.bench.pass_time(FastWorker.send_timeout_s / 6)
-        peer.take(peer.socket.receive_all_there_is())
+        peer.receive()
         peer.state.send_data(sending, bytes(5_500))
-    assert peer.answers[refused].status == 413
-    assert peer.answers[refused].reset == CANCEL
+    assert (refused.status, refused.reset) == (413, CANCEL)
     assert peer.streams == 1
 
 
 def test_expect_gets_100(begin: Begin) -> None:
     peer = begin()
-    stream = peer.ask(method="POST", headers=[("expect", "100-continue")], ends=False)
+    answer = peer.get(method="POST", headers=[("expect", "100-continue")], ends=False)
+    assert answer.early == [{":status": "100"}]
+    peer.state.send_data(1, b"body", end_stream=True)
     peer.run()
-    assert peer.answers[stream].early == [{":status": "100"}]
-    peer.state.send_data(stream, b"body", end_stream=True)
-    peer.run()
-    assert peer.answers[stream].body == b"body"
+    assert answer.body == b"body"
 
 
 def test_trailers_of_the_request_reach_the_app(begin: Begin) -> None:
@@ -143,71 +131,56 @@ def test_trailers_of_the_request_reach_the_app(begin: Begin) -> None:
     assert peer.goaways or answer.reset is not None or answer.status == 400
 
 
-# Bodies that the app reads
-
-
-STREAMED = {"buffer_bodies": False}
-
-
 def test_streamed_body_is_read_as_it_comes(begin: Begin) -> None:
     parts: list[bytes] = []
-    peers: list[Peer] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         body = environ["wsgi.input"]
         parts.append(body.read(5))
-        peers[0].state.send_data(1, b" and second", end_stream=True, pad_length=10)
-        peers[0].send_only()
-        another_thread(peers[0])
+        peer.state.send_data(1, b" and second", end_stream=True, pad_length=10)
+        peer.serve_elsewhere()
         parts.append(body.read())
         start_response("200 OK", [])
         return [b"read"]
 
-    peers.append(begin(app, attributes=STREAMED))
-    peers[0].ask(method="POST", body=b"first", headers=[("expect", "100-continue")], ends=False)
-    peers[0].run()
+    peer = begin(app, attributes=STREAMED)
+    expects = [("expect", "100-continue")]
+    answer = peer.get(method="POST", body=b"first", headers=expects, ends=False)
     assert parts == [b"first", b" and second"]
-    answer = peers[0].answers[1]
     assert (answer.body, answer.ended, answer.early) == (b"read", True, [{":status": "100"}])
     # All that was taken is given back to both windows.
-    assert peers[0].state.outbound_flow_control_window == 65_535
+    assert peer.state.outbound_flow_control_window == 65_535
 
 
 def test_window_opens_as_the_app_reads(begin: Begin) -> None:
-    peers: list[Peer] = []
     seen: list[int] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        peer = peers[0]
         seen.append(peer.state.local_flow_control_window(1))
         for _ in range(5):  # a receive each
-            another_thread(peer)
+            peer.serve_elsewhere()
         for size in (0, 30_000, 35_535):
             assert len(environ["wsgi.input"].read(size)) == size
-            peer.take(peer.socket.receive_all_there_is())
+            peer.receive()
             seen.append(peer.state.local_flow_control_window(1))
         start_response("200 OK", [])
         return []
 
-    peers.append(begin(app, attributes=STREAMED))
-    peers[0].ask(method="POST", body=bytes(65_535), ends=False)
-    peers[0].run()
+    peer = begin(app, attributes=STREAMED)
+    answer = peer.get(method="POST", body=bytes(65_535), ends=False)
     assert seen[:2] == [0, 0]
     assert 0 < seen[2] < seen[3] == 65_535
     # The app has not waited for the end: the client is to send no more.
-    answer = peers[0].answers[1]
     assert (answer.status, answer.ended, answer.reset) == (200, True, NO_ERROR)
 
 
 @pytest.mark.parametrize(("each", "status"), [(10_000, 200), (0, 408)])
 def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, status: int) -> None:
     """It would be too long for a client that sends nothing."""
-    peers: list[Peer] = []
     waits: list[float] = []
 
     def wait(seconds: float) -> bool:
         """Have another body come while the time goes by, and at last this one."""
-        peer = peers[0]
         peer.bench.clock.now += seconds / 2
         waits.append(seconds)
         is_last = len(waits) == 6
@@ -229,15 +202,14 @@ def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, sta
         start_response("200 OK", [])
         return [data]
 
-    peers.append(begin(app, attributes=STREAMED))
-    peer = peers[0]
+    peer = begin(app, attributes=STREAMED)
     first = peer.ask(method="POST", body=b"first, ", ends=False)
     peer.send_only()
     peer.bench.poll()
     job = peer.bench.take_up()
     peer.ask(method="POST", body=b"", ends=False)
     peer.bench.answer(job)
-    peer.take(peer.socket.receive_all_there_is())
+    peer.receive()
     assert peer.answers[first].status == status
     if status == 200:
         assert peer.answers[first].body == b"first, second"
@@ -249,10 +221,8 @@ def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, sta
 @pytest.mark.parametrize("end", ["reset", "silence", "leaves"])
 def test_streamed_body_that_stops_is_an_error(begin: Begin, end: str) -> None:
     errors: list[BaseException] = []
-    peers: list[Peer] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        peer = peers[0]
         body = environ["wsgi.input"]
         assert body.read(5) == b"begun"
         if end == "reset":
@@ -261,7 +231,7 @@ def test_streamed_body_that_stops_is_an_error(begin: Begin, end: str) -> None:
             peer.send_only()
             if end == "leaves":
                 peer.socket.close()
-            another_thread(peer)
+            peer.serve_elsewhere()
         try:
             body.read()
         except OSError as error:
@@ -269,18 +239,18 @@ def test_streamed_body_that_stops_is_an_error(begin: Begin, end: str) -> None:
             raise
         raise AssertionError("it looks whole")
 
-    peers.append(begin(app, attributes={**STREAMED, "body_timeout_s": 0.01}))
-    peers[0].ask(method="POST", body=b"begun", ends=False)
+    peer = begin(app, attributes={**STREAMED, "body_timeout_s": 0.01})
+    peer.ask(method="POST", body=b"begun", ends=False)
     if end == "leaves":
-        peers[0].send_only()
-        peers[0].bench.run()
+        peer.send_only()
+        peer.bench.run()
     else:
-        peers[0].run()
+        peer.run()
     assert len(errors) == 1
     if end == "silence":
-        assert peers[0].answers[1].status == 408
-    assert not peers[0].streams
-    assert not peers[0].bench.log.errors
+        assert peer.answers[1].status == 408
+    assert not peer.streams
+    assert not peer.bench.log.errors
 
 
 @pytest.mark.parametrize("timeout_s", [1e300, float("inf")])

@@ -9,25 +9,14 @@ from typing import Any
 import pytest
 from h2.settings import SettingCodes
 
-from tests.server.http2_bench import Peer
-from tests.server.http2_streams import (
-    CANCEL,
-    Begin,
-    another_thread,
-    app_of,
-    begin,
-    generator,
-    large_file,
-    wait_for_disk,
-)
-from tests.workers.bench import LARGE, make_bench
+from tests.server.connections import answers
+from tests.server.http2_peer import CANCEL, Begin, generator, large_file
+from tests.workers.bench import LARGE
 from wsgifast.server.backlog import Backlog
 from wsgifast.server.counters import gauges, slowest_clients
 from wsgifast.server.http2 import connection, multiplexer
 from wsgifast.sockets.sending import FileSegment
 from wsgifast.workers.worker import FastWorker
-
-__all__ = ["begin", "make_bench"]
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "file"])
@@ -41,23 +30,19 @@ def test_slow_reader_occupies_no_thread(
         "generator": generator,
         "file": large_file(tmp_path),
     }
-    peer = begin(app_of(bodies[kind]), client={"window": window, "reads": False})
-    stream = peer.ask()
-    peer.run()
-    answer = peer.answers[stream]
-    wait_for_disk(peer, lambda: len(answer.body) == window)
-    assert len(answer.body) == window
+    peer = begin(answers(bodies[kind]), window=window)
+    answer = peer.get()
+    peer.wait_for_disk(lambda: len(answer.body) == window)
     # Others on the same connection are answered meanwhile.
     if window not in (0, 65_535):
         other = peer.ask()
-        wait_for_disk(peer, lambda: len(peer.answers[other].body) == window)
+        peer.wait_for_disk(lambda: len(peer.answers[other].body) == window)
         peer.state.reset_stream(other)
     peer.open(200_000)
-    peer.open(150_000, stream)
-    wait_for_disk(peer, lambda: len(answer.body) == window + 150_000)
-    peer.open(LARGE)
-    peer.open(LARGE, stream)
-    wait_for_disk(peer, lambda: answer.ended)
+    peer.open(150_000, 1)
+    peer.wait_for_disk(lambda: len(answer.body) == window + 150_000)
+    peer.open_both(LARGE, 1)
+    peer.wait_for_disk(lambda: answer.ended)
     assert len(answer.body) == LARGE
     assert not peer.streams
     assert peer.bench.log.requests[-1][2] == LARGE
@@ -67,32 +52,24 @@ def test_end_of_stream_follows_a_body_in_a_temporary_file(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While its writer has it in hand, nothing of it waits in the queue."""
-    peers: list[Peer] = []
     spill = Backlog.spill
 
     def late(backlog: Backlog, buffers: list[memoryview]) -> FileSegment | None:
-        peer = peers[0]
-        peer.open(1000)
-        peer.open(1000, 1)
-        peer.send_only()
-        another_thread(peer)
+        peer.open_both(1000, 1)
+        peer.serve_elsewhere()
         return spill(backlog, buffers)
 
     monkeypatch.setattr(Backlog, "spill", late)
-    app = app_of(lambda: [bytes(200_000)], ("Content-Length", "200000"))
-    options = {"attributes": {"output_memory_bytes": 1000}}
-    peers.append(begin(app, client={"window": 1000, "reads": False}, **options))
-    stream = peers[0].ask()
-    peers[0].run()
-    peers[0].open(LARGE)
-    peers[0].open(LARGE, stream)
-    answer = peers[0].answers[stream]
-    wait_for_disk(peers[0], lambda: answer.ended)
+    app = answers([bytes(200_000)], ("Content-Length", "200000"))
+    peer = begin(app, window=1000, attributes={"output_memory_bytes": 1000})
+    answer = peer.get()
+    peer.open_both(LARGE, 1)
+    peer.wait_for_disk(lambda: answer.ended)
     assert len(answer.body) == 200_000
 
 
 def test_streams_take_turns_in_sending(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
+    peer = begin(answers([bytes(LARGE)]), window=LARGE)
     streams = [peer.ask() for _ in range(4)]
     peer.run()
     assert sum(len(peer.answers[each].body) for each in streams) == 65_535
@@ -105,19 +82,11 @@ def test_streams_take_turns_in_sending(begin: Begin) -> None:
     assert all(peer.answers[each].ended for each in streams)
 
 
-def test_rest_of_several_streams_is_one_send(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = begin(app_of(lambda: [bytes(100)]), client={"window": 10, "reads": False})
+def test_ends_of_streams_are_one_send(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = begin(answers([bytes(100)]), window=10)
     streams = [peer.ask() for _ in range(3)]
     peer.run()
-    sent: list[bytes] = []
-    sender = peer.near.output.sender
-    send = sender.send
-
-    def note(data: bytes) -> int:
-        sent.append(data)
-        return send(data)
-
-    monkeypatch.setattr(sender, "send", note)
+    sent = peer.sends(monkeypatch)
     for each in streams:
         peer.open(90, each)
     peer.run()
@@ -126,7 +95,7 @@ def test_rest_of_several_streams_is_one_send(begin: Begin, monkeypatch: pytest.M
 
 
 def test_stream_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 1000, "reads": False})
+    peer = begin(answers([bytes(LARGE)]), window=1000)
     slow, other = peer.ask(), peer.ask()
     peer.run()
     peer.bench.pass_time(FastWorker.send_timeout_s - 1)
@@ -149,8 +118,8 @@ def test_stream_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
 
 
 def test_client_that_takes_least_of_a_stream_is_reported(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 1000, "reads": False})
-    stopped, slow = peer.ask(path="/stopped"), peer.ask(path="/slow")
+    peer = begin(answers([bytes(LARGE)]), window=1000)
+    _, slow = peer.ask(path="/stopped"), peer.ask(path="/slow")
     peer.run()
     peer.bench.clock.now += 10
     peer.open(1000, slow)
@@ -162,21 +131,18 @@ def test_client_that_takes_least_of_a_stream_is_reported(begin: Begin) -> None:
     assert first.queued_bytes == LARGE - 1000
     counts = {metric.name: value for metric, _, value in gauges(peer.bench.server)}
     assert counts["wsgifast_slow_clients"] == 1
-    assert stopped in peer.answers
 
 
 def test_connection_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
-    stream = peer.ask()
-    peer.run()
-    assert len(peer.answers[stream].body) == 65_535
+    peer = begin(answers([bytes(LARGE)]), window=LARGE)
+    assert len(peer.get().body) == 65_535
     peer.bench.pass_time(FastWorker.send_timeout_s + 1)
     assert peer.has_ended
     assert peer.bench.log.requests == [("GET /", "200 OK", 65_535)]
 
 
-def test_open_window_ends_the_wait_for_it(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
+def test_connection_whose_window_opens_is_waited_for_no_more(begin: Begin) -> None:
+    peer = begin(answers([bytes(LARGE)]), window=LARGE)
     stream = peer.ask()
     for _ in range(8):
         peer.run()
@@ -187,11 +153,10 @@ def test_open_window_ends_the_wait_for_it(begin: Begin) -> None:
 
 
 def test_full_socket_delays_streams(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 2 * LARGE, "reads": False})
+    peer = begin(answers([bytes(LARGE)]), window=2 * LARGE)
     peer.open(8 * LARGE)
     streams = [peer.ask() for _ in range(3)]
-    peer.send_only()
-    peer.bench.run()  # and nobody receives
+    peer.run_unread()
     assert peer.near.output.draining
     assert peer.near.output.bytes_queued <= 2 * multiplexer._QUANTUM_BYTES
     assert peer.streams == 3
@@ -200,11 +165,10 @@ def test_full_socket_delays_streams(begin: Begin) -> None:
 
 
 def test_full_socket_is_given_up_in_time(begin: Begin) -> None:
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 2 * LARGE, "reads": False})
+    peer = begin(answers([bytes(LARGE)]), window=2 * LARGE)
     peer.open(8 * LARGE)
     peer.ask()
-    peer.send_only()
-    peer.bench.run()
+    peer.run_unread()
     peer.bench.pass_time(FastWorker.send_timeout_s + 1)
     assert peer.has_ended
     assert len(peer.bench.log.requests) == 1
@@ -218,99 +182,79 @@ def test_client_that_takes_no_responses_is_not_received_from(begin: Begin) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "_MOST_UNSENT_BYTES", 1000)
         armed = peer.bench.armed()
-        peer.send_only()
-        peer.bench.run()
+        peer.run_unread()
         assert armed[-1] & 1 == 0
 
 
 def test_shrunken_window_is_respected(begin: Begin) -> None:
     """A window may become negative (RFC 9113 section 6.9.2)."""
-    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10_000, "reads": False})
-    stream = peer.ask()
-    peer.run()
+    peer = begin(answers([bytes(LARGE)]), window=10_000)
+    answer = peer.get()
     peer.state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
     peer.run()
-    peer.open(5000, stream)
-    peer.run()
-    assert len(peer.answers[stream].body) == 10_000
-    peer.open(5000, stream)
-    peer.run()
-    assert len(peer.answers[stream].body) == 10_100
+    for size in (10_000, 10_100):
+        peer.open(5000, 1)
+        peer.run()
+        assert len(answer.body) == size
     peer.state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1000})
     peer.run()
-    assert len(peer.answers[stream].body) == 11_000
+    assert len(answer.body) == 11_000
 
 
 def test_write_into_a_negative_window_waits(begin: Begin) -> None:
     """A client may shrink its windows while an app runs (RFC 9113 section 6.9.2)."""
-    peers: list[Peer] = []
 
     def body() -> Iterator[bytes]:
         yield bytes(1000)
-        peers[0].state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
-        peers[0].send_only()
-        another_thread(peers[0])
-        peers[0].bench.clock.now += 1  # or it would wait for the next block
+        peer.state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
+        peer.serve_elsewhere()
+        peer.bench.clock.now += 1  # or it would wait for the next block
         yield bytes(2000)
 
-    peers.append(begin(app_of(body), client={"window": 10_000, "reads": False}))
-    stream = peers[0].ask()
-    peers[0].run()
-    answer = peers[0].answers[stream]
+    peer = begin(answers(body), window=10_000)
+    answer = peer.get()
     assert (len(answer.body), answer.reset) == (1000, None)
-    peers[0].open(10_000, stream)
-    peers[0].run()
+    peer.open(10_000, 1)
+    peer.run()
     assert (len(answer.body), answer.ended) == (3000, True)
 
 
-def test_open_window_ends_the_wait_of_a_stream(begin: Begin) -> None:
+def test_stream_whose_window_opens_is_waited_for_no_more(begin: Begin) -> None:
     """An app may then send nothing for as long as it likes, such as one of server-sent events."""
-    peers: list[Peer] = []
 
     def body() -> Iterator[bytes]:
-        peer = peers[0]
         yield bytes(2000)
         peer.open(5000, 1)
-        peer.send_only()
-        another_thread(peer)
+        peer.serve_elsewhere()
         peer.bench.clock.now += FastWorker.send_timeout_s + 5
         peer.bench.sweep()
         yield b"later"
 
-    peers.append(begin(app_of(body), client={"window": 1000, "reads": False}))
-    stream = peers[0].ask()
-    peers[0].run()
-    answer = peers[0].answers[stream]
+    peer = begin(answers(body), window=1000)
+    answer = peer.get()
     assert (len(answer.body), answer.ended, answer.reset) == (2005, True, None)
 
 
 def test_wait_for_the_connections_window_ends_with_its_last_stream(begin: Begin) -> None:
     """The stream that did is reset; others need none, and are not cut off."""
-    peers: list[Peer] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
         return events() if environ["PATH_INFO"] == "/events" else [bytes(LARGE)]
 
     def events() -> Iterator[bytes]:
-        peer = peers[0]
         large = peer.ask("/large")
-        peer.send_only()
-        another_thread(peer)
-        another_thread(peer)  # the turn of the stream after its first
+        peer.serve_elsewhere()
+        peer.serve_elsewhere()  # the turn of the stream after its first
         assert peer.near.streams[large].is_blocked
         peer.state.reset_stream(large)
-        peer.send_only()
-        another_thread(peer)
+        peer.serve_elsewhere()
         peer.bench.clock.now += FastWorker.send_timeout_s + 5
         peer.bench.sweep()
         peer.open(100)
-        peer.send_only()
-        another_thread(peer)
+        peer.serve_elsewhere()
         yield b"later"
 
-    peers.append(begin(app, client={"window": LARGE, "reads": False}))
-    stream = peers[0].ask("/events")
-    peers[0].run()
-    answer = peers[0].answers[stream]
+    peer = begin(app, window=LARGE)
+    answer = peer.get("/events")
     assert (answer.body, answer.ended, answer.reset) == (b"later", True, None)

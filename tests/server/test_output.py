@@ -1,13 +1,14 @@
-"""The output queue over real TCP sockets: its send buffer, and a kernel that takes nothing."""
+"""The output queue over real TCP sockets, in the clear and with TLS."""
 
 from __future__ import annotations
 
 import errno
 import math
 import os
-import sys
+import ssl
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,60 +16,112 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.near_output import (
+from tests.server.outputs import (
     CONTENT,
     SIZE,
-    content,
-    file,
-    in_quick_succession,
-    near,
-    needs_near_buffers,
-)
-from tests.server.output_bench import (
+    TLS,
+    MakeNear,
     Near,
     Pieces,
     arrives_in_order,
+    needs_near_buffers,
     pieces_of,
     rules,
-    until_tried_again,
-)
+    started,
+)  # fmt: skip
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from wsgifast.errors import ClientGone
-from wsgifast.http.framing import chunk
-from wsgifast.server import coalescing as module
-from wsgifast.server import sending
+from wsgifast.server import coalescing, sending
 from wsgifast.server.output import OutputQueue
 
-__all__ = ["content", "file", "in_quick_succession", "near"]
+
+@pytest.mark.parametrize("secure", [False, True])
+@given(
+    pieces=pieces_of(len(CONTENT), 900_000) | pieces_of(len(CONTENT), 200_000),
+    kernel=st.booleans(),
+    memory_bytes=st.sampled_from([0, 150_000, 1 << 30]),
+    coalesce_s=st.sampled_from([coalescing._COALESCE_S, math.inf]),
+)
+@settings(max_examples=effort(60))
+def test_written_pieces_arrive_in_order(
+    tls: TLS,
+    content: int,
+    pieces: Pieces,
+    secure: bool,
+    kernel: bool,
+    memory_bytes: int,
+    coalesce_s: float,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coalescing, "_COALESCE_S", coalesce_s)
+        shared = rules(ahead_bytes=1 << 30, sendfile=kernel, memory_bytes=memory_bytes)
+        arrives_in_order(Near(shared, tls if secure else None), pieces, CONTENT, content)
 
 
 @needs_near_buffers
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_send_buffer_grows_for_a_quick_client_only(
-    near: Near, file: int, quick: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("secure", "quick"), [(False, True), (False, False), (True, True)])
+def test_send_buffer_grows_for_quick_client_only(
+    make_near: MakeNear,
+    tls: TLS,
+    file: int,
+    secure: bool,
+    quick: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sending, "QUICK_S", 3600.0 if quick else 0.0)
+    near = make_near(tls=tls if secure else None)
     near.queue.write_file(b"head", file, 0, SIZE)
     assert near.send_buffer_is_limited
     for grows in (False, quick):  # a slow client's first receive is quick, too
         near.receive_all_there_is()
         near.queue.on_writable()
-        assert near.send_buffer_is_limited is not grows
+        if grows or not secure:
+            assert near.send_buffer_is_limited is not grows
 
 
-def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, file: int) -> None:
-    near.queue.write_file(b"", file, 0, SIZE)
-    until_tried_again(near)
-    assert near.receive_rest(SIZE) == os.pread(file, SIZE, 0)
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_socket_taking_nothing_is_not_waited_for_in_a_loop(
+    make_near: MakeNear, tls: TLS, file: int, secure: bool, is_file: bool
+) -> None:
+    near, data = make_near(tls=tls if secure else None), os.pread(file, SIZE, 0)
+    if is_file:
+        near.queue.write_file(b"", file, 0, SIZE)
+    else:
+        near.queue.write(data)
+    near.until_tried_again()
+    assert near.receive_in_turn(SIZE) == data
 
 
-def test_bytes_wait_in_the_same_way(near: Near) -> None:
+def test_socket_that_has_taken_something_is_waited_for(
+    near: Near, content: int, make_near: MakeNear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that takes nothing at all, although it said so, is left to the sweep."""
+
+    def full(out: int, source: int, offset: int, count: int) -> int:
+        raise BlockingIOError
+
     near.queue.write(bytes(SIZE))
-    until_tried_again(near)
+    assert near.armed == [False]
+    near.queue.write_all([b"more"])
+    near.queue.write_file(b"", content, 0, 100)
+    monkeypatch.setattr(os, "sendfile", full)
+    received = 0
+    while near.queue.bytes_queued > 100:
+        received += len(near.receive(SIZE + 104 - near.queue.bytes_left() - received))
+        near.queue.on_writable()
+        assert not near.armed[-1]
+    assert received + len(near.receive(SIZE + 4 - received)) == SIZE + 4
+    near.queue.on_writable()
+    assert near.armed[-1]
+    # The first refusal is none of that.
+    other = make_near()
+    other.queue.write_file(b"", content, 0, 100)
+    assert other.armed == [False]
 
 
-def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
+def test_quick_client_gets_one_turn_at_a_time(
     near: Near, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered: list[int] = []
@@ -87,44 +140,100 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
     assert near.armed == [False] * 3
 
 
-@given(
-    pieces=pieces_of(len(CONTENT), 200_000),
-    kernel=st.booleans(),
-    memory_bytes=st.sampled_from([0, 150_000, 1 << 30]),
-)
-@settings(max_examples=effort(60))
-def test_whatever_is_written_arrives_in_order(
-    content: int, pieces: Pieces, kernel: bool, memory_bytes: int
+def test_quick_tls_client_gets_one_turn_at_a_time_while_work_is_shared(
+    make_near: MakeNear, tls: TLS, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    near = Near(rules(ahead_bytes=1 << 30, sendfile=kernel, memory_bytes=memory_bytes))
-    arrives_in_order(near, pieces, CONTENT, content)
+    """Others go on meanwhile: but not for a client that takes little."""
+    ways: list[int] = []
+    near = make_near(tls=tls, share_work=lambda: ways.append(1))
+    offered: list[int] = []
+    takes = True
+
+    def send(self: ssl.SSLSocket, data: memoryview, flags: int = 0) -> int:
+        if not takes and offered:
+            raise ssl.SSLWantWriteError
+        offered.append(len(data))
+        return len(data)
+
+    monkeypatch.setattr(ssl.SSLSocket, "send", send)
+    for is_file in (True, False):
+        if is_file:
+            near.queue.write_file(b"", file, 0, SIZE)
+        else:
+            near.queue.write(bytes(SIZE))
+        turns = 1
+        while near.queue.draining:
+            near.queue.on_writable()
+            turns += 1
+        assert turns == SIZE // sending._TLS_TURN_BYTES
+        assert max(offered) == sending._PIECE_BYTES
+        assert len(ways) == turns
+        ways.clear()
+    takes = False
+    near.queue.write_file(b"", file, 0, SIZE)
+    for _ in range(10):
+        offered.clear()
+        near.queue.on_writable()
+    assert not ways
 
 
-def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
-    other = Near(rules())
-    try:
-        for client in (near, other):
-            client.queue.write_file(b"", content, 0, len(CONTENT))
-            client.queue.write_file(b"", content, 0, len(CONTENT))
-        for client in (near, other):
-            assert client.receive_rest(2 * len(CONTENT)) == 2 * CONTENT
-    finally:
-        other.close()
+def test_tls_file_for_slow_client_waits_in_no_memory(
+    make_near: MakeNear, tls: TLS, file: int
+) -> None:
+    near = make_near(tls=tls)
+    near.queue.write_file(b"head", file, 0, SIZE)
+    assert near.queue.draining
+    for _ in range(3):
+        assert near.receive(1000)
+        near.queue.on_writable()
+        assert near.rules.memory.used_bytes == 0
 
 
-def test_what_is_coalesced_waits_for_company_up_to_a_size(near: Near) -> None:
-    near.write_next(b"first ")
-    near.write_next(b"second ")
-    assert near.receive_all_there_is() == b""
-    near.queue.flush()
-    assert near.receive(13) == b"first second "
-    near.write_next(b"left, ")
-    near.queue.write(b"sent")
-    assert near.receive(10) == b"left, sent"
-    near.write_next(bytes(1 << 17))
-    assert near.receive(1)
+def test_tls_file_leaving_memory_midway_is_brought_by_disk_thread(
+    make_near: MakeNear, tls: TLS, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what comes behind it: TLS wants what it has refused once more, smaller pieces too."""
+    near, data = make_near(tls=tls), os.pread(file, SIZE - 1, 0)
+    near.queue.write_file(b"", file, 0, SIZE - 1)
+    assert near.queue.draining
+    monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
+    assert near.receive_in_turn(SIZE - 1) == data
+    near.queue.write_file(b"", file, 0, 1000)
+    assert near.receive_in_turn(1000) == data[:1000]
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_tls_file_shrinking_midway_ends_the_queue(
+    make_near: MakeNear,
+    tls: TLS,
+    file: int,
+    tmp_path: Path,
+    in_memory: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TLS has begun to send a piece, of which there is less now."""
+    near = make_near(tls=tls)
+    near.queue.write_file(b"", file, 0, SIZE)
+    left = near.queue.bytes_left()
+    os.truncate(tmp_path / "file", SIZE - left + 1)
+    if not in_memory:
+        monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
+    while near.queue.error is None:
+        near.receive_all_there_is()
+        near.go_on()
+    assert f"{left} of {SIZE} bytes are missing" in str(near.queue.error)
+
+
+def test_queues_share_nothing(make_near: MakeNear, content: int) -> None:
+    clients = make_near(), make_near()
+    for client in clients:
+        client.queue.write_file(b"", content, 0, len(CONTENT))
+        client.queue.write_file(b"", content, 0, len(CONTENT))
+    for client in clients:
+        assert client.receive_rest(2 * len(CONTENT)) == 2 * CONTENT
+
+
+@pytest.mark.usefixtures("in_quick_succession")
 @pytest.mark.parametrize(
     ("write", "more"),
     [
@@ -161,7 +270,7 @@ def test_nothing_follows_what_an_error_has_dropped(
     assert near.queue.bytes_left() == 0
 
 
-def test_only_the_last_byte_of_a_whole_response_finishes_it(near: Near) -> None:
+def test_last_byte_of_whole_response_alone_finishes_it(near: Near) -> None:
     near.queue.write(bytes(SIZE))
     assert not near.queue.on_writable()
     near.queue.closing = True
@@ -173,8 +282,9 @@ def test_only_the_last_byte_of_a_whole_response_finishes_it(near: Near) -> None:
     assert received + len(near.receive(SIZE - received)) == SIZE
 
 
-def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
-    near.queue = queue = near.make_queue(rules(ahead_bytes=SIZE // 2))
+def test_writer_far_ahead_of_its_client_waits_for_room(make_near: MakeNear) -> None:
+    near = make_near(ahead_bytes=SIZE // 2)
+    queue = near.queue
     queue.write(bytes(4 * SIZE))  # of which the kernel takes a part only
     assert queue.bytes_queued > SIZE // 2
     written = threading.Event()
@@ -183,84 +293,19 @@ def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
         queue.write(b"end")
         written.set()
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    received = b""
-    while queue.bytes_queued > SIZE // 4:
-        assert not written.is_set()
-        received += near.receive(4 * SIZE - queue.bytes_left() - len(received))
-        queue.on_writable()
-    assert written.wait(60)
-    writer.join()
+    with started(write):
+        received = b""
+        while queue.bytes_queued > SIZE // 4:
+            assert not written.is_set()
+            received += near.receive(4 * SIZE - queue.bytes_left() - len(received))
+            queue.on_writable()
+        assert written.wait(60)
     received += near.receive_rest(4 * SIZE + 3 - len(received))
     assert received == bytes(4 * SIZE) + b"end"
 
 
-def test_a_kernel_that_cannot_watch_the_socket_ends_the_queue(near: Near, file: int) -> None:
-    near.refusal = OSError(errno.ENOMEM, "Cannot allocate memory")
-    queue = near.queue
-    descriptors = open_descriptors()
-    with pytest.raises(ClientGone, match="Cannot allocate memory"):
-        queue.write(bytes(SIZE))
-    assert not queue.draining
-    with pytest.raises(ClientGone, match="Cannot allocate memory"):
-        queue.write(b"more")
-    near.receive(SIZE - queue.bytes_left())
-    near.queue = queue = near.make_queue(rules())
-    with pytest.raises(ClientGone, match="Cannot allocate memory"):
-        queue.write_file(b"", file, 0, SIZE)
-    assert open_descriptors() <= descriptors
-
-
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EIO])
-def test_a_file_system_without_sendfile(
-    near: Near, content: int, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(out: int, source: int, offset: int, count: int) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "sendfile", refuse)
-    if number == errno.EIO:  # no answer to that
-        with pytest.raises(ClientGone, match=os.strerror(number)):
-            near.queue.write_file(b"", content, 0, 100_000)
-        return
-    near.queue.write_file(b"head", content, 7, 100_000)
-    near.queue.write(b"end")
-    assert near.receive_rest(100_007) == b"head" + CONTENT[7:100_007] + b"end"
-
-
-def test_a_socket_that_has_taken_something_is_waited_for(
-    near: Near, content: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only one that takes nothing at all, although it said so, is left to the sweep."""
-
-    def full(out: int, source: int, offset: int, count: int) -> int:
-        raise BlockingIOError
-
-    near.queue.write(bytes(SIZE))
-    assert near.armed == [False]
-    near.queue.write_all([b"more"])
-    near.queue.write_file(b"", content, 0, 100)
-    monkeypatch.setattr(os, "sendfile", full)
-    received = 0
-    while near.queue.bytes_queued > 100:
-        received += len(near.receive(SIZE + 104 - near.queue.bytes_left() - received))
-        near.queue.on_writable()
-        assert not near.armed[-1]
-    assert received + len(near.receive(SIZE + 4 - received)) == SIZE + 4
-    near.queue.on_writable()
-    assert near.armed[-1]
-    # The first refusal is none of that.
-    other = Near(rules())
-    try:
-        other.queue.write_file(b"", content, 0, 100)
-        assert other.armed == [False]
-    finally:
-        other.close()
-
-
-def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
-    near.queue = queue = near.make_queue(rules(ahead_bytes=0))
+def test_writer_waiting_for_room_learns_of_the_end(make_near: MakeNear) -> None:
+    queue = make_near(ahead_bytes=0).queue
     queue.write(bytes(SIZE))
     reported = threading.Event()
 
@@ -269,173 +314,53 @@ def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
             queue.write(b"more")
         reported.set()
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    while queue._room is None:
-        assert not reported.is_set()
-    queue.fail(TimeoutError("the client took no byte in time"))
-    assert reported.wait(60)
-    writer.join()
+    with started(write):
+        while queue._room is None:
+            assert not reported.is_set()
+        queue.fail(TimeoutError("the client took no byte in time"))
+        assert reported.wait(60)
 
 
-def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
-    """With no room at all: there is no event that would make some."""
-    near.queue = queue = near.make_queue(rules(ahead_bytes=0))
-    near.write_next(b"one")
-    near.write_next(b"two")
-    queue.flush()
-    assert near.receive(6) == b"onetwo"
+def test_socket_that_kernel_cannot_watch_ends_the_queue(near: Near, file: int) -> None:
+    near.refusal = OSError(errno.ENOMEM, "Cannot allocate memory")
+    descriptors = open_descriptors()
+    for data in (bytes(SIZE), b"more"):
+        with pytest.raises(ClientGone, match="Cannot allocate memory"):
+            near.queue.write(data)
+        assert not near.queue.draining
+    near.receive(SIZE + 4 - near.queue.bytes_left())
+    near.queue = near.make_queue()
+    with pytest.raises(ClientGone, match="Cannot allocate memory"):
+        near.queue.write_file(b"", file, 0, SIZE)
+    assert open_descriptors() <= descriptors
 
 
-def test_blocks_in_quick_succession_wait_for_the_next_tick(
-    near: Near, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS])
+def test_file_where_sendfile_is_unsupported_is_read(
+    near: Near, content: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, ticking = 1000.0, True
-    monkeypatch.setattr(module, "_COALESCE_S", 0.0005)
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    shared = rules(request_tick=lambda: ticking)
-    near.queue = near.make_queue(shared)
-
-    write_next = near.queue.begin_stream(b"1", frame=None, may_run_ahead=False)
-    assert near.receive_all_there_is() == b"1"
-
-    def written(block: bytes) -> bytes:
-        write_next(block)
-        return near.receive_all_there_is()
-
-    assert [written(b"2"), written(b"3")] == [b"", b""]
-    assert shared.tick()
-    assert near.receive_all_there_is() == b"23"
-    now += 0.01  # later: nothing to wait for
-    assert [written(b"4"), written(b"5")] == [b"4", b""]
-    ticking = False  # nobody will come any more
-    assert shared.tick()
-    assert near.receive_all_there_is() == b"5"
-    assert written(b"6") == b"6"
-    ticking = True
-    assert written(b"7") == b""
-    near.queue.flush()
-    assert near.receive_all_there_is() == b"7"
-    assert not shared.queues
-
-    class Last(set[Any]):
-        """The last tick comes just before a block is registered for the next one."""
-
-        def add(self, queue: Any) -> None:
-            nonlocal ticking
-            ticking = False
-            super().add(queue)
-
-    shared.queues = Last()
-    assert written(b"8") == b"8"
+    refuse_sendfile(monkeypatch, number)
+    near.queue.write_file(b"head", content, 7, 100_000)
+    near.queue.write(b"end")
+    assert near.receive_rest(100_007) == b"head" + CONTENT[7:100_007] + b"end"
 
 
-def test_blocks_of_a_stream_that_leave_together_are_framed_together(
-    near: Near, monkeypatch: pytest.MonkeyPatch
+def test_file_that_sendfile_cannot_read_ends_the_queue(
+    near: Near, content: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_COALESCE_S", math.inf)
-    queue = near.queue
-    write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
-    for block in (b"first", b"second", b"third"):
-        write_next(block)
-    assert near.receive_all_there_is() == b"head"
-    assert queue.bytes_left() == len(b"firstsecondthird")
-    queue.write(b"end")  # does not overtake them
-    assert near.receive_all_there_is() == b"10\r\nfirstsecondthird\r\nend"
-    write_next(b"a")
-    write_next(b"x" * (1 << 16))
-    assert near.receive(9) == b"10001\r\nax"
+    refuse_sendfile(monkeypatch, errno.EIO)
+    with pytest.raises(ClientGone, match=os.strerror(errno.EIO)):
+        near.queue.write_file(b"", content, 0, 100_000)
 
 
-def test_ticks_may_come_while_a_stream_is_written() -> None:
-    """From another thread, whenever they like: nothing is lost, doubled or out of order."""
-    shared = rules()
-    near = Near(shared)
-    blocks = [b"%d\n" % number for number in range(effort(50_000))]
-    expected = b"".join(blocks)
-    received: list[bytes] = []
-    done = threading.Event()
+def refuse_sendfile(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(out: int, source: int, offset: int, count: int) -> int:
+        raise OSError(number, os.strerror(number))
 
-    def tick() -> None:
-        while not done.is_set():
-            shared.tick()
-
-    def receive() -> None:
-        received.append(near.receive(len(expected)))
-
-    threads = [threading.Thread(target=tick), threading.Thread(target=receive)]
-    switched = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for block in blocks:
-            near.write_next(block)
-            if near.queue.draining:
-                near.queue.on_writable()
-        near.queue.flush()
-        while near.queue.bytes_left():
-            near.queue.on_writable()
-        threads[1].join(60)
-        assert received == [expected]
-    finally:
-        sys.setswitchinterval(switched)
-        done.set()
-        for thread in threads:
-            thread.join()
-        near.close()
+    monkeypatch.setattr(os, "sendfile", refuse)
 
 
-def test_a_stream_that_never_pauses_hears_of_the_end() -> None:
-    """However little of it comes from tick to tick."""
-    shared = rules()
-    near = Near(shared)
-    try:
-        near.write_next(b"a")
-        near.write_next(b"b")
-        near.queue.fail(TimeoutError("the client took no byte in time"))
-        with pytest.raises(ClientGone, match="took no byte"):
-            near.write_next(b"c")
-        shared.tick()
-        with pytest.raises(ClientGone, match="took no byte"):
-            near.write_next(b"d")
-    finally:
-        near.close()
-
-
-def test_a_tick_waits_for_nobody_who_is_sending() -> None:
-    shared = rules()
-    one, other = Near(shared), Near(shared)
-    tick = shared.tick
-    try:
-        assert not tick()
-        one.write_next(b"one")
-        other.write_next(b"other")
-        with one.queue.lock:
-            assert tick()
-            assert (one.receive_all_there_is(), other.receive(5)) == (b"", b"other")
-        assert tick()
-        assert one.receive(3) == b"one"
-        assert not tick()
-        one.write_next(b"closed")
-        one.queue.close()
-        assert not tick()
-    finally:
-        one.close()
-        other.close()
-
-
-def test_its_own_thread_may_be_quicker_than_a_tick() -> None:
-    class Emptied(set[Any]):
-        def __bool__(self) -> bool:
-            return True
-
-    shared = rules()
-    shared.queues = Emptied()
-    assert shared.tick()
-
-
-def test_a_response_may_end_while_its_queue_is_looked_at(near: Near) -> None:
+def test_response_ending_while_its_queue_is_looked_at_is_no_error(near: Near) -> None:
     """Metrics look at it without the lock."""
     seen: list[Any] = []
 
@@ -447,24 +372,3 @@ def test_a_response_may_end_while_its_queue_is_looked_at(near: Near) -> None:
     seen.append(SimpleNamespace(size=5))
     assert queue.bytes_queued == 5
     assert queue.bytes_queued == 0
-
-
-def test_tick_ends_although_writers_go_on() -> None:
-    """It comes between the worker's signs of life."""
-    shared = rules()
-    flushed: list[int] = []
-
-    class Busy:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def flush(self, *, wait: bool) -> bool:
-            flushed.append(self.number)
-            shared.hold_back(self)  # its writer holds the next block back already
-            return True
-
-    for number in range(3):
-        shared.hold_back(Busy(number))
-    assert shared.tick()
-    assert sorted(flushed) == [0, 1, 2]
-    assert len(shared.queues) == 3

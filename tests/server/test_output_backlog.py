@@ -2,176 +2,187 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.server.near_output import CONTENT, SIZE, blocks, content, file, in_quick_succession, near
-from tests.server.output_bench import Near, receive_in_turn, rules
+from tests.server.outputs import (
+    CONTENT,
+    SIZE,
+    MakeNear,
+    Near,
+    Pieces,
+    arrives_in_order,
+    blocks,
+    pieces_of,
+    rules,
+    started,
+)  # fmt: skip
 from tests.support.descriptors import open_descriptors
+from tests.support.effort import effort
+from tests.support.servers import wait_for
+from tests.workers.bench import Clock
+from wsgifast.errors import ClientGone
 from wsgifast.server import backlog, sending
+from wsgifast.server.coalescing import OutputRules
 
-__all__ = ["content", "file", "in_quick_succession", "near"]
+pytestmark = pytest.mark.usefixtures("in_quick_succession")
 
 
-def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None:
+def test_output_beyond_the_memory_waits_in_temporary_files() -> None:
     warnings: list[str] = []
     shared = rules(memory_bytes=20 * len(CONTENT), warnings=warnings)
-    clients = [Near(shared) for _ in range(6)]
     descriptors = open_descriptors()
-    try:
+    with giving_back(*[shared] * 6) as clients:
+        before = open_descriptors()
         for client in clients:
             client.queue.write_all([b"head", *[CONTENT] * 10])
             assert client.queue.draining
         assert shared.memory.used_bytes <= 20 * len(CONTENT)
-        assert len(open_descriptors() - descriptors) >= 4  # two are in memory
+        assert len(open_descriptors() - before) >= 4  # two are in memory
         assert len(warnings) == 1
         assert f"more than {20 * len(CONTENT)} bytes" in warnings[0]
         for client in clients:
-            assert receive_in_turn(client, 4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
+            assert client.receive_in_turn(4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
             client.queue.reset()
         assert shared.memory.used_bytes == 0
-        assert open_descriptors() <= descriptors
+        assert open_descriptors() <= before
+    assert open_descriptors() <= descriptors
+
+
+@contextlib.contextmanager
+def giving_back(*shared: OutputRules) -> Iterator[list[Near]]:
+    """Queues of some rules; in the end, all that they had is given back."""
+    descriptors = open_descriptors()
+    clients = [Near(each) for each in shared]
+    try:
+        yield clients
     finally:
         for client in clients:
             client.close()
+    wait_for(lambda: open_descriptors() <= descriptors, "its descriptors are closed")
+    for each in shared:
+        wait_for(lambda each=each: each.memory.disk.used_bytes == 0, "its disk is given back")  # type: ignore[misc]
+        assert each.memory.used_bytes == 0
 
 
-def test_what_stays_for_its_last_bytes_counts_whole() -> None:
-    shared = rules()
-    near = Near(shared)
-    try:
+def test_output_kept_for_its_last_bytes_counts_whole() -> None:
+    with giving_back(rules()) as (near,):
         near.queue.write(bytes(SIZE))
         near.receive(SIZE - near.queue.bytes_left())
         near.queue.on_writable()
         assert 0 < near.queue.bytes_queued < SIZE
-        assert shared.memory.used_bytes == SIZE
-    finally:
-        near.close()
-    assert shared.memory.used_bytes == 0
+        assert near.rules.memory.used_bytes == SIZE
 
 
-def test_an_answer_of_the_usual_size_stays_in_memory(content: int) -> None:
-    shared = rules(memory_bytes=0)
-    near = Near(shared)
-    descriptors = open_descriptors()
-    try:
+def test_output_of_usual_size_stays_in_memory(content: int) -> None:
+    with giving_back(rules(memory_bytes=0)) as (near,):
+        memory = near.rules.memory
+        descriptors = open_descriptors()
         near.queue.write_file(b"", content, 0, len(CONTENT))
         near.queue.write(bytes(10_000))
-        assert shared.memory.used_bytes == 10_000
+        assert memory.used_bytes == 10_000
         assert len(open_descriptors() - descriptors) == 1
         near.queue.write(bytes(10_000))  # and now it is in a file, in one run with what follows
         near.queue.write(bytes(10_000))
-        assert shared.memory.used_bytes == 10_000
+        assert memory.used_bytes == 10_000
         assert len(open_descriptors() - descriptors) == 2
-        assert receive_in_turn(near, len(CONTENT) + 30_000) == CONTENT + bytes(30_000)
-    finally:
-        near.close()
-    assert shared.memory.used_bytes == 0
+        assert near.receive_in_turn(len(CONTENT) + 30_000) == CONTENT + bytes(30_000)
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_where_no_temporary_file_can_be_written_output_stays_in_memory(
-    full: bool, monkeypatch: pytest.MonkeyPatch
+def test_output_stays_in_memory_where_no_temporary_file_can_be_written(
+    full: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **kwargs: object) -> int:
         raise OSError(errno.ENOSPC if full else errno.EMFILE, "no room")
 
     warnings: list[str] = []
     shared = rules(memory_bytes=0, warnings=warnings)
-    near = Near(shared)
-    monkeypatch.setattr(*((os, "pwrite") if full else (tempfile, "TemporaryFile")), refuse)
-    descriptors = open_descriptors()
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    try:
+    with giving_back(shared) as (near,), monkeypatch.context() as patch:
+        patch.setattr(*((os, "pwrite") if full else (tempfile, "TemporaryFile")), refuse)
         for seconds, times in ((0, 1), (5, 1), (5, 2)):
-            now[0] += seconds
+            clock.now += seconds
             near.queue.write_all([CONTENT] * 5)
             # Once for each is too often: the log may be on the same disk.
             assert [line[-7:] for line in warnings].count("no room") == times
-        assert receive_in_turn(near, 15 * len(CONTENT)) == 15 * CONTENT
-        near.queue.reset()
-        assert open_descriptors() <= descriptors
-    finally:
-        near.close()
-    assert shared.memory.used_bytes == 0
+        assert near.receive_in_turn(15 * len(CONTENT)) == 15 * CONTENT
 
 
-def test_a_generator_over_the_limit_still_waits_for_its_client() -> None:
+def test_generator_over_the_limit_still_waits_for_its_client(make_near: MakeNear) -> None:
     """A temporary file is no way around `ahead_bytes`: a generator may have no end."""
-    near = Near(rules(memory_bytes=0, ahead_bytes=100_000))
-    try:
-        while near.queue.bytes_queued <= 100_000:
-            near.queue.write(bytes(50_000))
-        written = threading.Event()
+    near = make_near(memory_bytes=0, ahead_bytes=100_000)
+    while near.queue.bytes_queued <= 100_000:
+        near.queue.write(bytes(50_000))
+    written = threading.Event()
 
-        def write() -> None:
-            near.queue.write(b"end")
-            written.set()
+    def write() -> None:
+        near.queue.write(b"end")
+        written.set()
 
-        writer = threading.Thread(target=write)
-        writer.start()
+    with started(write):
         assert not written.wait(0.05)
         while not written.is_set():
             near.receive_all_there_is()
             if near.queue.draining:
                 near.queue.on_writable()
-        writer.join()
-    finally:
-        near.close()
 
 
-def test_a_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
-    shared = rules(ahead_bytes=100_000)
-    near = Near(shared)
-    descriptors = open_descriptors()
-    try:
+def test_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
+    with giving_back(rules(ahead_bytes=100_000)) as (near,):
+        memory = near.rules.memory
+        descriptors = open_descriptors()
         near.queue.may_run_ahead = True
         for block in blocks(20_000):
             near.queue.write(block)  # does not wait
-            assert shared.memory.used_bytes <= 250_000
+            assert memory.used_bytes <= 250_000
         assert near.queue.bytes_queued > 10_000_000
-        assert shared.memory.disk.used_bytes > 10_000_000
+        assert memory.disk.used_bytes > 10_000_000
         assert len(open_descriptors() - descriptors) == 1
-        assert receive_in_turn(near, 20_000_000) == b"".join(blocks(20_000))
+        assert near.receive_in_turn(20_000_000) == b"".join(blocks(20_000))
         near.queue.reset()
         assert not near.queue.may_run_ahead
         assert open_descriptors() <= descriptors
-        assert shared.memory.used_bytes == shared.memory.disk.used_bytes == 0
-    finally:
-        near.close()
+        assert memory.used_bytes == memory.disk.used_bytes == 0
+
+
+@contextlib.contextmanager
+def writing_ahead(near: Near, count: int) -> Iterator[None]:
+    """A thread that writes so many blocks of 1,000 bytes, and may run ahead."""
+    near.queue.may_run_ahead = True
+
+    def write() -> None:
+        for block in blocks(count):
+            near.queue.write(block)
+
+    with started(write):
+        yield
 
 
 @pytest.mark.parametrize(
     "limits", [{"response_on_disk_bytes": 0}, {"responses_on_disk_bytes": 0}, {"disk": "full"}]
 )
-def test_a_writer_waits_where_no_file_may_take_more(
-    limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_writer_waits_where_no_file_may_take_more(
+    make_near: MakeNear, limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limits = {**limits}
     if limits.pop("disk", None):
         monkeypatch.setattr(backlog, "_LEFT_FREE_BYTES", 1 << 60)
     warnings: list[str] = []
-    near = Near(rules(ahead_bytes=100_000, warnings=warnings, **limits))
-    near.queue.may_run_ahead = True
-    ended = threading.Event()
-
-    def write() -> None:
-        for block in blocks(20_000):
-            near.queue.write(block)
-        ended.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        received = bytearray()
-        fails = "response_on_disk_bytes" not in limits
+    near = make_near(ahead_bytes=100_000, warnings=warnings, **limits)
+    fails = "response_on_disk_bytes" not in limits
+    received = bytearray()
+    with writing_ahead(near, 20_000):
         while near.queue.bytes_queued < 100_000 or len(warnings) < fails:
             time.sleep(0.001)
         while len(received) < 20_000_000:
@@ -179,99 +190,222 @@ def test_a_writer_waits_where_no_file_may_take_more(
             received += near.receive_all_there_is()
             if near.queue.draining:
                 near.queue.on_writable()
-        writer.join(60)
-        assert ended.is_set()
-        assert received == b"".join(blocks(20_000))
-        assert len(warnings) == fails
-    finally:
-        near.close()
+    assert received == b"".join(blocks(20_000))
+    assert len(warnings) == fails
 
 
-def test_a_temporary_file_that_has_been_sent_makes_room_for_the_next_one() -> None:
-    shared = rules(ahead_bytes=100_000, response_on_disk_bytes=1_000_000)
-    near = Near(shared)
-    near.queue.may_run_ahead = True
-    received = bytearray()
+def test_temporary_file_that_has_been_sent_makes_room_for_the_next_one(
+    make_near: MakeNear,
+) -> None:
+    near = make_near(ahead_bytes=100_000, response_on_disk_bytes=1_000_000)
+    disk = near.rules.memory.disk
+    with writing_ahead(near, 50_000):
+        wait_for(lambda: disk.used_bytes >= 900_000, "it waits", interval=0.001)
+        received = near.receive_while_writing(50_000_000)
+    assert received == b"".join(blocks(50_000))
+    assert disk.used_bytes <= 1_200_000
 
-    def write() -> None:
-        for block in blocks(50_000):
-            near.queue.write(block)
 
-    writer = threading.Thread(target=write)
-    writer.start()
+def test_crumbs_wait_in_few_pieces_of_memory(make_near: MakeNear) -> None:
+    near = make_near(ahead_bytes=1 << 30)
+    near.queue.write(bytes(SIZE))
+    tracemalloc.start()
     try:
-        while shared.memory.disk.used_bytes < 900_000:
-            time.sleep(0.001)
-        while len(received) < 50_000_000:
-            received += near.receive_all_there_is()
-            if near.queue.draining:
-                near.queue.on_writable()
-        writer.join(60)
-        assert received == b"".join(blocks(50_000))
-        assert shared.memory.disk.used_bytes <= 1_200_000
-    finally:
-        near.close()
-
-
-def test_crumbs_wait_in_few_pieces_of_memory() -> None:
-    near = Near(rules(ahead_bytes=1 << 30))
-    try:
-        near.queue.write(bytes(SIZE))
-        tracemalloc.start()
         for _ in range(40_000):
             near.queue.write(b"crumb")
         assert tracemalloc.get_traced_memory()[0] < 3 * 200_000
     finally:
         tracemalloc.stop()
-        near.close()
 
 
-def test_a_client_must_take_some_bytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
+def test_client_must_take_some_bytes_a_second(make_near: MakeNear, clock: Clock) -> None:
+    near = make_near(timeout_s=60.0, least_bytes_per_s=500.0)
     queue = near.queue
-    try:
-        queue.write(bytes(SIZE))
-        assert near.deadlines == [1060.0]
-        left = queue.bytes_left()
-        now += 59.0
-        near.receive(50_000)
-        queue.on_writable()
-        # It has a minute for the next byte; and no longer than what it has taken has earned.
-        assert near.deadlines[-1] == min(1119.0, 1060.0 + (left - queue.bytes_left()) / 500.0)
-        now += 59.0
-        queue.on_writable()  # which finds no room: nothing is earned
-        assert near.deadlines[-1] <= 1060.0 + (left - queue.bytes_left()) / 500.0
-        # What comes after everything was taken begins anew.
-        receive_in_turn(near, SIZE - 50_000)
-        assert not queue.draining
-        queue.write(bytes(SIZE))
-        assert near.deadlines[-1] == now + 60.0
-    finally:
-        near.close()
+    queue.write(bytes(SIZE))
+    assert near.deadlines == [1060.0]
+    left = queue.bytes_left()
+    clock.now += 59.0
+    near.receive(50_000)
+    queue.on_writable()
+    # It has a minute for the next byte; and no longer than what it has taken has earned.
+    assert near.deadlines[-1] == min(1119.0, 1060.0 + (left - queue.bytes_left()) / 500.0)
+    clock.now += 59.0
+    queue.on_writable()  # which finds no room: nothing is earned
+    assert near.deadlines[-1] <= 1060.0 + (left - queue.bytes_left()) / 500.0
+    # What comes after everything was taken begins anew.
+    near.receive_in_turn(SIZE - 50_000)
+    assert not queue.draining
+    queue.write(bytes(SIZE))
+    assert near.deadlines[-1] == clock.now + 60.0
 
 
-def test_the_time_of_the_disk_is_not_the_clients(
-    content: int, monkeypatch: pytest.MonkeyPatch
+def test_time_of_the_disk_is_not_the_clients(
+    make_near: MakeNear, content: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1000.0
     sendfile = os.sendfile
 
     def slow(out: int, fd: int, offset: int, size: int) -> int:
-        nonlocal now
-        now += 500.0
+        clock.now += 500.0
         return sendfile(out, fd, offset, size)
 
-    monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", slow)
-    near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
-    try:
-        near.queue.write(bytes(SIZE))
-        near.queue.write_file(b"", content, 0, len(CONTENT))
-        receive_in_turn(near, SIZE + len(CONTENT))
-        assert all(deadline > 1000.0 for deadline in near.deadlines)
-        assert near.deadlines[-1] >= now
-    finally:
-        near.close()
+    near = make_near(timeout_s=60.0, least_bytes_per_s=500.0)
+    near.queue.write(bytes(SIZE))
+    near.queue.write_file(b"", content, 0, len(CONTENT))
+    near.receive_in_turn(SIZE + len(CONTENT))
+    assert all(deadline > 1000.0 for deadline in near.deadlines)
+    assert near.deadlines[-1] >= clock.now
+
+
+# Disk threads write the temporary files.
+
+BLOCK = bytes(range(250)) * 100
+BLOCKS = 200
+WRITTEN = BLOCK * BLOCKS
+
+
+class HangingWrites:
+    """pwrite() waits until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.began = threading.Event()
+        self.fails = False
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self._hang)
+
+    def _hang(self, fd: int, data: bytes, offset: int) -> int:
+        self.began.set()
+        assert self.go.wait(60)
+        if self.fails:
+            raise OSError(errno.ENOSPC, "no room")
+        return self._pwrite(fd, data, offset)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingWrites]:
+    hanging = HangingWrites(monkeypatch)
+    yield hanging
+    hanging.go.set()
+
+
+@contextlib.contextmanager
+def spilling(**more: Any) -> Iterator[Near]:
+    """A queue whose writer runs ahead, and whose temporary files are a disk thread's."""
+    with giving_back(rules(ahead_bytes=100_000, waits_for_disk=False, **more)) as (near,):
+        near.queue.may_run_ahead = True
+        yield near
+
+
+def write_blocks(near: Near) -> None:
+    for _ in range(BLOCKS):
+        near.queue.write(BLOCK)
+
+
+def test_slow_disk_keeps_neither_writer_nor_client_waiting(disk: HangingWrites) -> None:
+    with spilling() as near:
+        write_blocks(near)
+        assert disk.began.wait(60)
+        assert near.receive_in_turn(len(WRITTEN)) == WRITTEN
+        disk.go.set()
+
+
+def test_output_that_slow_disk_has_written_is_sent_from_there(disk: HangingWrites) -> None:
+    with spilling() as near:
+        memory = near.rules.memory
+        write_blocks(near)
+        waiting = near.queue.bytes_queued
+        assert memory.used_bytes >= waiting > 500_000
+        disk.go.set()
+        wait_for(lambda: memory.used_bytes <= 250_000, "the disk has all but the begin")
+        assert memory.disk.used_bytes >= waiting - 250_000
+        near.queue.write(b"end")
+        assert near.receive_in_turn(len(WRITTEN) + 3) == WRITTEN + b"end"
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 2_000_000])
+def test_writer_waits_for_disk_once_too_much_is_in_memory(
+    disk: HangingWrites, memory_bytes: int
+) -> None:
+    """Its own share is an eighth, and never less than three times `ahead_bytes`."""
+    with spilling(memory_bytes=memory_bytes) as near:
+        with started(lambda: write_blocks(near)) as (writer,):
+            assert disk.began.wait(60)
+            writer.join(0.1)
+            assert writer.is_alive()
+            most = max(3 * 100_000, memory_bytes // 8) + len(BLOCK)
+            assert near.rules.memory.used_bytes <= most
+            disk.go.set()
+        assert near.queue.backlog is not None
+        assert near.queue.backlog.waited_s > 0
+        assert near.receive_in_turn(len(WRITTEN)) == WRITTEN
+
+
+def test_writer_waiting_for_disk_learns_of_the_end(disk: HangingWrites) -> None:
+    errors: list[ClientGone] = []
+    with spilling(memory_bytes=0) as near:
+
+        def write() -> None:
+            try:
+                write_blocks(near)
+            except ClientGone as error:
+                errors.append(error)
+
+        with started(write):
+            assert disk.began.wait(60)
+            near.queue.fail(TimeoutError("the client took no byte in time"))
+        assert len(errors) == 1
+        disk.go.set()
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_response_may_end_while_the_disk_writes(disk: HangingWrites, end: str, fails: bool) -> None:
+    disk.fails = fails
+    with spilling() as near:
+        write_blocks(near)
+        assert disk.began.wait(60)
+        if end == "reset":  # all has been sent from memory
+            assert near.receive_in_turn(len(WRITTEN)) == WRITTEN
+        getattr(near.queue, end)()
+        disk.go.set()
+        if end == "reset":  # the next response has nothing of it
+            near.queue.write(b"next")
+            assert near.receive(4) == b"next"
+
+
+def test_disk_that_fails_leaves_output_in_memory_and_in_order(disk: HangingWrites) -> None:
+    disk.fails = True
+    disk.go.set()
+    warnings: list[str] = []
+    with spilling(warnings=warnings) as near:
+        near.queue.write(WRITTEN)
+        wait_for(lambda: warnings, "it fails")
+        wait_for(lambda: not near.queue.may_run_ahead, "the writer will wait for its client")
+        near.queue.write_all([b"end"])
+        assert near.receive_in_turn(len(WRITTEN) + 3) == WRITTEN + b"end"
+
+
+def test_output_without_a_disk_thread_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(job: Callable[[], object]) -> None:
+        raise OSError(errno.ENOMEM, "no thread")
+
+    with spilling() as near:
+        monkeypatch.setattr(near.rules.disk, "submit_temporary", refuse)
+        near.queue.write(WRITTEN)
+        assert not near.queue.may_run_ahead
+        assert near.receive_in_turn(len(WRITTEN)) == WRITTEN
+
+
+_SMALL = st.sampled_from([0, 1000, 50_000])
+
+
+@given(pieces=pieces_of(len(CONTENT), 60_000), ahead=_SMALL, memory=_SMALL)
+@settings(max_examples=effort(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_spilled_pieces_arrive_in_order_whichever_thread_is_quicker(
+    content: int, pieces: Pieces, ahead: int, memory: int
+) -> None:
+    near = Near(rules(ahead_bytes=ahead, memory_bytes=memory, waits_for_disk=False))
+    near.queue.may_run_ahead = True
+    arrives_in_order(near, pieces, CONTENT, content)

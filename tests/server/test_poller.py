@@ -1,18 +1,23 @@
-"""Both pollers: each event goes to one thread, once, until its descriptor is armed again."""
+"""Pollers: each event goes to one thread, once, until its descriptor is armed again."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import select
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from tests.server.pools import poller_of
+from tests.server.pools import PATIENCE_S, poller_of
 from tests.support.descriptors import open_descriptors
+from tests.support.servers import wait_for
 from tests.workers.serving import POLLERS
+from wsgifast.server.monitor import is_running
 from wsgifast.server.poller import (
     HUNG_UP,
     READ,
@@ -21,11 +26,9 @@ from wsgifast.server.poller import (
     Poller,
     SelectorsPoller,
     make_poller,
-)
+)  # fmt: skip
 
-# A poll that is expected to find something; one that hangs fails the test instead of the run.
-PATIENCE_S = 60.0
-
+LINUX_ONLY = pytest.mark.skipif(not hasattr(select, "EPOLLEXCLUSIVE"), reason="Linux only")
 Pair = tuple[socket.socket, socket.socket]
 
 
@@ -82,7 +85,7 @@ def assert_silent(poller: Poller) -> None:
         assert poller.poll(0) == []
 
 
-def test_an_event_comes_once(poller: Poller, pair: Pair) -> None:
+def test_event_comes_once(poller: Poller, pair: Pair) -> None:
     near, far = pair
     poller.add(near.fileno(), READ)
     assert_silent(poller)
@@ -93,7 +96,7 @@ def test_an_event_comes_once(poller: Poller, pair: Pair) -> None:
     assert_silent(poller)
 
 
-def test_armed_again_it_comes_again(poller: Poller, pair: Pair) -> None:
+def test_event_comes_again_once_armed_again(poller: Poller, pair: Pair) -> None:
     near, far = pair
     poller.add(near.fileno(), READ)
     far.sendall(b"a")
@@ -104,7 +107,7 @@ def test_armed_again_it_comes_again(poller: Poller, pair: Pair) -> None:
     assert_silent(poller)
 
 
-def test_arming_changes_what_is_waited_for(poller: Poller, pair: Pair) -> None:
+def test_arming_changes_which_events_come(poller: Poller, pair: Pair) -> None:
     near, far = pair
     poller.add(near.fileno(), READ)
     assert_silent(poller)
@@ -115,7 +118,7 @@ def test_arming_changes_what_is_waited_for(poller: Poller, pair: Pair) -> None:
     assert poll_until(poller, near.fileno()) == [(near.fileno(), READ | WRITE)]
 
 
-def test_several_descriptors_come_together(poller: Poller) -> None:
+def test_events_of_several_descriptors_come_together(poller: Poller) -> None:
     pairs = [socket.socketpair() for _ in range(20)]
     for near, far in pairs:
         poller.add(near.fileno(), READ)
@@ -132,7 +135,9 @@ def test_several_descriptors_come_together(poller: Poller) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_arming_while_another_thread_polls(poller: Poller, pair: Pair, known: bool) -> None:
+def test_descriptor_armed_while_another_thread_polls_is_reported(
+    poller: Poller, pair: Pair, known: bool
+) -> None:
     near, _ = pair
     if known:
         poller.add(near.fileno(), READ)
@@ -143,7 +148,7 @@ def test_arming_while_another_thread_polls(poller: Poller, pair: Pair, known: bo
     assert events == [(near.fileno(), WRITE)]
 
 
-def test_armed_for_nothing(poller: Poller, pair: Pair) -> None:
+def test_descriptor_armed_for_nothing_reports_a_hang_up_alone(poller: Poller, pair: Pair) -> None:
     """epoll reports a hang-up even so; elsewhere whoever does this needs a time limit."""
     near, far = pair
     poller.add(near.fileno(), READ)
@@ -157,7 +162,7 @@ def test_armed_for_nothing(poller: Poller, pair: Pair) -> None:
     poll_until(poller, near.fileno())
 
 
-def test_the_end_of_a_connection_wakes_who_waits_for_either(poller: Poller) -> None:
+def test_end_of_a_connection_is_reported_to_readers_and_writers(poller: Poller) -> None:
     for events in (READ, WRITE):
         near, far = socket.socketpair()
         with near:
@@ -168,7 +173,7 @@ def test_the_end_of_a_connection_wakes_who_waits_for_either(poller: Poller) -> N
             poller.forget(near.fileno())
 
 
-def test_who_has_hung_up_is_told_apart_but_not_while_it_is_written_to() -> None:
+def test_hang_up_is_reported_to_readers_alone() -> None:
     poller = EpollPoller()
     near, far = socket.socketpair()
     with near, far:
@@ -186,7 +191,7 @@ def test_who_has_hung_up_is_told_apart_but_not_while_it_is_written_to() -> None:
     poller.close()
 
 
-def test_forgotten_descriptors_are_silent(poller: Poller, pair: Pair) -> None:
+def test_forgotten_descriptor_is_silent(poller: Poller, pair: Pair) -> None:
     near, far = pair
     poller.add(near.fileno(), READ)
     assert_silent(poller)
@@ -199,7 +204,7 @@ def test_forgotten_descriptors_are_silent(poller: Poller, pair: Pair) -> None:
     poll_until(poller, near.fileno())
 
 
-def test_a_number_that_is_used_again(poller: Poller, pair: Pair) -> None:
+def test_number_used_again_is_watched_as_the_new_one(poller: Poller, pair: Pair) -> None:
     """Closed and opened between two polls: the new one is watched, not mistaken for the old."""
     near, _ = pair
     poller.add(near.fileno(), READ)
@@ -215,7 +220,7 @@ def test_a_number_that_is_used_again(poller: Poller, pair: Pair) -> None:
         assert poll_until(poller, near.fileno()) == [(near.fileno(), READ)]
 
 
-def test_listeners_stay_armed(poller: Poller) -> None:
+def test_listener_stays_armed(poller: Poller) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         poller.listen(listener.fileno())
         assert_silent(poller)
@@ -232,13 +237,13 @@ def test_listeners_stay_armed(poller: Poller) -> None:
             poll_until(poller, listener.fileno())
 
 
-def test_a_wake_returns_the_poll_that_waits(poller: Poller) -> None:
+def test_wake_ends_the_poll_that_waits(poller: Poller) -> None:
     polling = Polling(poller)
     poller.wake()
     assert polling.result() == []
 
 
-def test_a_wake_returns_the_next_poll_and_only_that(poller: Poller, pair: Pair) -> None:
+def test_wake_ends_the_next_poll_alone(poller: Poller, pair: Pair) -> None:
     for _ in range(70_000):  # more than a pipe holds: a full one must not block or fail
         poller.wake()
     near, far = pair
@@ -253,7 +258,7 @@ def test_a_wake_returns_the_next_poll_and_only_that(poller: Poller, pair: Pair) 
     assert seen == [(near.fileno(), READ)]  # neither lost among the wakes, nor seen twice
 
 
-def test_a_wake_of_a_closed_poller_is_nothing() -> None:
+def test_wake_of_a_closed_poller_does_nothing() -> None:
     for kind in POLLERS:
         before = open_descriptors()
         poller = poller_of(kind)
@@ -269,7 +274,7 @@ def test_a_wake_of_a_closed_poller_is_nothing() -> None:
             end.close()
 
 
-def test_a_wake_is_taken_up_by_one_poll(poller: Poller) -> None:
+def test_wake_is_taken_up_by_one_poll(poller: Poller) -> None:
     """The next one would spin; and who has been woken along with another finds nothing."""
     pipe = poller._pipe
     poller.wake()
@@ -278,7 +283,7 @@ def test_a_wake_is_taken_up_by_one_poll(poller: Poller) -> None:
     pipe.empty()
 
 
-def test_a_listener_s_number_may_be_a_connection_s_next(poller: Poller, pair: Pair) -> None:
+def test_number_of_a_listener_may_be_a_connections_next(poller: Poller, pair: Pair) -> None:
     near, far = pair
     far.sendall(b"a")
     poller.listen(near.fileno())
@@ -289,7 +294,7 @@ def test_a_listener_s_number_may_be_a_connection_s_next(poller: Poller, pair: Pa
     assert_silent(poller)
 
 
-def test_a_descriptor_that_is_closed_before_its_change_is_taken_up() -> None:
+def test_descriptor_closed_before_its_change_is_silent() -> None:
     poller = poller_of("selectors")
     near, far = socket.socketpair()
     with far:
@@ -299,7 +304,7 @@ def test_a_descriptor_that_is_closed_before_its_change_is_taken_up() -> None:
     poller.close()
 
 
-def test_each_event_goes_to_one_thread(poller: Poller) -> None:
+def test_event_goes_to_one_thread(poller: Poller) -> None:
     """Four threads poll; each of many descriptors is armed so often, and owned by one at a time."""
     rounds = 50
     pairs = [socket.socketpair() for _ in range(20)]
@@ -339,14 +344,127 @@ def test_each_event_goes_to_one_thread(poller: Poller) -> None:
         far.close()
 
 
-def test_epoll_is_used_where_there_is_one() -> None:
-    poller = make_poller()
-    assert type(poller) is EpollPoller
-    poller.close()
-
-
-def test_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poller_is_of_epoll_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(make_poller()) as poller:
+        assert type(poller) is EpollPoller
     monkeypatch.delattr(select, "epoll")
-    poller = make_poller()  # selectors' own choice was made when it was imported
-    assert type(poller) is SelectorsPoller
+    with contextlib.closing(make_poller()) as poller:  # selectors' own choice was made at import
+        assert type(poller) is SelectorsPoller
+
+
+# epoll alone: listeners that several processes share, and what the kernel reports in parts.
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        yield listener
+
+
+@LINUX_ONLY
+def test_connection_is_reported_to_one_poller_of_a_listener_in_turn(
+    listener: socket.socket,
+) -> None:
+    """Two pollers are to the kernel what two processes are."""
+    pollers = [EpollPoller(), EpollPoller()]
+    fd = listener.fileno()
+    woken: list[int] = []
+    for poller in pollers:
+        poller.listen(fd)
+
+    def poll(number: int) -> None:
+        while events := pollers[number].poll(PATIENCE_S):
+            assert events == [(fd, READ)]
+            woken.append(number)
+            listener.accept()[0].close()
+            pollers[number].queue_behind_others(fd)
+            accepted.release()
+
+    accepted = threading.Semaphore(0)
+    threads = [threading.Thread(target=poll, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for count in range(1, 11):
+        # No event wakes who does not wait: on a busy machine a thread may not be there yet.
+        wait_for(lambda: not any(map(is_running, threads)), "both of them wait")
+        with socket.create_connection(listener.getsockname(), PATIENCE_S):
+            assert accepted.acquire(timeout=PATIENCE_S)
+            # Who was woken in vain would fail at accept(), in its thread.
+            assert len(woken) == count
+    for poller in pollers:
+        poller.wake()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    for poller in pollers:
+        poller.close()
+    assert set(woken) == {0, 1}
+
+
+@LINUX_ONLY
+def test_kernel_without_epollexclusive_reports_to_all(listener: socket.socket) -> None:
+    poller = EpollPoller()
+    register = poller._register
+    masks: list[int] = []
+
+    def old_kernel(fd: int, events: int) -> None:
+        masks.append(events)
+        if events & select.EPOLLEXCLUSIVE:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        register(fd, events)
+
+    poller._register = old_kernel  # type: ignore[assignment]
+    poller.listen(listener.fileno())
+    assert masks == [select.EPOLLIN | select.EPOLLEXCLUSIVE, select.EPOLLIN]
+    poller.queue_behind_others(listener.fileno())
+    with socket.create_connection(listener.getsockname(), PATIENCE_S):
+        assert poller.poll(PATIENCE_S) == [(listener.fileno(), READ)]
+    with pytest.raises(OSError, match="exists"):
+        poller.listen(listener.fileno())
     poller.close()
+
+
+def test_poll_gathers_events_reported_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short request may be behind thousands of downloads that have room; but there is an end."""
+    monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
+    monkeypatch.setattr("wsgifast.server.poller._MOST_EVENTS", 6)
+    poller = EpollPoller()
+    parts: list[list[tuple[int, int]]] = []
+    timeouts: list[float | None] = []
+
+    def poll(timeout: float | None) -> list[tuple[int, int]]:
+        timeouts.append(timeout)
+        return parts.pop(0)
+
+    epoll, poller._epoll = poller._epoll, SimpleNamespace(poll=poll)  # type: ignore[assignment]
+    try:
+        for sizes, reported in (([1], 1), ([2, 0], 2), ([2, 2, 1], 5), ([2] * 6, 8)):
+            timeouts.clear()
+            numbers = iter(range(100, 200))
+            parts[:] = [[(next(numbers), WRITE) for _ in range(size)] for size in sizes]
+            assert poller.poll(7.0) == [(100 + number, WRITE) for number in range(reported)]
+            assert timeouts == [7.0, *[0] * (min(len(sizes), 4) - 1)]
+    finally:
+        poller._epoll = epoll
+        poller.close()
+
+
+def test_wake_is_no_event_of_the_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the kernel reports it in each part of the events."""
+    monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
+    poller = EpollPoller()
+    epoll = poller._epoll
+    with contextlib.ExitStack() as stack:
+        stack.callback(poller.close)
+        poller.wake()
+        numbers = set()
+        for _ in range(6):
+            near, far = socket.socketpair()
+            stack.enter_context(near)
+            stack.enter_context(far)
+            poller.add(near.fileno(), WRITE)
+            numbers.add(near.fileno())
+        in_parts = SimpleNamespace(poll=lambda timeout: epoll.poll(timeout, 2), close=epoll.close)
+        poller._epoll = in_parts  # type: ignore[assignment]
+        assert sorted(poller.poll(PATIENCE_S)) == sorted((fd, WRITE) for fd in numbers)

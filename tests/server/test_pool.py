@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +13,9 @@ import pytest
 
 from tests.server.pools import PATIENCE_S, SIZE, SPARE, App, Gate, Harness, poller_of
 from tests.support.servers import wait_for
+from tests.workers.serving import POLLERS
 from wsgifast.server.poller import READ, Event
 from wsgifast.server.pool import Pool
-
-
-@pytest.fixture(params=["epoll", "selectors"])
-def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    made = Harness(request.param, SIZE)
-    yield made
-    made.stop()
 
 
 @pytest.fixture(params=["push", "deliver"])
@@ -40,8 +34,8 @@ def test_work_runs_in_the_pool(harness: Harness, start: Start) -> None:
     assert {thread.name for thread in harness.threads} >= harness.ran_in
 
 
-@pytest.mark.parametrize("kind", ["epoll", "selectors"])
-def test_a_task_that_comes_again_and_again_lets_events_go_first(kind: str) -> None:
+@pytest.mark.parametrize("kind", POLLERS)
+def test_task_that_comes_again_and_again_lets_events_go_first(kind: str) -> None:
     harness = Harness(kind, 1)
     done = threading.Event()
     turns = 0
@@ -61,7 +55,7 @@ def test_a_task_that_comes_again_and_again_lets_events_go_first(kind: str) -> No
     assert turns < 10  # one, and as many as it takes a poller to hear of the event
 
 
-def test_as_many_run_at_once_as_there_are_threads(harness: Harness, start: Start) -> None:
+def test_as_many_apps_run_at_once_as_there_are_threads(harness: Harness, start: Start) -> None:
     meeting = threading.Barrier(SIZE + 1)
     for _ in range(3):  # in turns: the leader changes in between
         for _ in range(SIZE):
@@ -70,7 +64,9 @@ def test_as_many_run_at_once_as_there_are_threads(harness: Harness, start: Start
     assert harness.ran_in == {thread.name for thread in harness.threads} - {SPARE}
 
 
-def test_never_more_run_at_once_and_each_runs_once(harness: Harness, start: Start) -> None:
+def test_apps_run_once_each_and_never_more_at_once_than_threads(
+    harness: Harness, start: Start
+) -> None:
     lock = threading.Lock()
     inside = most = 0
     ran: Counter[int] = Counter()
@@ -96,7 +92,7 @@ def test_never_more_run_at_once_and_each_runs_once(harness: Harness, start: Star
     assert most <= SIZE
 
 
-def test_another_is_promoted_while_its_thread_is_in_an_app(harness: Harness, start: Start) -> None:
+def test_another_leads_while_a_thread_is_in_an_app(harness: Harness, start: Start) -> None:
     for _ in range(3):
         first = Gate()
         start(first)
@@ -107,7 +103,7 @@ def test_another_is_promoted_while_its_thread_is_in_an_app(harness: Harness, sta
         assert second.wait(PATIENCE_S)
 
 
-def test_a_slow_app_is_seen_after_a_quiet_time(harness: Harness, start: Start) -> None:
+def test_slow_app_after_a_quiet_time_is_seen(harness: Harness, start: Start) -> None:
     gates = [Gate() for _ in range(SIZE)]
     for gate in gates:
         start(gate)
@@ -120,7 +116,7 @@ def test_a_slow_app_is_seen_after_a_quiet_time(harness: Harness, start: Start) -
     gates[-1].release()
 
 
-def test_a_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None:
+def test_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None:
     with harness.occupied() as gates:
         late = [threading.Event() for _ in range(10)]
         for event in late:
@@ -137,7 +133,7 @@ def test_a_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> No
         assert SPARE not in harness.ran_in
 
 
-def test_a_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
+def test_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
     """As after a poll that gave several: nobody else has seen them."""
     seen: list[bool] = []
     done = threading.Event()
@@ -152,14 +148,14 @@ def test_a_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Har
     assert seen == [True]
 
 
-def test_an_event_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness) -> None:
+def test_event_pushed_to_a_pool_that_is_all_in_apps_is_handled(harness: Harness) -> None:
     with harness.occupied():
         wait_for(lambda: harness.pool.saturated, "a spare leads", PATIENCE_S)
         assert harness.sees_an_event(push=True)
 
 
-@pytest.mark.parametrize("kind", ["epoll", "selectors"])
-def test_the_monitor_keeps_its_time_while_every_thread_is_taken(kind: str) -> None:
+@pytest.mark.parametrize("kind", POLLERS)
+def test_monitor_keeps_its_time_while_every_thread_is_taken(kind: str) -> None:
     """However many events come: it has time limits and a heartbeat to look after."""
     harness = Harness(kind, 1, round_s=0.01)
     steps = 0
@@ -191,7 +187,7 @@ def block_a_turn(harness: Harness) -> Gate:
 
 
 @pytest.mark.parametrize("blocked", range(1, SIZE + 1))
-def test_turns_that_are_blocked_keep_nobody_else_waiting(harness: Harness, blocked: int) -> None:
+def test_blocked_turns_keep_nobody_else_waiting(harness: Harness, blocked: int) -> None:
     """Up to all threads: the spare one goes on."""
     gates = [block_a_turn(harness) for _ in range(blocked)]
     assert harness.sees_an_event()
@@ -205,7 +201,7 @@ def test_turns_that_are_blocked_keep_nobody_else_waiting(harness: Harness, block
 
 
 @pytest.mark.parametrize("busy", range(SIZE - 1))
-def test_a_turn_that_is_blocked_beside_apps(harness: Harness, busy: int) -> None:
+def test_blocked_turns_beside_apps_keep_nobody_else_waiting(harness: Harness, busy: int) -> None:
     with harness.occupied(busy):
         gates = [block_a_turn(harness) for _ in range(2)]
         assert harness.sees_an_event()
@@ -213,7 +209,7 @@ def test_a_turn_that_is_blocked_beside_apps(harness: Harness, busy: int) -> None
             gate.release()
 
 
-def test_the_monitor_never_polls_nor_receives(harness: Harness) -> None:
+def test_monitor_never_polls_nor_receives(harness: Harness) -> None:
     """It keeps the worker's heartbeat: whatever could block is done by others."""
     polled_in: set[str] = set()
     poll = harness.poller.poll
@@ -232,14 +228,14 @@ def test_the_monitor_never_polls_nor_receives(harness: Harness) -> None:
     assert len(harness.received_in) > SIZE
 
 
-def test_work_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness) -> None:
+def test_work_pushed_to_a_pool_that_is_all_in_apps_runs_later(harness: Harness) -> None:
     done = threading.Event()
     with harness.occupied():
         harness.push(done.set)
     assert done.wait(PATIENCE_S)
 
 
-def test_an_app_may_push(harness: Harness, start: Start) -> None:
+def test_app_that_pushes_is_followed_by_what_it_has_pushed(harness: Harness, start: Start) -> None:
     """As a pipelined request follows the one before it."""
     done = threading.Event()
     left = 100
@@ -256,7 +252,7 @@ def test_an_app_may_push(harness: Harness, start: Start) -> None:
     assert done.wait(PATIENCE_S)
 
 
-def test_pushes_from_many_threads(harness: Harness) -> None:
+def test_pushes_from_many_threads_run_once_each(harness: Harness) -> None:
     ran: Counter[tuple[int, int]] = Counter()
     lock = threading.Lock()
     everything = threading.Event()
@@ -288,7 +284,7 @@ def test_pushes_from_many_threads(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("busy", [0, 1, SIZE])
-def test_stop_waits_for_nobody_but_ends_everyone(harness: Harness, busy: int) -> None:
+def test_stop_waits_for_nobody_and_ends_everyone(harness: Harness, busy: int) -> None:
     with harness.occupied(busy):
         harness.pool.stop()  # returns although apps run
     for thread in harness.threads:
@@ -297,15 +293,15 @@ def test_stop_waits_for_nobody_but_ends_everyone(harness: Harness, busy: int) ->
     assert not harness.pool.failed
 
 
-def test_an_interrupt_ends_a_monitor_that_sleeps(harness: Harness) -> None:
+def test_interrupt_ends_a_monitor_that_sleeps(harness: Harness) -> None:
     wait_for(lambda: harness.pool.monitor.ticking, "the monitor runs", PATIENCE_S)
     assert harness.rounds == 0
     harness.pool.monitor.interrupt()
     wait_for(lambda: harness.rounds == 1, "its round is over", PATIENCE_S)
 
 
-@pytest.mark.parametrize("kind", ["epoll", "selectors"])
-def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
+@pytest.mark.parametrize("kind", POLLERS)
+def test_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
     ticks = 0
 
     def interrupt_at_the_second_tick() -> bool:
@@ -338,7 +334,7 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_error_of_our_own_is_reported(harness: Harness, start: Start) -> None:
+def test_internal_error_in_a_thread_is_reported(harness: Harness, start: Start) -> None:
     def fail() -> None:
         raise RuntimeError("an error of our own")
 

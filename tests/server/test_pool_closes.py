@@ -5,24 +5,14 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.server.monitored import Monitored, monitored
-from tests.server.pools import PATIENCE_S, SIZE, Gate, Harness
+from tests.server.pools import PATIENCE_S, SIZE, Gate, Harness, Monitored
 from tests.support.servers import wait_for
 from wsgifast.server.pool import Close
-
-__all__ = ["monitored"]
-
-
-@pytest.fixture(params=["epoll", "selectors"])
-def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    harness = Harness(request.param, SIZE)
-    yield harness
-    harness.stop()
 
 
 class Sent:
@@ -70,7 +60,7 @@ def test_idle_thread_is_woken_to_close(harness: Harness) -> None:
         Sent(harness).deliver().end().assert_closed_in_its_thread()
 
 
-def test_close_that_comes_from_outside_the_pool_wakes_its_thread(harness: Harness) -> None:
+def test_close_due_from_outside_the_pool_wakes_its_thread(harness: Harness) -> None:
     for _ in range(50):
         sent = Sent(harness).deliver()
         harness.pool.make_due(sent.close)

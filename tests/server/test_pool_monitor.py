@@ -11,25 +11,22 @@ from typing import Any
 
 import pytest
 
-from tests.server.monitored import Monitored, exhaust, monitored
+from tests.server.pools import Monitored, exhaust
 from tests.support.servers import wait_for
 from wsgifast.server import monitor as module
 from wsgifast.server.monitor import _RUNNING_PATIENCE_S, _SPARE_PATIENCE_S, TICK_S
 
-__all__ = ["monitored"]
-
-
 LONG_S = 10.0
 
 
-def test_without_a_turn_it_sleeps(monitored: Monitored) -> None:
+def test_monitor_without_a_turn_sleeps(monitored: Monitored) -> None:
     monitored.pool.monitor.watch(LONG_S)
     assert monitored.pauses == [LONG_S]
     assert monitored.now == pytest.approx(100.0 + LONG_S)
     assert not monitored.alarms
 
 
-def test_quick_turns_put_it_off_and_now_and_then_only(monitored: Monitored) -> None:
+def test_quick_turns_put_the_alarm_off_now_and_then_only(monitored: Monitored) -> None:
     """The monitor does not wake, and who leads keeps the lead."""
     turns = 1000
 
@@ -50,7 +47,7 @@ def test_quick_turns_put_it_off_and_now_and_then_only(monitored: Monitored) -> N
     assert not monitored.early_promotions
 
 
-def test_a_turn_that_begins_while_it_sleeps_is_seen(monitored: Monitored) -> None:
+def test_turn_that_begins_while_the_monitor_sleeps_is_seen(monitored: Monitored) -> None:
     def begin() -> None:
         monitored.at_pause = lambda: None
         monitored.now += 1
@@ -62,7 +59,7 @@ def test_a_turn_that_begins_while_it_sleeps_is_seen(monitored: Monitored) -> Non
     assert monitored.pauses[1] <= LONG_S - 1
 
 
-def test_a_turn_that_begins_as_it_looks_is_seen(monitored: Monitored) -> None:
+def test_turn_that_begins_as_the_monitor_looks_is_seen(monitored: Monitored) -> None:
     """It still saw that the alarm need not be put off."""
 
     def begin_at_the_tick() -> None:
@@ -77,7 +74,7 @@ def test_a_turn_that_begins_as_it_looks_is_seen(monitored: Monitored) -> None:
     assert monitored.leader is monitored.others[0]
 
 
-def test_a_tick_that_was_promised_is_not_put_off(monitored: Monitored) -> None:
+def test_promised_tick_is_not_put_off(monitored: Monitored) -> None:
     monitor = monitored.pool.monitor
     assert not monitor.request_tick()  # it does not run
 
@@ -99,7 +96,7 @@ def test_a_tick_that_was_promised_is_not_put_off(monitored: Monitored) -> None:
     assert monitored.alarms == [TICK_S, TICK_S]  # the promise was kept: the next is a new one
 
 
-def test_a_promise_made_while_it_looks_is_kept(monitored: Monitored) -> None:
+def test_tick_promised_while_the_monitor_looks_is_kept(monitored: Monitored) -> None:
     ticks = 0
 
     def leave_more() -> None:
@@ -114,7 +111,7 @@ def test_a_promise_made_while_it_looks_is_kept(monitored: Monitored) -> None:
     assert monitored.alarms == [TICK_S]
 
 
-def test_a_look_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
+def test_look_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
     monitored.follow(*monitored.others)
 
     def promise() -> None:
@@ -129,7 +126,7 @@ def test_a_look_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
     assert monitored.leader is monitored.others[-1]
 
 
-def test_an_interrupt_is_not_put_off(monitored: Monitored) -> None:
+def test_interrupt_is_not_put_off(monitored: Monitored) -> None:
     def interrupt() -> None:
         monitored.pool.monitor.interrupt()
         monitored.now += TICK_S
@@ -140,7 +137,7 @@ def test_an_interrupt_is_not_put_off(monitored: Monitored) -> None:
     assert monitored.now == pytest.approx(100.0 + TICK_S)
 
 
-def test_a_follower_is_promoted(monitored: Monitored) -> None:
+def test_follower_of_a_blocked_leader_is_promoted(monitored: Monitored) -> None:
     monitored.follow(*monitored.others)
     monitored.enter(monitored.first)
     monitored.run(1.5)  # two ticks
@@ -152,7 +149,7 @@ def test_a_follower_is_promoted(monitored: Monitored) -> None:
     assert monitored.early_promotions
 
 
-def test_a_leader_that_only_waits_for_a_processor_is_given_time(
+def test_leader_that_only_waits_for_a_processor_is_given_time(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "is_running", lambda thread: True)
@@ -166,7 +163,7 @@ def test_a_leader_that_only_waits_for_a_processor_is_given_time(
     assert monitored.leader is monitored.others[-1]
 
 
-def test_turns_at_work_are_looked_in_on_less_often(
+def test_turns_at_work_are_looked_at_less_often(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = True
@@ -195,7 +192,7 @@ def test_turns_at_work_are_looked_in_on_less_often(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not report it")
-def test_whether_a_thread_runs() -> None:
+def test_thread_that_runs_is_told_from_one_that_waits() -> None:
     assert module.is_running(threading.current_thread())
     gate = threading.Lock()
     gate.acquire()
@@ -208,7 +205,7 @@ def test_whether_a_thread_runs() -> None:
     assert not module.is_running(None)
 
 
-def test_without_a_follower_a_spare_is_promoted(monitored: Monitored) -> None:
+def test_spare_is_promoted_where_nobody_follows(monitored: Monitored) -> None:
     monitored.enter(monitored.first)
     monitored.run(1.5)
     pool = monitored.pool
@@ -244,7 +241,7 @@ def test_spare_that_is_slow_leads_until_a_thread_is_free(monitored: Monitored) -
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_a_thread_that_comes_back_ends_the_saturation(monitored: Monitored, leads: bool) -> None:
+def test_thread_that_comes_back_ends_the_saturation(monitored: Monitored, leads: bool) -> None:
     monitored.enter(monitored.first)
     monitored.run(1.5)
     monitored.spare.busy = leads
@@ -256,7 +253,7 @@ def test_a_thread_that_comes_back_ends_the_saturation(monitored: Monitored, lead
     assert monitored.saturations == [True, False]
 
 
-def test_it_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) -> None:
+def test_pool_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) -> None:
     pool = monitored.pool
     assert pool.exhaustion.since is None
     since = exhaust(monitored)
@@ -273,7 +270,7 @@ def test_it_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) 
     assert pool.exhaustion.since is None
 
 
-def test_who_follows_has_nothing_to_do(monitored: Monitored) -> None:
+def test_thread_that_follows_ends_the_exhaustion(monitored: Monitored) -> None:
     exhaust(monitored)
     monitored.first.gate.release()
     monitored.come_back(monitored.first)
@@ -281,7 +278,7 @@ def test_who_follows_has_nothing_to_do(monitored: Monitored) -> None:
     assert monitored.pool.exhaustion.since is None
 
 
-def test_a_spare_that_polls_helps_nobody_who_waits(monitored: Monitored) -> None:
+def test_spare_that_polls_does_not_end_the_exhaustion(monitored: Monitored) -> None:
     since = exhaust(monitored)
     monitored.serve(monitored.spare)
     assert monitored.polls
@@ -299,7 +296,7 @@ def test_job_without_a_free_thread_is_reported_before_it_is_taken(monitored: Mon
     assert list(pool.ready) == ["request"]
 
 
-def test_a_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None:
+def test_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None:
     """Whatever blocks it: reading a disk, or a log that nobody reads."""
     monitored.follow(*monitored.others)
 
@@ -314,7 +311,7 @@ def test_a_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None
     assert not monitored.first.busy
 
 
-def test_it_stays_awake_while_something_is_sent_at_its_ticks(monitored: Monitored) -> None:
+def test_monitor_stays_awake_while_something_is_sent_at_its_ticks(monitored: Monitored) -> None:
     monitored.sent = True
     monitored.run(200)
     assert len(monitored.pauses) >= 199
@@ -323,7 +320,7 @@ def test_it_stays_awake_while_something_is_sent_at_its_ticks(monitored: Monitore
     assert len(monitored.pauses) < 205
 
 
-def test_an_interrupt_ends_it_and_the_next_one_begins_anew(monitored: Monitored) -> None:
+def test_interrupt_ends_one_watch_alone(monitored: Monitored) -> None:
     monitored.at_pause = monitored.pool.monitor.interrupt
     monitored.pool.monitor.watch(LONG_S)
     assert monitored.now < 100.0 + LONG_S

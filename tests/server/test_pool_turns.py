@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.server.monitored import Monitored, monitored
+from tests.server.pools import Monitored
 from wsgifast.server.poller import READ, WRITE, Event
 from wsgifast.server.pool import _DEFERRED_S
 
-__all__ = ["monitored"]
 
-
-def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Monitored) -> None:
+def test_slow_app_has_another_promoted_before_the_next_ones(monitored: Monitored) -> None:
     """They come in bursts; so many quick ones in a row end that."""
     pool = monitored.pool
     monitored.follow(monitored.others[0])
@@ -46,7 +43,7 @@ def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Mo
     assert monitored.leader is leader
 
 
-def test_a_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
+def test_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
     """While apps are slow: who comes out of one takes it, without waiting for the monitor."""
     pool = monitored.pool
     monitored.early_promotions = 3
@@ -72,7 +69,7 @@ def test_a_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None
 
 
 @pytest.mark.parametrize("queue", ["work", "deferred"])
-def test_a_long_turn_shares_the_work_if_there_is_any(queue: str, monitored: Monitored) -> None:
+def test_long_turn_shares_the_work_if_there_is_any(queue: str, monitored: Monitored) -> None:
     """It runs, so that the monitor would leave it the lead; but it runs beside others."""
     pool = monitored.pool
     first, other = monitored.first, monitored.others[0]
@@ -94,14 +91,10 @@ def test_a_long_turn_shares_the_work_if_there_is_any(queue: str, monitored: Moni
     assert monitored.lead_is_on_offer  # nobody was free
 
 
-def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored) -> None:
+def test_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.early_promotions = 3
-
-    def several_ticks() -> None:
-        monitored.run(5.5)
-
-    monitored.in_app = several_ticks
+    monitored.in_app = lambda: monitored.run(5.5)
     monitored.follow(*monitored.others)
     pool.work.append(lambda: "slow")
     monitored.turn(monitored.first)
@@ -114,7 +107,7 @@ def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored)
     assert monitored.early_promotions == before - 1
 
 
-def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> None:
+def test_turn_changes_its_number_before_it_is_seen_busy(monitored: Monitored) -> None:
     """Its number changes before the member is seen busy, or the monitor might take two for one."""
     seen: list[tuple[bool, int]] = []
     member = monitored.first
@@ -140,7 +133,7 @@ def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> N
     assert seen == [(False, 8), (True, 8), (False, 8)]
 
 
-def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> None:
+def test_request_that_waited_for_a_thread_comes_first(monitored: Monitored) -> None:
     """It has waited longest; events behind it cannot starve it."""
     monitored.pool.work.append(lambda: "event")
     monitored.pool.ready.append("request")
@@ -241,21 +234,20 @@ class Polling:
             self._queue.append(self._late)
 
 
-def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None:
+@pytest.mark.parametrize("queue", ["work", "ready"])
+def test_member_polls_not_while_there_is_work(monitored: Monitored, queue: str) -> None:
     """Whoever adds to it sees that somebody polls, or is seen by them."""
-    pool = monitored.pool
-    late: Callable[[], str] = lambda: "late"  # noqa: E731
-    for queue, what in ((pool.work, late), (pool.ready, "late")):
-        member: Any = Polling(queue, what)
-        monitored.leader = member
-        monitored.turn(member)
-        assert not monitored.polls
-        monitored.turn(member)
-        assert not member.polling
-    assert monitored.ran == ["late", "late"]
+    late: Any = "late" if queue == "ready" else lambda: "late"
+    member: Any = Polling(getattr(monitored.pool, queue), late)
+    monitored.leader = member
+    monitored.turn(member)
+    assert not monitored.polls
+    monitored.turn(member)
+    assert not member.polling
+    assert monitored.ran == ["late"]
 
 
-def test_nor_does_a_spare(monitored: Monitored) -> None:
+def test_spare_polls_not_while_there_is_work(monitored: Monitored) -> None:
     pool = monitored.pool
     member: Any = Polling(pool.work, lambda: "late", spare=True)
     monitored.leader = member
@@ -268,7 +260,7 @@ def test_nor_does_a_spare(monitored: Monitored) -> None:
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_who_is_woken_in_place_of_the_leader_passes_it_on(
+def test_member_woken_in_place_of_the_leader_passes_it_on(
     monitored: Monitored, spare: bool
 ) -> None:
     """Two may poll for a moment, and only one of them is woken."""
@@ -285,7 +277,7 @@ def test_who_is_woken_in_place_of_the_leader_passes_it_on(
     assert monitored.wakes == 1
 
 
-def test_a_spare_waits_while_another_leads(monitored: Monitored) -> None:
+def test_spare_waits_while_another_leads(monitored: Monitored) -> None:
     pool = monitored.pool
     pool._spare_waits = False
     monitored.spare.gate.release()  # so that it does not wait here
@@ -296,7 +288,7 @@ def test_a_spare_waits_while_another_leads(monitored: Monitored) -> None:
     assert not monitored.polls
 
 
-def test_who_does_not_lead_never_polls_and_never_spins(monitored: Monitored) -> None:
+def test_member_that_does_not_lead_never_polls_and_never_spins(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.leader = monitored.others[0]
     items: list[Any] = [None, (7, 1), lambda: "request"]
@@ -312,7 +304,7 @@ def test_who_does_not_lead_never_polls_and_never_spins(monitored: Monitored) -> 
         assert not monitored.turn(monitored.first)
 
 
-def test_a_pool_that_stops_wakes_everybody_once(monitored: Monitored) -> None:
+def test_stopping_pool_wakes_everybody_once(monitored: Monitored) -> None:
     monitored.follow(*monitored.others)
     monitored.pool.stop()
     assert not any(member.gate.locked() for member in [*monitored.others, monitored.spare])
@@ -322,7 +314,7 @@ def test_a_pool_that_stops_wakes_everybody_once(monitored: Monitored) -> None:
     assert monitored.leader.spare
 
 
-def test_work_wakes_who_polls_after_it_is_there(monitored: Monitored) -> None:
+def test_work_wakes_a_polling_member_after_it_is_there(monitored: Monitored) -> None:
     pool = monitored.pool
     there: list[int] = []
     monitored.at_wake = lambda: there.append(len(pool.work))
@@ -333,7 +325,7 @@ def test_work_wakes_who_polls_after_it_is_there(monitored: Monitored) -> None:
     assert there == [2]
 
 
-def test_what_a_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
+def test_request_that_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.leader = monitored.spare
     monitored.follow(monitored.others[0])
@@ -345,7 +337,7 @@ def test_what_a_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monit
     assert monitored.leader is monitored.others[0]
 
 
-def test_it_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
+def test_monitor_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.follow(monitored.others[0])
     # Between the monitor's look and its lock, the app has ended, or another leads.
@@ -364,7 +356,7 @@ def test_it_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
     assert monitored.followers == [monitored.others[0]]
 
 
-def test_who_comes_out_of_an_app_follows_unless_something_waits(monitored: Monitored) -> None:
+def test_member_coming_out_of_an_app_follows_unless_something_waits(monitored: Monitored) -> None:
     pool = monitored.pool
     me, leader = monitored.others
 

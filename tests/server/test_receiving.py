@@ -11,6 +11,7 @@ from gunicorn.config import Config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.server.connections import CHUNKED, EXPECTS, HEAD, KNOWN, STREAMED
 from tests.support.descriptors import open_descriptors
 from tests.workers.serving import has_setting, split_options
 from wsgifast.errors import BodyTooLarge, RequestError
@@ -22,10 +23,6 @@ from wsgifast.workers.worker import FastWorker
 
 PEER = ("192.0.2.1", 4711)
 PYTHON_PARSER: dict[str, Any] = {"http_parser": "python"} if has_setting("http_parser") else {}
-HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
-KNOWN = HEAD + b"Content-Length: 10\r\n\r\n"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-EXPECTS = b"Expect: 100-continue\r\n"
 
 
 def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -66,7 +63,7 @@ MAKE = receivers(**PYTHON_PARSER)
 
 
 @given(st.lists(st.integers(1, 60), max_size=200))
-def test_requests_in_any_pieces(sizes: list[int]) -> None:
+def test_requests_in_any_pieces_are_the_same(sizes: list[int]) -> None:
     taking = MAKE()
     data, requests = STREAM, []
     while data or taking.has_more_to_do():
@@ -82,7 +79,7 @@ def test_requests_in_any_pieces(sizes: list[int]) -> None:
     assert taking.rest == b""
 
 
-def test_a_head_in_pieces_is_not_parsed_again_for_each_of_them() -> None:
+def test_head_in_pieces_is_parsed_a_few_times_only() -> None:
     taking = receiver()
     sizes: list[int] = []
     parser = taking.parser
@@ -104,7 +101,7 @@ def test_a_head_in_pieces_is_not_parsed_again_for_each_of_them() -> None:
     assert sizes[:3] == sizes[3:]
 
 
-def test_a_head_over_every_limit_is_refused_while_it_comes() -> None:
+def test_head_over_every_limit_is_refused_while_it_comes() -> None:
     limits: dict[str, Any] = {"limit_request_fields": 10, "limit_request_field_size": 1000}
     taking = receiver(**limits, **PYTHON_PARSER)
     taking.take(b"GET / HTTP/1.1\r\nHost: a\r\n")
@@ -116,15 +113,12 @@ def test_a_head_over_every_limit_is_refused_while_it_comes() -> None:
 
 
 @pytest.mark.skipif(not PYTHON_PARSER, reason="gunicorn before 25.3 waits for the end")
-def test_a_line_that_ends_with_lf_alone_is_refused_at_once() -> None:
+def test_line_ending_with_lf_alone_is_refused_at_once() -> None:
     with pytest.raises(Exception, match="Invalid"):
         receiver(**PYTHON_PARSER).take(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")
 
 
-# Bodies
-
-
-def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_fails_a_body_beyond_the_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**options: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -137,20 +131,19 @@ def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     taking.close()
 
 
-def test_only_who_waits_for_it_is_to_be_asked_to_continue() -> None:
+def test_client_waiting_to_continue_alone_is_asked() -> None:
     for framing, body in ((b"Content-Length: 4\r\n", b"body"), (b"", b"")):
-        head = HEAD + framing + EXPECTS + b"\r\n"
+        head = HEAD + framing + b"Expect: 100-continue\r\n\r\n"
         assert receiver().take(head + body) is COMPLETE
-    head = HEAD + b"Content-Length: 4\r\n" + EXPECTS + b"\r\n"
     taking = receiver()
-    assert taking.take(head + b"b") is ASKED
+    assert taking.take(EXPECTS + b"b") is ASKED
     assert taking.take(b"o") is MORE  # once
     assert taking.take(b"dy") is COMPLETE
     assert receiver().take(KNOWN + b"b") is MORE
 
 
 @pytest.mark.parametrize("in_memory", [0, 1_000_000])
-def test_a_body_over_the_limit_is_refused(in_memory: int) -> None:
+def test_body_over_the_limit_leaves_no_temporary_file(in_memory: int) -> None:
     limits = {"body_limit_bytes": 100, "body_memory_bytes": in_memory}
     with pytest.raises(BodyTooLarge):  # at its head
         receiver(attributes=limits).take(HEAD + b"Content-Length: 101\r\n\r\n")
@@ -164,7 +157,7 @@ def test_a_body_over_the_limit_is_refused(in_memory: int) -> None:
     assert open_descriptors() <= descriptors  # its temporary file has gone
 
 
-def test_many_chunks_are_decoded_in_turns() -> None:
+def test_many_chunks_at_once_are_decoded_in_turns() -> None:
     taking = receiver()
     assert taking.take(CHUNKED) is MORE
     data = b"1\r\na\r\n" * 600 + b"0\r\n\r\nGET /next"
@@ -175,16 +168,16 @@ def test_many_chunks_are_decoded_in_turns() -> None:
     assert taking.rest == b"GET /next"
 
 
-def test_a_body_that_the_app_reads_is_left_to_it() -> None:
+def test_body_that_app_reads_is_left_to_it() -> None:
     for head in (KNOWN, CHUNKED):
-        taking = receiver(attributes={"buffer_bodies": False})
+        taking = receiver(attributes=STREAMED)
         assert taking.take(head + b"beginning") is COMPLETE
         assert taking.exchange.body is None
         assert taking.exchange.rest == b"beginning"
         assert taking.rest == b""
 
 
-def test_how_long_a_body_may_take() -> None:
+def test_deadline_of_a_body_grows_with_its_bytes() -> None:
     taking = receiver(attributes={"body_timeout_s": 30.0})
     taking.take(HEAD)
     assert taking.deadline(100.0) is None

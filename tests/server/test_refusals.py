@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from tests.workers.bench import Bench, make_bench
+from tests.server.connections import CHUNKED, HEAD, MakeBench, answers
+from tests.workers.bench import GET, Bench, echo
 
-__all__ = ["make_bench"]
-
-MakeBench = Callable[..., Bench]
-
-
-def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    data = environ["wsgi.input"].read()
-    start_response("200 OK", [("Content-Length", str(len(data)))])
-    return [data]
-
-
-def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    start_response("200 OK", [("Content-Length", "5")])
-    return [b"hello"]
+hello = answers([b"hello"], ("Content-Length", "5"))
+STREAMED = {"buffer_bodies": False, "body_timeout_s": 0.05}
+UNFINISHED = [HEAD + b"Content-Length: 10\r\n\r\n01234", CHUNKED + b"5\r\n012"]
 
 
 def status_of(bench: Bench, *pieces: bytes, ends: bool = False) -> int | None:
@@ -43,28 +33,25 @@ def status_of(bench: Bench, *pieces: bytes, ends: bool = False) -> int | None:
     return response.status
 
 
-STREAMED = {"buffer_bodies": False, "body_timeout_s": 0.05}
-
-
-@pytest.mark.parametrize(
-    "framing", [b"Content-Length: 10\r\n\r\n01234", b"Transfer-Encoding: chunked\r\n\r\n5\r\n012"]
-)
-def test_a_streamed_body_that_stops(make_bench: MakeBench, framing: bytes) -> None:
+@pytest.mark.parametrize("sent", UNFINISHED)
+def test_streamed_body_that_stops_is_408(make_bench: MakeBench, sent: bytes) -> None:
     bench = make_bench(echo, attributes=STREAMED)
     bench.clock.runs = True
-    assert status_of(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing) == 408
+    assert status_of(bench, sent) == 408
+    assert_page_is_logged(bench, "408 Request Timeout")
+
+
+def assert_page_is_logged(bench: Bench, expected: str) -> None:
     ((asked, status, size),) = bench.log.requests
-    assert (asked, status) == ("POST /", "408 Request Timeout")
+    assert (asked, status) == ("POST /", expected)
     assert size > 100  # the page
     assert not bench.log.errors  # no traceback
 
 
-@pytest.mark.parametrize(
-    "framing", [b"Content-Length: 10\r\n\r\n01234", b"Transfer-Encoding: chunked\r\n\r\n5\r\n012"]
-)
+@pytest.mark.parametrize("sent", UNFINISHED)
 @pytest.mark.parametrize("streamed", [True, False])
-def test_a_body_that_is_cut_off_reaches_no_app_as_whole(
-    make_bench: MakeBench, framing: bytes, streamed: bool
+def test_body_that_is_cut_off_reaches_no_app_as_whole(
+    make_bench: MakeBench, sent: bytes, streamed: bool
 ) -> None:
     seen: list[bytes] = []
 
@@ -73,25 +60,21 @@ def test_a_body_that_is_cut_off_reaches_no_app_as_whole(
         return hello(environ, start_response)
 
     bench = make_bench(app, attributes={"buffer_bodies": not streamed})
-    assert status_of(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing, ends=True) is None
+    assert status_of(bench, sent, ends=True) is None
     assert not seen
     assert not bench.log.errors
     assert not bench.server.registry.connections
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_malformed_chunks(make_bench: MakeBench, streamed: bool) -> None:
+def test_malformed_chunk_is_400(make_bench: MakeBench, streamed: bool) -> None:
     bench = make_bench(echo, attributes={"buffer_bodies": not streamed}, keepalive=5)
-    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert status_of(bench, head + b"1\r\nab\r\n") == 400
+    assert status_of(bench, CHUNKED + b"1\r\nab\r\n") == 400
     assert bench.log.says("a chunk is longer than its size says")
-    ((asked, status, size),) = bench.log.requests
-    assert (asked, status) == ("POST /", "400 Bad Request")
-    assert size > 100
-    assert not bench.log.errors
+    assert_page_is_logged(bench, "400 Bad Request")
 
 
-def test_an_app_that_wraps_the_failure_of_its_body(make_bench: MakeBench) -> None:
+def test_failure_of_a_body_that_app_wraps_decides_the_status(make_bench: MakeBench) -> None:
     """As frameworks do: the reason is the client's all the same."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -103,25 +86,24 @@ def test_an_app_that_wraps_the_failure_of_its_body(make_bench: MakeBench) -> Non
 
     bench = make_bench(app, attributes=STREAMED)
     bench.clock.runs = True
-    assert status_of(bench, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n") == 408
+    assert status_of(bench, HEAD + b"Content-Length: 9\r\n\r\n") == 408
     assert not bench.log.errors
 
 
-def test_trailers_reach_the_request(make_bench: MakeBench) -> None:
+@pytest.mark.parametrize("streamed", [True, False])
+def test_trailers_reach_the_request(make_bench: MakeBench, streamed: bool) -> None:
     trailers: list[Any] = []
 
     def note(worker: Any, req: Any, environ: Any, resp: Any) -> None:
         trailers.append(req.trailers)
 
-    for streamed in (True, False):
-        attributes = {"buffer_bodies": not streamed}
-        bench = make_bench(echo, attributes=attributes, keepalive=5, post_request=note)
-        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-        assert status_of(bench, head + b"1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n") == 200
-        assert trailers.pop() == [("X-SUM", "1")]
-        # gunicorn's policy goes on applying to them.
-        bench = make_bench(echo, attributes=attributes, header_map="refuse")
-        assert status_of(bench, head + b"1\r\na\r\n0\r\nX_Sum: 1\r\n\r\n") == 400
+    attributes = {"buffer_bodies": not streamed}
+    bench = make_bench(echo, attributes=attributes, keepalive=5, post_request=note)
+    assert status_of(bench, CHUNKED + b"1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n") == 200
+    assert trailers == [[("X-SUM", "1")]]
+    # gunicorn's policy goes on applying to them.
+    bench = make_bench(echo, attributes=attributes, header_map="refuse")
+    assert status_of(bench, CHUNKED + b"1\r\na\r\n0\r\nX_Sum: 1\r\n\r\n") == 400
 
 
 @pytest.mark.parametrize(
@@ -134,9 +116,7 @@ def test_trailers_reach_the_request(make_bench: MakeBench) -> None:
         (b"Host: a/b\r\n", 400),
     ],
 )
-def test_a_host_that_is_missing_or_malformed(
-    make_bench: MakeBench, host: bytes, status: int
-) -> None:
+def test_host_missing_or_malformed_is_400(make_bench: MakeBench, host: bytes, status: int) -> None:
     """RFC 9112 section 3.2."""
     bench = make_bench(hello, keepalive=5)
     assert status_of(bench, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
@@ -150,7 +130,7 @@ def test_a_host_that_is_missing_or_malformed(
     assert status_of(bench, b"GET / HTTP/1.0\r\n\r\n") == 200
 
 
-def test_an_error_has_no_body_for_head(make_bench: MakeBench) -> None:
+def test_error_to_head_has_no_body(make_bench: MakeBench) -> None:
     """RFC 9110 section 9.3.2: whether it is the app's, or the server's own."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -173,9 +153,9 @@ def test_an_error_has_no_body_for_head(make_bench: MakeBench) -> None:
         b"PROXY TCP4 nonsense 192.0.2.2 1 2\r\n",
     ],
 )
-def test_a_malformed_proxy_header(make_bench: MakeBench, header: bytes) -> None:
+def test_malformed_proxy_header_is_400(make_bench: MakeBench, header: bytes) -> None:
     bench = make_bench(hello, proxy_protocol="auto", proxy_allow_ips="*")
-    assert status_of(bench, header + b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") == 400
+    assert status_of(bench, header + GET) == 400
     assert not bench.log.errors
     assert len(bench.log.lines) == 1
 
@@ -193,26 +173,22 @@ def test_a_malformed_proxy_header(make_bench: MakeBench, header: bytes) -> None:
         ("closed", True),
     ],
 )
-def test_a_client_that_wants_the_connection_to_end(
+def test_connection_close_of_client_ends_the_connection(
     make_bench: MakeBench, options: str, stays: bool
 ) -> None:
     """However it says so (RFC 9110 section 7.6.1)."""
     bench = make_bench(hello, keepalive=5)
-    client = bench.connect()
-    client.send(f"GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\n\r\n".encode())
-    bench.run()
+    client = bench.begin(f"GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\n\r\n".encode())
     assert client.read_response().keep_alive is stays
     if not stays:
         assert client.read_to_end() == b""
 
 
-def test_bodies_that_find_no_room_on_disk(make_bench: MakeBench) -> None:
+def test_body_without_room_on_disk_is_503(make_bench: MakeBench) -> None:
     attributes = {"body_memory_bytes": 10, "bodies_on_disk_bytes": 150}
     bench = make_bench(echo, attributes=attributes, keepalive=5)
-    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
-    first = bench.connect()
-    first.send(head + bytes(90))
-    bench.run()
+    head = HEAD + b"Content-Length: 100\r\n\r\n"
+    first = bench.begin(head + bytes(90))
     assert status_of(bench, head + bytes(100)) == 503
     first.send(bytes(10))
     bench.run()
@@ -220,9 +196,8 @@ def test_bodies_that_find_no_room_on_disk(make_bench: MakeBench) -> None:
     assert status_of(bench, head + bytes(100)) == 200  # the room has been given back
 
 
-def test_hosts_that_were_in_order_excuse_no_others(make_bench: MakeBench) -> None:
+def test_host_is_checked_for_each_request(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
-    good = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
     for head, status in (
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.0\r\n\r\n", 200),
@@ -231,5 +206,5 @@ def test_hosts_that_were_in_order_excuse_no_others(make_bench: MakeBench) -> Non
         (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
     ):
-        assert status_of(bench, good) == 200
+        assert status_of(bench, GET) == 200
         assert status_of(bench, head) == status, head

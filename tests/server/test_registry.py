@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.pools import poller_of
+from tests.workers.serving import POLLERS
 from wsgifast.server.endpoint import Registry
 from wsgifast.server.poller import READ
 
@@ -65,14 +66,18 @@ class Armed:
         self.events.append(("forget", fd, 0))
 
 
+def make_registry(poller: Any) -> Any:
+    return Registry(poller, on_closed=lambda: None, log=logging.getLogger("test"))
+
+
 @pytest.fixture
-def poller() -> Any:
+def poller() -> Armed:
     return Armed()
 
 
 @pytest.fixture
-def registry(poller: Any) -> Any:
-    return Registry(poller, on_closed=lambda: None, log=logging.getLogger("test"))
+def registry(poller: Armed) -> Any:
+    return make_registry(poller)
 
 
 def wait(registry: Any, *connections: Waits) -> None:
@@ -80,7 +85,7 @@ def wait(registry: Any, *connections: Waits) -> None:
         registry.wait(connection, READ)
 
 
-def test_an_event_claims_what_waits_and_only_once(registry: Any, poller: Any) -> None:
+def test_event_claims_a_waiting_connection_once(registry: Any, poller: Armed) -> None:
     connection = Waits(fd=7)
     assert registry.claim(7) is None
     wait(registry, connection)
@@ -91,7 +96,7 @@ def test_an_event_claims_what_waits_and_only_once(registry: Any, poller: Any) ->
     assert poller.events == [("add", 7, READ), ("arm", 7, READ)]
 
 
-def test_only_what_is_overdue_or_retrying_is_swept(registry: Any) -> None:
+def test_sweep_takes_what_is_overdue_or_retrying_alone(registry: Any) -> None:
     late, retrying, waiting = Waits(fd=7, overdue=True), Waits(fd=8, retrying=True), Waits(fd=9)
     wait(registry, late, retrying, waiting)
     registry.sweep(0.0)
@@ -99,7 +104,7 @@ def test_only_what_is_overdue_or_retrying_is_swept(registry: Any) -> None:
     assert registry.waiting == {9: waiting}
 
 
-def test_what_has_an_event_meanwhile_is_left_to_it(registry: Any) -> None:
+def test_sweep_leaves_a_connection_with_an_event_to_it(registry: Any) -> None:
     first, second = Waits(fd=7, overdue=True), Waits(fd=8, overdue=True)
     wait(registry, first, second)
     first.meanwhile = lambda: registry.claim(8)
@@ -108,7 +113,7 @@ def test_what_has_an_event_meanwhile_is_left_to_it(registry: Any) -> None:
 
 
 @pytest.mark.parametrize("why", ["overdue", "retrying"])
-def test_a_descriptor_that_is_used_again_meanwhile_is_left_alone(registry: Any, why: str) -> None:
+def test_sweep_leaves_a_descriptor_that_is_used_again_alone(registry: Any, why: str) -> None:
     first, closed, other = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True}), Waits(fd=8)
     wait(registry, first, closed)
 
@@ -123,7 +128,7 @@ def test_a_descriptor_that_is_used_again_meanwhile_is_left_alone(registry: Any, 
 
 
 @pytest.mark.parametrize("why", ["overdue", "retrying"])
-def test_connection_that_has_had_a_turn_meanwhile_is_not_swept(registry: Any, why: str) -> None:
+def test_sweep_leaves_a_connection_that_has_had_a_turn_alone(registry: Any, why: str) -> None:
     first, second = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True})
     wait(registry, first, second)
 
@@ -138,8 +143,8 @@ def test_connection_that_has_had_a_turn_meanwhile_is_not_swept(registry: Any, wh
     assert registry.claim(8) is second
 
 
-def test_event_of_connection_that_is_swept_comes_again_when_it_waits(
-    registry: Any, poller: Any
+def test_event_of_a_swept_connection_comes_again_when_it_waits(
+    registry: Any, poller: Armed
 ) -> None:
     connection = Waits(fd=7, overdue=True)
     wait(registry, connection)
@@ -154,7 +159,7 @@ def test_event_of_connection_that_is_swept_comes_again_when_it_waits(
     assert registry.claim(7) is connection
 
 
-def test_an_error_at_a_connections_end_closes_it_and_stops_no_sweep(
+def test_error_at_the_end_of_a_connection_closes_it_and_stops_no_sweep(
     registry: Any,
 ) -> None:
     sock, peer = socket.socketpair()
@@ -171,12 +176,12 @@ def test_an_error_at_a_connections_end_closes_it_and_stops_no_sweep(
         assert other.ended == 1
 
 
-@pytest.mark.parametrize("kind", ["epoll", "selectors"])
+@pytest.mark.parametrize("kind", POLLERS)
 @pytest.mark.parametrize("known", [False, True])
-def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: bool) -> None:
+def test_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: bool) -> None:
     """Its number would be another connection's by the time that it is armed."""
     poller: Any = poller_of(kind)
-    registry: Any = Registry(poller, on_closed=lambda: None, log=logging.getLogger("test"))
+    registry = make_registry(poller)
     sock, peer = socket.socketpair()
     connection = Waits(sock)
     swept: list[threading.Thread] = []
@@ -216,7 +221,9 @@ def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: 
     poller.close()
 
 
-def test_an_event_that_comes_while_it_is_armed_is_not_lost(registry: Any, poller: Any) -> None:
+def test_event_that_comes_while_a_connection_is_armed_is_not_lost(
+    registry: Any, poller: Armed
+) -> None:
     connection = Waits(fd=7)
     claimed: list[Waits | None] = []
     poller.meanwhile = lambda: claimed.append(registry.claim(7))
@@ -225,7 +232,7 @@ def test_an_event_that_comes_while_it_is_armed_is_not_lost(registry: Any, poller
     assert not registry.waiting
 
 
-def test_a_number_that_is_anothers_by_now(registry: Any) -> None:
+def test_connection_whose_number_is_anothers_by_now_ends(registry: Any) -> None:
     """The app has closed a socket that it had taken over: its connection ends with that."""
     connection = Waits(socket.socket())
     fd = connection.fd
@@ -244,7 +251,7 @@ def test_a_number_that_is_anothers_by_now(registry: Any) -> None:
     other.close()
 
 
-def test_whose_socket_is_closed_ends_no_other_of_its_number(registry: Any) -> None:
+def test_connection_whose_socket_is_closed_ends_no_other_of_its_number(registry: Any) -> None:
     connection = Waits(socket.socket())
     connection.sock.close()
     other = Waits(fd=connection.fd)

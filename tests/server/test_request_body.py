@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.workers.bench import GET as NEXT
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
 from wsgifast.files.temporary import Budget, Spool
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server.receiving import BodyCollector
 
-NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 DISK_BYTES = 1 << 40
 
 
@@ -33,8 +33,7 @@ def known(length: int, spool: Spool) -> BodyCollector:
 
 
 def collect(collector: BodyCollector, data: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
-    """Give a collector what a socket would hand out; returns the body and what has not been asked
-    for, or was given back."""
+    """Give a collector what a socket would hand out; returns the body, and what is left of that."""
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     pieces = [data[a:b] for a, b in itertools.pairwise(places)]
     while not collector.decoder.done:
@@ -57,14 +56,18 @@ cuts = st.lists(st.integers(0, 10_000), max_size=12)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300)), cuts, st.integers(0, 600))
-def test_chunks(chunks: list[bytes], cuts: list[int], in_memory: int) -> None:
+def test_chunks_in_any_pieces_are_the_same_body(
+    chunks: list[bytes], cuts: list[int], in_memory: int
+) -> None:
     data = b"".join(b"%x;a=b\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
     data += b"0\r\nX-Trailer: 1\r\n\r\n" + NEXT
     assert collect(chunked(in_memory), data, cuts) == (b"".join(chunks), NEXT)
 
 
 @given(st.binary(min_size=1, max_size=3000), cuts, st.integers(0, 50), st.sampled_from([0, 9999]))
-def test_known_length(body: bytes, cuts: list[int], early: int, in_memory: int) -> None:
+def test_known_length_in_any_pieces_is_the_same_body(
+    body: bytes, cuts: list[int], early: int, in_memory: int
+) -> None:
     collector = known(len(body), spool(in_memory))
     collector.take((body + NEXT)[:early])  # behind the head, and as much as there is
     rest = (body + NEXT)[early:]
@@ -92,7 +95,7 @@ def test_memory_is_taken_when_bytes_come_and_not_before() -> None:
         tracemalloc.stop()
 
 
-def test_a_turn_is_short_however_small_the_chunks_are() -> None:
+def test_turn_is_short_however_small_the_chunks_are() -> None:
     collector = chunked()
     decoded = [0]
     collector.take(b"1\r\na\r\n" * 40_000)  # far more than is asked for
@@ -120,19 +123,21 @@ def test_large_chunks_are_received_in_large_pieces() -> None:
 
 
 @pytest.mark.parametrize("end", [b"X", b"XY", b"\rX", b"\n"])
-def test_a_chunk_that_does_not_end_where_it_should(end: bytes) -> None:
+def test_chunk_that_does_not_end_where_it_should_is_malformed(end: bytes) -> None:
     with pytest.raises(MalformedRequest):
         chunked().take(b"1\r\na" + end)
 
 
-def test_a_body_over_its_limit() -> None:
+def test_chunks_over_the_limit_are_refused() -> None:
     data = b"5\r\nabcde\r\n5\r\nfghij\r\n0\r\n\r\n"
     assert collect(chunked(limit=10), data, []) == (b"abcdefghij", b"")
     with pytest.raises(BodyTooLarge):
         collect(chunked(limit=9), data, [])
 
 
-def test_a_file_that_takes_less_than_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_file_that_takes_less_than_given_is_written_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
     body = bytes(range(100))
@@ -142,7 +147,7 @@ def test_a_file_that_takes_less_than_it_is_given(monkeypatch: pytest.MonkeyPatch
         assert collect(chunked(in_memory), data, [])[0] == body
 
 
-def test_all_bodies_of_a_worker_share_the_disk() -> None:
+def test_bodies_of_a_worker_share_the_disk() -> None:
     disk = Budget(250)
     first = known(1000, spool(0, disk=disk))
     second = known(1000, spool(0, disk=disk))
@@ -168,7 +173,7 @@ def test_all_bodies_of_a_worker_share_the_disk() -> None:
     assert disk.used_bytes == 0
 
 
-def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(buffering: int) -> Any:
         raise OSError("no temporary files")
 
@@ -183,7 +188,7 @@ def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 @pytest.mark.parametrize("in_memory", [0, 60])
-def test_a_full_disk_is_no_error_of_ours(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_503(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "tempfile.TemporaryFile", lambda buffering: open("/dev/full", "r+b", buffering)
     )

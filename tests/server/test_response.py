@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.server.responses import Ask, Headers, MakeBench, ask, exc_info, says, segmented
-from tests.workers.bench import make_bench
+from tests.server.connections import MakeBench, answers
+from tests.server.responses import Ask, Headers, exc_info, segmented
 from wsgifast import BodyError
 from wsgifast.errors import ClientGone
 from wsgifast.http.head import HOP_BY_HOP
 from wsgifast.server.output import OutputQueue
 
-__all__ = ["ask", "make_bench"]
 
-
-def test_statuses_without_a_body(ask: Ask) -> None:
+def test_status_without_a_body_has_no_framing(ask: Ask) -> None:
     """RFC 9110 section 8.6: with a length only where a GET would have had that."""
     for status, method, kept in (
         ("204 No Content", "GET", False),
@@ -26,7 +24,7 @@ def test_statuses_without_a_body(ask: Ask) -> None:
         ("204 No Content", "HEAD", False),
     ):
         for body in ([b"body"], iter([b"bo", b"dy"]), segmented([b"body"])):
-            asked = ask(says(status, [("Content-Length", "4"), ("X", "1")], body), method)
+            asked = ask(answers(body, ("Content-Length", "4"), ("X", "1"), status=status), method)
             length = ["Content-Length: 4"] if kept else []
             assert asked.head[1:] == ["Connection: keep-alive", "X: 1", *length]
             assert asked.body == b""
@@ -34,18 +32,16 @@ def test_statuses_without_a_body(ask: Ask) -> None:
             assert not asked.bench.log.says("Content-Length is")
 
 
-def test_a_body_that_is_dropped_is_told_once(ask: Ask) -> None:
-    asked = ask(says("204 No Content", [], iter([b"", b"bo", b"dy"])))
-    assert asked.bench.log.lines[1:] == [
-        "GET /: the body is dropped: 204 has none (RFC 9110 6.4.1)"
-    ]
-    assert not ask(says("304 Not Modified", [], [b""])).bench.log.lines[1:]
+def test_dropped_body_is_logged_once(ask: Ask) -> None:
+    asked = ask(answers(iter([b"", b"bo", b"dy"]), status="204 No Content"))
+    assert asked.warnings == ["GET /: the body is dropped: 204 has none (RFC 9110 6.4.1)"]
+    assert not ask(answers([b""], status="304 Not Modified")).warnings
     # To HEAD most apps answer as to GET: what is right needs no warning.
-    assert not ask(says("200 OK", [], [b"body"]), "HEAD").bench.log.lines[1:]
+    assert not ask(answers([b"body"]), "HEAD").warnings
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No Content")])
-def test_write_without_end_and_without_a_body_ends_when_the_client_leaves(
+def test_endless_write_without_a_body_ends_when_client_leaves(
     make_bench: MakeBench, method: str, status: str
 ) -> None:
     """Nothing is sent by which the app could learn of it."""
@@ -88,9 +84,11 @@ def test_write_without_end_and_without_a_body_ends_when_the_client_leaves(
         ("1.0", [], [("Connection", "keep-alive")], False),
     ],
 )
-def test_keep_alive(ask: Ask, version: str, headers: Headers, asks: Headers, kept: bool) -> None:
+def test_connection_is_kept_where_the_end_of_the_body_is_known(
+    ask: Ask, version: str, headers: Headers, asks: Headers, kept: bool
+) -> None:
     for body in ([b"bo", b"dy"], iter([b"bo", b"dy"]), segmented([b"bo", b"dy"])):
-        asked = ask(says("200 OK", headers, body), version=version, headers=asks)
+        asked = ask(answers(body, *headers), version=version, headers=asks)
         assert f"Connection: {'keep-alive' if kept else 'close'}" in asked.head
         chunked = "Transfer-Encoding: chunked" in asked.head
         assert chunked == (version == "1.1" and not headers)
@@ -100,16 +98,16 @@ def test_keep_alive(ask: Ask, version: str, headers: Headers, asks: Headers, kep
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_empty_blocks_end_nothing_and_begin_nothing(ask: Ask, chunked: bool) -> None:
+def test_empty_blocks_are_not_sent(ask: Ask, chunked: bool) -> None:
     headers = [] if chunked else [("Content-Length", "2")]
     expected = b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n" if chunked else b"ab"
     blocks = [b"", b"a", b"", b"b", b""]
-    assert ask(says("200 OK", headers, iter(blocks))).body == expected
-    assert ask(says("200 OK", headers, blocks)).body == expected
-    assert ask(says("200 OK", headers, segmented([*blocks]))).body == expected
+    assert ask(answers(iter(blocks), *headers)).body == expected
+    assert ask(answers(blocks, *headers)).body == expected
+    assert ask(answers(segmented([*blocks]), *headers)).body == expected
 
 
-def test_a_block_is_what_its_bytes_are(ask: Ask) -> None:
+def test_block_of_a_subclass_is_sent_by_its_bytes(ask: Ask) -> None:
     """Whatever a subclass says of it."""
 
     class Longer(bytes):
@@ -125,20 +123,20 @@ def test_a_block_is_what_its_bytes_are(ask: Ask) -> None:
     block = Longer(b"body")
     for wrapped in (list, tuple, iter, segmented):
         for blocks in ([block], [b"", block]):
-            assert ask(says("200 OK", [], wrapped(blocks))).body == b"4\r\nbody\r\n0\r\n\r\n"
-            assert ask(says("200 OK", [("Content-Length", "3")], wrapped(blocks))).body == b"bod"
+            assert ask(answers(wrapped(blocks))).body == b"4\r\nbody\r\n0\r\n\r\n"
+            assert ask(answers(wrapped(blocks), ("Content-Length", "3"))).body == b"bod"
 
 
-def test_a_body_of_nothing(ask: Ask) -> None:
+def test_empty_body_is_framed(ask: Ask) -> None:
     for body in ([], [b""], (), iter([]), iter([b""]), segmented([])):
-        assert ask(says("200 OK", [], body)).body == b"0\r\n\r\n"
+        assert ask(answers(body)).body == b"0\r\n\r\n"
     for body in ([], [b""], (), iter([]), iter([b""]), segmented([])):
-        asked = ask(says("200 OK", [("Content-Length", "0")], body))
+        asked = ask(answers(body, ("Content-Length", "0")))
         assert asked.body == b""
         assert len(asked.head) == 3
 
 
-def test_headers_wait_for_the_first_byte(ask: Ask) -> None:
+def test_head_waits_for_the_first_byte(ask: Ask) -> None:
     """An app may change its mind until then (PEP 3333)."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -150,7 +148,7 @@ def test_headers_wait_for_the_first_byte(ask: Ask) -> None:
     assert ask(app).head[0] == "HTTP/1.1 503 Later"
 
 
-def test_the_head_goes_out_with_what_a_head_request_does_not_get(
+def test_head_request_gets_the_head_at_the_first_write(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bytes] = []
@@ -177,7 +175,7 @@ def test_the_head_goes_out_with_what_a_head_request_does_not_get(
     assert b"".join(written) == seen[0]
 
 
-def test_write_and_then_a_list(ask: Ask) -> None:
+def test_written_and_returned_blocks_are_one_body(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         write = start_response("200 OK", [("Content-Length", "9")])
         write(b"one")
@@ -193,9 +191,9 @@ def test_write_and_then_a_list(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("size", [65_000, 66_000, 300_000])
-def test_a_list_arrives_whole_whatever_its_size(ask: Ask, size: int) -> None:
+def test_list_of_any_size_arrives_whole(ask: Ask, size: int) -> None:
     blocks = [b"a" * (size // 2), b"", b"b" * (size // 2)]
-    asked = ask(says("200 OK", [("Content-Length", str(size))], blocks))
+    asked = ask(answers(blocks, ("Content-Length", str(size))))
     received = asked.raw
     while len(received) < size:
         asked.bench.run()
@@ -206,34 +204,30 @@ def test_a_list_arrives_whole_whatever_its_size(ask: Ask, size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [list, iter, segmented])
-def test_a_body_longer_than_its_length(ask: Ask, kind: Callable[..., Any]) -> None:
-    asked = ask(says("200 OK", [("Content-Length", "5")], kind([b"abc", b"defg", b"hi"])))
+def test_body_longer_than_its_length_is_cut(ask: Ask, kind: Callable[..., Any]) -> None:
+    asked = ask(answers(kind([b"abc", b"defg", b"hi"]), ("Content-Length", "5")))
     assert asked.body == b"abcde"
     assert not asked.is_closed
     assert asked.bench.log.requests == [("GET /", "200 OK", 5)]
-    assert asked.bench.log.lines[1:] == [
-        "GET /: the body is longer than its Content-Length, 5: it is cut"
-    ]
+    assert asked.warnings == ["GET /: the body is longer than its Content-Length, 5: it is cut"]
 
 
 @pytest.mark.parametrize("kind", [list, iter, segmented])
 @pytest.mark.parametrize("blocks", [[], [b"abc"]])
-def test_a_body_shorter_than_its_length(
+def test_body_shorter_than_its_length_ends_the_connection(
     ask: Ask, kind: Callable[..., Any], blocks: list[bytes]
 ) -> None:
-    asked = ask(says("200 OK", [("Content-Length", "5")], kind(blocks)))
+    asked = ask(answers(kind(blocks), ("Content-Length", "5")))
     body = b"".join(blocks)
     assert asked.body == body
     assert asked.is_closed
-    assert asked.bench.log.lines[1:] == [
-        f"GET /: the body has {len(body)} bytes, and its Content-Length is 5"
-    ]
+    assert asked.warnings == [f"GET /: the body has {len(body)} bytes, and its Content-Length is 5"]
 
 
 @pytest.mark.parametrize(
     ("status", "method"), [("200 OK", "GET"), ("200 OK", "HEAD"), ("204 No Content", "GET")]
 )
-def test_what_has_no_place_is_not_asked_for(ask: Ask, status: str, method: str) -> None:
+def test_blocks_beyond_the_length_are_not_asked_for(ask: Ask, status: str, method: str) -> None:
     """PEP 3333, "Handling the Content-Length Header"; there may be no end of it."""
     closed: list[int] = []
 
@@ -247,13 +241,13 @@ def test_what_has_no_place_is_not_asked_for(ask: Ask, status: str, method: str) 
             closed.append(made)
 
     length = [("Content-Length", "5")] if method == "GET" and status == "200 OK" else []
-    asked = ask(says(status, length, endless()), method)
+    asked = ask(answers(endless(), *length, status=status), method)
     assert asked.body == (b"abcab" if length else b"")
     assert closed == [2 if length else 1]
     assert not asked.is_closed
 
 
-def test_the_last_block_of_a_known_length_is_not_held_back(make_bench: MakeBench) -> None:
+def test_last_block_of_known_length_is_not_held_back(make_bench: MakeBench) -> None:
     """Nothing can follow that would be worth waiting for."""
     seen: list[bytes] = []
 
@@ -271,10 +265,7 @@ def test_the_last_block_of_a_known_length_is_not_held_back(make_bench: MakeBench
     assert seen == [b"\n1", b"", b"23"]
 
 
-# Early hints
-
-
-def test_early_hints(ask: Ask) -> None:
+def test_early_hints_are_checked_and_sent_before_the_head(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         hint = environ["wsgi.early_hints"]
         of_the_server = [(name.title(), "5") for name in (*HOP_BY_HOP, "content-length")]
@@ -300,10 +291,7 @@ def test_early_hints(ask: Ask) -> None:
     assert b"103" not in ask(app, version="1.0").raw
 
 
-# Bodies that no slow client may hold a thread for
-
-
-def test_close_comes_once_and_after_the_body(ask: Ask) -> None:
+def test_close_is_called_once_after_the_body(ask: Ask) -> None:
     calls: list[str] = []
 
     class Body:
@@ -315,12 +303,12 @@ def test_close_comes_once_and_after_the_body(ask: Ask) -> None:
         def close(self) -> None:
             calls.append("close")
 
-    assert ask(says("200 OK", [], Body())).body == b"4\r\nbody\r\n0\r\n\r\n"
+    assert ask(answers(Body())).body == b"4\r\nbody\r\n0\r\n\r\n"
     assert calls == ["iter", "end", "close"]
 
 
 @pytest.mark.parametrize("swallows", [True, False])
-def test_write_without_end_ends_at_the_content_length(ask: Ask, swallows: bool) -> None:
+def test_endless_write_ends_at_the_content_length(ask: Ask, swallows: bool) -> None:
     """PEP 3333, "Handling the Content-Length Header": write() beyond it raises."""
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
@@ -336,14 +324,14 @@ def test_write_without_end_ends_at_the_content_length(ask: Ask, swallows: bool) 
     asked = ask(app)
     assert asked.body == b"12312"
     assert asked.bench.log.requests == [("GET /", "200 OK", 5)]
-    complaints = asked.bench.log.lines[1:] + [str(error) for error in asked.bench.log.errors]
+    complaints = asked.warnings + [str(error) for error in asked.bench.log.errors]
     logged = [each for each in complaints if "longer than its Content-Length, 5" in each]
     assert len(logged) == 1
     assert asked.bench.log.says("Error handling request GET /") is not swallows
     assert asked.is_closed is not swallows
 
 
-def test_write_to_head_goes_on(ask: Ask) -> None:
+def test_write_beyond_the_length_of_head_is_accepted(ask: Ask) -> None:
     """An app may answer to HEAD as it does to GET."""
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:

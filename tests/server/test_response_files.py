@@ -7,7 +7,6 @@ import io
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import flask
 import pytest
 from werkzeug.wsgi import ClosingIterator
 
-from tests.server.responses import Ask, Headers, MakeBench, ask, says, segmented
-from tests.workers.bench import make_bench
+from tests.server.connections import App, MakeBench, answers, answers_wrapped
+from tests.server.responses import Ask, Headers, segmented
 from wsgifast import WSGIFast
 from wsgifast.bodies.files import FileSlice
 from wsgifast.sockets import FileSegment
-
-__all__ = ["ask", "make_bench"]
 
 
 @pytest.fixture
@@ -31,28 +28,43 @@ def content(tmp_path: Path) -> Path:
     return path
 
 
-def wrapped(path: Path, length: int | None, offset: int = 0) -> Callable[..., Any]:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        file = path.open("rb")
-        file.seek(offset)
-        start_response("200 OK", [] if length is None else [("Content-Length", str(length))])
-        made: Iterable[bytes] = environ["wsgi.file_wrapper"](file)
-        return made
-
-    return app
-
-
 SIZE = 256 * 400
 
 
+def wrapped(path: Path, length: int | None, offset: int = 0) -> App:
+    def opened() -> Any:
+        file = path.open("rb")
+        file.seek(offset)
+        return file
+
+    headers = [] if length is None else [("Content-Length", str(length))]
+    return answers_wrapped(opened, *headers)
+
+
+@pytest.fixture
+def sent_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The offset and the size of each sendfile()."""
+    sent: list[tuple[int, int]] = []
+    sendfile = os.sendfile
+
+    def look(out: int, source: int, offset: int, count: int) -> int:
+        sent.append((offset, count))
+        return sendfile(out, source, offset, count)
+
+    monkeypatch.setattr(os, "sendfile", look)
+    return sent
+
+
 @pytest.mark.parametrize("offset", [0, 1, SIZE - 16 * 1024 - 1, SIZE - 16 * 1024, SIZE - 1, SIZE])
-def test_files_of_every_size(ask: Ask, content: Path, offset: int) -> None:
+def test_wrapped_file_of_any_size_is_sent_from_its_position(
+    ask: Ask, content: Path, offset: int
+) -> None:
     expected = content.read_bytes()[offset:]
     rest = len(expected)
     asked = ask(wrapped(content, rest, offset))
     assert asked.body == expected
     assert asked.bench.log.requests == [("GET /", "200 OK", rest)]
-    assert not asked.bench.log.lines[1:]
+    assert not asked.warnings
     asked = ask(wrapped(content, None, offset))
     chunk = b"%x\r\n%b\r\n" % (rest, expected) if rest else b""
     assert asked.body == chunk + b"0\r\n\r\n"
@@ -63,33 +75,29 @@ def test_files_of_every_size(ask: Ask, content: Path, offset: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 5, 50_000, SIZE - 1])
-def test_a_file_longer_than_its_length(ask: Ask, content: Path, length: int) -> None:
+def test_file_longer_than_its_length_is_cut(ask: Ask, content: Path, length: int) -> None:
     asked = ask(wrapped(content, length))
     assert asked.body == content.read_bytes()[:length]
     assert not asked.is_closed
-    assert not asked.bench.log.lines[1:]  # PEP 3333: a file goes to its end, or so far
+    assert not asked.warnings  # PEP 3333: a file goes to its end, or so far
 
 
-def test_a_part_that_is_given_the_whole_file(ask: Ask, content: Path) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        headers = [("Content-Length", "5"), ("Content-Range", f"bytes 0-4/{SIZE}")]
-        start_response("206 Partial Content", headers)
-        made: Iterable[bytes] = environ["wsgi.file_wrapper"](content.open("rb"))
-        return made
-
+def test_part_given_the_whole_file_is_cut(ask: Ask, content: Path) -> None:
+    headers = [("Content-Length", "5"), ("Content-Range", f"bytes 0-4/{SIZE}")]
+    app = answers_wrapped(lambda: content.open("rb"), *headers, status="206 Partial Content")
     asked = ask(app)
     assert asked.body == content.read_bytes()[:5]
     assert not asked.is_closed
 
 
-def test_a_file_shorter_than_its_length(ask: Ask, content: Path) -> None:
+def test_file_shorter_than_its_length_ends_the_connection(ask: Ask, content: Path) -> None:
     asked = ask(wrapped(content, SIZE + 3))
     assert asked.body == content.read_bytes()
     assert asked.is_closed
     assert asked.bench.log.says(f"has {SIZE} bytes, and its Content-Length is {SIZE + 3}")
 
 
-def test_a_file_that_sendfile_cannot_send_goes_block_by_block(ask: Ask, content: Path) -> None:
+def test_file_without_a_descriptor_is_sent_block_by_block(ask: Ask) -> None:
     class Own:
         """A file of the app's own, without a descriptor."""
 
@@ -99,45 +107,25 @@ def test_a_file_that_sendfile_cannot_send_goes_block_by_block(ask: Ask, content:
         def read(self, size: int) -> bytes:
             return self.blocks.pop(0)
 
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response("200 OK", [])
-        made: Iterable[bytes] = environ["wsgi.file_wrapper"](Own())
-        return made
-
-    assert ask(app).body == b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"
+    assert ask(answers_wrapped(Own)).body == b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"
 
 
-def test_a_part_of_a_file(ask: Ask, content: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    sendfile = os.sendfile
-
-    def look(out: int, source: int, offset: int, count: int) -> int:
-        sent.append((offset, count))
-        return sendfile(out, source, offset, count)
-
-    monkeypatch.setattr(os, "sendfile", look)
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+def test_part_of_a_file_is_sent_by_sendfile(
+    ask: Ask, content: Path, sent_by_kernel: list[tuple[int, int]]
+) -> None:
+    def part() -> FileSlice:
         file = content.open("rb")
-        start_response("200 OK", [("Content-Length", "50000")])
-        part = FileSlice(FileSegment(file.fileno(), 7, 50_000), file)
-        made: Iterable[bytes] = environ["wsgi.file_wrapper"](part)
-        return made
+        return FileSlice(FileSegment(file.fileno(), 7, 50_000), file)
 
-    assert ask(app).body == content.read_bytes()[7:50_007]
-    assert sent == [(7, 50_000)]
+    asked = ask(answers_wrapped(part, ("Content-Length", "50000")))
+    assert asked.body == content.read_bytes()[7:50_007]
+    assert sent_by_kernel == [(7, 50_000)]
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_segments(ask: Ask, content: Path, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    sendfile = os.sendfile
-
-    def look(out: int, source: int, offset: int, count: int) -> int:
-        sent.append((offset, count))
-        return sendfile(out, source, offset, count)
-
-    monkeypatch.setattr(os, "sendfile", look)
+def test_segments_are_sent_in_order(
+    ask: Ask, content: Path, known: bool, sent_by_kernel: list[tuple[int, int]]
+) -> None:
     data = content.read_bytes()
     parts = [b"<", data[5:25], b"|", data[100:50_100], data[0:40_000], b">"]
     expected = b"".join(parts)
@@ -148,40 +136,38 @@ def test_segments(ask: Ask, content: Path, known: bool, monkeypatch: pytest.Monk
             FileSegment(fd, 7, 0), FileSegment(fd, 0, 40_000), b"", b">",
         ]  # fmt: skip
         headers = [("Content-Length", str(len(expected)))] if known else []
-        asked = ask(says("200 OK", headers, segmented(body)))
+        asked = ask(answers(segmented(body), *headers))
         if known:
             assert asked.body == expected
         else:
             chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
             assert asked.body == chunks + b"0\r\n\r\n"
         assert asked.bench.log.requests == [("GET /", "200 OK", len(expected))]
-        assert sent == [(100, 50_000), (0, 40_000)]
+        assert sent_by_kernel == [(100, 50_000), (0, 40_000)]
         # In a framework's wrapper.
         wrapped = ClosingIterator(segmented(body))
-        assert ask(says("200 OK", headers, wrapped)).body == asked.body
-        assert sent[2:] == sent[:2]
+        assert ask(answers(wrapped, *headers)).body == asked.body
+        assert sent_by_kernel[2:] == sent_by_kernel[:2]
         # Only a part of it fits.
         headers = [("Content-Length", "60000")]
-        asked = ask(says("200 OK", headers, segmented(body)))
+        asked = ask(answers(segmented(body), *headers))
         assert asked.body == expected[:60_000]
-        asked = ask(says("200 OK", headers, segmented(body)), "HEAD")
+        asked = ask(answers(segmented(body), *headers), "HEAD")
         assert asked.body == b""
 
 
 @pytest.mark.parametrize("headers", [[], [("Content-Length", "11")]])
-def test_a_small_file_that_is_shorter_than_it_was(
-    ask: Ask, content: Path, headers: Headers
-) -> None:
+def test_small_file_that_has_shrunk_is_a_500(ask: Ask, content: Path, headers: Headers) -> None:
     """Nothing has been sent yet: there is a better answer than the end of the connection."""
     with content.open("rb") as file:
         body = segmented([b"a", FileSegment(file.fileno(), SIZE - 5, 10)])
-        asked = ask(says("200 OK", headers, body))
+        asked = ask(answers(body, *headers))
     assert asked.failed
     assert asked.bench.log.says("Error handling request")
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_no_descriptor_is_left_for_a_file(
+def test_file_without_a_free_descriptor_ends_the_connection(
     ask: Ask, content: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """A client that has seen nothing gets a 500, one that has seen a part the end."""
@@ -198,7 +184,7 @@ def test_no_descriptor_is_left_for_a_file(
         fd = file.fileno()
         body = segmented([FileSegment(fd, 0, 20_000), FileSegment(fd, 0, 30_000)])
         monkeypatch.setattr(os, "dup", dup)
-        asked = ask(says("200 OK", [("Content-Length", "50000")], body))
+        asked = ask(answers(body, ("Content-Length", "50000")))
         monkeypatch.undo()
     assert asked.is_closed
     assert asked.bench.log.says("Error handling request")
@@ -270,7 +256,7 @@ def _flask_response(environ: dict[str, Any], start_response: Any) -> Any:
 @pytest.mark.parametrize(
     "app", [_bytes_io, _spooled, _repaired, _open_file, _flask_send, _flask_response]
 )
-def test_what_is_there_already_is_handed_over_at_once(
+def test_body_that_is_there_already_is_queued_at_once(
     make_bench: MakeBench, app: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(IN_ONE)
@@ -297,7 +283,7 @@ def test_what_is_there_already_is_handed_over_at_once(
         assert [threading.current_thread().name, "closed"] == CLOSED
 
 
-def test_what_werkzeug_iterates_otherwise_is_iterated(ask: Ask, tmp_path: Path) -> None:
+def test_file_that_werkzeug_iterates_otherwise_is_iterated(ask: Ask, tmp_path: Path) -> None:
     """A generator, a text file, a file whose iteration has begun: not the file's bytes."""
     path = tmp_path / "file"
     path.write_bytes(b"1\n2\n")

@@ -7,18 +7,18 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.server.responses import Ask, ask, exc_info, says, segmented
-from tests.workers.bench import make_bench
-from wsgifast.server.response import HeaderLines
+from tests.server.connections import answers
+from tests.server.responses import Ask, exc_info, segmented
+from wsgifast import BodyError
+from wsgifast.server.response import HeaderLines, Response
 
-__all__ = ["ask", "make_bench"]
 
-
-def test_an_error_replaces_what_is_not_sent_yet(ask: Ask) -> None:
+def test_error_replaces_an_unsent_head(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", "100"), ("X-First", "1")])
         start_response("503 Later", [("X-Second", "1")], exc_info())
@@ -32,7 +32,7 @@ def test_an_error_replaces_what_is_not_sent_yet(ask: Ask) -> None:
     assert not asked.is_closed
 
 
-def test_an_upgrade_is_forgotten_with_what_an_error_replaces(ask: Ask) -> None:
+def test_error_replaces_an_upgrade(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("101 Switching", [("Upgrade", "websocket"), ("Connection", "upgrade")])
         start_response("503 Later", [("Content-Length", "0")], exc_info())
@@ -41,7 +41,7 @@ def test_an_upgrade_is_forgotten_with_what_an_error_replaces(ask: Ask) -> None:
     assert ask(app).head == ["HTTP/1.1 503 Later", "Connection: keep-alive", "Content-Length: 0"]
 
 
-def test_an_error_is_raised_again_once_the_head_is_sent(ask: Ask) -> None:
+def test_error_after_the_head_is_raised_again(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield b"some"
@@ -52,7 +52,7 @@ def test_an_error_is_raised_again_once_the_head_is_sent(ask: Ask) -> None:
     assert ask(app).body == b"4\r\nsome\r\n4\r\nmore\r\n0\r\n\r\n"
 
 
-def test_exc_info_before_any_other_call(ask: Ask) -> None:
+def test_exc_info_in_the_first_call_is_accepted(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("503 Later", [("Content-Length", "0")], exc_info())
         return []
@@ -63,27 +63,27 @@ def test_exc_info_before_any_other_call(ask: Ask) -> None:
 class Again:
     """Not a list, and iterated anew each time."""
 
-    def __init__(self, blocks: list[bytes]) -> None:
+    def __init__(self, blocks: list[Any]) -> None:
         self._blocks = blocks
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._blocks)
 
 
 WRONG: dict[str, Callable[..., Any]] = {
-    "bytes for a status": says(b"200 OK", []),  # type: ignore[arg-type]
-    "bytes for a name": says("200 OK", [(b"X", "1")]),  # type: ignore[list-item]
-    "a number for a value": says("200 OK", [("X", 1)]),  # type: ignore[list-item]
-    "a value with a line end": says("200 OK", [("X", "1\r\nY: 1")]),
-    "a length with a sign": says("200 OK", [("Content-Length", "+5")]),
-    "two lengths": says("200 OK", [("Content-Length", "1"), ("Content-Length", "2")], [b"a"]),
-    "an interim status": says("103 Early Hints", []),
-    "a number for a hop-by-hop value": says("200 OK", [("Connection", 1)]),  # type: ignore[list-item]
-    "a hop-by-hop value with a line end": says("200 OK", [("Connection", "close\r\nX: 1")]),
-    "a list of a bytearray": says("200 OK", [], [bytearray(b"text")]),  # type: ignore[list-item]
-    "an iterator of a bytearray": says("200 OK", [], Again([bytearray(b"text")])),  # type: ignore[list-item]
-    "a list of a string": says("200 OK", [], ["text"]),  # type: ignore[list-item]
-    "an iterator of a string": says("200 OK", [], Again(["text"])),  # type: ignore[list-item]
+    "bytes for a status": answers((), status=b"200 OK"),
+    "bytes for a name": answers((), (b"X", "1")),
+    "a number for a value": answers((), ("X", 1)),
+    "a value with a line end": answers((), ("X", "1\r\nY: 1")),
+    "a length with a sign": answers((), ("Content-Length", "+5")),
+    "two lengths": answers([b"a"], ("Content-Length", "1"), ("Content-Length", "2")),
+    "an interim status": answers((), status="103 Early Hints"),
+    "a number for a hop-by-hop value": answers((), ("Connection", 1)),
+    "a hop-by-hop value with a line end": answers((), ("Connection", "close\r\nX: 1")),
+    "a list of a bytearray": answers([bytearray(b"text")]),
+    "an iterator of a bytearray": answers(Again([bytearray(b"text")])),
+    "a list of a string": answers(["text"]),
+    "an iterator of a string": answers(Again(["text"])),
     "no start_response, a list": lambda environ, start_response: [b"a"],
     "no start_response, an empty list": lambda environ, start_response: [],
     "no start_response, an iterator": lambda environ, start_response: iter([b"a"]),
@@ -99,7 +99,7 @@ WRONG: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_an_app_must_not_do_is_a_500(ask: Ask, name: str) -> None:
+def test_violation_of_pep_3333_is_a_500(ask: Ask, name: str) -> None:
     asked = ask(WRONG[name])
     assert asked.failed, asked.raw
     assert b"\r\nX: 1" not in asked.raw
@@ -125,51 +125,51 @@ def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture)
     assert "Set-Cookie" in str(errors[0])
 
 
-def test_values_as_they_may_be(ask: Ask) -> None:
+def test_header_values_are_trimmed_and_kept(ask: Ask) -> None:
     headers = [("X", " \tpadded\t "), ("Y", "tab\tinside"), ("Z", "\xfc\xa0"), ("E", "")]
-    asked = ask(says("200 OK", [*headers, ("content-length", " 2 ")], [b"ok"]))
+    asked = ask(answers([b"ok"], *headers, ("content-length", " 2 ")))
     assert asked.head[2:] == [
         "X: padded", "Y: tab\tinside", "Z: \xfc\xa0", "E: ", "Content-Length: 2",
     ]  # fmt: skip
     assert asked.body == b"ok"
 
 
-def test_a_status_without_a_phrase(ask: Ask) -> None:
-    assert ask(says("299", [("Content-Length", "0")])).head[0] == "HTTP/1.1 299 "
+def test_status_without_a_phrase_is_sent(ask: Ask) -> None:
+    assert ask(answers((), ("Content-Length", "0"), status="299")).head[0] == "HTTP/1.1 299 "
 
 
-def test_hop_by_hop_headers_are_the_servers(ask: Ask) -> None:
+def test_hop_by_hop_headers_of_the_app_are_dropped(ask: Ask) -> None:
     hops = [("Keep-Alive", "timeout=1"), ("Transfer-Encoding", "gzip"), ("Upgrade", "h2c")]
-    asked = ask(says("200 OK", [*hops, ("Content-Length", "0")]))
+    asked = ask(answers((), *hops, ("Content-Length", "0")))
     assert asked.head[1:] == ["Connection: keep-alive", "Content-Length: 0"]
     assert not asked.is_closed
 
 
 def test_date_and_server_are_sent_once(ask: Ask) -> None:
     own = [("Date", "Thu, 01 Jan 1970 00:00:00 GMT"), ("server", "mine"), ("Content-Length", "0")]
-    head = ask(says("200 OK", own)).raw.decode("latin-1")
+    head = ask(answers((), *own)).raw.decode("latin-1")
     assert head.count("Date: ") == head.lower().count("server: ") == 1
     assert "Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nserver: mine\r\n" in head
-    head = ask(says("200 OK", own[2:])).raw.decode("latin-1")
+    head = ask(answers((), *own[2:])).raw.decode("latin-1")
     assert head.count("Date: ") == head.count("Server: gunicorn\r\n") == 1
 
 
-def test_an_app_may_end_the_connection(ask: Ask) -> None:
-    asked = ask(says("200 OK", [("Connection", "close"), ("Content-Length", "0")]))
+def test_connection_close_of_the_app_ends_the_connection(ask: Ask) -> None:
+    asked = ask(answers((), ("Connection", "close"), ("Content-Length", "0")))
     assert asked.head[1:] == ["Connection: close", "Content-Length: 0"]
     assert asked.is_closed
 
 
-def test_a_websocket_handshake_is_let_through(ask: Ask) -> None:
+def test_websocket_handshake_is_sent(ask: Ask) -> None:
     headers = [("Upgrade", " websocket "), ("Connection", " Upgrade ")]
-    asked = ask(says("101 Switching Protocols", headers))
+    asked = ask(answers((), *headers, status="101 Switching Protocols"))
     assert asked.head == [
         "HTTP/1.1 101 Switching Protocols", "Connection: upgrade", "Upgrade: websocket",
     ]  # fmt: skip
     assert asked.body == b""
 
 
-def test_the_date_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_date_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [1.0, 1.9, 2.0, 2.0]
     monkeypatch.setattr("time.time", lambda: seconds.pop(0))
     header_lines = HeaderLines()
@@ -181,7 +181,7 @@ def test_the_date_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None
     assert header_lines.date() is second
 
 
-def test_the_servers_own_lines_are_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_lines_are_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 1.0
     monkeypatch.setattr("time.time", lambda: seconds)
     header_lines = HeaderLines()
@@ -196,7 +196,7 @@ def test_the_servers_own_lines_are_made_once_a_second(monkeypatch: pytest.Monkey
     assert "00:00:02" in header_lines.get("server", "close", dates=True)
 
 
-def test_an_error_that_was_replaced_is_not_kept_alive(ask: Ask) -> None:
+def test_replaced_error_is_not_kept_alive(ask: Ask) -> None:
     """Not by the frame that it went through, until the cycle collector comes."""
     errors: list[weakref.ref[Exception]] = []
 
@@ -221,10 +221,54 @@ def test_an_error_that_was_replaced_is_not_kept_alive(ask: Ask) -> None:
         gc.enable()
 
 
-def test_start_response_may_come_as_late_as_the_first_byte(ask: Ask) -> None:
+def test_start_response_at_the_first_byte_is_in_time(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         yield b""
         start_response("200 OK", [])
         yield b"a"
 
     assert ask(app).body == b"1\r\na\r\n0\r\n\r\n"
+
+
+# A response on its own.
+
+
+def make_response() -> Any:
+    req = SimpleNamespace(method="GET", version=(1, 1), should_close=lambda: False)
+    output: Any = None
+    return Response(req, output, SimpleNamespace(server_name="server", sends_chunks=True))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "says"),
+    [
+        (200, [], r"status is 200; give a str such as '200 OK'"),
+        ("103 Early Hints", [], r"give a final status"),
+        ("200 OK", [("X-A", 42)], r"X-A has a value of type int; give a str"),
+        ("200 OK", [("Content-Length", "1"), ("Content-Length", "2")], r"set to 1 and to '2'"),
+    ],
+)
+def test_head_that_cannot_be_sent_says_why(status: Any, headers: Any, says: str) -> None:
+    with pytest.raises(BodyError, match=says):
+        make_response().start_response(status, headers)
+
+
+def test_call_in_the_wrong_order_says_why() -> None:
+    response = make_response()
+    with pytest.raises(BodyError, match="a body before it called start_response"):
+        response.write(b"x")
+    with pytest.raises(BodyError, match="without calling start_response"):
+        response.write_all([b"x"])
+    with pytest.raises(BodyError, match="without calling start_response"):
+        response.close()
+    response.start_response("200 OK", [])
+    with pytest.raises(BodyError, match="start_response twice without exc_info"):
+        response.start_response("200 OK", [])
+
+
+@pytest.mark.parametrize("block", ["text", 1, None])
+def test_block_that_is_no_bytes_says_what_to_do(block: Any) -> None:
+    response = make_response()
+    response.start_response("200 OK", [])
+    with pytest.raises(BodyError, match=rf"a {type(block).__name__} in it: yield bytes, or wrap"):
+        response.write(block)

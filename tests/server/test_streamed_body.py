@@ -10,10 +10,12 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.workers.bench import Clock
 from wsgifast.errors import BodyTooLarge, ClientGone, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server import streamed_body
@@ -22,6 +24,8 @@ from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 
 NEXT = b"GET /next"
 CHUNKS = b"5\r\n01234\r\n5\r\n56789\r\n0\r\nX: 1\r\n\r\n"
+# Of known length, or of chunks.
+LENGTHS = pytest.mark.parametrize("length", [10, None])
 
 
 class Ends:
@@ -50,9 +54,9 @@ def ends() -> Iterator[Ends]:
         yield ends
 
 
-@pytest.mark.parametrize("length", [10, None])
+@LENGTHS
 @pytest.mark.parametrize("early", [0, 1, 7, 1000])
-def test_a_body_is_read_to_its_end_and_not_a_byte_further(
+def test_streamed_body_is_read_to_its_end_and_no_further(
     ends: Ends, length: int | None, early: int
 ) -> None:
     data = (CHUNKS if length is None else b"0123456789") + NEXT
@@ -71,8 +75,8 @@ def test_a_body_is_read_to_its_end_and_not_a_byte_further(
     assert ends.trailers == ([b"X: 1"] if length is None else [])
 
 
-@pytest.mark.parametrize("length", [10, None])
-def test_what_the_app_has_not_read_is_thrown_away(ends: Ends, length: int | None) -> None:
+@LENGTHS
+def test_rest_that_app_has_not_read_is_skipped(ends: Ends, length: int | None) -> None:
     data = CHUNKS + NEXT if length is None else b"0123456789"
     ends.client.sendall(data[8:])
     body = ends.body(length, data[:8])
@@ -83,8 +87,10 @@ def test_what_the_app_has_not_read_is_thrown_away(ends: Ends, length: int | None
 
 
 @pytest.mark.parametrize("there", [0, 5])
-@pytest.mark.parametrize("length", [10, None])
-def test_what_is_not_here_is_not_waited_for(ends: Ends, length: int | None, there: int) -> None:
+@LENGTHS
+def test_rest_that_has_not_come_is_skipped_later(
+    ends: Ends, length: int | None, there: int
+) -> None:
     """It may be thrown away later."""
     data = CHUNKS + NEXT if length is None else b"0123456789"
     ends.client.sendall(data[:there])
@@ -96,7 +102,7 @@ def test_what_is_not_here_is_not_waited_for(ends: Ends, length: int | None, ther
 
 
 @pytest.mark.parametrize("length", [UNREAD_BODY_BYTES, None])
-def test_what_comes_a_little_at_a_time_is_thrown_away_up_to_a_limit(
+def test_rest_that_comes_a_little_at_a_time_is_skipped_up_to_a_limit(
     ends: Ends, length: int | None
 ) -> None:
     """Of chunks, whatever they hold."""
@@ -113,27 +119,27 @@ def test_what_comes_a_little_at_a_time_is_thrown_away_up_to_a_limit(
         assert isinstance(body.failure, BodyTooLarge)
 
 
-def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(ends: Ends) -> None:
-    class Endless:
-        sent = 0
+def test_endless_rest_is_not_received(ends: Ends) -> None:
+    received = 0
 
-        def recv(self, size: int) -> bytes:
-            self.sent += size
-            return bytes(size)
+    def recv(size: int) -> bytes:
+        nonlocal received
+        received += size
+        return bytes(size)
 
+    endless: Any = SimpleNamespace(recv=recv)
     body = ends.body(100 * UNREAD_BODY_BYTES)
-    endless: Any = Endless()
     body._sock = endless
     assert body.skip() is None
     assert isinstance(body.failure, BodyTooLarge)
-    assert not endless.sent
+    assert not received
     body = ends.body(UNREAD_BODY_BYTES)
     body._sock = endless
     assert body.skip() == b""
 
 
-@pytest.mark.parametrize("length", [10, None])
-def test_a_body_that_is_cut_off_is_not_taken_for_whole(ends: Ends, length: int | None) -> None:
+@LENGTHS
+def test_streamed_body_cut_off_is_an_error(ends: Ends, length: int | None) -> None:
     ends.client.sendall(b"5\r\n0123")
     ends.client.close()
     body = ends.body(length)
@@ -146,7 +152,7 @@ def test_a_body_that_is_cut_off_is_not_taken_for_whole(ends: Ends, length: int |
     assert body.skip() is None
 
 
-def test_malformed_chunks(ends: Ends) -> None:
+def test_malformed_chunk_of_streamed_body_is_an_error(ends: Ends) -> None:
     body = ends.body(None, b"1\r\nab\r\n")
     with pytest.raises(MalformedRequest):
         body.read(10)
@@ -154,7 +160,7 @@ def test_malformed_chunks(ends: Ends) -> None:
     assert body.skip() is None
 
 
-def test_trailers_that_are_refused(ends: Ends) -> None:
+def test_refused_trailers_of_streamed_body_are_an_error(ends: Ends) -> None:
     def refuse(lines: Sequence[bytes]) -> None:
         raise LookupError(lines)
 
@@ -165,17 +171,8 @@ def test_trailers_that_are_refused(ends: Ends) -> None:
     assert isinstance(body.failure, LookupError)
 
 
-class Clock:
-    """Time that goes by while a body is waited for, and else where a test says so."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize(("rate", "ends_early"), [(450, True), (600, False)])
-def test_a_body_must_keep_up_a_rate(
+def test_streamed_body_must_keep_up_a_rate(
     ends: Ends, rate: int, ends_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """500 bytes a second, beyond the time that every body has; the app may take its own time."""
@@ -225,55 +222,52 @@ class Renegotiating:
         return self._sock.recv(size)
 
 
-def test_tls_that_wants_to_send_before_it_receives(ends: Ends) -> None:
+def test_tls_that_must_send_before_it_receives_is_waited_for(ends: Ends) -> None:
     renegotiating: Any = Renegotiating(ends.near, ends.client)
     # Nothing can be read, and never would be: only writability wakes this up.
     assert receive_blocking(renegotiating, renegotiating.lock, 10, 30.0) == b"abc"
     assert renegotiating.calls == 2
 
 
-class Counting:
-    """A socket that counts how often it is asked."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self.fileno = sock.fileno
-        self.calls = 0
-
-    def recv(self, size: int) -> bytes:
-        self.calls += 1
-        return self._sock.recv(size)
+def receive(sock: Any, timeout_s: float = 30.0) -> bytes:
+    return receive_blocking(sock, threading.Lock(), 10, timeout_s)
 
 
-def test_a_client_that_sends_nothing(ends: Ends) -> None:
-    waiting: Any = Counting(ends.near)
+def test_client_that_sends_nothing_is_waited_for_without_a_loop(ends: Ends) -> None:
+    calls = 0
+
+    def recv(size: int) -> bytes:
+        nonlocal calls
+        calls += 1
+        return ends.near.recv(size)
+
     with pytest.raises(RequestError, match="did not come in time") as caught:
-        receive_blocking(waiting, threading.Lock(), 10, 0.05)
+        receive(SimpleNamespace(recv=recv, fileno=ends.near.fileno), 0.05)
     assert caught.value.status == 408
-    assert waiting.calls <= 5  # it waits, instead of asking again and again
+    assert calls <= 5
     ends.client.sendall(b"late")
-    assert receive_blocking(waiting, threading.Lock(), 1000, 30.0) == b"late"
+    assert receive(ends.near) == b"late"
     timer = threading.Timer(0.05, ends.client.sendall, [b"later"])
     timer.start()
     began = time.monotonic()
-    assert receive_blocking(ends.near, threading.Lock(), 10, 30.0) == b"later"
+    assert receive(ends.near) == b"later"
     assert time.monotonic() - began < 25
     timer.join()
     ends.client.close()
-    assert receive_blocking(ends.near, threading.Lock(), 10, 30.0) == b""
+    assert receive(ends.near) == b""
 
 
-def test_a_lost_connection_is_told_as_such(ends: Ends) -> None:
-    class Lost:
-        def recv(self, size: int) -> bytes:
-            raise ConnectionResetError("lost")
+def test_lost_connection_is_client_gone() -> None:
+    def lose(size: int) -> bytes:
+        raise ConnectionResetError("lost")
 
-    lost: Any = Lost()
     with pytest.raises(ClientGone, match="lost"):
-        receive_blocking(lost, threading.Lock(), 10, 30.0)
+        receive(SimpleNamespace(recv=lose))
 
 
-def test_as_much_memory_whatever_is_promised(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receive_is_no_larger_whatever_is_promised(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
 
     def receive(sock: Any, lock: Any, size: int, timeout_s: float) -> bytes:
@@ -291,7 +285,7 @@ def test_as_much_memory_whatever_is_promised(ends: Ends, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("timeout_s", [1e300, float("inf")])
-def test_a_client_may_be_waited_for_as_long_as_it_takes(ends: Ends, timeout_s: float) -> None:
+def test_endless_timeout_of_streamed_body_is_accepted(ends: Ends, timeout_s: float) -> None:
     """poll(2) takes no time as long as that."""
     sender = threading.Timer(0.05, ends.client.sendall, [b"0123456789"])
     sender.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,33 +13,28 @@ import pytest
 from wsgifast.server.monitor import Watchdog
 
 
-class Log:
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str]] = []
-
-    def error(self, text: str, *args: object) -> None:
-        self.lines.append(("error", text % args))
-
-    def critical(self, text: str, *args: object) -> None:
-        self.lines.append(("critical", text % args))
-
-    def warning(self, text: str, *args: object) -> None:
-        self.lines.append(("warning", text % args))
-
-
 class Stuck:
     """A pool of one real thread in an app, and one that the test says what to do."""
 
     def __init__(self) -> None:
-        self.log = Log()
+        self.lines: list[tuple[str, str]] = []  # with their levels
         self.kills = 0
         self.turn: int | None = 7
         self._over = threading.Event()
         self._thread = threading.Thread(target=self.an_app_that_never_ends)
         self._thread.start()
         options = SimpleNamespace(stuck_after_s=30.0, kill_stuck_after_s=60.0)
-        server: Any = SimpleNamespace(pool=self, log=self.log, options=options, kill=self.kill)
+        levels = ("warning", "error", "critical")
+        log = SimpleNamespace(**{level: functools.partial(self._log, level) for level in levels})
+        server: Any = SimpleNamespace(pool=self, log=log, options=options, kill=self.kill)
         self.watchdog = Watchdog(server)
+
+    def _log(self, level: str, text: str, *args: object) -> None:
+        self.lines.append((level, text % args))
+
+    @property
+    def levels(self) -> list[str]:
+        return [level for level, _ in self.lines]
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
         return [("one", self._thread.ident, 3), ("two", None, self.turn)]
@@ -61,13 +57,13 @@ def stuck() -> Iterator[Stuck]:
     made.end()
 
 
-def test_it_is_told_once_with_each_threads_stack(stuck: Stuck) -> None:
+def test_stuck_threads_are_logged_once_with_their_stacks(stuck: Stuck) -> None:
     for now in (100, 120, 129.9):
         stuck.watchdog.look(now)
-    assert not stuck.log.lines
+    assert not stuck.lines
     for now in (130, 131, 159):
         stuck.watchdog.look(now)
-    ((level, text),) = stuck.log.lines
+    ((level, text),) = stuck.lines
     assert level == "error"
     assert "All 2 threads" in text
     assert "for 30 s" in text
@@ -77,29 +73,29 @@ def test_it_is_told_once_with_each_threads_stack(stuck: Stuck) -> None:
     assert not stuck.kills
 
 
-def test_it_kills_once(stuck: Stuck) -> None:
+def test_stuck_worker_is_killed_once(stuck: Stuck) -> None:
     for now in (100, 130, 160, 170):
         stuck.watchdog.look(now)
     assert stuck.kills == 1
-    assert [level for level, _ in stuck.log.lines] == ["error", "critical"]
+    assert stuck.levels == ["error", "critical"]
 
 
 @pytest.mark.parametrize("turn", [None, 8])
-def test_one_thread_that_goes_on_is_enough(stuck: Stuck, turn: int | None) -> None:
+def test_one_thread_that_goes_on_is_enough_for_the_watchdog(stuck: Stuck, turn: int | None) -> None:
     stuck.watchdog.look(100)
     stuck.turn = turn
     stuck.watchdog.look(129)
     stuck.turn = 8
     stuck.watchdog.look(150)
     stuck.watchdog.look(158)
-    assert not stuck.log.lines
+    assert not stuck.lines
     stuck.watchdog.look(180)
-    assert len(stuck.log.lines) == 1
+    assert len(stuck.lines) == 1
     stuck.turn = None
     stuck.watchdog.look(181)
     stuck.watchdog.look(182)
-    assert [level for level, _ in stuck.log.lines] == ["error", "warning"]
+    assert stuck.levels == ["error", "warning"]
     stuck.turn = 9
     stuck.watchdog.look(200)
     stuck.watchdog.look(230)
-    assert [level for level, _ in stuck.log.lines] == ["error", "warning", "error"]
+    assert stuck.levels == ["error", "warning", "error"]

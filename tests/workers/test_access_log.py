@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from gunicorn.http.wsgi import FileWrapper
 
-from tests.server.http2_bench import HTTP2, Peer
+from tests.server.http2_peer import HTTP2, Peer
 from tests.support.servers import wait_for
 from tests.workers.asking import MakeBench
 from tests.workers.bench import LARGE, Client, make_bench

@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.metrics.test_opentelemetry import exported
-from tests.server.http2_bench import HTTP2, Peer
+from tests.server.http2_peer import HTTP2, Peer
 from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
 from wsgifast.metrics import (

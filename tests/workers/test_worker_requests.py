@@ -14,7 +14,7 @@ from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
-from tests.server.http2_bench import HTTP2, Peer
+from tests.server.http2_peer import HTTP2, Peer
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import PEER, Log, make_bench
 from wsgifast.bodies.files import SegmentedBody

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +16,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from gunicorn.config import Config
 from hypothesis import strategies as st
 
 from tests.support.descriptors import open_descriptors
 from tests.support.servers import wait_for
 from tests.support.socket_options import send_buffer_is_limited
-from wsgifast.server import sending
+from tests.support.tls import client_context, server_context
+from wsgifast.server import coalescing, sending
 from wsgifast.server.coalescing import OutputRules
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
@@ -30,35 +34,18 @@ from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.options import options as options_of
 from wsgifast.workers.worker import FastWorker
 
-__all__ = [
-    "TLS",
-    "Near",
-    "Pieces",
-    "arrives_in_order",
-    "opened",
-    "pieces_of",
-    "receive_in_turn",
-    "rules",
-    "until_tried_again",
-]  # fmt: skip
-
 # FastWorker's by default.
 OPTIONS = options_of(FastWorker, Settings(Config()))
+CONTENT = os.urandom(1 << 20)
+SIZE = 8 * 1024 * 1024
 # What is written: how, how many bytes, from which offset on; and whether the client reads then.
 Pieces = list[tuple[str, int, int, bool]]
+TLS = tuple[ssl.SSLContext, ssl.SSLContext]  # of the server and of the client
+MakeNear = Callable[..., "Near"]
 
-TLS = tuple[ssl.SSLContext, ssl.SSLContext]
-
-
-@contextlib.contextmanager
-def opened(path: Path, content: bytes) -> Iterator[int]:
-    """The descriptor of a new file with that content, for reading."""
-    path.write_bytes(content)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+needs_near_buffers = pytest.mark.skipif(
+    not hasattr(socket, "TCP_INFO"), reason="only Linux reports how far away a peer is"
+)
 
 
 def rules(
@@ -96,12 +83,8 @@ def rules(
         error=lambda text, exc_info: logged.append(repr(exc_info)),
     )
     monitor = SimpleNamespace(request_tick=request_tick)
-    server: Any = SimpleNamespace(
-        options=options,
-        counters=Counters(),
-        pool=SimpleNamespace(share_work=share_work, monitor=monitor),
-        log=log,
-    )
+    pool = SimpleNamespace(share_work=share_work, monitor=monitor)
+    server: Any = SimpleNamespace(options=options, counters=Counters(), pool=pool, log=log)
     made = OutputRules(server)
     made.disk = disk or made.disk
     if waits_for_disk:
@@ -113,11 +96,11 @@ def rules(
 class Near:
     """An output queue and its client.
 
-    :param tls: the contexts of the two ends.
     :ivar armed: how it was waited for each time: True for "try again later".
     """
 
     def __init__(self, rules: OutputRules, tls: TLS | None = None) -> None:
+        self.rules = rules
         self.client: socket.socket
         self.sock: socket.socket
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -131,12 +114,12 @@ class Near:
         self.resumed = 0
         self.refusal: Exception | None = None
         self.changed = threading.Condition()
-        self.queue = self.make_queue(rules)
+        self.queue = self.make_queue()
         self._streams_on: OutputQueue | None = None
 
-    def make_queue(self, rules: OutputRules) -> OutputQueue:
+    def make_queue(self) -> OutputQueue:
         owner: Any = self
-        return OutputQueue(sending.Sender(self.sock, rules), owner, rules)
+        return OutputQueue(sending.Sender(self.sock, self.rules), owner, self.rules)
 
     def write_next(self, block: bytes) -> None:
         """Write a block of a stream, which begins with the first of them."""
@@ -146,6 +129,14 @@ class Near:
             self._write_next = queue.begin_stream(b"", frame=None, may_run_ahead=ahead)
         self._write_next(block)
 
+    def write_until_full(self) -> int:
+        """Write zeros until the kernel takes no more; how many."""
+        size = 0
+        while not self.queue.draining:
+            self.queue.write(bytes(1 << 20))
+            size += 1 << 20
+        return size
+
     def _shake_hands(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
         def secure() -> None:
             self.client = client.wrap_socket(self.client, server_hostname="localhost")
@@ -154,6 +145,8 @@ class Near:
         thread.start()
         self.sock = server.wrap_socket(self.sock, server_side=True)
         thread.join()
+
+    # What the queue calls.
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         if self.refusal is not None:
@@ -171,6 +164,12 @@ class Near:
     @property
     def send_buffer_is_limited(self) -> bool:
         return send_buffer_is_limited(self.sock)
+
+    @property
+    def disk_threads(self) -> int:
+        return self.rules.disk._threads
+
+    # The client.
 
     def receive_all_there_is(self) -> bytes:
         self.client.setblocking(False)
@@ -200,35 +199,128 @@ class Near:
             self.queue.on_writable()
         return received + self.receive(size - len(received))
 
+    def receive_in_turn(self, size: int) -> bytes:
+        """Receive so many bytes, and go on as often as the queue waits for an event."""
+        received = b""
+        deadline = time.perf_counter() + 60  # a test may move the other clock
+        while len(received) < size or self.armed:
+            assert time.perf_counter() < deadline, f"{len(received)} bytes of {size} have come"
+            received += self.receive_all_there_is()
+            if not self.go_on():
+                time.sleep(0.001)
+        return received
+
+    def go_on(self) -> bool:
+        """Whether the queue waits for an event, which comes now."""
+        if not self.armed:
+            return False
+        self.armed.clear()
+        self.queue.on_writable()
+        return True
+
+    def receive_while_writing(self, size: int) -> bytes:
+        """Receive so many bytes of a writer in another thread, as they come."""
+        received = bytearray()
+        while len(received) < size:
+            received += self.receive_all_there_is()
+            if self.queue.draining:
+                self.queue.on_writable()
+        return bytes(received)
+
+    def until_tried_again(self) -> None:
+        """As where the kernel has no memory left for TCP: it says writable, and takes nothing."""
+        assert self.armed == [False]
+        for _ in range(100):  # at first the buffers may still grow
+            assert not self.queue.on_writable()
+            if self.armed[-1]:
+                return
+        raise AssertionError("the queue waits for writability again and again")
+
     def close(self) -> None:
         self.queue.close()
         self.client.close()
         self.sock.close()
 
 
-def receive_in_turn(near: Near, size: int) -> bytes:
-    """Receive so many bytes, and go on as often as the queue waits for an event."""
-    received = b""
-    deadline = time.perf_counter() + 60  # a test may move the other clock
-    while len(received) < size or near.armed:
-        assert time.perf_counter() < deadline, f"{len(received)} bytes of {size} have come"
-        received += near.receive_all_there_is()
-        if near.armed:
-            near.armed.clear()
-            near.queue.on_writable()
-        else:
-            time.sleep(0.001)
-    return received
+@pytest.fixture(scope="session")
+def tls() -> TLS:
+    return server_context(), client_context()
 
 
-def until_tried_again(near: Near) -> None:
-    """As where the kernel has no memory left for TCP: an event says writable, nothing is taken."""
-    assert near.armed == [False]
-    for _ in range(100):  # at first the buffers may still grow
-        assert not near.queue.on_writable()
-        if near.armed[-1]:
-            return
-    raise AssertionError("the queue waits for writability again and again")
+@pytest.fixture
+def make_near() -> Iterator[MakeNear]:
+    """Makes queues with their clients, of rules or of what :func:`rules` takes."""
+    with contextlib.ExitStack() as stack:
+
+        def make(shared: OutputRules | None = None, tls: TLS | None = None, **more: Any) -> Near:
+            near = Near(shared or rules(**more), tls)
+            stack.callback(near.close)
+            return near
+
+        yield make
+
+
+@pytest.fixture
+def near(make_near: MakeNear) -> Near:
+    return make_near()
+
+
+@pytest.fixture
+def in_quick_succession(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block comes right behind the one before."""
+    monkeypatch.setattr(coalescing, "_COALESCE_S", math.inf)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, content: bytes) -> Iterator[int]:
+    path.write_bytes(content)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    """The descriptor of SIZE random bytes."""
+    with _opened(tmp_path / "file", os.urandom(SIZE)) as fd:
+        yield fd
+
+
+@pytest.fixture(scope="session")
+def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The descriptor of a file with CONTENT."""
+    with _opened(tmp_path_factory.mktemp("output") / "content", CONTENT) as fd:
+        yield fd
+
+
+def blocks(count: int, size: int = 1000) -> Iterator[bytes]:
+    for number in range(count):
+        yield b"%0*d" % (size, number)
+
+
+@contextlib.contextmanager
+def started(*targets: Callable[[], object]) -> Iterator[list[threading.Thread]]:
+    """Functions in threads of their own, which have ended when the block has."""
+    threads = [threading.Thread(target=target) for target in targets]
+    for thread in threads:
+        thread.start()
+    yield threads
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def switching_often() -> Iterator[None]:
+    """Threads change as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def pieces_of(size: int, most: int) -> st.SearchStrategy[Pieces]:
@@ -270,7 +362,7 @@ def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> Non
                 if queue.draining:
                     queue.on_writable()
         queue.flush()
-        received += receive_in_turn(near, len(expected) - len(received))
+        received += near.receive_in_turn(len(expected) - len(received))
         assert received == expected
         assert near.receive_all_there_is() == b""
         assert queue.bytes_queued == 0

@@ -1,0 +1,239 @@
+"""A client of HTTP/2 on FastWorker's bench (see workers/bench.py), and the frames that it sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h2.exceptions
+import hpack
+import pytest
+from gunicorn.http.wsgi import FileWrapper
+
+from tests.server.connections import App, MakeBench
+from tests.support import http2
+from tests.support.servers import wait_for
+from tests.workers.bench import LARGE, Bench, echo
+from tests.workers.bench import Client as SocketClient
+from wsgifast.server.endpoint import CLOSED, LINGERING
+from wsgifast.server.http2.connection import HTTP2Connection
+
+# What a worker needs to speak it; over TLS it is agreed on by ALPN.
+HTTP2 = {"http_protocols": "h2,h1"}
+NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, CANCEL, REFUSED = 0, 1, 2, 8, 7
+ENHANCE_YOUR_CALM = 11
+
+STREAM_ENDS = ("reset", "leaves", "slow", "cut off", "closed", "goaway", "malformed")
+
+Begin = Callable[..., "Peer"]
+
+
+class Stalled(AssertionError):
+    """Bytes that come are no frames."""
+
+
+class Peer(http2.Client):
+    """A client on a connection on which HTTP/2 has been agreed on.
+
+    :param options: of :class:`tests.support.http2.Client`.
+    """
+
+    def __init__(self, bench: Bench, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.bench = bench
+        self.socket: SocketClient = bench.connect()
+        near = self.socket.near
+        bench.server.registry.claim(near.fd)
+        near._speak_http2(None)
+        # Another object has its socket now.
+        (self.socket.near,) = (c for c in bench.server.connections if c.fd == near.fd)
+        self.begin()
+        self.run()
+
+    @property
+    def near(self) -> HTTP2Connection:
+        """The worker's end."""
+        near = self.socket.near
+        assert isinstance(near, HTTP2Connection)
+        return near
+
+    @property
+    def streams(self) -> int:
+        """How many the worker has."""
+        return len(self.near.streams)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker has said that nothing more comes."""
+        return self.socket.near.state in (LINGERING, CLOSED)
+
+    def run(self) -> None:
+        """Send what there is, have the worker do all that there is to do, and take what comes."""
+        while True:
+            self.send_only()
+            self.bench.run()
+            data = self.socket.receive_all_there_is()
+            if not data:
+                return
+            try:
+                self.take(data)
+            except h2.exceptions.ProtocolError as error:
+                raise Stalled(f"{error}, in {data!r}") from error
+
+    def send_only(self) -> None:
+        data = self.state.data_to_send()
+        if data:
+            with contextlib.suppress(OSError):  # one of the two ends may be closed
+                self.socket.send(data)
+
+    def run_unread(self) -> None:
+        """Send, and have the worker do all that there is to do; nobody receives."""
+        self.send_only()
+        self.bench.run()
+
+    def sends(self, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+        """What the worker sends from now on, send by send."""
+        sent: list[bytes] = []
+        sender = self.near.output.sender
+        send = sender.send
+
+        def note(data: bytes) -> int:
+            sent.append(data)
+            return send(data)
+
+        monkeypatch.setattr(sender, "send", note)
+        return sent
+
+    def send_raw(self, data: bytes) -> None:
+        """Send frames that h2 would not make, and run."""
+        self.socket.send(data)
+        self.run()
+
+    def receive(self) -> None:
+        """Take what has come; the worker does nothing."""
+        self.take(self.socket.receive_all_there_is())
+
+    def get(self, *args: object, **options: object) -> http2.Answer:
+        """Ask, and run; the answer as far as it has come."""
+        stream = self.ask(*args, **options)  # type: ignore[arg-type]
+        self.run()
+        return self.answers[stream]
+
+    def open_both(self, size: int, stream: int) -> None:
+        """Open the windows of the connection and of a stream."""
+        self.open(size)
+        self.open(size, stream)
+
+    def end(self, stream: int, how: str) -> None:
+        """End one of its streams, or with the connection all of them.
+
+        :param how: one of STREAM_ENDS; "cut off" and "closed" are the server's doing.
+        """
+        if how == "reset":
+            self.state.reset_stream(stream)
+            self.run()
+            assert not self.has_ended
+        elif how == "leaves":
+            self.socket.close()
+        elif how == "slow":
+            self.bench.pass_time(100)
+        elif how == "cut off":
+            self.near.cut_off()
+        elif how == "closed":
+            self.bench.server.registry.claim(self.near.fd)
+            self.near.close()
+        elif how == "goaway":
+            self.state.close_connection(error_code=2)
+            self.run()
+        else:
+            self.socket.send(raw_frame(0, 0, b"x"))  # DATA on no stream: malformed
+        self.bench.run()
+
+    def serve_elsewhere(self) -> None:
+        """Send, and do what another thread does with that while an app runs in this one."""
+        self.send_only()
+        server = self.bench.server
+        server.pool.poll_events(0)
+        while server.pool.work:
+            job = self.bench.take_up()
+            if job is not None:
+                self.bench.answer(job)
+
+    def wait_for_disk(self, condition: Callable[[], bool]) -> None:
+        """A disk thread may bring what comes next: run until it has."""
+
+        def holds() -> bool:
+            self.run()
+            return condition()
+
+        wait_for(holds, "all has come that the window lets through")
+
+
+@pytest.fixture
+def begin(make_bench: MakeBench) -> Begin:
+    """Makes the client of an app; `attributes` and gunicorn's settings may be named.
+
+    A client with a `window` of so many bytes for each stream opens none by itself.
+    """
+
+    def make(
+        app: App = echo, *, window: int | None = None, reads: bool | None = None, **options: Any
+    ) -> Peer:
+        options = {"keepalive": 5, "worker_connections": 100, **HTTP2, **options}
+        reads = window is None if reads is None else reads
+        return Peer(make_bench(app, **options), window=window, reads=reads)
+
+    return make
+
+
+def generator() -> Iterator[bytes]:
+    for _ in range(16):
+        yield bytes(LARGE // 16)
+
+
+def large_file(folder: Path) -> Callable[[], Iterable[bytes]]:
+    path = folder / "large"
+    path.write_bytes(os.urandom(LARGE))
+    return lambda: FileWrapper(path.open("rb"))
+
+
+def raw_frame(kind: int, number: int, payload: bytes = b"", *, flags: int = 0) -> bytes:
+    """A frame as it is sent (RFC 9113 section 4.1)."""
+    head = len(payload).to_bytes(3, "big") + bytes((kind, flags))
+    return head + number.to_bytes(4, "big") + payload
+
+
+def raw_head(
+    peer: Peer,
+    fields: Iterable[tuple[str, str]] | None = None,
+    *,
+    before: bytes = b"",
+    more: bytes = b"",
+    priority: bytes = b"",
+    ends: bool = True,
+) -> bytes:
+    """The HEADERS frame of a peer's next request, which nobody has checked.
+
+    :param fields: a GET by default.
+    :param before: what the block begins with, as HPACK has it, and `more`: what it ends with.
+    :param priority: as in a PRIORITY frame.
+    """
+    if fields is None:
+        fields = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]
+    number = peer.state.get_next_available_stream_id()
+    peer.answers[number] = http2.Answer()
+    peer.send_only()
+    encoder, peer.state.encoder = peer.state.encoder, hpack.Encoder()
+    peer.state.send_headers(number, [(":method", "GET"), (":path", "/")], end_stream=ends)
+    peer.state.encoder = encoder
+    peer.state.data_to_send()  # which nobody gets
+    block = before + b"".join(b"\0" + _literal(each) + _literal(value) for each, value in fields)
+    flags = 4 | (1 if ends else 0) | (0x20 if priority else 0)
+    return raw_frame(1, number, priority + block + more, flags=flags)
+
+
+def _literal(text: str) -> bytes:
+    return bytes(hpack.hpack.encode_integer(len(text), 7)) + text.encode("latin-1")

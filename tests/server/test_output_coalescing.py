@@ -1,0 +1,321 @@
+"""Blocks of a stream in the output queue: which are sent together, and at which tick."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.outputs import MakeNear, Near, rules, started, switching_often
+from tests.support.effort import effort
+from tests.workers.bench import Clock
+from wsgifast.errors import ClientGone
+from wsgifast.http.framing import chunk
+from wsgifast.server import coalescing
+from wsgifast.server.sending import Sender, Turn
+
+pytestmark = pytest.mark.usefixtures("in_quick_succession")
+
+
+def test_coalesced_blocks_wait_for_company_up_to_a_size(near: Near) -> None:
+    near.write_next(b"first ")
+    near.write_next(b"second ")
+    assert near.receive_all_there_is() == b""
+    near.queue.flush()
+    assert near.receive(13) == b"first second "
+    near.write_next(b"left, ")
+    near.queue.write(b"sent")
+    assert near.receive(10) == b"left, sent"
+    near.write_next(bytes(1 << 17))
+    assert near.receive(1)
+
+
+def test_coalesced_blocks_without_room_wait_for_nobody(make_near: MakeNear) -> None:
+    """There is no event that would make some."""
+    near = make_near(ahead_bytes=0)
+    near.write_next(b"one")
+    near.write_next(b"two")
+    near.queue.flush()
+    assert near.receive(6) == b"onetwo"
+
+
+def test_blocks_in_quick_succession_wait_for_the_next_tick(
+    make_near: MakeNear, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticking = True
+    monkeypatch.setattr(coalescing, "_COALESCE_S", 0.0005)
+    shared = rules(request_tick=lambda: ticking)
+    near = make_near(shared)
+    write_next = near.queue.begin_stream(b"1", frame=None, may_run_ahead=False)
+    assert near.receive_all_there_is() == b"1"
+
+    def written(block: bytes) -> bytes:
+        write_next(block)
+        return near.receive_all_there_is()
+
+    assert [written(b"2"), written(b"3")] == [b"", b""]
+    assert shared.tick()
+    assert near.receive_all_there_is() == b"23"
+    clock.now += 0.01  # later: nothing to wait for
+    assert [written(b"4"), written(b"5")] == [b"4", b""]
+    ticking = False  # nobody will come any more
+    assert shared.tick()
+    assert near.receive_all_there_is() == b"5"
+    assert written(b"6") == b"6"
+    ticking = True
+    assert written(b"7") == b""
+    near.queue.flush()
+    assert near.receive_all_there_is() == b"7"
+    assert not shared.queues
+
+    class Last(set[Any]):
+        """The last tick comes just before a block is registered for the next one."""
+
+        def add(self, queue: Any) -> None:
+            nonlocal ticking
+            ticking = False
+            super().add(queue)
+
+    shared.queues = Last()
+    assert written(b"8") == b"8"
+
+
+def test_blocks_that_leave_together_are_framed_together(near: Near) -> None:
+    queue = near.queue
+    write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
+    for block in (b"first", b"second", b"third"):
+        write_next(block)
+    assert near.receive_all_there_is() == b"head"
+    assert queue.bytes_left() == len(b"firstsecondthird")
+    queue.write(b"end")  # does not overtake them
+    assert near.receive_all_there_is() == b"10\r\nfirstsecondthird\r\nend"
+    write_next(b"a")
+    write_next(b"x" * (1 << 16))
+    assert near.receive(9) == b"10001\r\nax"
+
+
+def test_stream_without_a_pause_learns_of_the_end(near: Near) -> None:
+    """However little of it comes from tick to tick."""
+    near.write_next(b"a")
+    near.write_next(b"b")
+    near.queue.fail(TimeoutError("the client took no byte in time"))
+    for block in (b"c", b"d"):
+        with pytest.raises(ClientGone, match="took no byte"):
+            near.write_next(block)
+        near.rules.tick()
+
+
+def test_tick_leaves_a_queue_that_is_sending(make_near: MakeNear) -> None:
+    shared = rules()
+    one, other = make_near(shared), make_near(shared)
+    tick = shared.tick
+    assert not tick()
+    one.write_next(b"one")
+    other.write_next(b"other")
+    with one.queue.lock:
+        assert tick()
+        assert (one.receive_all_there_is(), other.receive(5)) == (b"", b"other")
+    assert tick()
+    assert one.receive(3) == b"one"
+    assert not tick()
+    one.write_next(b"closed")
+    one.queue.close()
+    assert not tick()
+
+
+def test_tick_after_its_queues_are_emptied_is_no_error() -> None:
+    """A queue's own thread may be quicker."""
+
+    class Emptied(set[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+    shared = rules()
+    shared.queues = Emptied()
+    assert shared.tick()
+
+
+def test_tick_ends_although_writers_go_on() -> None:
+    """It comes between the worker's signs of life."""
+    shared = rules()
+    flushed: list[int] = []
+
+    class Busy:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def flush(self, *, wait: bool) -> bool:
+            flushed.append(self.number)
+            shared.hold_back(self)  # its writer holds the next block back already
+            return True
+
+    for number in range(3):
+        shared.hold_back(Busy(number))
+    assert shared.tick()
+    assert sorted(flushed) == [0, 1, 2]
+    assert len(shared.queues) == 3
+
+
+# Whichever thread is quicker: nothing is lost, doubled, out of order or left.
+
+
+def test_stream_written_amid_ticks_arrives_in_order(near: Near) -> None:
+    blocks = [b"%d\n" % number for number in range(effort(50_000))]
+    expected = b"".join(blocks)
+    received: list[bytes] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            near.rules.tick()
+
+    def receive() -> None:
+        received.append(near.receive(len(expected)))
+
+    with switching_often(), started(tick, receive) as (_, receiver):
+        try:
+            for block in blocks:
+                near.write_next(block)
+                if near.queue.draining:
+                    near.queue.on_writable()
+            near.queue.flush()
+            while near.queue.bytes_left():
+                near.queue.on_writable()
+            receiver.join(60)
+            assert received == [expected]
+        finally:
+            done.set()
+
+
+class Stingy:
+    """A sender that takes a little at a time, as for a slow client."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sender, name)
+
+    def send(self, data: bytes) -> int:
+        return int(self._sender.send(data[:7]))
+
+    def take_turn(self, backlog: Any, *, after_event: bool = False) -> Turn:
+        buffers, _ = backlog.buffers()
+        if not buffers:
+            return Turn.DONE
+        sent = self.send(bytes(buffers[0][:50]))
+        backlog.replace_buffers(1, [buffers[0][sent:]] if sent < len(buffers[0]) else [])
+        return Turn.FULL if backlog.size else Turn.DONE
+
+
+def test_stream_sent_by_another_thread_arrives_in_order(make_near: MakeNear) -> None:
+    near = make_near(ahead_bytes=300)
+    blocks = [b"%d\n" % number for number in range(effort(20_000))]
+    expected = b"".join(blocks)
+    received: list[bytes] = []
+    is_written = threading.Event()
+    stingy: Any = Stingy(near.queue.sender)
+    near.queue.sender = stingy
+
+    def send() -> None:
+        while not is_written.is_set() or near.queue.draining:
+            if near.queue.draining:
+                near.queue.on_writable()
+
+    def receive() -> None:
+        received.append(near.receive(len(expected)))
+
+    with switching_often(), started(send, receive):
+        try:
+            write_next = near.queue.begin_stream(b"", frame=None, may_run_ahead=False)
+            for block in blocks:
+                write_next(block)
+            near.queue.flush()
+        finally:
+            is_written.set()
+    assert received == [expected]
+    assert near.rules.memory.used_bytes == 0
+
+
+# Blocks that wait for a slow client.
+
+
+def calls_of(write_next: Callable[[bytes], object], blocks: list[bytes]) -> int:
+    """How many Python functions run while blocks are written."""
+    count = 0
+
+    def on_event(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(on_event)
+    try:
+        for block in blocks:
+            write_next(block)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("size", "memory_bytes", "most"),
+    [
+        (10, 1 << 30, 1.25),
+        (1000, 1 << 30, 1.25),
+        (8000, 1 << 30, 1.25),
+        (10, 0, 4),  # 16 KiB wait, and not 256
+        (1000, 0, 4),
+    ],
+)
+def test_blocks_to_slow_client_cost_no_more_calls_than_to_a_quick_one(
+    make_near: MakeNear, size: int, memory_bytes: int, most: float
+) -> None:
+    counts = {}
+    for client in ("quick", "slow"):
+        near = make_near(ahead_bytes=256 * 1024, memory_bytes=memory_bytes, waits_for_disk=False)
+        write_next = near.queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
+        with pytest.MonkeyPatch.context() as patch:
+            if client == "slow":
+                near.write_until_full()
+            else:  # the kernel takes all of it
+                done = lambda sender, backlog, **_: backlog.clear() or Turn.DONE  # noqa: E731
+                patch.setattr(Sender, "take_turn", done)
+                patch.setattr(near.queue.sender, "send", lambda data: len(data))
+            counts[client] = calls_of(write_next, [bytes(size)] * 3000)
+    assert counts["slow"] <= most * counts["quick"], counts
+
+
+def test_blocks_waiting_for_slow_client_leave_when_it_has_taken_the_rest(near: Near) -> None:
+    queue, memory = near.queue, near.rules.memory
+    write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=False)
+    sent = 4 + near.write_until_full()
+    before = memory.used_bytes
+    for _ in range(3):
+        write_next(b"abc")
+    assert queue.bytes_left() == queue.bytes_queued + 9
+    assert memory.used_bytes == before + (256 << 10)
+    assert not near.rules.tick()  # nobody needs to come for them
+    received = b""
+    while queue.draining:
+        received += near.receive_all_there_is()
+        queue.on_writable()
+    received += near.receive(sent + len(b"9\r\nabcabcabc\r\n") - len(received))
+    assert received.endswith(b"\0" + b"9\r\nabcabcabc\r\n")
+    assert queue.bytes_left() == memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("end", ["error", "close", "reset"])
+def test_blocks_waiting_for_slow_client_give_memory_back_at_every_end(near: Near, end: str) -> None:
+    queue = near.queue
+    write_next = queue.begin_stream(b"head", frame=None, may_run_ahead=False)
+    near.write_until_full()
+    write_next(b"abc")
+    if end == "error":
+        left = queue.bytes_left()
+        queue.fail(TimeoutError("the client took no byte in time"))
+        assert queue.bytes_left() == left
+    getattr(queue, "close" if end == "close" else "reset")()
+    assert near.rules.memory.used_bytes == 0
