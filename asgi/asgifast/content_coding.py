@@ -1,24 +1,15 @@
-"""The content coding of one ASGI response: the decision about it, and the compressed body."""
+"""The content coding of one ASGI response: its body, compressed as a whole or by messages."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import monotonic, time_ns
 
 from wsgifast.compression.codings import Compressor
 from wsgifast.compression.dictionaries import DCZ
-from wsgifast.compression.negotiation import preferred_coding
-from wsgifast.compression.pages import PagesClient, pages_client
-from wsgifast.compression.policy import (
-    Compression,
-    Decision,
-    Header,
-    Wish,
-    app_preconditions,
-    decide,
-    with_vary,
-)
+from wsgifast.compression.policy import Compression, Decision, with_vary
+from wsgifast.compression.response import ResponseCoding
 from wsgifast.files import RequestFacts
 from wsgifast.http.head import raw_headers
 
@@ -66,7 +57,7 @@ class _Load:
 _load = _Load()
 
 
-class ContentCoding:
+class ContentCoding(ResponseCoding):
     """Compresses the response to one request.
 
     A body that comes in one message is compressed by :meth:`whole`. Any other passes through the
@@ -77,62 +68,43 @@ class ContentCoding:
     :ivar app_headers: those of the request for the app, which sees its own tags in the
         preconditions; None if nothing had to be changed.
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
-    :ivar wish: the app's.
-    :ivar compressor: of a body that passes through :meth:`stream`, once its head has.
     """
 
-    __slots__ = (
-        "_coding", "_compression", "_is_file", "_pages", "_restored", "_scope", "_send",
-        "_sent_tags", "app_headers", "began_ns", "compressor", "wish",
-    )  # fmt: skip
+    app_headers: RawHeaders | None = None
+    _restored: tuple[str | None, str | None] | None = None
+    _is_file = False
+    _send: Send
 
     def __init__(self, compression: Compression, scope: Scope) -> None:
-        self._compression = compression
-        self._scope = scope
-        self._sent_tags: Mapping[str, str] = {}
-        self.app_headers: RawHeaders | None = None
+        self._headers = scope["headers"]
         self.began_ns = time_ns()
-        self._restored: tuple[str | None, str | None] | None = None
-        self.compressor: Compressor | None = None
-        self._is_file = False
-        self.wish = Wish()
         accepted: list[bytes] = []
         preconditions = False
-        for name, value in scope["headers"]:
+        for name, value in self._headers:
             if name == b"accept-encoding":
                 accepted.append(value)
             elif name in (b"if-none-match", b"if-match"):
                 preconditions = True
-        accept_encoding = b",".join(accepted).decode("latin-1")
-        self._coding = (
-            preferred_coding(accept_encoding, compression.codings) if accept_encoding else None
-        )
-        self._pages: PagesClient | None = None
+        super().__init__(compression, scope["method"], b",".join(accepted).decode("latin-1"))
         if compression.dictionary is not None:
-            mount = scope.get("root_path") or ""
-            self._pages = pages_client(compression, scope["method"], mount, self._header)
+            self.find_dictionary(scope.get("root_path") or "", self._header)
         if preconditions:
             self._restore_tags()
 
-    def may_change(self, start: Message, message: Message) -> bool:
+    def may_code(self, start: Message, message: Message) -> bool:
         """Whether a response may be changed, of which this is the head and the first message."""
         body = message.get("body")
-        return (
-            type(body) is not bytes
-            or len(body) >= self._compression.min_bytes
-            or message.get("more_body", False)
-            or self._scope["method"] == "HEAD"
-            or start["status"] in (206, 304)
-            or self.wish.compress is not None
-        )
+        if type(body) is not bytes or message.get("more_body", False):
+            return True
+        return self.may_change(start["status"], len(body))
 
     async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
         """Return the head and the only message of a response as they are to be sent."""
         body = whole_body(message)
         assert body is not None
         headers = text_headers(start["headers"])
-        is_head = self._scope["method"] == "HEAD"
-        decision = self._decide_page(start, headers, None if is_head else len(body))
+        is_head = self.method == "HEAD"
+        decision = self.decide_page(start["status"], headers, None if is_head else len(body))
         if decision is None:
             return start, message
         changed = decision.headers
@@ -161,8 +133,8 @@ class ContentCoding:
     def file_coding(self, start: Message, size: int | None = None) -> str | None:
         """Return the coding for the file that is the body; None to send it as it is."""
         if size is None:
-            size = self._compression.min_bytes  # let it be large enough
-        decision = self._decide(start, text_headers(start["headers"]), size)
+            size = self.compression.min_bytes  # let it be large enough
+        decision = self.decide(start["status"], text_headers(start["headers"]), size)
         return None if decision is None else decision.coding
 
     def restored_facts(self, facts: RequestFacts) -> RequestFacts:
@@ -190,79 +162,48 @@ class ContentCoding:
     def _begin(self, start: Message) -> Message:
         """Decide about a response by its head; return the head to send."""
         headers = text_headers(start["headers"])
-        decide_it = self._decide if self._is_file else self._decide_page
-        decision = decide_it(start, headers, None)
+        decide = self.decide if self._is_file else self.decide_page
+        decision = decide(start["status"], headers)
         if decision is None:
             return start
         changed = decision.headers
         if decision.coding is not None and self._is_file:
             changed = with_vary(headers)
-        elif decision.coding is not None and self._scope["method"] != "HEAD":
+        elif decision.coding is not None and self.method != "HEAD":
             self.compressor = self._made(decision, None)
         return {**start, "headers": raw_headers(changed)}
 
     def _made(self, decision: Decision, size: int | None) -> Compressor:
         assert decision.coding is not None
         is_behind = _load.is_behind()
-        return self._compression.compressor(
+        return self.compression.compressor(
             decision.coding, decision.content_type, size, is_behind=is_behind
         )
 
     async def _flushed(self, block: bytes) -> bytes:
         assert self.compressor is not None
-        assert self._coding is not None
-        if len(block) < _THREAD_BYTES[self._coding]:
+        assert self.coding is not None
+        if len(block) < _THREAD_BYTES[self.coding]:
             return self.compressor.flushed(block)
         return await _load.in_thread(self.compressor.flushed, block)
 
     async def _added(self, block: bytes) -> bytes:
         assert self.compressor is not None
-        assert self._coding is not None
-        if len(block) < _THREAD_BYTES[self._coding]:
+        assert self.coding is not None
+        if len(block) < _THREAD_BYTES[self.coding]:
             return self.compressor.add(block)
         return await _load.in_thread(self.compressor.add, block)
 
-    def _decide(self, start: Message, headers: list[Header], size: int | None) -> Decision | None:
-        return decide(
-            self._compression,
-            method=self._scope["method"],
-            coding=self._coding,
-            code=start["status"],
-            headers=headers,
-            size=size,
-            asked=self.wish.compress,
-            sent_tags=self._sent_tags,
-        )
-
-    def _decide_page(
-        self, start: Message, headers: list[Header], size: int | None
-    ) -> Decision | None:
-        """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
-        decision = self._decide(start, headers, size)
-        if decision is None or self._pages is None:
-            return decision
-        return self._pages.decided(decision, start["status"])
-
     def _header(self, name: str) -> str | None:
         key = name.lower().encode()
-        values = [value for each, value in self._scope["headers"] if each == key]
+        values = [value for each, value in self._headers if each == key]
         return b", ".join(values).decode("latin-1") if values else None
 
     def _restore_tags(self) -> None:
-        has_dictionary = self._pages is not None and self._pages.has is not None
-        codings = (self._coding, DCZ) if has_dictionary else (self._coding,)
-        given = text_headers(self._scope["headers"])
-        values = {
-            name: ", ".join(value for key, value in given if key == name)
-            for name in ("if-none-match", "if-match")
-            if any(key == name for key, _ in given)
-        }
-        if_none_match, if_match, self._sent_tags = app_preconditions(
-            values.get("if-none-match"), values.get("if-match"), codings
-        )
-        self._restored = if_none_match, if_match
-        changed = {"if-none-match": if_none_match, "if-match": if_match}
-        if any(changed[name] != value for name, value in values.items()):
-            kept = [header for header in given if header[0] not in changed]
+        sent = self._header("If-None-Match"), self._header("If-Match")
+        self._restored = restored = self.app_preconditions(*sent)
+        if restored != sent:
+            changed = {"if-none-match": restored[0], "if-match": restored[1]}
+            kept = [header for header in text_headers(self._headers) if header[0] not in changed]
             kept += [(name, value) for name, value in changed.items() if value is not None]
             self.app_headers = raw_headers(kept)

@@ -255,7 +255,7 @@ def test_a_kept_file_that_has_changed_blocks_no_loop(
     tmp_path: Path, size: int, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read anew: for its body if it is small, for its entity tag if that is of the bytes."""
-    monkeypatch.setattr("wsgifast.files.lookup._SETTLED_NS", 0)  # kept from the first moment on
+    monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)  # kept from the first moment on
     app = asgifast.StaticFiles(directory=tmp_path, etag="content")
     file = tmp_path / "file"
     for content in (b"a" * size, b"b" * (size + 1)):

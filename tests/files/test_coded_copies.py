@@ -37,7 +37,7 @@ def segments(tmp_path: Path) -> Iterator[list[FileSegment]]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The descriptors of the files that are compressed."""
-    monkeypatch.setattr(coded_copies, "SETTLED_NS", 0)
+    monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)
     make, fds = coded_copies._make, []
 
     def noted(segment: FileSegment, *args: object) -> CodedCopy | None:
@@ -56,7 +56,7 @@ def ask(copies: CodedCopies, segments: list[FileSegment]) -> None:
         assert decoded("gzip", copy.body) == content(number)
 
 
-def test_what_the_memory_has_no_room_for_is_not_compressed_again(
+def test_copy_without_room_in_memory_is_not_made_again(
     segments: list[FileSegment], made: list[int]
 ) -> None:
     copies = CodedCopies(max_bytes=2 * SIZE)
@@ -65,7 +65,7 @@ def test_what_the_memory_has_no_room_for_is_not_compressed_again(
     assert made == [segment.fd for segment in segments]
 
 
-def test_a_copy_larger_than_the_memory_stays_on_disk(
+def test_copy_larger_than_the_memory_stays_on_disk(
     segments: list[FileSegment], made: list[int]
 ) -> None:
     copies = CodedCopies(max_bytes=0)
@@ -74,14 +74,14 @@ def test_a_copy_larger_than_the_memory_stays_on_disk(
     assert len(made) == len(segments)
 
 
-def test_a_full_file_begins_anew(segments: list[FileSegment], made: list[int]) -> None:
+def test_full_file_of_copies_begins_anew(segments: list[FileSegment], made: list[int]) -> None:
     copies = CodedCopies(max_bytes=0, max_file_bytes=SIZE)
     for _ in range(3):
         ask(copies, segments)
     assert len(made) > len(segments)
 
 
-def test_without_a_disk_copies_are_compressed_again(
+def test_copies_without_a_disk_are_made_again(
     segments: list[FileSegment], made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -94,7 +94,7 @@ def test_without_a_disk_copies_are_compressed_again(
     assert len(made) == 2 * len(segments)
 
 
-def test_a_forked_process_leaves_its_parents_file_alone(
+def test_forked_process_leaves_its_parents_copies_alone(
     segments: list[FileSegment], made: list[int]
 ) -> None:
     copies = CodedCopies(max_bytes=0)

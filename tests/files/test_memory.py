@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.files.memory import Kept, MemoryCache
+from wsgifast.files.found import Kept, MemoryCache
 
 
 @given(

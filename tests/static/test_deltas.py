@@ -84,7 +84,7 @@ def test_pattern_begins_at_the_root_of_the_origin(releases: Path) -> None:
     assert dict(answer.headers)["use-as-dictionary"] == 'match="/below/s/app.*.js"'
 
 
-def test_only_files_that_never_change_and_shrink_are_dictionaries(releases: Path) -> None:
+def test_changing_or_packed_file_is_no_dictionary(releases: Path) -> None:
     names = ["app.0a1b2c3d.png", "main-DiwrgTda.js", "app.0a1b2c3d.css"]
     for name in names:
         (releases / name).write_bytes(OLD)
@@ -121,7 +121,7 @@ def test_coded_and_pinned_files_have_no_deltas(releases: Path) -> None:
     assert ask(StaticFiles(directory=releases, dictionaries=True, add_headers=pinned)).body == NEW
 
 
-def test_client_with_an_earlier_release_gets_a_delta(releases: Path) -> None:
+def test_client_with_an_earlier_release_gets_its_delta(releases: Path) -> None:
     app = StaticFiles(directory=releases, dictionaries=True, compress=True)
     plain = call(app, f"/{NEW_NAME}")
     zstd = call(app, f"/{NEW_NAME}", Accept_Encoding="zstd")
@@ -177,7 +177,9 @@ def test_deltas_to_two_dictionaries_have_tags_of_their_own(releases: Path) -> No
         {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "cors", "Origin": "https://a"},
     ],
 )
-def test_others_get_an_ordinary_coding(releases: Path, headers: dict[str, Any]) -> None:
+def test_client_without_the_dictionary_gets_an_ordinary_coding(
+    releases: Path, headers: dict[str, Any]
+) -> None:
     (releases / "other.0a1b2c3d.js").write_bytes(LINES[0].encode())
     settle(releases / "other.0a1b2c3d.js")
     app = StaticFiles(directory=releases, dictionaries=True, compress=True)
@@ -232,6 +234,30 @@ def test_release_that_arrives_later_is_found(releases: Path) -> None:
     assert decoded_delta(ask(app, old=third).body, third) == NEW
 
 
+@pytest.mark.parametrize("order", [("new", "old"), ("old", "new")])
+def test_release_under_the_same_path_of_another_directory_is_a_dictionary(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    for name in ("new/assets", "old"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "new/assets" / NEW_NAME).write_bytes(NEW)
+    (tmp_path / "old" / OLD_NAME).write_bytes(OLD)  # under another path
+    settle(tmp_path / "new/assets" / NEW_NAME, tmp_path / "old" / OLD_NAME)
+    app = StaticFiles(directory=[tmp_path / name for name in order], dictionaries=True)
+    asked = {"Accept_Encoding": CHROMIUMS, "Available_Dictionary": digest(OLD)}
+    assert call(app, f"/assets/{NEW_NAME}", **asked).body == NEW
+    (tmp_path / "old/assets").mkdir()
+    (tmp_path / "old/assets" / OLD_NAME).write_bytes(OLD)
+    settle(tmp_path / "old/assets" / OLD_NAME)
+    answer = call(app, f"/assets/{NEW_NAME}", **asked)
+    assert decoded_delta(answer.body, OLD) == NEW
+    (tmp_path / "old/assets" / OLD_NAME).unlink()
+    newer = NEW + b"// newer\n"
+    (tmp_path / "new/assets" / NEW_NAME).write_bytes(newer)
+    settle(tmp_path / "new/assets" / NEW_NAME)
+    assert call(app, f"/assets/{NEW_NAME}", **asked).body == newer
+
+
 def test_unknown_dictionary_reads_the_releases_once(
     releases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,9 +266,9 @@ def test_unknown_dictionary_reads_the_releases_once(
     read: list[str] = []
     content = deltas._content
 
-    def counted(directory: Any, names: Any, identity: Any) -> bytes | None:
-        read.append(names[-1])
-        return content(directory, names, identity)
+    def counted(release: Any) -> bytes | None:
+        read.append(release.names[-1])
+        return content(release)
 
     monkeypatch.setattr(deltas, "_content", counted)
     app = StaticFiles(directory=releases, dictionaries=True)
@@ -351,7 +377,7 @@ _CODINGS = st.lists(st.sampled_from(["dcz", "dcb", "br", "gzip", "*", "identity"
     site=st.sampled_from(["same-origin", "cross-site", "none"]) | _HEADERS,
     mode=st.sampled_from(["cors", "no-cors", "navigate"]) | _HEADERS,
 )
-def test_whatever_is_asked_the_file_is_answered(
+def test_any_request_headers_get_the_file(
     releases: Path, available: str, accepted: str, site: str, mode: str
 ) -> None:
     app = StaticFiles(directory=releases, dictionaries=True, compress=True)
@@ -377,7 +403,7 @@ def test_large_and_small_files_have_no_deltas(
     assert ask(StaticFiles(directory=releases, dictionaries=True)).body == NEW
 
 
-def test_asgi_has_the_same_answers(releases: Path) -> None:
+def test_deltas_of_asgi_equal_those_of_wsgi(releases: Path) -> None:
     ours = StaticFiles(directory=releases, compress=True, dictionaries=True)
     theirs = asgifast.StaticFiles(directory=releases, compress=True, dictionaries=True)
     for old in (OLD, b"unknown"):

@@ -192,7 +192,7 @@ def test_cached_answer_equals_that_from_disk(
 ) -> None:
     """Beside a model that looks at everything each time."""
     # Kept at once: every step below shows, since each content has a length of its own.
-    monkeypatch.setattr("wsgifast.files.lookup._SETTLED_NS", -1)
+    monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", -1)
     app = StaticFiles(directory=site)
     original = site / "model.txt"
     siblings = {"br": site / "model.txt.br", "gzip": site / "model.txt.gz"}

@@ -1,100 +1,58 @@
-"""The content coding of one WSGI response: the decision about it, and the compressed body."""
+"""The content coding of one WSGI response: its body, compressed as a whole or block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..compression.codings import Compressor
-from ..compression.dictionaries import DCZ
-from ..compression.negotiation import preferred_coding
-from ..compression.pages import PagesClient, pages_client
-from ..compression.policy import (
-    IS_BEHIND,
-    WISH,
-    Compression,
-    Decision,
-    Wish,
-    app_preconditions,
-    decide,
-    with_vary,
-)
+from ..compression.policy import IS_BEHIND, WISH, Compression, Decision, Header, with_vary
+from ..compression.response import ResponseCoding
+from ..http.request_head import header_key
 from .access_log import CODED_BYTES, CODING, UNCODED_BYTES
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
-
-Header = tuple[str, str]
 
 # A whole body is compressed in one piece up to this size, with a Content-Length. A larger one is
 # compressed while it is sent, so that its coded form is never in memory as a whole.
 _WHOLE_BYTES = 4 * 1024 * 1024
 
 
-class ContentCoding:
+class ContentCoding(ResponseCoding):
     """Compresses the response to one request.
 
     :param environ: the app sees its own tags in the preconditions: see
         :func:`~wsgifast.compression.policy.app_preconditions`.
-    :ivar compressor: of the body, once the head has been decided; None if it is sent as it is.
+    :ivar if_none_match: as the client sent it; the app gets its own in the environ. So `if_match`.
     :ivar is_done_by_server: the server compresses the blocks of a stream, those of write() too.
     """
 
     is_done_by_server = False
 
     def __init__(self, compression: Compression, environ: WSGIEnvironment) -> None:
-        self.compression = compression
+        get = environ.get
+        super().__init__(compression, get("REQUEST_METHOD", "GET"), get("HTTP_ACCEPT_ENCODING"))
         self.environ = environ
-        self.compressor: Compressor | None = None
-        self._wish = environ[WISH] = Wish()
-        accept_encoding = environ.get("HTTP_ACCEPT_ENCODING")
-        self.coding = (
-            preferred_coding(accept_encoding, compression.codings) if accept_encoding else None
-        )
-        self._pages: PagesClient | None = None
+        environ[WISH] = self.wish
         if compression.dictionary is not None:
-            method, mount = environ.get("REQUEST_METHOD", "GET"), environ.get("SCRIPT_NAME", "")
-            self._pages = pages_client(compression, method, mount, self._header)
-        # As the client sent them; the app gets those in the environ.
-        self.if_none_match: str | None = environ.get("HTTP_IF_NONE_MATCH")
-        self.if_match: str | None = environ.get("HTTP_IF_MATCH")
-        self._sent_tags: Mapping[str, str] = {}
+            self.find_dictionary(get("SCRIPT_NAME", ""), partial(header_of, environ))
+        self.if_none_match: str | None = get("HTTP_IF_NONE_MATCH")
+        self.if_match: str | None = get("HTTP_IF_MATCH")
         if self.if_none_match is not None or self.if_match is not None:
-            self._restore_tags()
-
-    def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
-        """Decide about a response; see :func:`~wsgifast.compression.policy.decide`."""
-        return decide(
-            self.compression,
-            method=self.environ.get("REQUEST_METHOD", "GET"),
-            coding=self.coding,
-            code=code,
-            headers=headers,
-            size=size,
-            asked=self._wish.compress,
-            sent_tags=self._sent_tags,
-        )
-
-    def _decide_page(
-        self, code: int, headers: list[Header], size: int | None = None
-    ) -> Decision | None:
-        """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
-        decision = self.decide(code, headers, size)
-        if decision is None or self._pages is None:
-            return decision
-        return self._pages.decided(decision, code)
-
-    def _header(self, name: str) -> str | None:
-        value: str | None = self.environ.get(f"HTTP_{name.upper().replace('-', '_')}")
-        return value
+            restored = self.app_preconditions(self.if_none_match, self.if_match)
+            for key, value in zip(("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"), restored, strict=True):
+                if value is not None:
+                    environ[key] = value
 
     def begin(self, code: int, headers: list[Header]) -> list[Header]:
         """Decide about a response whose body is compressed block by block; return its headers."""
         self.compressor = None
-        decision = self._decide_page(code, headers)
+        decision = self.decide_page(code, headers)
         if decision is None:
             return headers
-        if decision.coding is not None and self.environ.get("REQUEST_METHOD", "GET") != "HEAD":
+        if decision.coding is not None and self.method != "HEAD":
             self._start(decision, None)
         return decision.headers
 
@@ -102,9 +60,11 @@ class ContentCoding:
         self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int
     ) -> tuple[list[Header], Iterable[bytes]]:
         """Decide about a body whose blocks exist; return the headers and the blocks to send."""
-        is_head = self.environ.get("REQUEST_METHOD", "GET") == "HEAD"
+        if not self.may_change(code, size):
+            return headers, blocks
+        is_head = self.method == "HEAD"
         # Frameworks drop the body of an answer to HEAD.
-        decision = self._decide_page(code, headers, None if is_head and not size else size)
+        decision = self.decide_page(code, headers, None if is_head and not size else size)
         if decision is None:
             return headers, blocks
         if decision.coding is None or is_head:
@@ -181,17 +141,8 @@ class ContentCoding:
         environ[CODED_BYTES] += len(coded)
         return coded
 
-    def _codings(self) -> tuple[str | None, ...]:
-        """Those that the answer may have."""
-        has_dictionary = self._pages is not None and self._pages.has is not None
-        return (self.coding, DCZ) if has_dictionary else (self.coding,)
 
-    def _restore_tags(self) -> None:
-        environ = self.environ
-        if_none_match, if_match, self._sent_tags = app_preconditions(
-            self.if_none_match, self.if_match, self._codings()
-        )
-        if if_none_match is not None:
-            environ["HTTP_IF_NONE_MATCH"] = if_none_match
-        if if_match is not None:
-            environ["HTTP_IF_MATCH"] = if_match
+def header_of(environ: WSGIEnvironment, name: str) -> str | None:
+    """Return a request's header by its name; None without one."""
+    value: str | None = environ.get(header_key(name.upper()))
+    return value

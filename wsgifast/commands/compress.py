@@ -16,9 +16,10 @@ from ..compression.codings import (
     checked_codings,
 )
 from ..compression.dictionaries import train
-from ..compression.pages import is_private
+from ..compression.response import is_private
 from ..errors import ConfigurationError
-from ..files.compress import MIN_SAVING, CompressReport, compress
+from ..files.coded_copies import MIN_SAVING
+from ..files.compress import CompressReport, compress
 from .arguments import STATUS_PART_FAILED, add_parser, count, option
 from .client import HTTPClient, NoAnswer
 from .terminal import printable, progress_line, show

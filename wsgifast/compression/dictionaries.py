@@ -26,8 +26,8 @@ from .codings import (
     Compressor,
     Zstd,
     checked_codings,
+    preferred_coding,
 )
-from .negotiation import preferred_coding
 
 DCZ = "dcz"
 # On everything that may be sent in this coding (section 6.2).

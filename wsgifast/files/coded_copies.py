@@ -10,7 +10,6 @@ import contextlib
 import os
 import tempfile
 import threading
-import time
 import zlib
 from collections.abc import Sequence
 from time import thread_time
@@ -22,7 +21,7 @@ from ..compression.policy import Header, coded_copy_tag, coded_tag, uncoded_head
 from ..sockets.sending import FileSegment, has_its_size
 from .conditions import is_etag
 from .directory import Identity, identity_of
-from .memory import Kept, MemoryCache
+from .found import Kept, MemoryCache, is_settled
 from .plan import Plan, Representation, RequestFacts
 
 # The memory for the copies of a process.
@@ -34,12 +33,10 @@ _FILE_BYTES = 256 * 1024 * 1024
 MAX_FILE_BYTES = 16 * 1024 * 1024
 # Higher than what is made for each response, as a copy is sent often: 5 MB take 0.1 to 0.2 s.
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
-# Copies that save less are not worth the client's decompression.
+# Copies and siblings that save less are not worth the client's decompression.
 MIN_SAVING = 0.05
 # What the objects of a copy take beside its bytes, with a representation and its plans.
 _COPY_COST_BYTES = 10_000
-# A file that was changed less than this ago may change again with the same identity.
-SETTLED_NS = 50_000_000
 
 
 class CodedCopy(Kept):
@@ -206,7 +203,7 @@ class CodedCopies:
         """
         fd, offset, size = segment
         facts = os.fstat(fd)
-        if size > MAX_FILE_BYTES or time.time_ns() - facts.st_ctime_ns < SETTLED_NS:
+        if size > MAX_FILE_BYTES or not is_settled(facts):
             return None
         identity = identity_of(facts)
         key = _key(identity, offset, size, coding)

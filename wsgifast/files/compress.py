@@ -35,13 +35,12 @@ from ..compression.dictionaries import (
     make_delta,
 )
 from ..errors import ConfigurationError
+from .coded_copies import MIN_SAVING
 from .deltas import MAX_RELEASES, MIN_FILE_BYTES
 from .directory import names_of
 from .found import has_same_time, is_outdated
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 
-# A sibling has to save this share of the original: less is not worth the client's decompression.
-MIN_SAVING = 0.05
 # Formats that are compressed already.
 _COMPRESSED_EXTENSIONS = frozenset(
     {".7z", ".avif", ".br", ".bz2", ".dcz", ".flac", ".flv", ".gif", ".gz", ".jpeg", ".jpg", ".jxl"}

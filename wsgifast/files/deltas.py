@@ -1,8 +1,8 @@
 """A file as a delta to an earlier release of it that the client has (RFC 9842).
 
-The dictionary is found by its SHA-256 among the files of the same directory whose names differ from
-this one's in the hash alone: a release leaves those of the one before. Or `wsgifast compress
---against` has written the delta beside the file.
+The dictionary is found by its SHA-256 among the files whose names differ from this one's in the
+hash alone, in the same folder of each directory of the site: a release leaves those of the one
+before. Or `wsgifast compress --against` has written the delta beside the file.
 
 A delta is made once, by a thread of its own, and cached with the other coded copies. Requests wait
 for it, but not for long: those that have waited in vain get an ordinary coding, and later ones the
@@ -15,8 +15,7 @@ import logging
 import os
 import stat
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from time import thread_time
 from typing import NamedTuple
 
@@ -31,9 +30,9 @@ from ..compression.dictionaries import (
     hashed_name,
     make_delta,
 )
-from .coded_copies import COPIES, MAX_FILE_BYTES, MIN_SAVING, SETTLED_NS, CodedCopy
+from .coded_copies import COPIES, MAX_FILE_BYTES, MIN_SAVING, CodedCopy
 from .directory import Directory, Identity, Opened, identity_of
-from .found import is_outdated
+from .found import identity_at, is_outdated, is_settled
 from .lookup import FoundFile
 
 log = logging.getLogger("wsgifast.files")
@@ -51,23 +50,53 @@ _MAX_REMEMBERED = 1000
 MIN_FILE_BYTES = 500
 
 
-class _Release(NamedTuple):
-    name: str
+class _Wanted(NamedTuple):
+    """A file, and the digest of the dictionary that it is to be a delta to."""
+
+    file: FoundFile
+    hashed: HashedName
     identity: Identity
+    digest: bytes
+
+    @property
+    def folders(self) -> list[tuple[Directory, tuple[str, ...]]]:
+        """Where its releases may be: the same path in every directory of the site."""
+        return [(root, tuple(self.file.names[:-1])) for root in self.file.roots]
+
+    @property
+    def key(self) -> tuple[HashedName, tuple[str, ...]]:
+        """What all releases of the file have in common."""
+        return self.hashed, tuple(root.full_path(names) for root, names in self.folders)
+
+
+class _Release(NamedTuple):
+    root: Directory
+    names: tuple[str, ...]
+    identity: Identity
+
+    @property
+    def path(self) -> str:
+        return self.root.full_path(self.names)
 
 
 class _Releases(NamedTuple):
-    """What is known of the releases of a file in a directory: by digest, at one state of it."""
+    """What is known of the releases of a file: by digest, at one state of their folders.
 
-    folder: Identity
+    :ivar folders: the paths, and what was there; None for nothing.
+    """
+
+    folders: list[tuple[str, Identity | None]]
     by_digest: dict[bytes, _Release]
 
-    def are_those_of(self, path: str) -> bool:
-        """Whether neither the directory at a path nor one of the files has changed since."""
-        releases = self.by_digest.values()
-        return _identity_at(path) == self.folder and all(
-            _identity_at(path + release.name) == release.identity for release in releases
-        )
+    def are_unchanged(self) -> bool:
+        """Whether neither a folder nor one of the files has changed since."""
+        files = [(release.path, release.identity) for release in self.by_digest.values()]
+        return all(identity_at(path) == seen for path, seen in [*self.folders, *files])
+
+    def dictionary_for(self, wanted: _Wanted) -> _Release | None:
+        """Return the release with the digest, unless it is the file itself."""
+        release = self.by_digest.get(wanted.digest)
+        return None if release is None or release.names == tuple(wanted.file.names) else release
 
 
 class Deltas:
@@ -80,8 +109,8 @@ class Deltas:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         # Set when the delta of that key has been made, or can not be.
-        self._making: dict[str, threading.Event] = {}
-        self._known: dict[tuple[str, HashedName], _Releases] = {}
+        self._making: dict[tuple[Identity, bytes], threading.Event] = {}
+        self._known: dict[tuple[HashedName, tuple[str, ...]], _Releases] = {}
 
     def get(self, file: FoundFile, digest: bytes) -> CodedCopy | None:
         """Return a file as a delta to the dictionary of a digest.
@@ -89,11 +118,11 @@ class Deltas:
         :returns: None if there is none yet, or can be none.
         """
         opened = file.opened(file.path)
-        identity = identity_of(opened.facts)
         hashed = hashed_name(file.names[-1])
         size = opened.facts.st_size
-        if hashed is None or size < MIN_FILE_BYTES or not _is_settled(opened.facts):
+        if hashed is None or size < MIN_FILE_BYTES or not is_settled(opened.facts):
             return None
+        identity = identity_of(opened.facts)
         copy = COPIES.kept_delta(identity, digest, on_disk=True)
         if copy is not None:
             return copy
@@ -105,68 +134,52 @@ class Deltas:
                 return copy
         if size > MAX_FILE_BYTES:
             return None
-        key = (file.path[: -len(file.names[-1])], hashed)
-        known = self._known.get(key)
-        if known is not None and known.are_those_of(key[0]):
-            release = known.by_digest.get(digest)
-            if release is None or release.name == file.names[-1]:
-                return None  # as found before, in the same state of the directory
-        making = self._begin(file, hashed, key, identity, digest)
+        wanted = _Wanted(file, hashed, identity, digest)
+        known = self._known.get(wanted.key)
+        if known is not None and known.are_unchanged() and known.dictionary_for(wanted) is None:
+            return None  # as found before, in the same state of the folders
+        making = self._begin(wanted)
         if making is None or not making.wait(_WAIT_S):
             return None
         return COPIES.kept_delta(identity, digest)
 
-    def _begin(
-        self,
-        file: FoundFile,
-        hashed: HashedName,
-        key: tuple[str, HashedName],
-        identity: Identity,
-        digest: bytes,
-    ) -> threading.Event | None:
+    def _begin(self, wanted: _Wanted) -> threading.Event | None:
         """Have a delta made, unless that goes on already; None if too many are."""
-        name = f"{identity} {digest.hex()}"
+        key = wanted.identity, wanted.digest
         with self._lock:
-            making = self._making.get(name)
+            making = self._making.get(key)
             if making is not None or len(self._making) >= _MAX_WAITED_FOR:
                 return making
-            making = self._making[name] = threading.Event()
+            making = self._making[key] = threading.Event()
 
         def make() -> None:
             try:
                 with self._turn:
                     # It may have been made between the request's look and this thread's.
-                    if COPIES.kept_delta(identity, digest) is None:
-                        self._make(file.directory, file.names, key, identity, digest)
+                    if COPIES.kept_delta(*key) is None:
+                        self._make(wanted)
             except OSError as error:
-                log.warning("%s: no delta could be made: %s", file.path, error)
+                log.warning("%s: no delta could be made: %s", wanted.file.path, error)
             finally:
                 with self._lock:
-                    self._making.pop(name, None)
+                    self._making.pop(key, None)
                 making.set()
 
         try:
             threading.Thread(target=make, name="wsgifast delta", daemon=True).start()
         except RuntimeError:  # the system allows no more threads
             with self._lock:
-                self._making.pop(name, None)
+                self._making.pop(key, None)
             return None
         return making
 
-    def _make(
-        self,
-        directory: Directory,
-        names: Sequence[str],
-        key: tuple[str, HashedName],
-        identity: Identity,
-        digest: bytes,
-    ) -> None:
-        releases = self._look(directory, names[:-1], key)
-        release = releases.by_digest.get(digest)
-        if release is None or release.name == names[-1]:
+    def _make(self, wanted: _Wanted) -> None:
+        release = self._look(wanted).dictionary_for(wanted)
+        if release is None:
             return
-        dictionary = _content(directory, [*names[:-1], release.name], release.identity)
-        content = _content(directory, names, identity)
+        file, digest = wanted.file, wanted.digest
+        dictionary = _content(release)
+        content = _content(_Release(file.directory, tuple(file.names), wanted.identity))
         if dictionary is None or content is None or digest_of(dictionary) != digest:
             return
         began = thread_time()
@@ -174,60 +187,66 @@ class Deltas:
         TOTALS.count(DCZ, 0, 0, thread_time() - began)  # its bytes each time that they are sent
         is_small = len(delta) <= len(content) * (1 - MIN_SAVING)
         copy = CodedCopy(delta if is_small else None, len(content))
-        COPIES.keep_delta(identity, digest, copy)
+        COPIES.keep_delta(wanted.identity, digest, copy)
 
-    def _look(
-        self, directory: Directory, folders: Sequence[str], key: tuple[str, HashedName]
-    ) -> _Releases:
+    def _look(self, wanted: _Wanted) -> _Releases:
         """Find the releases of a file, and read those that are new since the last look."""
-        opened = directory.open(folders)
-        if opened is None:
-            return _Releases((0, 0, 0, 0), {})
-        try:
-            folder = opened.facts
-            names = os.listdir(opened.fd)
-        finally:
-            os.close(opened.fd)
-        known = self._known.get(key)
-        if known is not None and known.are_those_of(key[0]):
+        known = self._known.get(wanted.key)
+        if known is not None and known.are_unchanged():
             return known
         digests = {} if known is None else {r: d for d, r in known.by_digest.items()}
+        folders: list[tuple[str, Identity | None]] = []
+        found: list[tuple[int, _Release]] = []
+        settled = True
+        for root, names in wanted.folders:
+            opened = root.open(names)
+            if opened is None:
+                folders.append((root.full_path(names), None))
+                continue
+            try:
+                folders.append((root.full_path(names), identity_of(opened.facts)))
+                settled = settled and is_settled(opened.facts)
+                there = filter(wanted.hashed.is_of, os.listdir(opened.fd))
+            finally:
+                os.close(opened.fd)
+            found += _dictionaries(root, names, there)
+        found.sort(key=lambda item: item[0], reverse=True)
         by_digest: dict[bytes, _Release] = {}
-        settled = _is_settled(folder)
-        for release in _newest(directory, folders, filter(key[1].is_of, names)):
+        for _, release in found[:MAX_RELEASES]:
             digest = digests.get(release)
             if digest is None:
-                content = _content(directory, [*folders, release.name], release.identity)
+                content = _content(release)
                 if content is None:
                     continue  # it may not be served
                 digest = digest_of(content)
             by_digest[digest] = release
-        releases = _Releases(identity_of(folder), by_digest)
+        releases = _Releases(folders, by_digest)
         if settled:
             if len(self._known) >= _MAX_REMEMBERED:
                 self._known.clear()
-            self._known[key] = releases
+            self._known[wanted.key] = releases
         return releases
 
 
-def _newest(directory: Directory, folders: Sequence[str], names: Iterator[str]) -> list[_Release]:
-    """Return the newest releases that can be dictionaries."""
-    found: list[tuple[int, _Release]] = []
+def _dictionaries(
+    root: Directory, folders: tuple[str, ...], names: Iterable[str]
+) -> Iterator[tuple[int, _Release]]:
+    """Yield the releases that can be dictionaries, with their modification times."""
     for name in names:
+        path = (*folders, name)
         try:
-            facts = os.stat(directory.full_path([*folders, name]))
+            facts = os.stat(root.full_path(path))
         except OSError:
             continue
         if stat.S_ISREG(facts.st_mode) and MIN_FILE_BYTES <= facts.st_size <= MAX_FILE_BYTES:
-            found.append((facts.st_mtime_ns, _Release(name, identity_of(facts))))
-    found.sort(reverse=True)
-    return [release for _, release in found[:MAX_RELEASES]]
+            yield facts.st_mtime_ns, _Release(root, path, identity_of(facts))
 
 
-def _content(directory: Directory, names: Sequence[str], identity: Identity) -> bytes | None:
+def _content(release: _Release) -> bytes | None:
     """Read a file that may be served; None if it has another identity by now."""
+    root, names, identity = release
     try:
-        opened = directory.open(names)
+        opened = root.open(names)
     except PermissionError:
         return None
     if opened is None:
@@ -253,18 +272,6 @@ def _read_delta(written: Opened, original: Opened, digest: bytes) -> CodedCopy |
     if len(body) != size or not body.startswith(delta_header(digest)):
         return None
     return CodedCopy(body, original.facts.st_size)
-
-
-def _is_settled(facts: os.stat_result) -> bool:
-    """Whether a later change would be seen by the file's identity."""
-    return time.time_ns() - facts.st_ctime_ns > SETTLED_NS
-
-
-def _identity_at(path: str) -> Identity | None:
-    try:
-        return identity_of(os.stat(path))
-    except OSError:
-        return None
 
 
 # Of the whole process, as the cache is.

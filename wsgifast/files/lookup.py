@@ -23,15 +23,12 @@ from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
-from .found import Found, Source, is_outdated
+from .found import Found, Source, is_outdated, is_settled
 from .plan import Header, describe
 from .rules import HeaderRules
 
 log = logging.getLogger("wsgifast.files")
 
-# A file that was changed less than this ago may change again at the same time stamp: file times
-# have the resolution of the kernel's tick, 1 to 10 ms. It is served, but not cached yet.
-_SETTLED_NS = 50_000_000
 _READ_BYTES = 1 << 20
 # The most that is read of a file that does not have its size. The kernel's text files have less;
 # some others, such as /proc/self/pagemap, have no end in practice.
@@ -42,12 +39,19 @@ class FoundFile:
     """An open file below a directory, and those of its siblings that were opened.
 
     :ivar absent: paths in earlier directories, where a file would take precedence.
+    :ivar roots: the directories that may have other releases of the file under the same path.
     """
 
     def __init__(
-        self, directory: Directory, names: Sequence[str], opened: Opened, absent: list[str]
+        self,
+        directory: Directory,
+        names: Sequence[str],
+        opened: Opened,
+        absent: list[str],
+        roots: Sequence[Directory] = (),
     ) -> None:
         self.directory = directory
+        self.roots = roots or [directory]
         self.names = names
         self.path = directory.full_path(names)
         self.facts = opened.facts
@@ -164,13 +168,13 @@ class Lookup:
             absent += [directory.full_path(names), directory.full_path([*names, *below])]
             return None
         if not opened.is_directory:
-            return FoundFile(directory, names, opened, absent)
+            return FoundFile(directory, names, opened, absent, self.directories)
         os.close(opened.fd)
         if self.index is not None:
             names = [*names, self.index]
             opened = directory.open(names)
             if opened is not None and not opened.is_directory:
-                return FoundFile(directory, names, opened, absent)
+                return FoundFile(directory, names, opened, absent, self.directories)
             if opened is not None:
                 os.close(opened.fd)
             absent.append(directory.full_path(names))
@@ -219,7 +223,10 @@ class Lookup:
             beside=[(path, identity_of(seen)) for path, seen in beside.items() if seen],
             absent=file.absent,
             url=url,
-            settled=_all_settled([file.facts, *codings.values(), *beside.values()]),
+            settled=all(
+                facts is not None and is_settled(facts)
+                for facts in (file.facts, *codings.values(), *beside.values())
+            ),
             recheck_s=self.recheck_s,
         )
 
@@ -317,11 +324,6 @@ def _read_unsized(file: FoundFile) -> bytes:
     except OSError as error:
         raise Unreadable(f"{file.path} cannot be read: {error.strerror}") from error
     raise Unreadable(f"{file.path} reports no size, and has more than {_UNSIZED_BYTES} bytes")
-
-
-def _all_settled(looks: Sequence[os.stat_result | None]) -> bool:
-    now = time.time_ns()
-    return all(facts is not None and abs(now - facts.st_ctime_ns) > _SETTLED_NS for facts in looks)
 
 
 def _blocks(fd: int, size: int) -> Iterator[bytes]:

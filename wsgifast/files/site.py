@@ -25,10 +25,9 @@ from ..sockets.sending import FileSegment
 from .coded_copies import COPIES, CodedCopy
 from .deltas import DELTAS
 from .directory import Directory, names_of
-from .found import Found
+from .found import Found, MemoryCache
 from .listing import listed, listing_plan
 from .lookup import FoundDirectory, FoundFile, Lookup, Unreadable
-from .memory import MemoryCache
 from .plan import NO_TEXT, Header, Plan, Representation, RequestFacts
 from .rules import AddHeaders, HeaderRules, ImmutableTest
 
@@ -114,7 +113,8 @@ class StaticFilesBase(Generic[AppT]):
             size and its types apply. The copies take up to 64 MiB of memory.
         :param dictionaries: send a browser that has an earlier release of a file the difference to
             it (RFC 9842), where names have a hash of the content, as in `app.3f2a1b9c.js`. Earlier
-            releases are found in the same directory. Without `immutable` files whose names have a
+            releases are found beside the file, and under the same path in the other directories of
+            the list. Without `immutable` files whose names have a
             hexadecimal hash are taken to never change.
         :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
             has an invalid value.

@@ -20,7 +20,7 @@ from ...compression import Compression
 from ...compression.codings import available_codings, compressor
 from ...compression.policy import decide
 from ...errors import MissingExtra
-from ...files.compress import MIN_SAVING
+from ...files.coded_copies import MIN_SAVING
 from ...middleware import WSGIFast
 from ..client import BROWSER_ACCEPT_ENCODING, decoded
 from .findings import BLOCKED_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.compression.negotiation import preferred_coding
+from wsgifast.compression.codings import preferred_coding
 
 ALL = ("zstd", "br", "gzip")
 

@@ -1,0 +1,175 @@
+"""What is decided about the coding of one response, for WSGI and ASGI. No I/O, no clock.
+
+Public pages and JSON are compressed by the dictionary of Compression(dictionary=...). An answer is
+public if its request has neither Cookie nor Authorization, and it has no Set-Cookie and may be
+shared. What it has in common with the dictionary, which everybody can read, shows in its length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ..http.head import header_value
+from .codings import Compressor, preferred_coding
+from .dictionaries import (
+    DCZ,
+    ClientDictionary,
+    PagesDictionary,
+    client_dictionary,
+    prefers_delta,
+)
+from .policy import (
+    Compression,
+    Decision,
+    Header,
+    Wish,
+    app_preconditions,
+    decide,
+    is_page,
+    recoded_tag,
+    with_vary,
+)
+
+_NOT_SHARED = re.compile(r"(?:\A|[,;])[ \t]*(?:private|no-store)[ \t]*(?:\Z|[,;=])", re.IGNORECASE)
+
+
+class ResponseCoding:
+    """The coding of the response to one request; each half compresses the body in its own way.
+
+    :param method: of the request.
+    :param accept_encoding: of the request; None, as "", for none.
+    :ivar wish: the app's.
+    :ivar compressor: of the body, once the head has been decided; None if it is sent as it is.
+    """
+
+    # Class attributes, so that most responses need not set them.
+    compressor: Compressor | None = None
+    coding: str | None = None  # that the client prefers
+    _pages: PagesClient | None = None
+    _sent_tags: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, compression: Compression, method: str, accept_encoding: str | None) -> None:
+        self.compression = compression
+        self.method = method
+        self.wish = Wish()
+        if accept_encoding:
+            self.coding = preferred_coding(accept_encoding, compression.codings)
+
+    def find_dictionary(self, mount: str, header: Callable[[str], str | None]) -> None:
+        """Look for the dictionary of pages; see :func:`pages_client`."""
+        self._pages = pages_client(self.compression, self.method, mount, header)
+
+    def app_preconditions(
+        self, if_none_match: str | None, if_match: str | None
+    ) -> tuple[str | None, str | None]:
+        """Return the request's preconditions as the app is to see them, with its own tags."""
+        has_dictionary = self._pages is not None and self._pages.has is not None
+        codings = (self.coding, DCZ) if has_dictionary else (self.coding,)
+        restored = app_preconditions(if_none_match, if_match, codings)
+        self._sent_tags = restored.sent
+        return restored.if_none_match, restored.if_match
+
+    def may_change(self, code: int, size: int) -> bool:
+        """Whether a response with a whole body may be changed, its head or its body."""
+        return (
+            size >= self.compression.min_bytes
+            or code in (206, 304)
+            or self.method == "HEAD"
+            or self.wish.compress is not None
+        )
+
+    def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
+        """Decide about a response; see :func:`~wsgifast.compression.policy.decide`."""
+        return decide(
+            self.compression,
+            method=self.method,
+            coding=self.coding,
+            code=code,
+            headers=headers,
+            size=size,
+            asked=self.wish.compress,
+            sent_tags=self._sent_tags,
+        )
+
+    def decide_page(
+        self, code: int, headers: list[Header], size: int | None = None
+    ) -> Decision | None:
+        """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
+        decision = self.decide(code, headers, size)
+        if decision is None or self._pages is None:
+            return decision
+        return self._pages.decided(decision, code)
+
+
+def is_private(headers: Iterable[Header]) -> bool:
+    """Whether a response is, by its headers, for one client alone."""
+    return any(
+        name.lower() == "set-cookie"
+        or (name.lower() == "cache-control" and _NOT_SHARED.search(value) is not None)
+        for name, value in headers
+    )
+
+
+class PagesClient(NamedTuple):
+    """A client that the dictionary of pages is for.
+
+    :ivar mount: the URL path of the app.
+    :ivar has: what it has; None if it is not this dictionary.
+    """
+
+    dictionary: PagesDictionary
+    mount: str
+    has: ClientDictionary | None
+
+    def decided(self, decision: Decision, code: int) -> Decision:
+        """Return what is done with a response, of which `decision` is without the dictionary."""
+        if code == 304:
+            return _on_dictionary(decision, decision.headers)
+        if decision.coding is None or code != 200 or not is_page(decision.content_type):
+            return decision
+        headers = decision.headers
+        if is_private(headers):
+            return decision
+        allowed = header_value(headers, "access-control-allow-origin")
+        if self.has is None or not self.has.may_be_used(allowed):
+            if "html" in decision.content_type.lower():
+                headers = [*headers, ("Link", self.dictionary.link(self.mount))]
+            return _on_dictionary(decision, headers)
+        changed = [
+            ("Content-Encoding", DCZ)
+            if name == "Content-Encoding"
+            else (name, recoded_tag(value, DCZ))
+            if name == "ETag"
+            else (name, value)
+            for name, value in headers
+        ]
+        return _on_dictionary(decision, changed)._replace(coding=DCZ)
+
+
+def pages_client(
+    compression: Compression, method: str, mount: str, header: Callable[[str], str | None]
+) -> PagesClient | None:
+    """Return the client that sends a request, if its pages may be compressed by the dictionary.
+
+    :param header: returns a header of the request by its name.
+    """
+    dictionary = compression.dictionary
+    if dictionary is None or method not in ("GET", "HEAD"):
+        return None
+    if header("Cookie") is not None or header("Authorization") is not None:
+        return None
+    available = header("Available-Dictionary")
+    has = None
+    if available is not None and prefers_delta(header("Accept-Encoding")):
+        has = client_dictionary(available, header)
+        if has is not None and has.digest != dictionary.digest:
+            has = None
+    return PagesClient(dictionary, mount, has)
+
+
+def _on_dictionary(decision: Decision, headers: list[Header]) -> Decision:
+    on = (*decision.vary, "Available-Dictionary")
+    return decision._replace(headers=with_vary(headers, on), vary=on)
