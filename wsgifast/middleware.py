@@ -23,20 +23,10 @@ from .bodies.classify import (
     WRAPPED_WHOLE,
     Shape,
     classify,
-    closes_no_more_than,
 )
 from .bodies.content_coding import ContentCoding
-from .bodies.files import (
-    FileReader,
-    FileSlice,
-    SegmentedBody,
-    close_body,
-    file_body,
-    in_file_wrapper,
-    known_size,
-    request_facts,
-    segment_of,
-)
+from .bodies.file_responses import FileResponses, pass_on, send_nothing
+from .bodies.files import FileSlice, SegmentedBody, close_body
 from .bodies.held_head import HeldHead
 from .bodies.request_bodies import call_limited, limit_request
 from .bodies.slow_shapes import Examined, Reports, check_rate
@@ -44,20 +34,13 @@ from .bodies.streams import ClosedWith, Stream
 from .checks import check_app, check_switches
 from .compression.decoding import BodyLimits, checked_limits
 from .compression.dictionaries import PagesDictionary
-from .compression.policy import Compression, compress_response, compression_for, with_vary
+from .compression.policy import Compression, compress_response, compression_for
 from .errors import BodyError, RequestError
-from .files.app_files import (
-    front_server_of,
-    is_made_for_one_answer,
-    plan_coded_file,
-    plan_file_body,
-)
-from .files.coded_copies import COPIES, MAX_FILE_BYTES
+from .files.app_files import front_server_of
 from .metrics import recorder_for, spans_for
 from .metrics.instrumented import FRAMEWORKS, Instrumented, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
 from .sockets.options import owned_socket, set_nodelay
-from .sockets.sending import FileSegment
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -161,11 +144,13 @@ class WSGIFast:
         self.app = app
         self.coalesce = coalesce
         self.nodelay = nodelay
-        self.ranges = ranges
-        self.conditional = conditional
         self.compression = compression_for(compress)
         self.body_limits = checked_limits(body_limit_bytes, decompress)
-        self.front_server = front_server_of(accel_redirect, x_sendfile)
+        self._files = FileResponses(
+            ranges=ranges,
+            conditional=conditional,
+            front_server=front_server_of(accel_redirect, x_sendfile),
+        )
         # The open connections that have it, by the id() of their socket.
         self._nodelay_set: dict[int, weakref.ref[Any]] = {}
         self._call = app
@@ -260,7 +245,7 @@ class WSGIFast:
             # A Werkzeug range has no close() for its file.
             is_range = shape is FILE and type(content) is FileSlice
             owner = content if is_range or not hasattr(body, "close") else body
-            return self._send_file(environ, head, content, owner)
+            return self._files.send(environ, head, content, owner)
         if shape is PASS:
             if head.coding is not None and (head.forwarded or type(content) is not SegmentedBody):
                 decision = head.coding.decide(head.code, head.headers)
@@ -268,7 +253,7 @@ class WSGIFast:
                     return self._send_stream(environ, head, content)
                 if decision is not None:
                     head.headers = decision.headers
-            return _pass_on(environ, head, content)
+            return pass_on(environ, head, content)
         if shape is BARE:
             content = [head.convert(content)]  # alone it would be an iterable of its elements
         if head.forwarded:  # write() was used, and may have sent a part
@@ -292,118 +277,6 @@ class WSGIFast:
             if head.status is not None:
                 head.forward()
         return Stream(head, body, environ, coalesce=self.coalesce)
-
-    def _send_file(
-        self, environ: WSGIEnvironment, head: HeldHead, file: Any, owner: Any
-    ) -> Iterable[bytes]:
-        """Send a file from its position: by its descriptor, or by reading it.
-
-        :param owner: closed when the file has been sent.
-        """
-        if head.forwarded and not head.no_body:
-            # write() was used. The server counts what was written towards the Content-Length; its
-            # sendfile may not, so the rest is sent in blocks too.
-            environ[SENT_AS] = "blocks"
-            size = None if head.length is None else head.counter().missing
-            rest = FileReader(file, size, head.convert, owner)
-            return rest if head.coding is None else ClosedWith(head.coding.flushed(rest), rest)
-        segment = segment_of(file)
-        if segment is None or (head.length is not None and head.length > segment.size):
-            in_memory = known_size(file)
-            if head.length is None:
-                head.set_length(in_memory)
-            reader = FileReader(file, head.length, head.convert, owner)
-            if head.coding is not None:
-                # One that is too short fails behind its head, as it does uncompressed.
-                is_all_there = in_memory is not None and in_memory >= (head.length or 0)
-                size = head.length if is_all_there else None
-                return _send_coded(environ, head, head.coding, reader, size)
-            if head.no_body:
-                return _send_nothing(environ, head, owner)
-            return _wrap(environ, head, reader)
-        if head.length is not None:
-            segment = segment._replace(size=head.length)
-        answer = self._answer(environ, head, file, segment, owner)
-        if answer is not None:
-            return answer
-        if head.length is None:
-            head.set_length(segment.size)
-        if head.no_body:
-            return _send_nothing(environ, head, owner)
-        return _wrap(environ, head, FileSlice(segment, owner))
-
-    def _answer(
-        self,
-        environ: WSGIEnvironment,
-        head: HeldHead,
-        file: Any,
-        segment: FileSegment,
-        owner: Any,
-    ) -> Iterable[bytes] | None:
-        """Compress a file, and apply Range and preconditions to a 200; None to send it as it is."""
-        facts = request_facts(environ)
-        may_plan = head.code == 200 and facts.method in ("GET", "HEAD")
-        # A slice is an answer already: of an inner StaticFiles or WSGIFast, or of an app that has
-        # applied Range by itself.
-        is_answer = type(file) is FileSlice
-        if (
-            self.front_server is not None
-            and may_plan
-            and not is_answer
-            and not is_made_for_one_answer(file, segment.fd, head.began_ns)
-            and closes_no_more_than(owner, file)
-        ):
-            headers = self.front_server.hand_over(head.headers, file, segment)
-            if headers is not None:
-                head.headers = headers
-                return _send_nothing(environ, head, owner, "accel")
-        options: dict[str, Any] = {"ranges": self.ranges, "conditional": self.conditional}
-        began_ns = head.began_ns
-        plan = None
-        coding = head.coding
-        name = None if coding is None else _file_coding(head, coding, segment)
-        if coding is not None and name is not None:
-            copy = None
-            if may_plan and not is_made_for_one_answer(file, segment.fd, began_ns):
-                copy = COPIES.get(segment, name)
-            if copy is not None and copy.body is not None:
-                asked = facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
-                plan = plan_coded_file(asked, head.headers, file, segment, copy, name, **options)
-                if plan is not None and plan.segments:
-                    coding.note(name, segment.size, sum(map(len, plan.segments)))
-            elif copy is None:
-                if may_plan and not is_answer:
-                    plan = plan_file_body(
-                        facts, head.headers, file, segment, began_ns=began_ns, **options
-                    )
-                if plan is None or plan.status in (200, 206, 416):
-                    if head.length is None:
-                        head.set_length(segment.size)
-                    slice_ = FileSlice(segment, owner)
-                    return _send_coded(environ, head, coding, slice_, segment.size)
-        if plan is None:
-            if not may_plan or is_answer or not (self.ranges or self.conditional):
-                return None
-            plan = plan_file_body(facts, head.headers, file, segment, began_ns=began_ns, **options)
-            if plan is None:
-                return None
-        if plan.status != 200:  # the app's own phrase stays
-            head.status = plan.status_line
-            head.code = plan.status
-        head.headers = list(plan.headers)
-        if coding is not None and plan.status == 304:
-            head.headers = coding.begin(304, head.headers)
-        parts = plan.segments_of(segment.fd, segment.offset)
-        if not parts:
-            return _send_nothing(environ, head, owner)
-        if isinstance(parts[0], bytes) and len(parts) == 1:
-            head.forward()
-            environ[SENT_AS] = "copy"
-            return ClosedWith(parts, owner)  # type: ignore[arg-type]  # the copy is in memory
-        body = file_body(parts, owner)
-        if isinstance(body, SegmentedBody):
-            return _pass_on(environ, head, body)
-        return _wrap(environ, head, body)
 
     def _look_for_framework(self) -> bool:
         """Whether one of FRAMEWORKS is loaded; an app may load it at its first request."""
@@ -467,7 +340,7 @@ def _send_whole(
     if head.coding is not None:
         head.headers, few = head.coding.whole(head.code, head.headers, few, size)
     if head.no_body:
-        return _send_nothing(environ, head, chunks)
+        return send_nothing(environ, head, chunks)
     head.forward()
     environ[SENT_AS] = sent_as
     environ[CHUNKS] = count
@@ -490,28 +363,6 @@ def _refuse(
     return _send_whole(environ, head, [answer])
 
 
-def _send_nothing(
-    environ: WSGIEnvironment, head: HeldHead, body: Any, sent_as: str = "no-body"
-) -> Iterable[bytes]:
-    """Send the head alone, and close the app's body."""
-    if not head.forwarded:  # write() does that
-        head.forward()
-    environ[SENT_AS] = sent_as
-    # With one empty chunk servers send the head without adding a Content-Length.
-    return ClosedWith((b"",), body)
-
-
-def _pass_on(environ: WSGIEnvironment, head: HeldHead, body: Any) -> Iterable[bytes]:
-    """Pass on a body that the server recognises."""
-    if head.no_body:
-        return _send_nothing(environ, head, body)
-    if not head.forwarded:
-        head.forward()
-    environ[SENT_AS] = "segments" if type(body) is SegmentedBody else "file"
-    passed: Iterable[bytes] = body
-    return passed
-
-
 def _with_dictionary(app: WSGIApplication, dictionary: PagesDictionary) -> WSGIApplication:
     """Have the dictionary of pages answered in front of an app."""
 
@@ -524,52 +375,3 @@ def _with_dictionary(app: WSGIApplication, dictionary: PagesDictionary) -> WSGIA
         return [dictionary.content]
 
     return call
-
-
-def _file_coding(head: HeldHead, coding: ContentCoding, segment: FileSegment) -> str | None:
-    """Return the coding to send a file in; None to send it as it is."""
-    decision = coding.decide(head.code, head.headers, segment.size)
-    if decision is None:
-        return None
-    if decision.coding is None:
-        head.headers = decision.headers
-    else:
-        head.headers = with_vary(head.headers)
-    return decision.coding if segment.size <= MAX_FILE_BYTES else None
-
-
-def _send_coded(
-    environ: WSGIEnvironment,
-    head: HeldHead,
-    coding: ContentCoding,
-    reader: FileSlice | FileReader,
-    size: int | None,
-) -> Iterable[bytes]:
-    """Send what has to be read compressed, if its head allows it.
-
-    :param size: None for what may have to be waited for.
-    """
-    blocks: Iterable[bytes] = reader
-    if size is not None:
-        head.headers, blocks = coding.whole(head.code, head.headers, reader, size)
-    else:
-        head.headers = coding.begin(head.code, head.headers)
-        if coding.compressor is not None:
-            blocks = coding.flushed(reader)
-    if head.no_body:
-        return _send_nothing(environ, head, reader)
-    if blocks is reader:
-        return _wrap(environ, head, reader)
-    head.forward()
-    environ[SENT_AS] = "blocks"
-    return ClosedWith(blocks, reader)
-
-
-def _wrap(
-    environ: WSGIEnvironment, head: HeldHead, reader: FileSlice | FileReader
-) -> Iterable[bytes]:
-    """Put a file into the server's own wrapper, if it has one."""
-    head.forward()
-    wrapper = environ.get("wsgi.file_wrapper")
-    environ[SENT_AS] = "blocks" if wrapper is None else "file"
-    return in_file_wrapper(reader, wrapper)
