@@ -21,7 +21,6 @@ from wsgifast.bodies.files import close_body
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-BODY = [b"x" * 512]
 # Of the size of gunicorn's: what is put into a dictionary of three costs more than its place.
 _ENVIRON: dict[str, Any] = {
     "wsgi.version": (1, 0), "wsgi.errors": sys.stderr, "wsgi.multithread": True,
@@ -40,16 +39,29 @@ def _wsgi(
     headers: tuple[tuple[str, str], ...] = (),
     kind: Callable[[list[bytes]], Iterable[bytes]] = list,
     pattern: str | None = None,
+    content_type: str = "text/plain",
+    size: int = 512,
+    accepts: str | None = "gzip, deflate",
 ) -> Callable[[], None]:
-    """:param pattern: of the URL, noted as a framework notes it."""
+    """
+    :param pattern: of the URL, noted as a framework notes it.
+    :param size: of the body, in bytes.
+    :param accepts: the request's Accept-Encoding.
+    """
+    body = [b"x" * size]
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if pattern is not None:
             environ["wsgifast.pattern"] = pattern
-        start_response("200 OK", [("Content-Type", "text/plain"), *headers])
-        return kind(BODY)
+        start_response("200 OK", [("Content-Type", content_type), *headers])
+        return kind(body)
 
-    return _request(wrap(app), _ENVIRON)
+    return _request(wrap(app), _accepting(accepts))
+
+
+def _accepting(accepts: str | None) -> dict[str, Any]:
+    environ = {**_ENVIRON, "HTTP_ACCEPT_ENCODING": accepts}
+    return {name: value for name, value in environ.items() if value is not None}
 
 
 def _request(app: Any, environ: Mapping[str, Any]) -> Callable[[], None]:
@@ -78,14 +90,20 @@ def _with_opentelemetry(app: Any) -> Any:
     return WSGIFast(app, metrics="opentelemetry")
 
 
-def _flask(wrap: Callable[[Any], Any]) -> Callable[[], None]:
+def _flask(
+    wrap: Callable[[Any], Any], path: str = "/page", accepts: str | None = "gzip, deflate"
+) -> Callable[[], None]:
     from .flask_app import app as flask_app  # here: other calls need not wait for its import
 
-    return _request(wrap(flask_app), {**_ENVIRON, "PATH_INFO": "/page"})
+    return _request(wrap(flask_app), {**_accepting(accepts), "PATH_INFO": path})
 
 
-_LENGTH = ("Content-Length", "512")
+_LENGTH, _LONGER = ("Content-Length", "512"), ("Content-Length", "20000")
 _WSGI: dict[str, Any] = {"raw": lambda app: app, "WSGIFast": WSGIFast}
+_COMPRESS: dict[str, Any] = {
+    "WSGIFast": WSGIFast,
+    "WSGIFast that compresses": partial(WSGIFast, compress=True),
+}
 _METRICS: dict[str, Any] = {
     "none": WSGIFast,
     "prometheus": partial(WSGIFast, metrics="prometheus"),
@@ -99,6 +117,18 @@ CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] =
     "wsgi.undeclared": ("WSGI: [bytes] without", _WSGI, _wsgi),
     "wsgi.iterator": ("WSGI: an iterator of one chunk", _WSGI, partial(_wsgi, kind=iter)),
     "wsgi.flask": ("WSGI: a page of Flask's", _WSGI, _flask),
+    # Responses that are not compressed, by one that would.
+    "uncompressed.unasked": ("WSGI: text for a client that accepts no coding", _COMPRESS,
+                             partial(_wsgi, headers=(_LONGER,), size=20_000, accepts=None)),
+    "uncompressed.small": ("WSGI: a small text", _COMPRESS, partial(_wsgi, headers=(_LENGTH,))),
+    "uncompressed.image": ("WSGI: an image", _COMPRESS,
+                           partial(_wsgi, headers=(_LONGER,), size=20_000,
+                                   content_type="image/png")),
+    "uncompressed.flask.unasked": ("A page of Flask's for a client that accepts no coding",
+                                   _COMPRESS, partial(_flask, path="/long", accepts=None)),
+    "uncompressed.flask.small": ("A small page of Flask's", _COMPRESS, _flask),
+    "uncompressed.flask.image": ("An image of Flask's", _COMPRESS,
+                                 partial(_flask, path="/image")),
     "metrics": ("WSGIFast with metrics", _METRICS, partial(_wsgi, **_NOTED)),
 }  # fmt: skip
 

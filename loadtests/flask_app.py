@@ -24,6 +24,16 @@ def _file() -> Response:
     return send_file(payload_file(FILE_BYTES), conditional=True)
 
 
+@app.get("/long")
+def _long() -> Response:
+    return Response(payload(20_000))
+
+
+@app.get("/image")
+def _image() -> Response:
+    return Response(payload(20_000), mimetype="image/png")
+
+
 @app.get("/page")
 def _page() -> Response:
     return Response(payload(512))
