@@ -30,5 +30,7 @@ ARRIVED = 1_700_000_000.5
         ("9" * 400, None),
     ],
 )
-def test_queue_time_by_request_start(request_start: str | None, seconds: float | None) -> None:
+def test_queue_time_is_read_from_x_request_start(
+    request_start: str | None, seconds: float | None
+) -> None:
     assert queue_seconds(request_start, ARRIVED) == pytest.approx(seconds)

@@ -85,7 +85,7 @@ def test_chunks_become_bytes(chunk: object, expected: bytes) -> None:
     assert type(converted) is bytes
 
 
-def test_a_subclass_of_bytes_becomes_bytes_itself() -> None:
+def test_subclass_of_bytes_becomes_bytes() -> None:
     class Tagged(bytes):
         pass
 
@@ -93,12 +93,12 @@ def test_a_subclass_of_bytes_becomes_bytes_itself() -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 5, 1.5, [b"x"], object()])
-def test_what_is_no_chunk_is_named(chunk: object) -> None:
+def test_chunk_of_another_type_is_named(chunk: object) -> None:
     with pytest.raises(BodyError, match=r"tests\.bodies\.test_chunks\.some_app.*yield bytes"):
         bodies.to_bytes(chunk, utf_8, some_app)
 
 
-def test_text_that_its_charset_cannot_express() -> None:
+def test_text_outside_its_charset_is_refused() -> None:
     with pytest.raises(BodyError, match=r"some_app.*'ascii'.*'é' at character 3"):
         bodies.to_bytes("café!", lambda: "ascii", some_app)
     with pytest.raises(BodyError, match="'klingon'"):
@@ -119,7 +119,7 @@ def test_text_that_its_charset_cannot_express() -> None:
         ('text/html; charset=" ', "utf-8"),
     ],
 )
-def test_charset_of_a_content_type(content_type: str, charset: str) -> None:
+def test_charset_is_that_of_the_content_type(content_type: str, charset: str) -> None:
     assert (
         bodies.charset_of([("X-Other", "1; charset=ascii"), ("content-TYPE", content_type)])
         == charset
@@ -149,13 +149,13 @@ def test_coalescing_loses_and_moves_nothing(chunks: list[tuple[bytes, float]]) -
     assert b"".join(bodies.coalesced(app(), clock)) == b"".join(chunk for chunk, _ in chunks)
 
 
-def test_a_quick_stream_is_gathered_into_blocks() -> None:
+def test_quick_stream_is_joined_into_blocks() -> None:
     sent = list(bodies.coalesced(iter([b"x" * 100] * 10_000), Clock()))
     assert len(sent) < 10_000 * 100 / bodies.LARGE_CHUNK_BYTES + bodies.QUICK_CHUNKS + 2
     assert max(map(len, sent)) < bodies.LARGE_CHUNK_BYTES + 100
 
 
-def test_a_slow_stream_is_never_held_back() -> None:
+def test_slow_stream_is_never_held_back() -> None:
     clock = Clock()
     made = 0
 
@@ -171,7 +171,7 @@ def test_a_slow_stream_is_never_held_back() -> None:
         assert sent == made  # nothing was asked of the app while something was held
 
 
-def test_what_came_before_an_error_is_sent() -> None:
+def test_chunks_before_an_error_are_sent() -> None:
     def chunks() -> Iterator[bytes]:
         yield from [b"x"] * 20
         raise LookupError
@@ -198,7 +198,7 @@ def test_empty_chunks_do_not_make_a_stream_quick() -> None:
     assert (block, made) == (b"first", 21)
 
 
-def test_what_the_server_takes_to_send_does_not_make_a_stream_slow() -> None:
+def test_slow_server_does_not_make_a_stream_slow() -> None:
     clock = Clock()
     blocks = 0
     for _ in bodies.coalesced(iter([b"x" * 100] * 10_000), clock):
@@ -207,7 +207,7 @@ def test_what_the_server_takes_to_send_does_not_make_a_stream_slow() -> None:
     assert blocks < 100
 
 
-def test_no_byte_is_held_for_long() -> None:
+def test_held_bytes_are_sent_within_the_limit() -> None:
     clock = Clock()
 
     def app() -> Iterator[bytes]:

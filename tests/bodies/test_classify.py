@@ -118,7 +118,7 @@ def generator() -> Iterator[bytes]:
         (wsgiref.util.FileWrapper(OnlyRead()), Shape.STREAM),  # type: ignore[arg-type]
     ],
 )
-def test_shape_of_a_body(body: Any, shape: Shape) -> None:
+def test_body_has_its_shape(body: Any, shape: Shape) -> None:
     assert classify(body, ServersWrapper) == (shape, body)
 
 
@@ -133,7 +133,7 @@ def test_shape_of_a_body(body: Any, shape: Shape) -> None:
         (object(), "return a list of bytes"),
     ],
 )
-def test_what_is_no_body_comes_with_advice(body: Any, advice: str) -> None:
+def test_object_that_is_no_body_is_refused_with_advice(body: Any, advice: str) -> None:
     shape, said = classify(body)
     assert shape is Shape.REFUSED
     assert advice in said
@@ -161,7 +161,7 @@ class Wrapper:
         return iter(self.inner)
 
 
-def test_users_can_register_wrappers() -> None:
+def test_registered_wrapper_is_unwrapped() -> None:
     file = io.BytesIO()
     wrapper = Wrapper(file)
     assert classify(wrapper) == (Shape.STREAM, wrapper)
@@ -170,19 +170,19 @@ def test_users_can_register_wrappers() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("Wrapper", len), (Wrapper, "inner")])
-def test_registering_nonsense_is_refused(arguments: tuple[type, Callable[..., object]]) -> None:
+def test_wrong_registration_is_refused(arguments: tuple[type, Callable[..., object]]) -> None:
     with pytest.raises(ConfigurationError):
         register_file_wrapper(*arguments)
 
 
-def test_a_compressed_file_is_read_in_large_blocks() -> None:
+def test_compressed_file_is_read_in_large_blocks() -> None:
     with gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(b"x"))) as file:
         assert classify(file) == (Shape.FILE, file)
 
 
 @pytest.mark.parametrize("name", [*module._FILE_WRAPPERS, *module._FILE_RANGES, *module._WRAPPERS])
 @pytest.mark.parametrize("has_read", [False, True])
-def test_a_wrapper_with_other_attributes_than_today_is_iterated(name: str, has_read: bool) -> None:
+def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) -> None:
     """As a later release of its package might have it."""
     module, _, kind = name.rpartition(".")
 
@@ -205,7 +205,7 @@ def test_a_wrapper_with_other_attributes_than_today_is_iterated(name: str, has_r
     assert classify(body) == (Shape.STREAM, body)
 
 
-def test_a_wrapper_whose_own_read_was_replaced_is_iterated() -> None:
+def test_wrapper_with_a_replaced_read_is_iterated() -> None:
     bottle = pytest.importorskip("bottle")
     body = bottle.WSGIFileWrapper(io.BytesIO(b"x"))
     assert classify(body) == (Shape.FILE, body.fp)
@@ -257,7 +257,9 @@ def _at(file: IO[bytes], position: int) -> IO[bytes]:
 
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("name", RANGES)
-def test_a_range_of_a_file_is_a_slice_of_it(name: str, wrapped: bool, file: IO[bytes]) -> None:
+def test_range_of_a_framework_is_a_slice_of_its_file(
+    name: str, wrapped: bool, file: IO[bytes]
+) -> None:
     body = RANGES[name](file)
     if wrapped and hasattr(body, "read"):
         body = GunicornWrapper(body)
@@ -271,14 +273,14 @@ def test_a_range_of_a_file_is_a_slice_of_it(name: str, wrapped: bool, file: IO[b
 
 
 @pytest.mark.parametrize("name", ["whitenoise", "servestatic", "falcon"])
-def test_a_range_of_no_real_file_is_read(name: str) -> None:
+def test_range_of_no_real_file_is_read(name: str) -> None:
     body = RANGES[name](io.BytesIO(DATA))
     assert classify(body) == (Shape.FILE, body)
     assert body.read(1000) == DATA[100:300]
 
 
 @pytest.mark.parametrize("name", ["whitenoise", "servestatic", "falcon"])
-def test_a_range_of_which_a_part_was_read(name: str, file: IO[bytes]) -> None:
+def test_range_that_was_read_from_is_its_rest(name: str, file: IO[bytes]) -> None:
     body = RANGES[name](file)
     assert body.read(50) == DATA[100:150]
     assert b"".join(classify(body)[1]) == DATA[150:300]

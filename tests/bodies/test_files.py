@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
     stop=st.integers(0, len(DATA)),
     moves=st.lists(st.one_of(st.integers(-1, 9_000), st.tuples(st.integers(0, 12_000)))),
 )
-def test_a_slice_reads_like_a_file_that_ends_where_it_ends(
+def test_slice_reads_as_a_file_of_its_size(
     tmp_path_factory: pytest.TempPathFactory,
     start: int,
     stop: int,
@@ -63,7 +63,7 @@ def test_a_slice_reads_like_a_file_that_ends_where_it_ends(
     assert file.closed
 
 
-def test_the_descriptor_of_a_slice_stands_at_its_start(path: Path) -> None:
+def test_descriptor_of_a_slice_is_at_its_start(path: Path) -> None:
     file = path.open("rb")
     file.read(1)  # a buffer's worth has been read from the descriptor
     part = FileSlice(FileSegment(file.fileno(), 1, 100), file)
@@ -75,7 +75,7 @@ def test_the_descriptor_of_a_slice_stands_at_its_start(path: Path) -> None:
         part.read(1)
 
 
-def test_a_slice_of_a_file_that_shrinks(path: Path) -> None:
+def test_slice_of_a_file_that_shrinks_raises(path: Path) -> None:
     file = path.open("rb")
     part = FileSlice(FileSegment(file.fileno(), 0, len(DATA)), file)
     part.read(100)
@@ -89,7 +89,7 @@ def test_a_slice_of_a_file_that_shrinks(path: Path) -> None:
     assert file.closed
 
 
-def test_a_file_that_grows_sends_what_was_promised(path: Path) -> None:
+def test_slice_of_a_growing_file_keeps_its_size(path: Path) -> None:
     file = path.open("rb")
     part = FileSlice(FileSegment(file.fileno(), 0, 10), file)
     with path.open("ab") as more:
@@ -98,7 +98,7 @@ def test_a_file_that_grows_sends_what_was_promised(path: Path) -> None:
     part.close()
 
 
-def test_a_segmented_body_is_iterated_in_order(path: Path) -> None:
+def test_segmented_body_is_iterated_in_order(path: Path) -> None:
     closed: list[bool] = []
     with path.open("rb") as file:
         first, second = FileSegment(file.fileno(), 5, 10), FileSegment(file.fileno(), 0, 2)
@@ -110,7 +110,7 @@ def test_a_segmented_body_is_iterated_in_order(path: Path) -> None:
     assert closed == [True]
 
 
-def test_a_segmented_body_of_a_file_that_shrinks(path: Path) -> None:
+def test_segmented_body_of_a_file_that_shrinks_raises(path: Path) -> None:
     with path.open("rb") as file:
         whole: list[Segment] = [FileSegment(file.fileno(), 0, len(DATA))]
         body = SegmentedBody(whole, file.close)
@@ -125,7 +125,7 @@ def encode(block: object) -> bytes:
     return block.encode() if isinstance(block, str) else bytes(block)  # type: ignore[call-overload]
 
 
-def test_a_reader_stops_at_its_size_and_never_reads_past_it() -> None:
+def test_reader_stops_at_its_size() -> None:
     file = io.BytesIO(DATA)
     reader = FileReader(file, 100, encode)
     assert [reader.read(0), reader.read(7), reader.read(0)] == [b"", DATA[:7], b""]
@@ -135,12 +135,12 @@ def test_a_reader_stops_at_its_size_and_never_reads_past_it() -> None:
     assert b"".join(FileReader(text, 100, encode)) == ("é" * 50).encode()
 
 
-def test_a_reader_whose_file_ends_early_says_so() -> None:
+def test_reader_of_a_file_that_ends_early_raises() -> None:
     with pytest.raises(BodyTooShort, match="5 bytes before"):
         list(FileReader(io.BytesIO(b"12345"), 10, encode))
 
 
-def test_a_pipe_is_read_as_it_comes() -> None:
+def test_pipe_is_read_as_it_comes() -> None:
     read, write = os.pipe()
     with open(read, "rb") as reader, open(write, "wb", buffering=0) as writer:
         blocks = iter(FileReader(reader, None, encode))
@@ -152,7 +152,7 @@ def test_a_pipe_is_read_as_it_comes() -> None:
         assert list(blocks) == []
 
 
-def test_sizes_of_files_in_memory() -> None:
+def test_file_in_memory_has_a_known_size() -> None:
     file = io.BytesIO(b"0123456789")
     file.seek(4)
     assert known_size(file) == 6

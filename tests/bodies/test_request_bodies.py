@@ -107,7 +107,7 @@ def test_app_is_answered_413_once_exactly_where_the_body_is_longer(
         assert b"".join(server.sent) == b"x" * size
 
 
-def test_declared_body_is_refused_before_the_app_runs() -> None:
+def test_declared_body_over_the_limit_is_refused_before_the_wsgi_app() -> None:
     calls: list[str] = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -140,7 +140,7 @@ def test_websockets_keep_the_servers_own_input() -> None:
     assert server.head[0].startswith("413"), "a body that came with the header is limited"
 
 
-def test_length_beside_chunks_does_not_count() -> None:
+def test_content_length_beside_chunks_is_ignored_by_wsgi() -> None:
     environ = chunked(b"x" * 100)
     environ["CONTENT_LENGTH"] = "1"
     server = Server(WSGIFast(echo, body_limit_bytes=10), environ)
@@ -197,7 +197,9 @@ def empty_block_first(environ: WSGIEnvironment, start_response: StartResponse) -
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("options", [{}, {"compress": True, "coalesce": True}], ids=str)
-def test_whatever_head_an_app_sends_becomes_413(app: App, options: dict[str, Any]) -> None:
+def test_head_of_a_wsgi_app_that_read_too_much_becomes_413(
+    app: App, options: dict[str, Any]
+) -> None:
     server = served(app, b"x" * 2000, **options)
     status, headers = server.head
     assert status == "413 Content Too Large"
@@ -207,12 +209,12 @@ def test_whatever_head_an_app_sends_becomes_413(app: App, options: dict[str, Any
     assert b"".join(server.sent) == b"The request body is longer than 10 bytes\n"
 
 
-def test_app_that_raises_is_answered_413() -> None:
+def test_wsgi_app_that_raises_at_the_limit_is_answered_413() -> None:
     server = served(echo, b"x" * 2000)
     assert server.head[0] == "413 Content Too Large"
 
 
-def test_app_that_has_begun_its_response_gets_the_error() -> None:
+def test_wsgi_app_that_has_begun_its_response_gets_the_error() -> None:
     def begun(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response("200 OK", [])
         yield b"begun"
@@ -259,7 +261,7 @@ def test_body_that_is_replaced_is_closed() -> None:
     assert closed == [True]
 
 
-def test_answer_to_head_has_no_body() -> None:
+def test_413_to_head_has_no_body() -> None:
     server = served(echo, b"x" * 2000, method="HEAD")
     assert server.head[0] == "413 Content Too Large"
     assert b"".join(server.sent) == b""
@@ -327,7 +329,7 @@ def chunked_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["/whole", "/raw", "/unread", "/lazy"])
-def test_live_declared_body_is_limited(server: LiveServer, path: str) -> None:
+def test_declared_body_is_limited_on_wsgi_servers(server: LiveServer, path: str) -> None:
     for size, status in ((LIMIT, 200), (LIMIT + 1, 413)):
         with Connection(server.address) as connection:
             answer = connection.request(path, method="POST", body=bytes(size))
@@ -337,7 +339,7 @@ def test_live_declared_body_is_limited(server: LiveServer, path: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["/whole", "/raw", "/caught", "/lazy"])
-def test_live_chunked_body_is_limited(chunked_server: LiveServer, path: str) -> None:
+def test_chunked_body_is_limited_on_wsgi_servers(chunked_server: LiveServer, path: str) -> None:
     headers = [("Transfer-Encoding", "chunked")]
     for blocks, status in ((10, 200), (11, 413)):
         with Connection(chunked_server.address) as connection:

@@ -11,19 +11,19 @@ from wsgifast.bodies.held_head import check_second_start
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_it_takes_exc_info(sent: bool) -> None:
+def test_second_start_takes_exc_info(sent: bool) -> None:
     with pytest.raises(BodyError, match=r"^my app called start_response twice without exc_info"):
         check_second_start(None, sent=sent, app="my app")
 
 
-def test_a_head_that_was_not_sent_is_replaced() -> None:
+def test_second_start_replaces_an_unsent_head() -> None:
     try:
         raise KeyError("broken")
     except KeyError:
         check_second_start(sys.exc_info(), sent=False)
 
 
-def test_the_apps_error_goes_on_once_the_head_is_sent() -> None:
+def test_second_start_after_the_head_raises_the_apps_error() -> None:
     error = KeyError("broken")
     try:
         raise error
@@ -33,7 +33,7 @@ def test_the_apps_error_goes_on_once_the_head_is_sent() -> None:
     assert caught.value is error
 
 
-def test_an_exc_info_from_outside_of_any_except_block() -> None:
+def test_second_start_with_an_empty_exc_info_is_refused() -> None:
     check_second_start((None, None, None), sent=False)
     with pytest.raises(BodyError, match="inside the except block"):
         check_second_start((None, None, None), sent=True)

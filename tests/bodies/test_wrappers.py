@@ -71,12 +71,12 @@ def cherrypy_app(content: object) -> WSGIApplication:
         ([b"x" * 100_000, b"y" * 100_000], "as-is"),
     ],
 )
-def test_flask_response_of_what_is_there(content: object, sent_as: str) -> None:
+def test_flask_response_of_existing_chunks_is_joined(content: object, sent_as: str) -> None:
     server = check(flask_app(content, content_type="text/plain; charset=latin-1"), sent_as)
     assert server.header("Content-Length") is not None
 
 
-def test_flask_response_of_a_large_list() -> None:
+def test_flask_response_of_a_large_list_is_sent_in_blocks() -> None:
     chunks = [b"%04d" % (number % 10_000) * 100 for number in range(5000)]
     server = check(flask_app(chunks), "joined")
     assert server.header("Content-Length") == "2000000"
@@ -84,7 +84,7 @@ def test_flask_response_of_a_large_list() -> None:
 
 
 @pytest.mark.parametrize("wrapper", [wsgiref.util.FileWrapper, None])
-def test_flask_response_of_a_file(path: Path, wrapper: object) -> None:
+def test_flask_response_of_a_file_is_sent_as_one(path: Path, wrapper: object) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         return flask_app(path.open("rb"))(environ, start_response)
 
@@ -114,7 +114,7 @@ def test_flask_response_of_a_file_answers_ranges_and_closes(path: Path) -> None:
         lambda path: ClosingIterator(path.open("rb"), lambda: closed.append("inner")),
     ],
 )
-def test_flask_response_of_other_files(path: Path, make: Callable[[Path], Any]) -> None:
+def test_flask_response_of_other_files_is_read(path: Path, make: Callable[[Path], Any]) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         return flask_app(make(path))(environ, start_response)
 
@@ -123,12 +123,12 @@ def test_flask_response_of_other_files(path: Path, make: Callable[[Path], Any]) 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("status", [200, 204, 304])
-def test_flask_response_without_a_body(method: str, status: int) -> None:
+def test_flask_response_without_a_body_sends_none(method: str, status: int) -> None:
     sent_as = "no-body" if method == "HEAD" or status != 200 else "as-is"
     check(flask_app([], status=status), sent_as, method=method)
 
 
-def test_a_generator_in_flask_is_streamed_and_closed_first() -> None:
+def test_flask_generator_is_streamed_and_closed_first() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         return flask_app(Source(f"{number}\n" for number in range(9)))(environ, start_response)
 
@@ -136,7 +136,7 @@ def test_a_generator_in_flask_is_streamed_and_closed_first() -> None:
     assert closed[0] == "source"
 
 
-def test_one_block_of_the_declared_length_is_passed_on_as_the_app_returned_it() -> None:
+def test_wrapped_block_of_the_declared_length_is_passed_on() -> None:
     returned: list[object] = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -175,7 +175,7 @@ def test_werkzeug_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -
     assert b"".join(server.sent) == CONTENT.upper()
 
 
-def test_a_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
+def test_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         body = flask_app(path.open("rb"))(environ, start_response)
         next(iter(body))
@@ -188,7 +188,7 @@ def test_a_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
 # CherryPy
 
 
-def test_cherrypy(path: Path) -> None:
+def test_cherrypy_bodies_are_sent_as_what_they_wrap(path: Path) -> None:
     def streamed(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         return cherrypy_app(Source([b"a"] * 9))(environ, start_response)
 
@@ -212,7 +212,9 @@ def test_cherrypy(path: Path) -> None:
         (lambda path: Source([b"a"] * 9), "stream-small"),
     ],
 )
-def test_sentry(make: Callable[[Path], Any], sent_as: str, path: Path) -> None:
+def test_sentry_bodies_are_sent_as_what_they_wrap(
+    make: Callable[[Path], Any], sent_as: str, path: Path
+) -> None:
     """It gives every response a scope of its own."""
     sentry = pytest.importorskip("sentry_sdk.integrations.wsgi")
 
@@ -296,7 +298,7 @@ def bottle_file(path: Path) -> Any:
         (bottle_app, lambda path: (f"{n}" for n in range(9)), "stream-small"),
     ],
 )
-def test_others(
+def test_bodies_of_other_frameworks_are_sent_as_what_they_wrap(
     app: Callable[[Callable[[], Any]], WSGIApplication],
     make: Callable[[Path], Any],
     sent_as: str,

@@ -42,7 +42,7 @@ def django_app(make: Callable[[], Any]) -> WSGIApplication:
     return Handler()
 
 
-def test_django_pages() -> None:
+def test_django_page_is_sent_whole() -> None:
     from django.http import HttpResponse, JsonResponse
 
     check(django_app(lambda: HttpResponse("page")), "as-is")
@@ -58,7 +58,7 @@ def test_django_pages() -> None:
     check(django_app(written), "joined")
 
 
-def test_django_template_response() -> None:
+def test_django_template_response_is_sent_once_rendered() -> None:
     from django.template import engines
     from django.template.response import TemplateResponse
 
@@ -70,7 +70,7 @@ def test_django_template_response() -> None:
     assert b"".join(server.sent) == "zwölf".encode()
 
 
-def test_django_streams(path: Path) -> None:
+def test_django_stream_is_sent_as_it_comes(path: Path) -> None:
     from django.http import FileResponse, StreamingHttpResponse
 
     check(django_app(lambda: StreamingHttpResponse(["a", b"b"])), "joined")

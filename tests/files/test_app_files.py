@@ -1,13 +1,11 @@
-"""Ranges and conditions for an app that knows of neither, live and in process."""
+"""Ranges and conditions for an app that knows of neither, in process."""
 
 from __future__ import annotations
 
-import email.parser
-import email.policy
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from wsgiref.util import FileWrapper
@@ -15,10 +13,7 @@ from wsgiref.util import FileWrapper
 import bottle
 import pytest
 
-from tests.conftest import WSGI_SERVERS, gunicorn
 from tests.support import files
-from tests.support.http import Connection, Response
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.files.app_files import is_made_for_one_answer
@@ -29,9 +24,6 @@ if TYPE_CHECKING:
 # Longer than a block, so that a range has a beginning, blocks and an end.
 CONTENT = os.urandom(1_000_003)
 SIZE = len(CONTENT)
-# Servers that know a body of several runs of a file, and send it by sendfile.
-OURS = ("fast-wsgiref", "fast-werkzeug", "wsgifast.workers.FastWorker")
-SERVERS = ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref", "uwsgi", *OURS)
 
 
 @pytest.fixture(scope="module")
@@ -40,210 +32,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     files.write_old(Path(folder, "file"), CONTENT)
     return folder
-
-
-@pytest.fixture(scope="module", params=SERVERS)
-def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
-    """A live server with the wrapped app."""
-    with running(request.param, "app", root) as started:
-        yield started
-
-
-def running(name: str, app: str, root: Path) -> Any:
-    port, app = free_port(), f"tests.support.files:{app}"
-    argv = WSGI_SERVERS[name](port, app) if name in WSGI_SERVERS else gunicorn(name, port, app)
-    return live_server(argv, ("127.0.0.1", port), env={"FILES_ROOT": str(root)})
-
-
-def parts(response: Response) -> list[tuple[str, bytes]]:
-    content_type = response.header("Content-Type")
-    message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(
-        f"Content-Type: {content_type}\r\n\r\n".encode() + response.body
-    )
-    return [(p["Content-Range"], p.get_payload(decode=True)) for p in message.iter_parts()]  # type: ignore[misc]
-
-
-def test_whole_file_offers_ranges(server: LiveServer) -> None:
-    response = server.get("/file")
-    assert response.status == 200
-    assert response.body == CONTENT
-    assert response.header("Accept-Ranges") == "bytes"
-    assert response.header("ETag")
-    # Caches would conclude from it that the file is good for days.
-    assert response.header("Last-Modified") is None
-
-
-ONE_RANGE = [
-    ("bytes=0-0", 0, 0),
-    ("bytes=0-", 0, SIZE - 1),
-    ("bytes=-1", SIZE - 1, SIZE - 1),
-    ("bytes=10-", 10, SIZE - 1),
-    ("bytes=100000-899999", 100_000, 899_999),
-    ("bytes=999999-99999999", 999_999, SIZE - 1),
-    ("bytes=0-9,5-19", 0, 19),
-]
-
-
-def test_one_range_is_a_206(server: LiveServer) -> None:
-    for header, first, last in ONE_RANGE:
-        with Connection(server.address) as connection:
-            for _ in range(2):  # the second time on the same connection, where it stays open
-                response = connection.request("/file", headers=[("Range", header)])
-                told = f"{header}: {response}"
-                assert response.status == 206, told
-                assert response.header("Content-Range") == f"bytes {first}-{last}/{SIZE}", told
-                assert response.header("Content-Length") == str(last - first + 1), told
-                assert response.header("Access-Control-Allow-Origin") == "*", told
-                assert response.body == CONTENT[first : last + 1], told
-                if not response.keep_alive:
-                    assert connection.read_to_end() == b"", told
-                    break
-
-
-def test_several_ranges_are_multipart(server: LiveServer) -> None:
-    with Connection(server.address) as connection:
-        response = connection.request(
-            "/file", headers=[("Range", "bytes=900000-999999,0-0,-300000,5-9,2000000-")]
-        )
-        assert response.status == 206, str(response)
-        assert parts(response) == [
-            (f"bytes 700003-{SIZE - 1}/{SIZE}", CONTENT[700_003:]),
-            (f"bytes 0-0/{SIZE}", CONTENT[:1]),
-            (f"bytes 5-9/{SIZE}", CONTENT[5:10]),
-        ]
-        if response.keep_alive:
-            assert connection.request("/file").body == CONTENT
-        else:
-            assert connection.read_to_end() == b""
-
-
-def test_range_beyond_four_gigabytes_is_sent(server: LiveServer, root: Path) -> None:
-    size = (5 << 30) + 3
-    Path(root, "sparse").touch()
-    os.truncate(root / "sparse", size)
-    with open(root / "sparse", "r+b") as file:
-        file.seek(-3, os.SEEK_END)
-        file.write(b"end")
-    os.utime(root / "sparse", (1.7e9, 1.7e9))
-    files.wait_until_old(root / "sparse")
-    for header in ("bytes=-5", f"bytes={size - 5}-"):
-        response = server.get("/sparse", headers=[("Range", header)])
-        assert response.status == 206, str(response)
-        assert response.header("Content-Range") == f"bytes {size - 5}-{size - 1}/{size}"
-        assert response.body == b"\0\0end"
-    assert server.get("/sparse", method="HEAD").header("Content-Length") == str(size)
-
-
-def test_preconditions_are_evaluated(server: LiveServer) -> None:
-    etag = server.get("/file").header("ETag")
-    assert etag
-    for header, value, status in (
-        ("If-None-Match", etag, 304),
-        ("If-None-Match", '"other"', 200),
-        ("If-Match", '"other"', 412),
-        ("If-Match", etag, 200),
-    ):
-        response = server.get("/file", headers=[(header, value)])
-        assert response.status == status, str(response)
-        assert response.header("ETag") == (None if status == 412 else etag)
-        assert response.header("Access-Control-Allow-Origin") == "*"
-        assert response.body == (CONTENT if status == 200 else b"")
-
-
-def test_304_does_not_poison_the_next_response(server: LiveServer) -> None:
-    with Connection(server.address) as connection:
-        response = connection.request("/file", headers=[("If-None-Match", "*")])
-        assert response.status == 304
-        if response.keep_alive:
-            assert connection.request("/file").body == CONTENT
-        else:
-            assert connection.read_to_end() == b""
-
-
-def test_unsatisfiable_range_is_a_416(server: LiveServer) -> None:
-    response = server.get("/file", headers=[("Range", f"bytes={SIZE}-")])
-    assert response.status == 416
-    assert response.header("Content-Range") == f"bytes */{SIZE}"
-    assert response.header("Content-Length") == "0"
-    assert response.header("Access-Control-Allow-Origin") == "*"
-
-
-def test_if_range_uses_the_validators_of_the_app(server: LiveServer) -> None:
-    target = "/file?etag=%22mine%22&date"
-    for validator, status in (
-        ('"mine"', 206),
-        ('W/"mine"', 200),
-        ('"other"', 200),
-        (files.DATE, 206),
-        ("Sun, 06 Nov 1994 08:49:38 GMT", 200),
-        ("junk", 200),
-    ):
-        headers = [("Range", "bytes=0-9"), ("If-Range", validator)]
-        response = server.get(target, headers=headers)
-        assert response.status == status, f"{validator}: {response}"
-        assert response.header("ETag") == '"mine"'
-        assert response.body == CONTENT[: 10 if status == 206 else SIZE]
-
-
-@pytest.mark.parametrize("method", ["HEAD", "POST"])
-def test_range_of_other_methods_is_ignored(server: LiveServer, method: str) -> None:
-    headers = [("Range", "bytes=0-0")]
-    response = server.get("/file", method=method, headers=headers)
-    assert response.status == 200
-    assert response.header("Content-Length") == str(SIZE)
-    assert response.body == (b"" if method == "HEAD" else CONTENT)
-
-
-MALFORMED_HEADERS = [
-    [("Range", "bytes=+1-+5")],
-    [("Range", "bytes=1_0-2_0")],
-    [("Range", "bytes=" + "0-0," * 500)],
-    [("Range", "bytes=" + "0-," * 500)],
-    [("Range", "lines=1-2")],
-    [("Range", "\xb2\xff=\xb2")],
-    [("Range", "bytes=0-0"), ("If-Range", "\xff")],
-    [("If-None-Match", '"\xff')],
-    [("If-Modified-Since", "\xb2" * 29)],
-    [("If-Unmodified-Since", "0")],
-    [("Accept-Encoding", "gzip;q=\xb2, *;q=0, identity;q=0")],
-]
-
-
-def test_malformed_range_gets_the_whole_file(server: LiveServer) -> None:
-    for headers in MALFORMED_HEADERS:
-        response = server.get("/file?date", headers=headers)
-        assert response.status == 200, f"{headers}: {response}"
-        assert response.body == CONTENT, headers
-
-
-@pytest.mark.parametrize("name", SERVERS)
-@pytest.mark.parametrize(
-    "header", [("X-Nothing", ""), ("Range", "bytes=500-"), ("Range", "bytes=0-9,500-900000")]
-)
-def test_file_that_shrinks_is_never_padded(
-    name: str, header: tuple[str, str], tmp_path: Path
-) -> None:
-    Path(tmp_path, "file").write_bytes(CONTENT)
-    with running(name, "shrinking_app", tmp_path) as server, Connection(server.address) as client:
-        client.send_request("/file", headers=[header])
-        head = client.read_head()
-        assert head.status in (200, 206)
-        body = client.read_to_end()  # hangs, and times out, if the connection stays open
-        assert len(body) < 2000
-        start = 500 if header[1] == "bytes=500-" else 0
-        if not header[1].startswith("bytes=0-9"):
-            assert body == CONTENT[start:1000]
-        wait_for(lambda: "shrank" in server.log(), "the log tells of the file that shrank")
-
-
-def test_206_of_the_app_is_left_alone(root: Path) -> None:
-    with running("gunicorn-gthread", "app", root) as server:
-        response = server.get("/file?part", headers=[("Range", "bytes=5-9")])
-        assert response.status == 206
-        assert response.body == b"part"
-
-
-# In process
 
 
 class Call:
@@ -279,7 +67,7 @@ def served(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("served")
 class TestInProcess:
-    def test_sent_as(self) -> None:
+    def test_file_is_sent_as_file_segments_or_nothing(self) -> None:
         one = Call(files.app, "/file", range="bytes=1-2")
         assert one.sent_as == "file"
         assert isinstance(one.body, FileWrapper)
@@ -580,6 +368,6 @@ def test_tag_without_quotes_is_left_to_bottle(root: Path, condition: str, range_
         {"accel_redirect": {"/": "/x/"}, "x_sendfile": ["/"]},
     ],
 )
-def test_options_that_cannot_work(options: dict[str, Any]) -> None:
+def test_wrong_switches_for_files_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         WSGIFast(files.raw, **options)

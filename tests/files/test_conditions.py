@@ -208,7 +208,7 @@ def _model(
     _lists,
     _times,
 )
-def test_result_equals_the_model(
+def test_evaluated_conditions_equal_those_of_the_model(
     method: str,
     etag: str | None,
     modified: int | None,
@@ -243,7 +243,7 @@ def test_result_equals_the_model(
 
 
 @given(st.text(max_size=100))
-def test_any_text_raises_nothing(text: str) -> None:
+def test_any_text_is_evaluated_as_a_condition(text: str) -> None:
     for method in ("GET", "POST"):
         for etag in ('"a"', 'W/"a"', None):
             evaluate(method, etag, MODIFIED, if_match=text)

@@ -389,7 +389,7 @@ def test_reopen_returns_the_same_file_or_none(tree: Path) -> None:
     assert directory.reopen(path, identity) is None
 
 
-def test_no_descriptor_is_left_open(tree: Path) -> None:
+def test_any_opened_path_leaves_no_descriptor_open(tree: Path) -> None:
     (tree / "link").symlink_to("../secret")
     (tree / "in").symlink_to("css/site.css")
     os.mkfifo(tree / "fifo")

@@ -97,7 +97,7 @@ def test_answers_without_ranges_are_made_once() -> None:
     assert answer(file).raw_headers is answer(file).raw_headers
 
 
-def test_head_has_the_headers_of_get() -> None:
+def test_plan_for_head_has_the_headers_of_get() -> None:
     file = a_file()
     for response in (answer(file, "HEAD"), answer(file, "HEAD", range="bytes=0-0")):
         assert response.status == 200
@@ -112,7 +112,7 @@ def test_empty_file_is_a_200() -> None:
         assert body(response) == b""
 
 
-def test_one_range_is_a_206() -> None:
+def test_plan_of_one_range_is_a_206() -> None:
     response = answer(a_file(), range="bytes=-24")
     assert response.status_line == "206 Partial Content"
     assert headers(response) == {
@@ -123,7 +123,7 @@ def test_one_range_is_a_206() -> None:
     assert body(response) == CONTENT[-24:]
 
 
-def test_several_ranges_are_multipart() -> None:
+def test_plan_of_several_ranges_is_multipart() -> None:
     response = answer(a_file(), range="bytes=500-509,0-0,-1")
     assert response.status == 206
     assert headers(response) == {
@@ -163,7 +163,7 @@ def test_several_ranges_of_an_encoded_file_are_ignored() -> None:
     assert headers(response)["content-encoding"] == "gzip"
 
 
-def test_unsatisfiable_range_is_a_416() -> None:
+def test_plan_of_an_unsatisfiable_range_is_a_416() -> None:
     file = a_file()
     response = answer(file, range="bytes=1024-")
     assert response.status_line == "416 Range Not Satisfiable"
@@ -178,11 +178,11 @@ def test_unsatisfiable_range_is_a_416() -> None:
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT"])
-def test_range_of_other_methods_is_ignored(method: str) -> None:
+def test_plan_ignores_the_range_of_other_methods(method: str) -> None:
     assert answer(a_file(), method, range="bytes=0-0").status == 200
 
 
-def test_if_range_needs_an_equal_validator() -> None:
+def test_plan_of_a_stale_if_range_is_the_whole_file() -> None:
     file = a_file()
     assert file.etag
     for good in (file.etag, DATE):
@@ -375,7 +375,7 @@ def test_representation_with_an_offset_has_shifted_runs() -> None:
     assert runs == [(7, 100, 10), (7, 120, 10)]
 
 
-def test_each_answer_about_a_negotiated_file_has_vary() -> None:
+def test_answers_about_a_negotiated_file_have_vary() -> None:
     for facts in (
         RequestFacts(),
         RequestFacts(if_none_match="*"),
@@ -388,7 +388,7 @@ def test_each_answer_about_a_negotiated_file_has_vary() -> None:
         assert headers(a_file(vary="Accept-Encoding").plan(facts))["vary"] == "Accept-Encoding"
 
 
-def test_each_encoding_has_its_own_tag() -> None:
+def test_encodings_of_a_file_have_different_tags() -> None:
     codings = (None, "br", "gzip")
     files = [a_file(coding=coding, vary="Accept-Encoding") for coding in codings]
     assert len({file.etag for file in files}) == 3

@@ -80,7 +80,7 @@ class Counting(bytearray):
         return super().count(what, start)
 
 
-def test_no_byte_is_searched_twice() -> None:
+def test_searched_bytes_are_not_searched_again() -> None:
     scanner = HeadScanner()
     scanner.data = Counting()
     Counting.searched = 0

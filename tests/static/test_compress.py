@@ -158,7 +158,7 @@ def test_answer_from_the_cache_compresses_nothing(
     assert made == ["br"]
 
 
-def test_asgi_has_the_same_answers(script: Path) -> None:
+def test_compressed_answers_of_asgi_equal_those_of_wsgi(script: Path) -> None:
     ours = StaticFiles(directory=script.parent, compress=True)
     theirs = asgifast.StaticFiles(directory=script.parent, compress=True)
     for coding in (*CODINGS, "identity"):
@@ -168,6 +168,6 @@ def test_asgi_has_the_same_answers(script: Path) -> None:
             assert (dict(asgi.headers), asgi.body) == (wsgi.headers, wsgi.body)
 
 
-def test_invalid_option_is_refused(site: Path) -> None:
+def test_wrong_compress_option_of_a_site_is_refused(site: Path) -> None:
     with pytest.raises(ConfigurationError, match="compress"):
         StaticFiles(directory=site, compress="gzip")  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ MOUNTS = [
 
 @pytest.mark.parametrize(("mount", "location"), MOUNTS)
 @pytest.mark.parametrize("options", [{}, {"listing": True, "index": None}])
-def test_mount_point_without_its_slash_redirects(
+def test_wsgi_mount_point_without_its_slash_redirects(
     site: Path, mount: str, location: str, options: dict[str, Any]
 ) -> None:
     app = StaticFiles(directory=site, **options)

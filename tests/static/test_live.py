@@ -67,7 +67,7 @@ def test_connection_serves_files_ranges_and_preconditions(server: LiveServer) ->
         assert server.get("/app.js", method="POST").status == 405
 
 
-def test_missing_file_is_answered_by_the_sites_own_page(server: LiveServer) -> None:
+def test_missing_file_is_answered_by_the_sites_own_page_on_servers(server: LiveServer) -> None:
     for _ in range(2):
         missing = server.get("/none.js", headers=[("If-None-Match", "*"), ("Range", "bytes=0-1")])
         assert (missing.status, missing.body) == (404, b"<h1>missing</h1>")
