@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..compression.codings import Compressor
 from ..compression.policy import IS_BEHIND, WISH, Compression, Decision, Header, with_vary
 from ..compression.response import ResponseCoding
-from ..http.request_head import header_key
 from .access_log import CODED_BYTES, CODING, UNCODED_BYTES
+from .files import header_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
@@ -140,9 +140,3 @@ class ContentCoding(ResponseCoding):
         environ[UNCODED_BYTES] += len(block)
         environ[CODED_BYTES] += len(coded)
         return coded
-
-
-def header_of(environ: WSGIEnvironment, name: str) -> str | None:
-    """Return a request's header by its name; None without one."""
-    value: str | None = environ.get(header_key(name.upper()))
-    return value

@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..compression.dictionaries import client_dictionary
 from ..errors import BodyTooShort
 from ..files import RequestFacts
 from ..http.framing import BodyCounter, Framing
+from ..http.request_head import header_key
 from ..sockets.sending import (
     BLOCK_BYTES,
     TEMPORARY,
@@ -307,6 +308,12 @@ def known_size(file: object) -> int | None:
     return None
 
 
+def header_of(environ: WSGIEnvironment, name: str) -> str | None:
+    """Return a request's header by its name; None without one."""
+    value: str | None = environ.get(header_key(name.upper()))
+    return value
+
+
 def request_facts(environ: WSGIEnvironment) -> RequestFacts:
     """Return the facts in an environ on which the answer with a file depends."""
     get = environ.get
@@ -325,9 +332,7 @@ def request_facts(environ: WSGIEnvironment) -> RequestFacts:
             get("HTTP_IF_MODIFIED_SINCE"),
             None
             if available is None
-            else client_dictionary(
-                available, lambda name: get(f"HTTP_{name.upper().replace('-', '_')}")
-            ),
+            else client_dictionary(available, partial(header_of, environ)),
         ),
     )
 

@@ -137,7 +137,7 @@ _remembered = lru_cache(_REMEMBERED_HEADERS)(_preferred)
 
 def compress_file(content: bytes, coding: str) -> bytes:
     """Compress a file's content as well as the coding can; the same bytes for the same content."""
-    return _COMPRESSORS[coding](_BEST_LEVELS[coding], len(content), 0).whole(content)
+    return _COMPRESSORS[coding](_BEST_LEVELS[coding], len(content), False).whole(content)
 
 
 def compressor(
@@ -152,8 +152,7 @@ def compressor(
     """
     if level is None:
         level = DEFAULT_LEVELS[coding]
-    padding_bytes = secrets.randbelow(MAX_PADDING_BYTES + 1) if padding else 0
-    return _COMPRESSORS[coding](level, size, padding_bytes)
+    return _COMPRESSORS[coding](level, size, padding)
 
 
 class Compressor:
@@ -239,13 +238,14 @@ class _Gzip(Compressor):
     A whole body is compressed by libdeflate, if the package is installed; it has no streams.
     """
 
-    def __init__(self, level: int, size: int | None, padding_bytes: int) -> None:
+    def __init__(self, level: int, size: int | None, padding: bool) -> None:
         self._level = level
         self._libdeflate = _libdeflate() if size is not None else None
         if self._libdeflate is None:
             self._deflate = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
         # Letters: the name must not have a NUL in it.
-        self._name = secrets.token_hex(padding_bytes)[:padding_bytes].encode()
+        length = _padding_bytes(padding)
+        self._name = secrets.token_hex(length)[:length].encode()
 
     def add(self, block: bytes) -> bytes:
         return self._with_name(self._deflate.compress(block))
@@ -282,7 +282,7 @@ def _libdeflate() -> Any:
 class _Brotli(Compressor):
     """br (RFC 7932); the padding is an empty meta-block with bytes to skip."""
 
-    def __init__(self, level: int, size: int | None, padding_bytes: int) -> None:
+    def __init__(self, level: int, size: int | None, padding: bool) -> None:
         import brotli
 
         if size is None:
@@ -291,7 +291,7 @@ class _Brotli(Compressor):
             )
         else:
             self._compressor = brotli.Compressor(quality=level)
-        self._padding = padding_bytes
+        self._padding = _padding_bytes(padding)
 
     def add(self, block: bytes) -> bytes:
         data: bytes = self._compressor.process(block)
@@ -328,7 +328,7 @@ class Zstd(Compressor):
         self,
         level: int,
         size: int | None,
-        padding_bytes: int,
+        padding: bool,
         *,
         dictionary: Any = None,
         header: bytes = b"",
@@ -348,9 +348,9 @@ class Zstd(Compressor):
         if size is not None:
             self._compressor.set_pledged_input_size(size)
         self._padding = header
-        if padding_bytes:
-            length = padding_bytes.to_bytes(4, "little")
-            self._padding += _SKIPPABLE_FRAME + length + secrets.token_bytes(padding_bytes)
+        if length := _padding_bytes(padding):
+            header = _SKIPPABLE_FRAME + length.to_bytes(4, "little")
+            self._padding += header + secrets.token_bytes(length)
 
     def add(self, block: bytes) -> bytes:
         return self._padded(self._compressor.compress(block))
@@ -367,7 +367,11 @@ class Zstd(Compressor):
         return data
 
 
-_COMPRESSORS: dict[str, Callable[[int, int | None, int], Compressor]] = {
+def _padding_bytes(padding: bool) -> int:
+    return secrets.randbelow(MAX_PADDING_BYTES + 1) if padding else 0
+
+
+_COMPRESSORS: dict[str, Callable[[int, int | None, bool], Compressor]] = {
     "zstd": Zstd,
     "br": _Brotli,
     "gzip": _Gzip,

@@ -258,10 +258,10 @@ class PagesDictionary:
         folder = quote(mount.rstrip("/").encode("utf-8", "surrogateescape"))
         return f'<{folder}{self.url}>; rel="compression-dictionary"'
 
-    def compressor(self, level: int, size: int | None, padding_bytes: int) -> Compressor:
+    def compressor(self, level: int, size: int | None, *, padding: bool) -> Compressor:
         """Return the compressor for one page."""
         header = delta_header(self.digest)
-        return Zstd(level, size, padding_bytes, dictionary=self._loaded, header=header)
+        return Zstd(level, size, padding, dictionary=self._loaded, header=header)
 
     @cached_property
     def _loaded(self) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,7 +23,6 @@ from ..http.head import TOKEN, parse_length
 from .codings import (
     DEFAULT_LEVELS,
     LEVELS,
-    MAX_PADDING_BYTES,
     Compressor,
     Counted,
     checked_codings,
@@ -72,7 +70,6 @@ _NAME_LENGTHS = frozenset(
     map(len, [*_OF_THE_UNCODED, "content-type", "content-encoding", "cache-control", "etag"])
 ) | {len("vary")}
 
-_NO_TRANSFORM = re.compile(r"(?:\A|[,;])[ \t]*no-transform[ \t]*(?:\Z|[,;=])", re.IGNORECASE)
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
 # The suffix of a coded tag: + behind a strong tag of the app's, ~ behind a weak one. The strong tag
@@ -141,8 +138,7 @@ class Compression:
             level = max(level // 2, min(level, 1))
         padding = self.padding and is_page(content_type)
         if coding == DCZ and self.dictionary is not None:
-            padding_bytes = secrets.randbelow(MAX_PADDING_BYTES + 1) if padding else 0
-            made = self.dictionary.compressor(level, size, padding_bytes)
+            made = self.dictionary.compressor(level, size, padding=padding)
         else:
             made = compressor(coding, level=level, size=size, padding=padding)
         return Counted(coding, made)
@@ -295,7 +291,7 @@ def decide(
                 content_type = value
             case "content-encoding":
                 return None
-            case "cache-control" if _NO_TRANSFORM.search(value):
+            case "cache-control" if "no-transform" in cache_directives(value):
                 return None
             case "content-length" if length is None:
                 length = parse_length(value.strip(" \t"))
@@ -321,6 +317,12 @@ def decide(
     if etag is not None and not _TAG.fullmatch(etag.strip(" \t")):
         coded = [header for header in coded if header[0] != "ETag"]
     return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
+
+
+def cache_directives(cache_control: str) -> set[str]:
+    """Return the names of a Cache-Control's directives (RFC 9111, section 5.2), in lower case."""
+    members = cache_control.lower().replace(";", ",").split(",")
+    return {member.partition("=")[0].strip(" \t") for member in members}
 
 
 def is_page(content_type: str) -> bool:

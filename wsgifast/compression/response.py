@@ -7,7 +7,6 @@ shared. What it has in common with the dictionary, which everybody can read, sho
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -27,13 +26,14 @@ from .policy import (
     Header,
     Wish,
     app_preconditions,
+    cache_directives,
     decide,
     is_page,
     recoded_tag,
     with_vary,
 )
 
-_NOT_SHARED = re.compile(r"(?:\A|[,;])[ \t]*(?:private|no-store)[ \t]*(?:\Z|[,;=])", re.IGNORECASE)
+_NOT_SHARED = {"private", "no-store"}
 
 
 class ResponseCoding:
@@ -108,7 +108,7 @@ def is_private(headers: Iterable[Header]) -> bool:
     """Whether a response is, by its headers, for one client alone."""
     return any(
         name.lower() == "set-cookie"
-        or (name.lower() == "cache-control" and _NOT_SHARED.search(value) is not None)
+        or (name.lower() == "cache-control" and _NOT_SHARED & cache_directives(value))
         for name, value in headers
     )
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from ..compression.codings import SIBLING_SUFFIXES
 from ..compression.dictionaries import VARY
-from ..compression.policy import Compression, decide
+from ..compression.policy import Compression, cache_directives, decide
 from ..http.head import header_value
 from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
@@ -209,7 +209,7 @@ class Lookup:
         has_deltas = (
             header_value(headers, "use-as-dictionary") is not None
             and not is_coded
-            and "no-transform" not in cache_control.lower()
+            and "no-transform" not in cache_directives(cache_control)
         )
         vary = VARY if has_deltas else "Accept-Encoding" if codings or made_codings else None
         return Found(
