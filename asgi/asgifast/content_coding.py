@@ -91,12 +91,12 @@ class ContentCoding(ResponseCoding):
         if preconditions:
             self._restore_tags()
 
-    def may_code(self, start: Message, message: Message) -> bool:
+    def may_change(self, start: Message, message: Message) -> bool:
         """Whether a response may be changed, of which this is the head and the first message."""
         body = message.get("body")
         if type(body) is not bytes or message.get("more_body", False):
             return True
-        return self.may_change(start["status"], len(body))
+        return self.applies_to(start["status"], len(body))
 
     async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
         """Return the head and the only message of a response as they are to be sent."""

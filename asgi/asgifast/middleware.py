@@ -284,7 +284,7 @@ class _Exchange:
         start = self.start
         if start is not None:
             coding = self._coding
-            if coding is not None and not self._is_examined and coding.may_code(start, message):
+            if coding is not None and not self._is_examined and coding.may_change(start, message):
                 await self._in_order(self._send_coded, message)
                 return
             send = self._server_send

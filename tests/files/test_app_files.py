@@ -13,6 +13,7 @@ from wsgiref.util import FileWrapper
 import bottle
 import pytest
 
+from tests.files.conftest import CONTENT
 from tests.support import files
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileSlice, SegmentedBody
@@ -21,17 +22,7 @@ from wsgifast.files.app_files import is_made_for_one_answer
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-# Longer than a block, so that a range has a beginning, blocks and an end.
-CONTENT = os.urandom(1_000_003)
 SIZE = len(CONTENT)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one file in it."""
-    folder = tmp_path_factory.mktemp("files")
-    files.write_old(Path(folder, "file"), CONTENT)
-    return folder
 
 
 class Call:

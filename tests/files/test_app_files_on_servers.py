@@ -7,32 +7,20 @@ import email.policy
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.conftest import WSGI_SERVERS, gunicorn
+from tests.files.conftest import CONTENT
 from tests.support import files
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 
-if TYPE_CHECKING:
-    pass
-
-# Longer than a block, so that a range has a beginning, blocks and an end.
-CONTENT = os.urandom(1_000_003)
 SIZE = len(CONTENT)
 # Servers that know a body of several runs of a file, and send it by sendfile.
 OURS = ("fast-wsgiref", "fast-werkzeug", "wsgifast.workers.FastWorker")
 SERVERS = ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref", "uwsgi", *OURS)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one file in it."""
-    folder = tmp_path_factory.mktemp("files")
-    files.write_old(Path(folder, "file"), CONTENT)
-    return folder
 
 
 @pytest.fixture(scope="module", params=SERVERS)

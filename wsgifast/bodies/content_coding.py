@@ -60,7 +60,7 @@ class ContentCoding(ResponseCoding):
         self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int
     ) -> tuple[list[Header], Iterable[bytes]]:
         """Decide about a body whose blocks exist; return the headers and the blocks to send."""
-        if not self.may_change(code, size):
+        if not self.applies_to(code, size):
             return headers, blocks
         is_head = self.method == "HEAD"
         # Frameworks drop the body of an answer to HEAD.

@@ -72,7 +72,7 @@ class ResponseCoding:
         self._sent_tags = restored.sent
         return restored.if_none_match, restored.if_match
 
-    def may_change(self, code: int, size: int) -> bool:
+    def applies_to(self, code: int, size: int) -> bool:
         """Whether a response with a whole body may be changed, its head or its body."""
         return (
             size >= self.compression.min_bytes
