@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..checks import check_switches, is_count, shown
 from ..errors import ConfigurationError
 from ..http.framing import has_body, list_members
-from ..http.head import TOKEN, parse_length
+from ..http.head import TOKEN, header_value, parse_length
 from .codings import (
     DEFAULT_LEVELS,
     LEVELS,
@@ -66,9 +66,7 @@ _OF_THE_UNCODED = frozenset(
     {"content-length", "content-md5", "digest", "content-digest", "repr-digest", "accept-ranges"}
 )
 # Lengths of the names that matter, so that most headers are passed over by a comparison of numbers.
-_NAME_LENGTHS = frozenset(
-    map(len, [*_OF_THE_UNCODED, "content-type", "content-encoding", "cache-control", "etag"])
-) | {len("vary")}
+_NAME_LENGTHS = frozenset(map(len, ["content-type", "content-encoding", "cache-control"]))
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
@@ -174,10 +172,7 @@ class Wish:
     It is an object, which middleware that copies the environ or the scope passes on.
     """
 
-    __slots__ = ("compress",)
-
-    def __init__(self) -> None:
-        self.compress: bool | None = None
+    compress: bool | None = None
 
 
 def compress_response(request: object, compress: bool) -> None:
@@ -279,10 +274,44 @@ def decide(
     """
     if code == 304:
         return _not_modified(method, headers, sent_tags or {})
-    if not (has_body(method, code) or (method == "HEAD" and has_body("GET", code))):
+    # Most responses are this one.
+    if (code != 200 or method != "GET") and not (
+        has_body(method, code) or (method == "HEAD" and has_body("GET", code))
+    ):
         return None
-    content_type = etag = None
-    length = size
+    content_type = _coded_type(compression, headers, asked)
+    if content_type is None:
+        return None
+    if code == 206:
+        coding = None  # the app has answered Range for the uncoded body
+    elif not asked:
+        length = size
+        if length is None:
+            length = parse_length((header_value(headers, "content-length") or "").strip(" \t"))
+        if length is not None and length < compression.min_bytes:
+            return None
+    if coding is None:
+        return Decision(with_vary(headers), None, content_type)
+    if size is None and method == "HEAD":
+        # Not known without the body: whether GET's is long enough, or has a coding of the app's.
+        kept = [h for h in headers if h[0].lower() not in ("etag", *_OF_THE_UNCODED)]
+        return Decision(with_vary(kept), None, content_type)
+    coded = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower == "etag":
+            if _TAG.fullmatch(value.strip(" \t")):
+                coded.append(("ETag", coded_tag(value, coding)))
+        elif lower not in _OF_THE_UNCODED:
+            coded.append((name, value))
+    return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
+
+
+def _coded_type(
+    compression: Compression, headers: Sequence[Header], asked: bool | None
+) -> str | None:
+    """Return the Content-Type of a response that its head allows to compress; else None."""
+    content_type = None
     for name, value in headers:
         if len(name) not in _NAME_LENGTHS:
             continue
@@ -293,30 +322,9 @@ def decide(
                 return None
             case "cache-control" if "no-transform" in cache_directives(value):
                 return None
-            case "content-length" if length is None:
-                length = parse_length(value.strip(" \t"))
-            case "etag":
-                etag = value
     if content_type is None or not compression.is_worth_it(content_type, asked):
         return None
-    if code == 206:
-        coding = None  # the app has answered Range for the uncoded body
-    elif length is not None and length < compression.min_bytes and not asked:
-        return None
-    if coding is None:
-        return Decision(with_vary(headers), None, content_type)
-    if size is None and method == "HEAD":
-        # Not known without the body: whether GET's is long enough, or has a coding of the app's.
-        kept = [h for h in headers if h[0].lower() not in ("etag", *_OF_THE_UNCODED)]
-        return Decision(with_vary(kept), None, content_type)
-    coded = [
-        ("ETag", coded_tag(value, coding)) if name.lower() == "etag" else (name, value)
-        for name, value in headers
-        if name.lower() not in _OF_THE_UNCODED
-    ]
-    if etag is not None and not _TAG.fullmatch(etag.strip(" \t")):
-        coded = [header for header in coded if header[0] != "ETag"]
-    return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
+    return content_type
 
 
 def cache_directives(cache_control: str) -> set[str]:
