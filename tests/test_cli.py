@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.terminals import open_terminal
+from tests.support.process import open_terminal
 from wsgifast import ConfigurationError, __version__
 from wsgifast.commands import cli
 from wsgifast.commands.arguments import check_writable

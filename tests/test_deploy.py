@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from tests.docs.configurations import check_nginx, check_unit
-from tests.support.checkers import check
-from tests.support.programs import program
+from tests.support.programs import check, program
 from tests.support.servers import ROOT, free_port, live_server, wait_for
 
 FOLDER = ROOT / "examples" / "deploy"

@@ -11,8 +11,7 @@ from tests.conftest import WSGI_SERVERS, wsgi_server
 from tests.support.effort import effort
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection
-from tests.support.scripted import target_of
-from tests.support.scripts import Script, ScriptedApp, lawful
+from tests.support.scripts import Script, ScriptedApp, lawful, target_of
 from tests.support.servers import LiveServer
 from tests.test_differential import Server, is_for_real_servers, scripts, without_empty_chunks
 
@@ -72,7 +71,7 @@ class Client:
 # SystemError, without a middleware too.
 @pytest.fixture(scope="module", params=[name for name in WSGI_SERVERS if name != "uwsgi"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    with wsgi_server(request.param, "tests.support.scripted:app") as server:
+    with wsgi_server(request.param, "tests.support.scripts:app") as server:
         client = Client(server, request.param)
         yield client
         client.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.checkers import check
+from tests.support.programs import check
 from tests.support.servers import ROOT
 from wsgifast import __version__
 

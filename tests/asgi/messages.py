@@ -10,7 +10,7 @@ import pytest
 from asgifast import ASGIFast
 from asgifast.messages import Message, Receive, Scope, Send
 
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 
 from .support import scope_of
 

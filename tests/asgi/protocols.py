@@ -22,7 +22,7 @@ from asgifast.uvicorn.protocol import FileSending
 from asgifast.whole_responses import UVICORN
 from uvicorn.server import ServerState
 
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"

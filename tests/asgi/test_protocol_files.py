@@ -14,7 +14,7 @@ import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import Message, Receive, Scope, Send
 
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 from wsgifast.sockets.sending import FileTruncated
 
 from .protocols import (

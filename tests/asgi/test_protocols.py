@@ -12,7 +12,7 @@ from asgifast.coalescing import SMALL_MESSAGE_BYTES
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.protocols.transport import CoalescingTransport
 
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 
 from .protocols import (
     GET,

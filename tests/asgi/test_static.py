@@ -14,7 +14,7 @@ import pytest
 from asgifast.messages import Message, Receive, Scope, Send
 
 import wsgifast
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 
 from .support import call, scope_of
 

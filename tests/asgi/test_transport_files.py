@@ -25,7 +25,7 @@ from tests.asgi.transports import (
     send_file,
     turns,
 )
-from tests.support.socket_options import send_buffer_is_limited
+from tests.support.process import send_buffer_is_limited
 from wsgifast.sockets import FileSegment, options
 
 __all__ = ["fd"]

@@ -10,8 +10,8 @@ import pytest
 from asgifast import ASGIFast, FileResponse
 from asgifast.messages import Message, Receive, Scope, Send
 
-from tests.support.descriptors import open_descriptors
 from tests.support.http2 import Client
+from tests.support.process import open_descriptors
 
 from .http2_wire import connected, part, sending, settled, stands_still, start
 from .protocols import LARGE_BYTES, PATHSEND, ZEROCOPYSEND, large

@@ -25,8 +25,8 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from whitenoise import WhiteNoise
 
 import wsgifast
+from tests.support.process import open_terminal
 from tests.support.servers import ROOT
-from tests.support.terminals import open_terminal
 from wsgifast.commands.doctor import Endpoint, as_text, examine
 from wsgifast.commands.doctor.endpoints import (
     filled,

@@ -21,9 +21,8 @@ import pytest
 
 from tests.files.conftest import TEXT
 from tests.support.coded import decoded
-from tests.support.other_user import NEEDS_ROOT, another_user
+from tests.support.process import NEEDS_ROOT, another_user, open_terminal
 from tests.support.servers import wait_for
-from tests.support.terminals import open_terminal
 from wsgifast import ConfigurationError, StaticFiles
 from wsgifast.commands import cli
 from wsgifast.compression.codings import available_codings, compress_file

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.descriptors import open_descriptors
-from tests.support.other_user import NEEDS_ROOT, another_user
+from tests.support.process import NEEDS_ROOT, another_user, open_descriptors
 from wsgifast import ConfigurationError
 from wsgifast.files.directory import Directory, identity_of, names_of
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.child import in_a_child
+from tests.support.process import in_a_child
 from wsgifast.metrics import Distribution
 from wsgifast.metrics import aggregation as module
 from wsgifast.metrics.aggregation import Directory

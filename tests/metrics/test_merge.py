@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.utils import floatToGoString
 from prometheus_client.values import MultiProcessValue
 
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.setup import DIRECTORY
 

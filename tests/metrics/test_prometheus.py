@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.child import in_a_child
+from tests.support.process import in_a_child
 from wsgifast.metrics import (
     CATALOGUE,
     Answered,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.support.child import in_a_child
+from tests.support.process import in_a_child
 from wsgifast.metrics import Answered, Distribution, Point, RequestMetrics
 from wsgifast.metrics import requests as request_metrics
 

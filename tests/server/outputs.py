@@ -20,9 +20,8 @@ import pytest
 from gunicorn.config import Config
 from hypothesis import strategies as st
 
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors, send_buffer_is_limited
 from tests.support.servers import wait_for
-from tests.support.socket_options import send_buffer_is_limited
 from tests.support.tls import client_context, server_context
 from wsgifast.server import coalescing, sending
 from wsgifast.server.coalescing import OutputRules

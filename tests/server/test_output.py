@@ -29,8 +29,8 @@ from tests.server.outputs import (
     rules,
     started,
 )  # fmt: skip
-from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
+from tests.support.process import open_descriptors
 from wsgifast.errors import ClientGone
 from wsgifast.server import coalescing, sending
 from wsgifast.server.output import OutputQueue

@@ -28,8 +28,8 @@ from tests.server.outputs import (
     rules,
     started,
 )  # fmt: skip
-from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
+from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from tests.workers.bench import Clock
 from wsgifast.errors import ClientGone

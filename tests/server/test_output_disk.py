@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.server.outputs import CONTENT, SIZE, MakeNear, Near, needs_near_buffers
-from tests.support.descriptors import open_descriptors
 from tests.support.eviction import wait_until_missed
+from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from wsgifast.errors import ClientGone
 from wsgifast.server import sending

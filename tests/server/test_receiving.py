@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.server.connections import CHUNKED, EXPECTS, HEAD, KNOWN, STREAMED
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 from tests.workers.serving import has_setting, split_options
 from wsgifast.errors import BodyTooLarge, RequestError
 from wsgifast.files.temporary import Budget

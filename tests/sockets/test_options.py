@@ -24,7 +24,7 @@ import pytest
 import uvloop
 
 from tests.sockets.support import Pair, tcp_pair, tls_contexts, tls_pair, unix_pair
-from tests.support.socket_options import send_buffer_is_limited
+from tests.support.process import send_buffer_is_limited
 from wsgifast.sockets import (
     limit_send_buffer,
     owned_socket,

@@ -15,7 +15,7 @@ from wsgiref.headers import Headers
 import pytest
 
 from tests.static.calls import LARGE, Answered, call, environ_of, settle, write_sibling
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 from wsgifast import StaticFiles
 from wsgifast.files import RequestFacts
 from wsgifast.files import directory as directory_module

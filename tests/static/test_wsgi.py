@@ -11,7 +11,7 @@ from wsgiref.validate import validator
 import pytest
 
 from tests.static.calls import app_behind, call, call_with, environ_of, settle, write_sibling
-from tests.support.descriptors import open_descriptors
+from tests.support.process import open_descriptors
 from wsgifast import StaticFiles
 
 

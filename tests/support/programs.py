@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = [
-    "APACHE_MODULES", "MODULES", "PACKAGES", "WHEELS", "ProgramMissing", "install_missing",
-    "make_modules", "program",
+    "APACHE_MODULES", "MODULES", "PACKAGES", "WHEELS", "ProgramMissing", "check",
+    "install_missing", "make_modules", "program",
 ]  # fmt: skip
 
 # Where Debian and Ubuntu have them.
@@ -86,6 +86,16 @@ def program(name: str) -> str:
     raise ProgramMissing(
         f"{name} is not installed: make servers (apt-get install {PACKAGES[name]})"
     )
+
+
+def check(name: str, *arguments: str | Path) -> None:
+    """Run one of them that checks files, and have it find nothing.
+
+    :raises ProgramMissing: as :func:`program`.
+    """
+    command = [program(name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{name} {arguments}\n{done.stdout}{done.stderr}"
 
 
 def install_missing() -> int:

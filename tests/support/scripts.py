@@ -1,14 +1,22 @@
-"""WSGI apps as data: any status, shape of body, way to start, to fail and to close."""
+"""WSGI apps as data: any status, shape of body, way to start, to fail and to close.
+
+For live servers, `app` plays the script that its request brings, wrapped.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import sys
 import tempfile
 import threading
+import wsgiref.util
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from wsgifast import WSGIFast
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -205,3 +213,22 @@ def disk_file(data: bytes) -> Any:
     file.write(data)
     file.seek(0)
     return file
+
+
+def target_of(script: Script) -> str:
+    """The URL at which :data:`app` plays a script."""
+    fields = asdict(script)
+    for name in ("pieces", "written"):
+        fields[name] = [piece.hex() for piece in fields[name]]
+    return "/?" + quote(json.dumps(fields))
+
+
+def _raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    environ.setdefault("wsgi.file_wrapper", wsgiref.util.FileWrapper)
+    fields = json.loads(unquote(environ["QUERY_STRING"]))
+    for name in ("pieces", "written"):
+        fields[name] = tuple(bytes.fromhex(piece) for piece in fields[name])
+    return ScriptedApp(Script(**fields))(environ, start_response)
+
+
+app = WSGIFast(_raw)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import signal
 import socket
@@ -14,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wsgifast.commands.bench import processes
+
 from . import forkserver
 from .http import Address, Response, get
-from .ports import free_port
 
 __all__ = ["PATIENCE_S", "LiveServer", "free_port", "live_server", "wait_for"]
 
@@ -24,6 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a server that works may take on a machine that stalls. gunicorn loses a TERM that comes while
 # it forks a worker, and kills that worker graceful_timeout (30 s) later.
 START_S = STOP_S = PATIENCE_S = 60.0
+# A server opens its port only some time after it has been chosen: others that run tests on this
+# machine must not choose the same one until then.
+# These are below those that systems give to clients (Linux from 32768 on).
+_PORTS = range(10_000, 32_000)
+_BLOCK = 250
 
 
 @dataclass
@@ -137,3 +145,39 @@ def _wait_until_listening(server: LiveServer) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"nothing listens on {server.address}:\n{server.log()}")
         time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing has, and that no other call returns for a while."""
+    claimed = _claimed()
+    if claimed is None:
+        return processes.free_port()
+    for port in itertools.islice(claimed, _BLOCK):
+        with socket.socket() as sock:
+            try:
+                sock.bind((processes.HOST, port))
+            except OSError:
+                continue
+        return port
+    raise AssertionError("no port of this process's own is free")
+
+
+@functools.cache
+def _claimed() -> Iterator[int] | None:
+    """The ports of this process, round and round; None where there are none left to claim."""
+    if sys.platform != "linux":
+        return None
+    for start in range(_PORTS.start, _PORTS.stop, _BLOCK):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            # An abstract address: one process alone can have it, and it goes with that process.
+            claim.bind(f"\0wsgifast-test-ports-{start}")
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return itertools.cycle(range(start, start + _BLOCK))
+    return None
+
+
+_claims: list[socket.socket] = []

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.process import open_terminal
 from tests.support.servers import ROOT, STOP_S, free_port, wait_for
-from tests.support.terminals import open_terminal
 from tests.top.test_view import exposition
 from wsgifast.commands import cli
 from wsgifast.metrics.health import SlowClient

@@ -1,0 +1,91 @@
+"""What this process has and may do: its descriptors, forks, other users, terminals."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import socket
+import struct
+import termios
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = [
+    "NEEDS_ROOT", "another_user", "in_a_child", "open_descriptors", "open_terminal",
+    "send_buffer_is_limited",
+]  # fmt: skip
+
+NEEDS_ROOT = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root, who may become somebody else"
+)
+_NOBODY = 65534
+
+
+def open_descriptors() -> set[tuple[str, str]]:
+    """Each open descriptor with what it leads to.
+
+    Sets tell what has come since, where numbers do not: garbage of another test may close what it
+    has at any time.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # that of the listing itself
+        found.add((name, path.removesuffix(" (deleted)")))
+    return found
+
+
+def send_buffer_is_limited(sock: Any) -> bool:
+    """Whether a program has set the size, so that the kernel does not (SOCK_SNDBUF_LOCK)."""
+    try:
+        return bool(sock.getsockopt(socket.SOL_SOCKET, 72) & 1)  # SO_BUF_LOCK
+    except OSError:  # a kernel before 5.14
+        return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < 1 << 18)
+
+
+def in_a_child(function: Callable[[], object]) -> int:
+    """Call a function in a fork of this process; returns the pid, once the child has ended well."""
+    with warnings.catch_warnings():
+        # Python warns of threads, which tests before have left: the child waits for none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0, "the child has failed"
+    return pid
+
+
+@contextlib.contextmanager
+def another_user(reaching: Path) -> Iterator[None]:
+    """Become one who may search this folder and those above it."""
+    for place in (reaching, *reaching.parents):
+        if place.stat().st_uid == 0 and place != Path("/tmp"):
+            place.chmod(place.stat().st_mode | 0o011)
+    os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def open_terminal(*, columns: int) -> tuple[int, int]:
+    """Open a terminal of 24 lines; returns the descriptor of its user's side, and a program's."""
+    try:
+        user, program = pty.openpty()
+    except OSError as error:
+        pytest.skip(f"no terminals here: {error}; mount devpts at /dev/pts")
+    fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    return user, program
