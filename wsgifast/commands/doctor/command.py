@@ -30,7 +30,7 @@ from ..terminal import next_steps, output_width, printable, progress_line, show
 from . import examine
 from .endpoints import Fetch, from_access_log, from_openapi, from_paths, from_urls_file
 from .findings import explain
-from .formats import FORMATS, as_text, baseline_of
+from .formats import FORMATS, as_html, as_text, baseline_of
 from .model import SEVERITIES, Endpoint, Found, Report
 from .search import Allow
 
@@ -224,8 +224,6 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
     else:
         show(FORMATS[options.format](report))
     if options.html:
-        from .formats import as_html
-
         write_file(options.html, as_html(report))
     if not report.observations and not report.of("wrong", "slow"):
         show(f"wsgifast: nothing was reached: {_way_in(report)}", error=True)

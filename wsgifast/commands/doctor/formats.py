@@ -1,4 +1,4 @@
-"""A report as text, JSON, GitHub annotations, JUnit XML, and an HTML page."""
+"""A report as text, JSON, GitHub annotations and an HTML page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from xml.etree import ElementTree
 
 from ... import __version__
 from ..page import Bar, escaped, page, ratio_chart, table
@@ -113,29 +112,6 @@ def as_github(report: Report) -> str:
     )
 
 
-def as_junit(report: Report) -> str:
-    """A test case for each endpoint; wrong and slow ones fail, those not reached are skipped."""
-    suite = ElementTree.Element("testsuite", name=f"wsgifast doctor {printable(report.app)}")
-    failures = 0
-    for seen in report.observations:
-        endpoint = seen.endpoint
-        case = _case(suite, report, endpoint.method, endpoint.name)
-        own = [f for f in report.of("wrong", "slow") if f.endpoint is endpoint]
-        for finding in own:
-            title = f"{finding.id} {CATALOGUE[finding.id].title}"
-            failure = ElementTree.SubElement(case, "failure", type=finding.severity, message=title)
-            failure.text = f"{printable(finding.what)}\n{finding.cost}\n{finding.fix}"
-        failures += bool(own)
-    for left in report.unreached:
-        case = _case(suite, report, left.method, left.name)
-        ElementTree.SubElement(case, "skipped", message=printable(left.reason))
-    suite.set("tests", str(len(report.observations) + len(report.unreached)))
-    suite.set("failures", str(failures))
-    suite.set("skipped", str(len(report.unreached)))
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
-
-
 def baseline_of(text: str) -> set[str]:
     """The keys of the findings in an earlier report in JSON.
 
@@ -210,17 +186,8 @@ def _escaped(text: str, more: str = "") -> str:
     return text
 
 
-def _case(suite: Any, report: Report, method: str, name: str) -> Any:
-    return ElementTree.SubElement(
-        suite,
-        "testcase",
-        classname=f"wsgifast.commands.doctor.{printable(report.app)}",
-        name=printable(f"{method} {name}"),
-    )
-
-
 FORMATS: Mapping[str, Callable[[Report], str]] = {
-    "text": as_text, "json": as_json, "github": as_github, "junit": as_junit
+    "text": as_text, "json": as_json, "github": as_github
 }  # fmt: skip
 
 
