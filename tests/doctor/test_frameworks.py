@@ -9,8 +9,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import bottle
-import falcon
 import flask
 import pytest
 from django.core.asgi import get_asgi_application
@@ -35,30 +33,6 @@ def flask_app() -> Any:
     return app
 
 
-def falcon_app() -> Any:
-    class Item:
-        def on_get(self, request: Any, response: Any, **given: Any) -> None:
-            response.text = "ok"
-
-    class Save:
-        def on_post(self, request: Any, response: Any) -> None:
-            response.text = "ok"
-
-    app = falcon.App()
-    app.add_route("/", Item())
-    app.add_route("/user/{number:int}/{rest}", Item())
-    app.add_route("/save", Save())
-    return app
-
-
-def bottle_app() -> Any:
-    app = bottle.Bottle()
-    app.route("/", callback=lambda: "ok")
-    app.route("/user/<number:int>/<rest:re:.*>", callback=lambda number, rest: rest)
-    app.route("/save", method="POST", callback=lambda: "ok")
-    return app
-
-
 def starlette_app() -> Any:
     async def ok(request: Any) -> PlainTextResponse:
         return PlainTextResponse("ok")
@@ -67,7 +41,7 @@ def starlette_app() -> Any:
     return Starlette(routes=[Route("/", ok), user, Route("/save", ok, methods=["POST"])])
 
 
-@pytest.mark.parametrize("make", [flask_app, falcon_app, bottle_app, starlette_app])
+@pytest.mark.parametrize("make", [flask_app, starlette_app])
 def test_framework_routes_are_listed(make: Any) -> None:
     name, (endpoints, unreached), _ = from_framework(make(), {})
     assert name == make.__name__.removesuffix("_app")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import bottle
-import falcon
 import flask
 import pytest
 from asgiref import wsgi as asgiref_wsgi
@@ -188,20 +187,6 @@ def flask_in_dispatcher(folder: Path) -> Any:
     return DispatcherMiddleware(other, {"/shop": flask_static(folder)})
 
 
-def falcon_static(folder: Path) -> Any:
-    app = falcon.App()
-    app.add_static_route("/files", str(folder))
-    return app
-
-
-def pyramid_static(folder: Path) -> Any:
-    from pyramid.config import Configurator
-
-    config = Configurator()
-    config.add_static_view("static", str(folder))
-    return config.make_wsgi_app()
-
-
 STATIC = {
     flask_static: "/static/",
     blueprint_static: "/b/static/",
@@ -209,8 +194,6 @@ STATIC = {
     our_mount: "/static/",
     flask_in_starlette: "/old/static/",
     flask_in_dispatcher: "/shop/static/",
-    falcon_static: "/files/",
-    pyramid_static: "/static/",
     lambda folder: WhiteNoise(bottle.Bottle(), str(folder), "w/"): "/w/",
     lambda folder: wsgifast.StaticFiles(bottle.Bottle(), directory=folder, prefix="/s"): "/s/",
 }

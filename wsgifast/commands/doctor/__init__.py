@@ -72,7 +72,7 @@ def examine(
     :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is
         examined with that wrapper, and without it.
     :param endpoints: paths such as "/export.csv?year=1", or endpoints; None for those that the
-        app's framework lists: Flask, Quart, Django, Falcon, Bottle, Pyramid, Starlette, FastAPI.
+        app's framework lists: Flask, Quart, Django, Starlette, FastAPI.
     :param values: for the parameters of the framework's patterns, by name.
     :param headers: for every request, such as ("Cookie", "sessionid=..."); Host replaces the
         default, "localhost".

@@ -23,13 +23,8 @@ _ORIGIN = re.compile(r"\Ahttps?://[^/?#]*", re.IGNORECASE)
 _LOGGED = re.compile(r'"([A-Z]+) (\S+)(?: HTTP/[0-9.]+)?" ([0-9]{3})\b')
 # What stays as it is in a URL: RFC 3986's reserved and unreserved characters, and "%".
 _URL_CHARACTERS = "!$%&'()*+,/:;=?@[]~"
-# A parameter in a pattern: {name}, {name:path}, <name>, <int:name>, <path:name>, <name:re:...>, and
-# Pyramid's *name at its end.
-_PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?P<angle>[^<>]+)>|\*(?P<star>\w+)\Z")
-# Kinds of parameters; frameworks write them before or after the name.
-_KINDS = frozenset(
-    {"int", "float", "path", "str", "string", "slug", "uuid", "any", "re", "filter", "default"}
-)
+# A parameter in a pattern: {name}, {name:path}, {*name}, <name>, <int:name>, <path:name>.
+_PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?:[^<>]*:)?(?P<angle>[^<>:]+)>")
 
 
 def from_paths(paths: Iterable[str], source: str = "command line") -> Found:
@@ -138,7 +133,7 @@ def filled(pattern: str, values: Mapping[str, str]) -> str | list[str]:
     missing: list[str] = []
 
     def value(match: re.Match[str]) -> str:
-        name = match["curly"] or match["star"] or _angle_name(match["angle"])
+        name = match["curly"] or match["angle"]
         if name not in values:
             missing.append(name)
             return ""
@@ -146,15 +141,6 @@ def filled(pattern: str, values: Mapping[str, str]) -> str | list[str]:
 
     url = _PARAMETER.sub(value, pattern)
     return missing or encoded(url)
-
-
-def _angle_name(text: str) -> str:
-    """The name in <int:name> and <any(a, b):name> (Flask, Django) or <name:re:...> (Bottle)."""
-    first, _, rest = text.partition(":")
-    if not rest:
-        return first
-    is_kind = first.partition("(")[0] in _KINDS or (":" not in rest and "(" in first)
-    return rest if is_kind else first
 
 
 def unfilled(pattern: str, names: Sequence[str], method: str) -> Unreached:
@@ -173,7 +159,7 @@ def values_in(pattern: str, path: str) -> dict[str, str] | None:
     end = 0
     for match in _PARAMETER.finditer(pattern):
         keys.append(pattern[: match.end()])
-        is_path = match["star"] or re.search(r"\bpath\b|\bre:|\*", match[0])
+        is_path = re.search(r"\bpath\b|\*", match[0])
         parts.append(re.escape(encoded(pattern[end : match.start()])))
         parts.append("(.+)" if is_path else "([^/]+)")
         end = match.end()

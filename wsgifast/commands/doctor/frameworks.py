@@ -284,68 +284,11 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
                 yield _Route(f"{path}/{{path}}", ("GET",))
 
 
-def _falcon(app: Any) -> _Routes | None:
-    if not (is_a(app, "falcon", "App") or is_a(app, "falcon.asgi", "App")):
-        return None
-    served = [
-        _Route(f"{each._prefix}{{path}}", ("GET",), files_below(each._prefix, [each._directory]))
-        for each, *_ in app._static_routes
-    ]
-    return chain(served, _falcon_nodes(app._router._roots))
-
-
-def _falcon_nodes(nodes: Iterable[Any]) -> _Routes:
-    for node in nodes:
-        if node.method_map:
-            own = [
-                method
-                for method, responder in node.method_map.items()
-                if getattr(responder, "__name__", "").startswith("on_")
-            ]
-            yield _Route(node.uri_template, own or ("GET",))
-        yield from _falcon_nodes(node.children)
-
-
-def _bottle(app: Any) -> _Routes | None:
-    if not is_a(app, "bottle", "Bottle"):
-        return None
-    return (_Route(route.rule, (route.method,)) for route in app.routes)
-
-
-def _pyramid(app: Any) -> _Routes | None:
-    if not is_a(app, "pyramid.router", "Router"):
-        return None
-    from pyramid.interfaces import IRoutesMapper  # type: ignore[import-not-found,unused-ignore]
-
-    mapper = app.registry.queryUtility(IRoutesMapper)
-    routes = [] if mapper is None else mapper.get_routes(include_static=True)
-    return (
-        _Route("/" + route.pattern.lstrip("/"), ("GET",), _pyramid_files(app, route))
-        for route in routes
-    )
-
-
-def _pyramid_files(app: Any, route: Any) -> Files | None:
-    """The files of a route that add_static_view() has made."""
-    from pyramid.interfaces import IStaticURLInfo
-    from pyramid.path import AssetResolver
-
-    info = app.registry.queryUtility(IStaticURLInfo)
-    for _, spec, name in () if info is None else info.registrations:
-        if name is not None and name == route.name:
-            prefix = "/" + route.pattern.lstrip("/").partition("*")[0]
-            return files_below(prefix, [AssetResolver().resolve(spec).abspath()])
-    return None
-
-
 # The routes of an app that is of the framework, or None; a name of None is the app's own package.
 _FRAMEWORKS: Sequence[tuple[str | None, Callable[[Any], _Routes | None]]] = (
     ("werkzeug", _dispatcher),
     (None, _werkzeug),
     ("django", _django),
-    ("falcon", _falcon),
-    ("bottle", _bottle),
-    ("pyramid", _pyramid),
     (None, _starlette),
 )
 
