@@ -10,12 +10,11 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from wsgifast.commands.bench.serving import served
 from wsgifast.commands.bench.tables import BYTES, Server
 
 from .bench import APP, Side, pair, row, table, unavailable
 from .clients import raw, wrk
-from .servers import granian, small
+from .servers import granian, small, waitress
 from .slow import beside
 
 _UWSGI = Server(
@@ -35,7 +34,7 @@ def _peers() -> dict[str, Side]:
     }
     found: dict[str, Side] = {
         **pair(first="FastWorker"),
-        "waitress": served(APP, None, "waitress"),
+        "waitress": waitress(APP),
         "granian": granian(APP, interface="wsgi"),
     }
     for name, (module, server) in installed.items():

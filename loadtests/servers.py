@@ -102,6 +102,10 @@ def hypercorn(app: str, loop: str, *options: str, package: str = "hypercorn") ->
     return _python(package, f"--worker-class={loop}", *options, "--log-level=error", bind, app)
 
 
+def waitress(app: str) -> Server:
+    return _python("waitress", f"--listen={HOST}:{{port}}", app)
+
+
 def daphne(app: str) -> Server:
     return _python("daphne", "--verbosity=0", f"--bind={HOST}", "--port={port}", app)
 

@@ -24,7 +24,7 @@ from .bench import APP, FAST, Case, Side, pair, row, rows, table, with_its_cpu
 from .clients import raw, wrk
 from .django_app import MIDDLEWARE
 from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES
-from .servers import granian, nginx, small, uvicorn
+from .servers import granian, nginx, small, uvicorn, waitress
 
 ASGI_APP, FLASK = "loadtests.asgi_app:app", "loadtests.flask_app:app"
 DJANGO, STATIC = "loadtests.django_app", "loadtests.static_app"
@@ -238,7 +238,7 @@ _STOCK: dict[str, Side] = {
     # new connection and thread for each request. Here it shows: the second small write waits for
     # the acknowledgement of the first (Nagle's algorithm), and the client delays that by 40 ms.
     PLAIN: small("http.server"),
-    "waitress": served(APP, None, "waitress"),
+    "waitress": waitress(APP),
 }
 
 
@@ -260,8 +260,8 @@ def _before_and_after(key: str, title: str, path: str, *more: str) -> list[Row]:
 
 
 _PAYLOADS: dict[str, Side] = {
-    "wsgiref": served(APP, None, "wsgiref"),
-    "wsgiref, WSGIFast": served(APP, {}, "wsgiref"),
+    "wsgiref": _stock("wsgiref"),
+    "wsgiref, WSGIFast": _stock("wsgiref", "loadtests.app:wrapped"),
     "wsgifast's wsgiref, WSGIFast": _stock("fast-wsgiref", "loadtests.app:wrapped"),
 }
 DEVELOPMENT = [

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from http.client import HTTPConnection
 
 import brotli
 import pytest
@@ -26,13 +24,13 @@ from wsgifast.commands.client import decoded
 APP = "tests.benchmark.apps:app"
 
 
-def command(port: int, app: str = APP, server: str = "wsgiref") -> tuple[list[str], dict[str, str]]:
-    return served(app, None, server).placed({"{host}": HOST, "{port}": str(port)})
+def command(port: int, app: str = APP) -> tuple[list[str], dict[str, str]]:
+    return served(app).placed({"{host}": HOST, "{port}": str(port)})
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    """The app as it is, on wsgiref."""
+    """The app as it is."""
     address = (HOST, free_port())
     argv, env = command(address[1])
     with running(argv, address, env=env) as one:
@@ -53,20 +51,6 @@ def test_server_that_does_not_start_shows_its_log() -> None:
     argv, env = command(address[1], "no_such_module:app")
     with pytest.raises(ServerFailed, match="no_such_module"), running(argv, address, env=env):
         pass
-
-
-def test_server_that_is_to_end_finishes_its_request() -> None:
-    """wsgiref takes what is raised in a request for a failure of the app, and goes on."""
-    address = (HOST, free_port())
-    argv, env = command(address[1], "loadtests.app:app")
-    with running(argv, address, env=env) as one, contextlib.ExitStack() as stack:
-        connection = stack.enter_context(contextlib.closing(HTTPConnection(*address, timeout=60)))
-        connection.request("GET", "/ticks")  # for a second
-        response = connection.getresponse()
-        assert response.read(1) == b"d"
-        one.process.terminate()
-        assert len(response.read()) == 319
-        assert one.process.wait(60) == 0
 
 
 INTERRUPTED = """

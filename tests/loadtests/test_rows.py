@@ -56,7 +56,7 @@ def test_the_client_counts_what_it_saw() -> None:
         assert load.client_cpu_s > 0
         return load.requests, load.body_bytes, load.errors
 
-    with running_server(served("loadtests.app:app", None, "wsgiref")) as server:
+    with running_server(served("loadtests.app:app")) as server:
         assert seen(5, "/small", 512) == (5, 5 * 512, {})
         assert seen(2, "/rows/4096", 4096) == (2, 2 * 4096, {})
         assert seen(1, "/small/9", 10) == (0, 0, {"status 200 with 9 bytes instead of 10": 1})

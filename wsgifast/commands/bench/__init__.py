@@ -16,8 +16,3 @@ spread. A whole benchmark is a table::
 
 It needs the extra `bench`: importing the package does not, its modules do.
 """
-
-__all__ = ["SERVERS"]
-
-# On which somebody's app can be measured.
-SERVERS = ("gunicorn", "uvicorn", "waitress", "wsgiref", "werkzeug")

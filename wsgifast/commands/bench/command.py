@@ -11,7 +11,6 @@ from typing import Any
 from ...errors import ConfigurationError, MissingExtra
 from ..arguments import APP_HELP, add_header_options, add_parser, count, option, seconds
 from ..terminal import show
-from . import SERVERS
 
 _MASTER = ("127.0.0.1", 5557)
 
@@ -45,8 +44,6 @@ def add_command(commands: Any) -> None:
     parser.add_argument("paths", nargs="*", metavar="/PATH", help="requested by GET (default: /)")
 
     serving = parser.add_argument_group("servers")
-    default = "default: gunicorn, or uvicorn for an ASGI app"
-    option(serving, "--server", "", default, choices=SERVERS)
     classes = (
         "gunicorn worker class; may be repeated (default: gthread and FastWorker); the unwrapped "
         "app runs on the first"

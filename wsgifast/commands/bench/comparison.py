@@ -84,7 +84,7 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
         return STATUS_PART_FAILED
     if status:
         return status
-    if not bars and not options.worker_class and options.server in (None, "gunicorn", "uvicorn"):
+    if not bars and not options.worker_class:
         run = shlex.join(["wsgifast", "run", options.app])
         show(f"\n{next_steps((run, 'serve it like the last contender'))}")
     missed = list(over_budget(bars, results))
@@ -109,21 +109,15 @@ def _check_host(host: str) -> None:
 
 def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust: Locust) -> Table:
     target = absolute(options.app)
-    server, found = found_app(target, options.server, options.rest)
+    server, found = found_app(target, options.rest)
     asgi = found.interface == "ASGI"
-    if asgi != (server == "uvicorn"):
+    if options.worker_class and asgi:
         raise ConfigurationError(
-            f"--server {server}: {options.app} is an {found.interface} app; leave out the option"
-            if asgi
-            else f"--server {server} serves ASGI apps, and {options.app} is a WSGI app"
+            f"--worker-class is gunicorn's, and {options.app} is an ASGI app: leave it out"
         )
-    if options.worker_class and server != "gunicorn":
-        raise ConfigurationError(f"--worker-class is gunicorn's, and the server is {server}")
     given = options.worker_class or ["gthread", "FastWorker"]
     classes = [FAST_WORKER if each == "FastWorker" else each for each in given]
     more = tuple(options.rest)
-    if more and server in ("wsgiref", "werkzeug"):
-        raise ConfigurationError(f"-- {shlex.join(more)}: {server} has no options")
     give_up_s = GIVE_UP_S
     if options.slow_clients:
         raise_open_files()  # servers and crowd inherit it

@@ -1,9 +1,7 @@
-"""Any of the usual servers, for any app that can be imported: as it is, or wrapped.
+"""gunicorn and uvicorn, for any app that can be imported: as it is, or wrapped.
 
-    python -m wsgifast.commands.bench.serving wsgiref | werkzeug HOST PORT
-
-starts a server that has no command of its own. All servers import :func:`app`; an environment
-variable names the real app, since not every server accepts a factory with arguments.
+Both import :func:`app`; an environment variable names the real app, since uvicorn accepts no
+factory with arguments.
 """
 
 from __future__ import annotations
@@ -11,18 +9,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shlex
-import signal
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
-from http.server import HTTPServer
 from typing import Any
 
 from ...errors import ConfigurationError, MissingExtra
-from ..loading import AppNotLoaded, AwaitedApp, load_app, unwrapped, wrapped
-from ..loading.servers import Loaded, check_one_app, load_as, load_for
+from ..loading import AwaitedApp, ServerName, load_app, unwrapped, wrapped
+from ..loading.servers import Loaded, check_one_app, load_for
 from .tables import Server
 
 FAST_WORKER = "wsgifast.workers.FastWorker"
@@ -30,20 +23,17 @@ OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
 # The environment variable that says which app: JSON.
 VARIABLE = "WSGIFAST_BENCH"
 _APP = "wsgifast.commands.bench.serving:app"
-# How often an idle server checks whether it should end.
-_LOOK_S = 0.1
 
 
 def sides(
     target: str,
-    server: str,
+    server: ServerName,
     worker_classes: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
     more: Sequence[str] = (),
 ) -> dict[str, Server]:
     """The contenders for an app: as it is first, then wrapped, in the best way last.
 
-    :param server: one of SERVERS.
     :param worker_classes: gunicorn's; the app as it is gets the first alone.
     :param options: WSGIFast's or ASGIFast's.
     :param more: options for the server's own command.
@@ -59,11 +49,6 @@ def sides(
             "ASGIFast on our protocol": served(
                 target, options, server, more=(f"--http={OUR_PROTOCOL}", *more)
             ),
-        }
-    if server != "gunicorn":
-        return {
-            server: served(target, None, server, more=more),
-            f"WSGIFast on {server}": served(target, options, server, more=more),
         }
     for each in worker_classes:
         _check_worker_class(each)
@@ -90,20 +75,18 @@ def _check_worker_class(name: str) -> None:
             raise ConfigurationError(f"--worker-class {name}: {reason.strip()}") from None
 
 
-def _check_installed(server: str) -> None:
-    extras = {"gunicorn": "gunicorn", "uvicorn": "asgi", "werkzeug": "devservers"}
-    packages = {"uvicorn": ("uvicorn", "httptools"), "wsgiref": ()}.get(server, (server,))
-    for package in packages:
+def _check_installed(server: ServerName) -> None:
+    packages = {"gunicorn": ("gunicorn",), "uvicorn": ("uvicorn", "httptools")}
+    extras = {"gunicorn": "gunicorn", "uvicorn": "asgi"}
+    for package in packages[server]:
         if importlib.util.find_spec(package) is None:
-            if server not in extras:
-                raise ConfigurationError(f"{package} is not installed: pip install {package}")
             raise MissingExtra(f"wsgifast bench on {server}", package, extras[server])
 
 
 def served(
     target: str,
     options: Mapping[str, Any] | None = None,
-    server: str = "gunicorn",
+    server: ServerName = "gunicorn",
     worker_class: str = "gthread",
     more: Sequence[str] = (),
 ) -> Server:
@@ -112,16 +95,11 @@ def served(
     :param target: see :func:`wsgifast.commands.loading.load_app`.
     :param options: those of WSGIFast or ASGIFast; None for the app as it is.
     """
-    finder = server if server in ("gunicorn", "uvicorn") else None
-    env = {VARIABLE: json.dumps({"target": target, "options": options, "server": finder})}
+    env = {VARIABLE: json.dumps({"target": target, "options": options, "server": server})}
     if server == "gunicorn":
         return gunicorn(f"{_APP}()", *more, worker_class=worker_class, env=env)
-    quiet = ("--no-access-log", "--log-level=warning")
-    command = {
-        "uvicorn": ("uvicorn", *quiet, "--host={host}", "--port={port}", *more, "--factory", _APP),
-        "waitress": ("waitress", "--listen={host}:{port}", *more, "--call", _APP),
-    }.get(server, ("wsgifast.commands.bench.serving", server, "{host}", "{port}"))
-    return Server(("python", "-m", *command), tuple(env.items()))
+    quiet = ("--no-access-log", "--log-level=warning", "--host={host}", "--port={port}")
+    return Server(("python", "-m", "uvicorn", *quiet, *more, "--factory", _APP), tuple(env.items()))
 
 
 def gunicorn(
@@ -165,25 +143,14 @@ def _no_control_socket() -> tuple[str, ...]:
     return ("--no-control-socket",) if found else ()
 
 
-def found_app(target: str, server: str | None, more: Sequence[str]) -> tuple[str, Loaded]:
-    """The server for an app, and the app as that one loads it, in a process of its own.
+def found_app(target: str, more: Sequence[str]) -> tuple[ServerName, Loaded]:
+    """The server that an app needs, and the app as that one loads it, in a process of its own.
 
-    :param server: one of SERVERS; None: what the app needs.
     :param more: options for the server's own command.
     :raises AppNotLoaded: with its reason.
-    :raises ConfigurationError: if the server refuses its options, or they name another app.
+    :raises ConfigurationError: if the options are the other server's, or name another app.
     """
-    if server is None:
-        server, loaded = load_for(target, rest=more)
-    elif server in ("gunicorn", "uvicorn"):
-        _check_installed(server)
-        loaded = load_as("gunicorn" if server == "gunicorn" else "uvicorn", target, more)
-        if loaded.refusal:
-            raise ConfigurationError(f"-- {shlex.join(more)}: {server}: {loaded.refusal}")
-    else:
-        loaded = load_as(None, target)
-    if loaded.interface is None:
-        raise AppNotLoaded(loaded.error)
+    server, loaded = load_for(target, rest=more)
     check_one_app(loaded, target)
     interface = loaded.settings.get("interface")
     if interface in ("wsgi", "asgi2"):
@@ -201,38 +168,3 @@ def app() -> Any:
     else:
         bare, _ = unwrapped(bare)
     return bare if options is None else wrapped(bare, loaded.interface, **options)
-
-
-def main() -> None:
-    """Serve until Ctrl-C or SIGTERM."""
-    kind, host, port = sys.argv[1:]
-    server = _made(kind, host, int(port), app())
-
-    def end(*_: object) -> None:
-        # Whatever is raised in a request is taken for a failure of the app, and served on.
-        threading.Thread(target=server.shutdown).start()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
-    server.serve_forever(_LOOK_S)
-
-
-def _made(server: str, host: str, port: int, app: Any) -> HTTPServer:
-    # A line for every request would be measured too.
-    if server == "werkzeug":
-        from werkzeug.serving import WSGIRequestHandler, make_server
-
-        class Quiet(WSGIRequestHandler):
-            def log_request(self, *_: object) -> None: ...
-
-        return make_server(host, port, app, threaded=True, request_handler=Quiet)
-    from wsgiref import simple_server
-
-    class Silent(simple_server.WSGIRequestHandler):
-        def log_request(self, *_: object) -> None: ...
-
-    return simple_server.make_server(host, port, app, handler_class=Silent)
-
-
-if __name__ == "__main__":
-    main()
