@@ -1,38 +1,47 @@
-"""`wsgifast top`: the command line, and a view as lines of text."""
+"""`wsgifast top`: what a server did between two scrapes of its metrics address.
+
+Reads the address over HTTP, compares the scrapes, and writes the result as text or JSON.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import math
 import os
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..checks import size_text
+from ..checks import needs, size_text
 from ..errors import WSGIFastError
+from ..metrics.catalogue import CONNECTION_STATES
 from ..metrics.setup import VARIABLE, metrics_address
 from ..sockets.options import Address
-from . import terminal
 from .arguments import add_parser, count, option, seconds
-from .scrapes import View, clients, scrape, view
-from .terminal import fitted, printable, table
-
-try:
-    import curses
-except ImportError:  # a Python without it
-    curses = None  # type: ignore[assignment]
+from .client import HTTPClient, NoAnswer
+from .terminal import fitted, output_width, printable, show, table
 
 _DEFAULT_ADDRESS = "127.0.0.1:9100"
 _INTERVAL_S = 2.0
 
 _EXAMPLES = """\
   wsgifast top
-  wsgifast top 10.0.0.5:9100 --interval 5
-  wsgifast top --once --json | jq .threads_busy
+  wsgifast top 10.0.0.5:9100 --every 5
+  wsgifast top --json | jq .threads_busy
 """
+# A server that is asked on its own address answers in milliseconds.
+_TIMEOUT_S = 5.0
+
+# The labels of a value, by name.
+Labels = frozenset[tuple[str, str]]
+_DURATION = "http_server_request_duration_seconds"
+_SIZE = "http_server_response_body_size_bytes"
+_WAIT = "wsgifast_thread_wait_seconds"
+_ROUTE, _STATUS = "http_route", "http_response_status_code"
 # Of a pattern or path, however narrow the terminal is.
 _LEAST_COLUMNS = 16
 
@@ -42,11 +51,10 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "top",
-        help="watch a running server: threads, rates, slow endpoints and clients, memory",
-        description="Poll a server's metrics address, and show what changes. The server can be "
-        "`wsgifast run --metrics HOST:PORT`, FastWorker started with WSGIFAST_METRICS=HOST:PORT, "
-        "or any other that serves wsgifast's metrics. On a terminal the view is live; press q to "
-        "quit.",
+        help="show what a running server does: threads, rates, slow endpoints and clients, memory",
+        description="Poll a server's metrics address twice, and show what it did meanwhile. The server can "
+        "be `wsgifast run --metrics HOST:PORT`, FastWorker started with WSGIFAST_METRICS=HOST:PORT, or "
+        "any other that serves wsgifast's metrics.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
@@ -55,11 +63,9 @@ def add_command(commands: Any) -> None:
         metavar="ADDRESS",
         help=f"HOST:PORT (default: the environment variable {VARIABLE}, or {_DEFAULT_ADDRESS})",
     )
-    option(
-        parser, "--interval", "SECONDS", "time between two polls", default=_INTERVAL_S, type=seconds
-    )
-    option(parser, "--once", help="poll twice, print what changed, and exit")
-    option(parser, "--json", help="print one JSON object per poll")
+    again = f"poll again and again, this far apart (default: twice, {_INTERVAL_S:g} s apart)"
+    option(parser, "--every", "SECONDS", again, type=seconds)
+    option(parser, "--json", help="print one JSON object for each view")
     option(parser, "--most", "N", "endpoints and clients to show", default=20, type=count)
     parser.set_defaults(run=_run)
 
@@ -68,57 +74,27 @@ def _run(options: argparse.Namespace) -> int:
     shown = options.address or os.environ.get(VARIABLE) or _DEFAULT_ADDRESS
     # Also accept it as a browser shows it.
     address = metrics_address(shown.removeprefix("http://").partition("/")[0], "ADDRESS")
-    watch = _Watch(address, options.most)
-    if not (options.once or options.json) and sys.stdout.isatty():
-        first = f"Looking at {watch.name} ..."
-        if _shown_live(watch.lines_or_error, first, interval_s=options.interval):
-            return 0
+    before = scrape(address)
     while True:
-        time.sleep(options.interval)
+        time.sleep(options.every or _INTERVAL_S)
+        after = scrape(address)
+        found = view(before, after, clients(address))
+        before = after
         if options.json:
-            terminal.show(json.dumps(dataclasses.asdict(watch.look())))
+            show(json.dumps(dataclasses.asdict(found)))
         else:
-            terminal.show("\n".join(watch.lines()))
-        if options.once:
+            show("\n".join(lines(found, str(address), most=options.most, width=output_width())))
+        if options.every is None:
             return 0
         if not options.json:
-            terminal.show()
-
-
-class _Watch:
-    """A server that is polled repeatedly.
-
-    :raises WSGIFastError: if the first poll fails.
-    """
-
-    def __init__(self, address: Address, most: int) -> None:
-        self.name = str(address)
-        self._address = address
-        self._most = most
-        self._before = scrape(address)
-
-    def look(self) -> View:
-        """What has changed since the last poll."""
-        after = scrape(self._address)
-        before, self._before = self._before, after
-        return view(before, after, clients(self._address))
-
-    def lines(self) -> list[str]:
-        return lines(self.look(), self.name, most=self._most, width=terminal.output_width())
-
-    def lines_or_error(self) -> list[str]:
-        """As lines(), or an error if the server is down; it may come back."""
-        try:
-            return self.lines()
-        except WSGIFastError as error:
-            return [str(error), "", "Trying again."]
+            show()
 
 
 def lines(view: View, address: str, *, most: int = 20, width: int | None = None) -> list[str]:
     """The lines of a view.
 
     :param most: endpoints, and clients.
-    :param width: in columns: in longer tables patterns and paths are cut; the caller cuts the rest.
+    :param width: in columns: in wider tables patterns and paths are cut.
     """
     text = [f"{address}: {_counted(view.workers, 'worker')}, over {view.seconds:.1f} s", ""]
     if view.threads is not None:
@@ -216,57 +192,274 @@ def _size(size: float | None) -> str:
     return "-" if size is None else size_text(size)
 
 
-_QUIT = (ord("q"), 27)  # or Escape
+@dataclass(frozen=True)
+class Scrape:
+    """All samples at one moment, by their names, such as "..._bucket", and their labels.
 
-
-def _shown_live(next_lines: Callable[[], Sequence[str]], first: str, *, interval_s: float) -> bool:
-    """Redraw the view until q or Ctrl-C.
-
-    :param next_lines: makes the next one.
-    :param first: what is shown until there is one.
-    :param interval_s: seconds between two of them.
-    :returns: False, and nothing is drawn, on an unknown kind of terminal, or without curses.
+    :ivar at: monotonic, in seconds.
     """
-    if curses is None:
-        return False
+
+    at: float
+    samples: Mapping[str, Mapping[Labels, float]]
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client that does not take its response as fast as it comes.
+
+    :ivar pid: of the worker.
+    :ivar client: its address.
+    :ivar path: of its request.
+    :ivar waited_s: for how long something has waited for it.
+    :ivar bytes_per_s: what it has taken since then.
+    """
+
+    pid: int
+    client: str
+    path: str
+    queued_bytes: int
+    waited_s: float
+    bytes_per_s: float
+
+
+def scrape(address: Address) -> Scrape:
+    """Ask a server for its metrics.
+
+    :raises WSGIFastError: if nothing listens there, or something else does.
+    """
+    at = time.monotonic()
+    status, text = _get(address, "/metrics")
+    if status == 500:  # the exporter says why
+        raise WSGIFastError(f"{address}/metrics answers {status}: {text.strip()}")
+    if status != 200:
+        raise WSGIFastError(f"{address}/metrics answers {status}: that is not a metrics address")
+    return parsed(text, at)
+
+
+def clients(address: Address) -> list[Client] | None:
+    """Ask a server for its slowest clients; None if it does not report them.
+
+    :raises WSGIFastError: if it cannot be asked.
+    """
+    status, text = _get(address, "/clients")
+    if status != 200:
+        return None
     try:
-        curses.setupterm()
-    except curses.error:
-        return False
+        return [Client(**each) for each in json.loads(text)]
+    except (ValueError, TypeError):
+        return None  # another server's
+
+
+def _get(address: Address, path: str) -> tuple[int, str]:
+    client = HTTPClient(*address, headers=[("Accept", "text/plain")], limit_s=_TIMEOUT_S)
     try:
-        curses.wrapper(_loop, next_lines, [first], interval_s)
-    except KeyboardInterrupt:
-        pass
-    return True
+        answer = client.ask(path)
+    except NoAnswer as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            raise WSGIFastError(
+                f"nothing listens on {address}: start the server with `wsgifast run --metrics "
+                f"{address}` or {VARIABLE}={address}, or name its metrics address"
+            ) from None
+        raise
+    return answer.status, answer.body.decode("utf-8", "replace")
 
 
-def _loop(
-    window: curses.window,
-    next_lines: Callable[[], Sequence[str]],
-    lines: Sequence[str],
-    interval_s: float,
-) -> None:
+def parsed(text: str, at: float) -> Scrape:
+    """Parse Prometheus's text format.
+
+    :raises WSGIFastError: if it is none.
+    :raises MissingExtra: if prometheus_client is not installed.
+    """
+    with needs("wsgifast top", "prometheus_client", "prometheus"):
+        from prometheus_client.parser import text_string_to_metric_families
+    samples: dict[str, dict[Labels, float]] = {}
     try:
-        curses.curs_set(0)
-    except curses.error:
-        pass  # a terminal that cannot hide it
-    due = time.monotonic() + interval_s
-    while True:
-        _draw(window, lines)
-        window.timeout(max(0, round((due - time.monotonic()) * 1000)))
-        if window.getch() in _QUIT:
-            return
-        if time.monotonic() >= due:  # or the window has another size
-            lines = next_lines()
-            due = time.monotonic() + interval_s
+        for family in text_string_to_metric_families(text):
+            for name, labels, value, *_ in family.samples:
+                samples.setdefault(name, {})[frozenset(labels.items())] = value
+    except (ValueError, KeyError) as error:
+        raise WSGIFastError(f"that is not Prometheus's text format: {error}") from None
+    return Scrape(at, samples)
 
 
-def _draw(window: curses.window, lines: Sequence[str]) -> None:
-    height, width = window.getmaxyx()
-    window.erase()
-    for row, line in enumerate(lines[: height - 1]):
-        # Not into the last column: the cursor could not go on behind it.
-        style = curses.A_BOLD if row == 0 else curses.A_NORMAL
-        window.addnstr(row, 0, printable(line), width - 1, style)
-    window.addnstr(height - 1, 0, "q quits", width - 1, curses.A_DIM)
-    window.refresh()
+@dataclass(frozen=True)
+class Endpoint:
+    """One URL pattern. Rates are per second; quantiles are in seconds, None without a request."""
+
+    pattern: str
+    requests_per_s: float
+    errors_per_s: float
+    p50_s: float | None
+    p99_s: float | None
+    body_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class View:
+    """A server between two scrapes; None stands for what it does not report.
+
+    :ivar seconds: between them.
+    :ivar none_free: the share of that time in which no thread of a worker was free, 0 to 1.
+    :ivar errors_per_s: responses with a 5xx.
+    :ivar connections: by their state.
+    :ivar memory_bytes: resident, by the pid of each worker.
+    :ivar cpu: processors in use, by all workers.
+    :ivar endpoints: the slowest first, by their p99.
+    :ivar clients: the slowest first.
+    """
+
+    seconds: float
+    workers: int | None
+    threads: int | None
+    threads_busy: int | None
+    requests_waiting: int | None
+    none_free: float | None
+    wait_p99_s: float | None
+    requests_per_s: float | None
+    errors_per_s: float | None
+    p50_s: float | None
+    p99_s: float | None
+    body_bytes_per_s: float | None
+    sendfile_bytes_per_s: float | None
+    clients_left_per_s: float | None
+    timeouts_per_s: float | None
+    connections: Mapping[str, int]
+    slow_clients: int | None
+    queued_bytes: int | None
+    spooled_bytes: int | None
+    accept_backlog: int | None
+    memory_bytes: Mapping[str, int]
+    cpu: float | None
+    endpoints: Sequence[Endpoint]
+    clients: Sequence[Client] | None
+
+
+def view(before: Scrape, after: Scrape, clients: Sequence[Client] | None = None) -> View:
+    """Compare two scrapes of one server.
+
+    :param clients: the slowest ones, as the server reports them.
+    """
+    seconds = max(after.at - before.at, 1e-9)
+
+    def gauge(name: str) -> int | None:
+        found = after.samples.get(name)
+        return None if found is None else round(sum(found.values()))
+
+    def rate(name: str) -> float | None:
+        if name not in after.samples:
+            return None
+        return sum(_gained(before, after, name).values()) / seconds
+
+    counts = _gained(before, after, f"{_DURATION}_count")
+    durations = _gained(before, after, f"{_DURATION}_bucket")
+    sizes = _gained(before, after, f"{_SIZE}_sum")
+    all_requests = _buckets(durations)
+    workers = gauge("wsgifast_workers")
+    saturated = rate("wsgifast_saturated_seconds_total")
+    return View(
+        seconds=seconds,
+        workers=workers,
+        threads=gauge("wsgifast_threads"),
+        threads_busy=gauge("wsgifast_threads_busy"),
+        requests_waiting=gauge("wsgifast_requests_waiting"),
+        none_free=None if saturated is None else min(1.0, saturated / max(1, workers or 1)),
+        wait_p99_s=quantile(0.99, _buckets(_gained(before, after, f"{_WAIT}_bucket"))),
+        requests_per_s=rate(f"{_DURATION}_count"),
+        errors_per_s=_errors(counts) / seconds if f"{_DURATION}_count" in after.samples else None,
+        p50_s=quantile(0.5, all_requests),
+        p99_s=quantile(0.99, all_requests),
+        body_bytes_per_s=rate(f"{_SIZE}_sum"),
+        sendfile_bytes_per_s=rate("wsgifast_sendfile_bytes_total"),
+        clients_left_per_s=rate("wsgifast_clients_left_total"),
+        timeouts_per_s=rate("wsgifast_timeouts_total"),
+        connections=_by_label(after, "wsgifast_connections", "state", CONNECTION_STATES),
+        slow_clients=gauge("wsgifast_slow_clients"),
+        queued_bytes=gauge("wsgifast_output_queued_bytes"),
+        spooled_bytes=gauge("wsgifast_output_spooled_bytes"),
+        accept_backlog=gauge("wsgifast_accept_backlog"),
+        memory_bytes=_by_label(after, "wsgifast_worker_memory_bytes", "pid", ()),
+        cpu=rate("wsgifast_worker_cpu_seconds_total"),
+        endpoints=_endpoints(counts, durations, sizes, seconds),
+        clients=clients,
+    )
+
+
+def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
+    """As Prometheus's histogram_quantile: within its bucket a value is taken to be anywhere.
+
+    :param buckets: upper bound -> how many values are at most that; the last bound is infinite.
+    :returns: None without a value; the last finite bound for what lies beyond it.
+    """
+    count = max(buckets.values(), default=0.0)
+    if not count:
+        return None
+    rank = share * count
+    low = below = 0.0
+    for bound in sorted(buckets):
+        at_most = buckets[bound]
+        if at_most >= rank:
+            if math.isinf(bound):
+                return low
+            inside = at_most - below
+            return low + (bound - low) * ((rank - below) / inside if inside else 1.0)
+        low, below = bound, at_most
+    return low
+
+
+def _gained(before: Scrape, after: Scrape, name: str) -> dict[Labels, float]:
+    """By how much the counters of a name have grown."""
+    now, then = after.samples.get(name, {}), before.samples.get(name, {})
+    if any(value < then.get(key, 0.0) for key, value in now.items()):
+        then = {}  # the server began anew
+    return {key: value - then.get(key, 0.0) for key, value in now.items()}
+
+
+def _buckets(counters: Mapping[Labels, float]) -> dict[float, float]:
+    """Histograms with the same bounds as one."""
+    buckets: dict[float, float] = {}
+    for key, count in counters.items():
+        bound = float(dict(key)["le"])
+        buckets[bound] = buckets.get(bound, 0.0) + count
+    return buckets
+
+
+def _errors(counts: Mapping[Labels, float]) -> float:
+    return sum(n for key, n in counts.items() if dict(key).get(_STATUS, "").startswith("5"))
+
+
+def _endpoints(
+    counts: Mapping[Labels, float],
+    durations: Mapping[Labels, float],
+    sizes: Mapping[Labels, float],
+    seconds: float,
+) -> list[Endpoint]:
+    bodies, times = _by_pattern(sizes), _by_pattern(durations)
+    found = []
+    for pattern, own in _by_pattern(counts).items():
+        if any(own.values()):
+            buckets = _buckets(times[pattern])
+            found.append(
+                Endpoint(
+                    pattern,
+                    sum(own.values()) / seconds,
+                    _errors(own) / seconds,
+                    quantile(0.5, buckets),
+                    quantile(0.99, buckets),
+                    sum(bodies[pattern].values()) / seconds,
+                )
+            )
+    return sorted(found, key=lambda each: (-(each.p99_s or 0.0), each.pattern))
+
+
+def _by_pattern(counters: Mapping[Labels, float]) -> Mapping[str, dict[Labels, float]]:
+    found = defaultdict[str, dict[Labels, float]](dict)
+    for key, value in counters.items():
+        found[dict(key).get(_ROUTE, "")][key] = value
+    return found
+
+
+def _by_label(scrape: Scrape, name: str, of: str, order: Sequence[str]) -> dict[str, int]:
+    samples = scrape.samples.get(name, {})
+    found = {dict(key).get(of, ""): round(value) for key, value in samples.items()}
+    first = [key for key in order if key in found]
+    return {key: found[key] for key in [*first, *sorted(found.keys() - set(first))]}

@@ -1,18 +1,27 @@
-"""What two scrapes say of the time between them, and how it is written."""
+"""`wsgifast top`: what two scrapes say of the time between them, and the command that prints it."""
 
 from __future__ import annotations
 
+import http.server
+import json
 import math
 import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.servers import ROOT, free_port
 from wsgifast import WSGIFastError
-from wsgifast.commands import scrapes as module
-from wsgifast.commands.scrapes import Client, parsed, quantile, view
-from wsgifast.commands.top import lines
+from wsgifast.commands import cli, top
+from wsgifast.commands.top import Client, lines, parsed, quantile, view
 from wsgifast.metrics import CATALOGUE
+from wsgifast.metrics.health import SlowClient
 
 BOUNDS = ("0.01", "0.1", "1.0", "+Inf")
 
@@ -143,7 +152,7 @@ def test_figures_stay_visible_on_a_narrow_terminal() -> None:
 
 
 def test_metrics_that_are_read_are_in_the_catalogue() -> None:
-    source = Path(module.__file__).read_text()
+    source = Path(top.__file__).read_text()
     names = set(re.findall(r'"((?:wsgifast|http)_[a-z_]+)"', source))
     names -= {"http_route", "http_response_status_code"}
     assert len(names) > 15
@@ -167,3 +176,126 @@ def test_quantile_without_an_observation_is_none() -> None:
 def test_text_that_is_no_exposition_is_refused() -> None:
     with pytest.raises(WSGIFastError, match="text format"):
         parsed("<!doctype html>\n<p>hello", 0.0)
+
+
+SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
+
+
+class Metrics(http.server.BaseHTTPRequestHandler):
+    """A metrics address whose server answers ten requests more at each scrape."""
+
+    scrapes = 0
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            Metrics.scrapes += 1
+            body = exposition(quick=10 * Metrics.scrapes, slow=0, failed=0, cpu=1.0).encode()
+        else:
+            assert self.path == "/clients"
+            body = json.dumps([SLOW._asdict() | {"pid": 11}]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_top_prints_one_view_as_text_or_json(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WSGIFAST_METRICS", address)
+    monkeypatch.setattr(top, "_INTERVAL_S", 0.1)
+    assert cli.main(["top", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["threads"] == 8
+    assert found["requests_per_s"] * found["seconds"] == pytest.approx(10)
+    assert found["endpoints"][0]["pattern"] == "/page"
+    assert found["clients"] == [SLOW._asdict() | {"pid": 11}]
+    url = f"http://{address}/metrics"
+    assert cli.main(["top", url]) == 0
+    assert "threads   8 of 8 busy" in capsys.readouterr().out
+
+
+def test_top_with_an_interval_prints_again_and_again(address: str) -> None:
+    command = [sys.executable, "-m", "wsgifast", "top", address, "--every", "0.05"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    try:
+        assert process.stdout is not None
+        seen = 0
+        for line in process.stdout:
+            seen += line.startswith("threads")
+            assert "\x1b" not in line
+            if seen == 3:
+                break
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout and process.stdout.close()
+
+
+def test_top_without_a_server_names_the_way_out(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    assert cli.main(["top", f"127.0.0.1:{port}"]) == 2
+    said = capsys.readouterr().err
+    assert f"nothing listens on 127.0.0.1:{port}" in said
+    assert f"WSGIFAST_METRICS=127.0.0.1:{port}" in said
+    assert cli.main(["top", "nosuchhost.invalid:9100"]) == 2
+    assert "wsgifast: nosuchhost.invalid:9100: " in capsys.readouterr().err
+    assert cli.main(["top", "9100x"]) == 2
+    assert "ADDRESS='9100x': expected a host and a port" in capsys.readouterr().err
+
+
+def test_top_of_another_server_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer(*said: bytes) -> None:
+            for text in said:
+                client, _ = listener.accept()
+                client.recv(1000)
+                client.sendall(text)
+                client.close()
+
+        page = b"HTTP/1.0 200 OK\r\n\r\n<p>hello"
+        thread = threading.Thread(
+            target=answer,
+            args=(
+                page,
+                b"HTTP/1.0 404 Not Found\r\n\r\n",
+                b"HTTP/1.0 500 Internal Server Error\r\n\r\nThe disk is full\n",
+                b"no HTTP",
+            ),
+        )
+        thread.start()
+        name = f"127.0.0.1:{listener.getsockname()[1]}"
+        for said in (
+            "not Prometheus's text format", "answers 404", "answers 500: The disk is full",
+            "the answer is not HTTP (no HTTP",
+        ):  # fmt: skip
+            assert cli.main(["top", name]) == 2
+            assert said in capsys.readouterr().err
+        thread.join()
+
+
+def test_top_without_prometheus_client_names_the_extra(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert cli.main(["top", address]) == 2
+    assert "wsgifast[prometheus]" in capsys.readouterr().err
