@@ -52,9 +52,9 @@ def add_command(commands: Any) -> None:
         commands,
         "top",
         help="show what a running server does: threads, rates, slow endpoints and clients, memory",
-        description="Poll a server's metrics address twice, and show what it did meanwhile. The server can "
-        "be `wsgifast run --metrics HOST:PORT`, FastWorker started with WSGIFAST_METRICS=HOST:PORT, or "
-        "any other that serves wsgifast's metrics.",
+        description="Poll a server's metrics address twice, and show what it did meanwhile. The "
+        "server can be `wsgifast run --metrics HOST:PORT`, FastWorker started with "
+        "WSGIFAST_METRICS=HOST:PORT, or any other that serves wsgifast's metrics.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
@@ -417,9 +417,9 @@ def _gained(before: Scrape, after: Scrape, name: str) -> dict[Labels, float]:
 def _buckets(counters: Mapping[Labels, float]) -> dict[float, float]:
     """Histograms with the same bounds as one."""
     buckets: dict[float, float] = {}
-    for key, count in counters.items():
+    for key, gained in counters.items():
         bound = float(dict(key)["le"])
-        buckets[bound] = buckets.get(bound, 0.0) + count
+        buckets[bound] = buckets.get(bound, 0.0) + gained
     return buckets
 
 
