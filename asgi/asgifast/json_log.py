@@ -1,15 +1,15 @@
-"""uvicorn's access log as one JSON object a line."""
+"""uvicorn's logs as one JSON object a line."""
 
 from __future__ import annotations
 
 import logging
 import os
 
-from wsgifast.bodies.access_log import json_line
+from wsgifast.bodies.access_log import ErrorLogFormatter, json_line
 
 
-class JSONFormatter(logging.Formatter):
-    """A formatter for the logger uvicorn.access.
+class JSONFormatter(ErrorLogFormatter):
+    """A formatter for the loggers uvicorn.access and uvicorn.
 
     In a logging configuration (``uvicorn --log-config FILE``): ``"()":
     "asgifast.json_log.JSONFormatter"``. What uvicorn does not log, such as bytes and times,
@@ -19,7 +19,7 @@ class JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         args = record.args
         if not isinstance(args, tuple) or len(args) != 5:  # not uvicorn's own line
-            return json_line({"process.pid": os.getpid(), "message": record.getMessage()})
+            return super().format(record)
         client, method, target, version, status = args
         path, _, query = str(target).partition("?")
         return json_line(
@@ -37,5 +37,6 @@ class JSONFormatter(logging.Formatter):
 
 def log_json() -> None:
     """Have uvicorn, which has set its loggers up by now, log in JSON."""
-    for handler in logging.getLogger("uvicorn.access").handlers:
-        handler.setFormatter(JSONFormatter())
+    for name in ("uvicorn.access", "uvicorn"):
+        for handler in logging.getLogger(name).handlers:
+            handler.setFormatter(JSONFormatter())

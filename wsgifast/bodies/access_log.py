@@ -1,8 +1,9 @@
-"""What access logs report of a response: keys of the environ, and lines of JSON."""
+"""What access logs report of a response: keys of the environ; and logs as lines of JSON."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -96,6 +97,20 @@ def json_line(fields: Mapping[str, object]) -> str:
     present = {name: value for name, value in fields.items() if value is not None and value != ""}
     line = {"time": now.replace("+00:00", "Z"), **present}
     return json.dumps(line, separators=(",", ":"), default=str)
+
+
+class ErrorLogFormatter(logging.Formatter):
+    """A line of an error log as :func:`json_line`: level, process, message, and a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json_line(
+            {
+                "level": record.levelname,
+                "process.pid": record.process,
+                "message": record.getMessage(),
+                "exception.stacktrace": record.exc_info and self.formatException(record.exc_info),
+            }
+        )
 
 
 def sent_text(value: str) -> str:

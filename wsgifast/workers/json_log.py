@@ -1,7 +1,8 @@
-"""An access log of one JSON object a line, for gunicorn's WSGI and ASGI workers."""
+"""gunicorn's logs as one JSON object a line, for its WSGI and ASGI workers."""
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 from ipaddress import ip_address
@@ -21,6 +22,7 @@ from ..bodies.access_log import (
     SENT_AS,
     UNCODED_BYTES,
     WAIT_US,
+    ErrorLogFormatter,
     json_line,
     sent_text,
 )
@@ -34,14 +36,15 @@ _OURS = (
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
-    """gunicorn's logger, with an access log in JSON; its error log stays as it is.
+    """gunicorn's logger, with an access log and an error log in JSON.
 
     ``gunicorn --logger-class wsgifast.workers.JSONLogger module:app``
 
-    It writes where gunicorn's settings `accesslog`, `syslog` or `logconfig` say, or to stdout if
-    none of them is set; `access_log_format` is ignored. With `statsd_host` gunicorn's counters are
-    sent as by its own logger. docs/reference/access-log.md lists the fields; a subclass adds fields
-    by overriding :meth:`fields`.
+    It writes the access log where gunicorn's settings `accesslog`, `syslog` or `logconfig` say, or
+    to stdout if none of them is set; `access_log_format` is ignored. The error log is in JSON where
+    `errorlog` says; `syslog` and `logconfig` keep their own formats of it. With `statsd_host`
+    gunicorn's counters are sent as by its own logger. docs/reference/access-log.md lists the
+    fields; a subclass adds fields by overriding :meth:`fields`.
     """
 
     # gunicorn's own class escapes quotes as Apache's format needs it; JSON has its own rules.
@@ -62,6 +65,12 @@ class JSONLogger(Logger):  # type: ignore[misc]
             cfg.set("accesslog", "-")
         cfg.set("access_log_format", "%(json)s")
         super().setup(cfg)
+
+    def _set_handler(
+        self, log: logging.Logger, output: str | None, fmt: logging.Formatter, stream: Any = None
+    ) -> None:
+        is_errors = log is self.error_log
+        super()._set_handler(log, output, ErrorLogFormatter() if is_errors else fmt, stream)
 
     def atoms(
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta

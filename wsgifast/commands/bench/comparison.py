@@ -86,7 +86,10 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
         return status
     if not bars and not options.worker_class:
         run = shlex.join(["wsgifast", "run", options.app])
-        show(f"\n{next_steps((run, 'serve it like the last contender'))}")
+        others = {"compressed": not options.compress, "not coalesced": options.coalesce}
+        but = " and ".join(how for how, differs in others.items() if differs)
+        what = f"serve it like the last contender{but and f', but {but}'}"
+        show(f"\n{next_steps((run, what))}")
     missed = list(over_budget(bars, results))
     for line, _ in missed:
         show(f"wsgifast bench: {line}", error=True)

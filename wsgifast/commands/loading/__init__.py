@@ -58,7 +58,8 @@ class LoadedApp:
 
     :ivar app: as it was found.
     :ivar interface: "WSGI" or "ASGI".
-    :ivar target: "module:attribute", as gunicorn and uvicorn take it; a factory keeps its "()".
+    :ivar target: what messages call it: "module:attribute", where a factory keeps its "()", or
+        Django with its settings.
     """
 
     app: Any
@@ -303,7 +304,7 @@ def _django(settings_module: str) -> LoadedApp:
         app = get_wsgi_application()
     except Exception as error:
         raise AppNotLoaded(f"{settings_module}: Django failed: {described(error)}") from error
-    return LoadedApp(app, "WSGI", "django.core.wsgi:get_wsgi_application()")
+    return LoadedApp(app, "WSGI", f"Django with the settings {settings_module}")
 
 
 # They open a browser, or print.

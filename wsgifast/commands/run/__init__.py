@@ -58,7 +58,7 @@ def wrapped(
 def wrapped_by_environment() -> Any:
     """:func:`wrapped` with the arguments that the environment variable WSGIFAST_RUN has.
 
-    With "json_log" among them, uvicorn's access log is in JSON from now on.
+    With "json_log" among them, uvicorn's logs are in JSON from now on.
 
     :raises ConfigurationError: if it is not set.
     """

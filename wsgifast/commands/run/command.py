@@ -124,7 +124,10 @@ def add_command(commands: Any) -> None:
     )
     option(parser, "--no-static", help=conventional)
     option(parser, "--no-compress", help="send responses and files as the app makes them")
-    access_log = "log each request to stdout (default: text on a terminal, else json)"
+    access_log = (
+        "log each request to stdout; with json the error log is in JSON, too (default: text on a "
+        "terminal, else json)"
+    )
     option(parser, "--access-log", "", access_log, choices=("text", "json", "off"))
     metrics = "serve metrics and probes for all processes: /metrics, /readyz, /livez"
     option(parser, "--metrics", "HOST:PORT", metrics)
@@ -473,7 +476,12 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
 
 
 def _workers(text: str) -> int | str:
-    return text if text == "auto" else count(text)
+    if text == "auto":
+        return text
+    try:
+        return count(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or auto") from None
 
 
 def _flag(name: str) -> str:
