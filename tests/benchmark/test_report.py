@@ -1,0 +1,267 @@
+"""Results as text, JSON and a page, and the files in which they are kept."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.benchmark.runs import client, compared, results
+from wsgifast import WSGIFastError
+from wsgifast.commands.bench import report
+from wsgifast.commands.bench.report import (
+    as_html,
+    as_json,
+    now,
+    results_text,
+    rows_figures,
+)
+from wsgifast.commands.bench.runner import measure
+from wsgifast.commands.bench.tables import (
+    REQUESTS,
+    Client,
+    Contender,
+    Load,
+    Profile,
+    Row,
+    Seen,
+    Table,
+    Task,
+)
+from wsgifast.commands.page import ratio_chart
+from wsgifast.commands.terminal import table
+
+
+def test_table_aligns_figures() -> None:
+    assert table(["a", "b"], [["x", 1234], ["yy", None]]).splitlines() == [
+        "a       b",
+        "--  -----",
+        "x   1,234",
+        "yy      -",
+    ]
+
+
+def test_chart_is_well_formed() -> None:
+    rows = [("<a & b>", (30.0, 20.0, 40.0), "30x", True), ("fails", None, "rescued", False)]
+    for some in (rows, []):
+        assert ET.fromstring(ratio_chart(some)).tag.endswith("svg")
+
+
+@pytest.mark.parametrize(("less", "kinds"), [(False, ["good", "worse"]), (True, ["worse", "good"])])
+def test_chart_shows_which_is_better(less: bool, kinds: list[str]) -> None:
+    """Which of seconds is less."""
+    result = compared({"a": (10,), "more": (20,), "fewer": (5,)})
+    row = replace(result.row, unit=replace(REQUESTS, less=less))
+    table = Table("test", "A test", [row])
+    text = as_html("A page", [(table, [replace(result, row=row)])])
+    assert re.findall(r'<rect class="(\w+)"', text) == kinds
+
+
+def test_column_is_shown_only_with_something_in_it() -> None:
+    for failures in (0, 1):
+        result = compared({"a": (9, 9, 9), "b": (9, 9, 9)}, failures=failures)
+        assert ("failed" in results_text([result]).splitlines()[0]) == bool(failures)
+
+
+def test_bytes_of_bodies_are_shown_coded_and_decoded_and_as_time_on_a_link() -> None:
+    plain = compared({"a": (9, 9, 9), "b": (9, 9, 9)})
+    seen = {"a": Seen(800_000, "x", True, decoded_bytes=800_000)}
+    same = replace(plain, seen={**seen, "b": seen["a"]})
+    coded = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, True, "zstd", 800_000)})
+    unknown = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, True, "aes", None)})
+    assert "body bytes" not in results_text([plain])
+    assert "body bytes" not in results_text([same])
+    assert "800,000" in results_text([replace(same, row=replace(same.row, sizes=True))])
+    assert "45,000 (zstd of 800,000)" in results_text([coded])
+    assert "45,000 (aes of unknown)" in results_text([unknown])
+    linked = replace(coded, row=replace(coded.row, link_mbit=20.0))
+    figures = json.loads(as_json("a title", rows_figures([linked], Profile(1.0), now())))["rows"]
+    contenders = figures["a.key"]["contenders"]
+    assert contenders["a"]["body"]["link"] == {"20 Mbit/s": 320.0}
+    assert contenders["b"]["body"]["bytes"] == 45_000
+    assert contenders["b"]["body"]["decoded bytes"] == 800_000
+    lines = results_text([linked]).splitlines()
+    assert "ms at 20 Mbit/s" in lines[0]
+    assert "  320  " in lines[3]
+    assert "   18  " in lines[4]
+    assert "ms at 20 Mbit/s" in as_html("A page", [(Table("t", "T", [linked.row]), [linked])])
+
+
+def test_table_is_split_to_fit_the_terminal() -> None:
+    names = ("gthread", "WSGIFast on gthread", "WSGIFast on FastWorker")
+    result = results(*(Contender(n, client=client(19, 1899, 199999, failures=9)) for n in names))
+    wide, narrow = (results_text([result], width).partition("\n\n- ")[0] for width in (200, 80))
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines()))
+    assert "\n\n" not in wide
+    first, second = (part.splitlines() for part in narrow.split("\n\n"))
+    assert first[0].split() == ["requests/s", "ratio", "p50", "ms", "p99", "ms", "failed"]
+    assert second[0].split() == ["CPU", "us/req", "busy"]
+    assert first[2] == second[2] == "a <title> [a.key]"
+    assert [line.split()[-1] for line in first[3:]] == ["27", "27", "27"]
+    for line, one, other in zip(wide.splitlines()[3:], first[3:], second[3:], strict=True):
+        name = one.strip().split("  ")[0]
+        all_of_it, some, others = (text.partition(name)[2].split() for text in (line, one, other))
+        assert all_of_it == some + others
+    assert "ratio" in results_text([result], 10)  # too narrow for any table, and no error
+    assert results_text([result]) == results_text([result], 200)  # into a file or pipe
+
+
+def test_columns_have_different_names() -> None:
+    def run(task: Task) -> Load:
+        return Load(10, 0, 1000, 1.0, server_cpu_s=0.5)
+
+    result = results(Contender("a", client=run), Contender("b", client=run))
+    columns = re.split(r"\s{2,}", results_text([result]).splitlines()[0].strip())
+    assert columns == ["requests/s", "ratio", "CPU us/req", "CPU ratio"]
+
+
+@pytest.mark.parametrize(("control", "size", "shown"), [
+    ("bbr", 100_000, True), ("bbr", 1000, False), ("cubic", 100_000, False), (None, 100_000, False),
+])  # fmt: skip
+def test_pacing_is_a_problem_of_large_bodies(
+    control: str | None, size: int, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = tmp_path / "tcp_congestion_control"
+    if control is not None:
+        setting.write_text(f"{control}\n")
+    monkeypatch.setattr(report, "_CONGESTION_CONTROL", setting)
+    found = results(Contender("a", client=lambda task: Load(2, 0, 2 * size, 1.0)))
+    assert ("BBR paces large bodies here" in results_text([found])) is shown
+    assert report.machine().get("tcp") == control
+
+
+@pytest.mark.parametrize(("enabled", "suffix"), [(True, ", JIT"), (False, "")])
+def test_machine_facts_name_a_jit_that_is_on(
+    monkeypatch: pytest.MonkeyPatch, enabled: bool, suffix: str
+) -> None:
+    jit = SimpleNamespace(is_enabled=lambda: enabled)
+    monkeypatch.setattr(sys, "_jit", jit, raising=False)
+    assert report.machine()["python"] == f"CPython {platform.python_version()}{suffix}"
+
+
+class _Page(HTMLParser):
+    """Collects what a page would load, and checks that its tags close in order."""
+
+    VOID = ("meta", "br", "link", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_page_is_complete_in_itself_and_escaped() -> None:
+    result = results(
+        Contender("a & b", client=client(1, 2, 3, facts={"<KiB>": 1.5})),
+        Contender("c", client=client(3, 4, 5)),
+    )
+    then = ("then", ["way", "MB/s"], [["<slow>", 1234567]])
+    of = Table("test", 'A "<test>"', [result.row], then=then, notes=["much & more"])
+    parsed = _Page()
+    parsed.feed(as_html("The <page>", [(of, [result])]))
+    parsed.close()
+    assert (parsed.open, parsed.loads) == ([], [])
+    shown = ("The <page>", 'A "<test>"', "<slow>", "1,234,567", "much & more", "<KiB>", "cores ")
+    for text in (*shown, "a <title>", "[a.key]", "a & b"):
+        assert text in parsed.text
+
+
+def test_table_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """Also where it is the only one of a page, so that the next one leaves it alone."""
+    contenders = (Contender("a", client=client(1.0)), Contender("b", client=client(2.0)))
+    row = Row("a.key", "a row", contenders, client())
+    _, status = measure(
+        [Table("one", "One", [row])], Profile(1.0, 1), folder=tmp_path, page_name="all"
+    )
+    assert status == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"one.json", "all.html"}
+
+
+def test_figures_are_shown_where_they_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.json").mkdir()
+    row = Row("a.key", "a row", (Contender("a", client=client(7.0)),), client())
+    with pytest.raises(WSGIFastError, match=r"one\.json"):
+        measure([Table("one", "One", [row])], Profile(1.0, 1), folder=tmp_path)
+    assert "a row [a.key]" in capsys.readouterr().out
+
+
+def test_failed_row_leaves_the_others_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(task: Task) -> Load:
+        raise RuntimeError("no such tool")
+
+    good, bad = (client(1.0, 2.0), client(1.0, 2.0)), (client(1.0, 2.0), fails)
+    rows = [
+        Row(key, key, tuple(Contender(n, client=c) for n, c in zip("ab", sides, strict=True)),
+            sides[0])
+        for key, sides in (("good", good), ("bad", bad), ("later", good))
+    ]  # fmt: skip
+    kept, status = measure([Table("one", "One", rows)], Profile(1.0, 1), folder=tmp_path)
+    assert ([result.row.key for result in kept], status) == (["good", "later"], 3)
+    assert "error: One, bad: no such tool" in capsys.readouterr().err
+    assert [*json.loads((tmp_path / "one.json").read_text())["rows"]] == ["good", "later"]
+
+
+@pytest.fixture
+def stopped() -> Client:
+    def stops(task: Task) -> Load:
+        raise KeyboardInterrupt
+
+    return stops
+
+
+def test_run_replaces_its_own_rows_alone(tmp_path: Path, stopped: Client) -> None:
+    """In a report that is to keep the others, also where the run is stopped."""
+
+    def run(*keys: str, last: Client | None = None, keep: bool = True) -> dict[str, float]:
+        clients = [client(rate) for _ in keys]
+        if last is not None:
+            clients[-1] = last
+        rows = [
+            Row(key, key, (Contender("a", client=asks),), asks)
+            for key, asks in zip(keys, clients, strict=True)
+        ]
+        table = Table("one", "One", rows)
+        measure([table], Profile(rate, 1), folder=tmp_path, keep_rows=keep)
+        found = json.loads((tmp_path / "one.json").read_text())["rows"]
+        assert all(
+            row["profile"]["seconds"] == row["contenders"]["a"]["requests/s"] and row["measured"]
+            for row in found.values()
+        )
+        return {key: row["profile"]["seconds"] for key, row in found.items()}
+
+    rate = 1.0
+    assert run("x", "y") == {"x": 1.0, "y": 1.0}
+    rate = 2.0
+    assert run("y", "z") == {"x": 1.0, "y": 2.0, "z": 2.0}
+    rate = 3.0
+    assert run("x", "y", last=stopped) == {"x": 3.0, "y": 2.0, "z": 2.0}
+    assert run("z", keep=False) == {"z": 3.0}
+    (tmp_path / "one.json").write_text("{")
+    assert run("z") == {"z": 3.0}
