@@ -147,7 +147,7 @@ def test_ratio_on_a_busy_machine_is_no_verdict() -> None:
     assert "unclear (0.193..4.5)" in results_text([busy])
     (said,) = problems([busy])
     assert said == (
-        "the machine is busy: up to 3 times lay between two figures of the same server, so 1 of 1 "
+        "the machine is busy: two figures of the same server differ by up to 3 times, so 1 of 1 "
         "ratios are unclear: run it again on a quiet machine, or with more or longer rounds"
     )
 

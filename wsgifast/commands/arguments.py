@@ -27,13 +27,13 @@ STATUS_INTERRUPTED = 128 + signal.SIGINT
 STATUS_CUT_OFF = 128 + signal.SIGPIPE
 DEFAULT_BIND = "127.0.0.1:8000"
 _WIDTH = 79  # columns
-# Visible ASCII but "#": clients keep a fragment to themselves.
+# Visible ASCII without "#": clients do not send a fragment.
 _PATH = re.compile(r'/[!"$-~]*')
 APP_HELP = "module:app, 'module:factory()', a Django settings module, or a .py file"
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors quote arguments, which a shell may have made of anybody's file names."""
+    """Escapes arguments in its errors: a shell may have made them of foreign file names."""
 
     def error(self, message: str) -> NoReturn:
         super().error(lines_of(message))
@@ -161,7 +161,7 @@ def check_readable(option: str, path: str | None) -> None:
 
 
 def check_writable(option: str, path: str) -> None:
-    """:raises ConfigurationError: if an option's file could not be written, as far as one sees."""
+    """:raises ConfigurationError: if an option's file cannot be written; nothing is written yet."""
     folder = os.path.dirname(path) or "."
     number = 0
     if os.path.isdir(path):
@@ -177,7 +177,7 @@ def check_writable(option: str, path: str) -> None:
 def address_of(bind: str) -> Address:
     """The address that --bind names.
 
-    :raises ConfigurationError: if it is none.
+    :raises ConfigurationError: if it is malformed.
     """
     address = Address.read(bind)
     if address is None:

@@ -1,9 +1,9 @@
 """Text output: what may reach a terminal, tables that fit it, and a progress line.
 
-Much of what a command shows is somebody else's: paths that clients asked for, file names, texts of
-exceptions. A terminal acts on control characters and escape sequences in it, and bidirectional
-overrides and other invisible characters make it look like something else. So commands write by
-:func:`show`, which lets nothing of that through, and nothing is printed elsewhere.
+Much of what a command shows comes from outside: paths that clients asked for, file names, texts of
+exceptions. A terminal acts on control characters and escape sequences in them, and bidirectional
+overrides and other invisible characters make text look like something else. So commands write by
+:func:`show`, which escapes all of these, and nothing is printed elsewhere.
 """
 
 from __future__ import annotations

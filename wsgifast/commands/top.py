@@ -267,7 +267,7 @@ def _get(address: Address, path: str) -> tuple[int, str]:
 def parsed(text: str, at: float) -> Scrape:
     """Parse Prometheus's text format.
 
-    :raises WSGIFastError: if it is none.
+    :raises WSGIFastError: if the text is not in that format.
     :raises MissingExtra: if prometheus_client is not installed.
     """
     with needs("wsgifast top", "prometheus_client", "prometheus"):

@@ -1,6 +1,6 @@
 """Benchmarks by ratios: real servers, bounded clients, contenders in turn.
 
-`wsgifast bench` runs it on somebody's app; the project's own load tests are tables for it too.
+`wsgifast bench` runs it on an app of yours; the project's own load tests are tables for it too.
 
 Absolute figures differ from machine to machine and from minute to minute; so contenders run in turn
 (A B A B ...), and what is reported is the median of each and the ratio of neighbours, with its

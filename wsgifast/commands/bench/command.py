@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
     given = [name for name in of_master if getattr(options, name) is not None]
     if given and not (options.master or options.worker):
         raise ConfigurationError(
-            f"--{given[0].replace('_', '-')} says nothing without --master or --worker: add one"
+            f"--{given[0].replace('_', '-')} has no effect without --master or --worker: add one"
         )
     host, port = options.master_host or _MASTER[0], options.master_port or _MASTER[1]
     if options.worker:

@@ -34,9 +34,9 @@ _SETTLE_S = 1.0
 _BYTES_PER_S = 64 * 1024
 _RECEIVE_BUFFER_BYTES = 32 * 1024
 _CONNECT_S = 5.0
-# Whose body has ended, or whom the server has dropped, comes back after this time at most.
+# A client whose download has ended, or was cut off, starts the next one after this time at most.
 _RETURN_S = 1.0
-# One turn over all of them: as short as this process can keep up with, a system call for each.
+# The time for one turn over all clients, which takes this process a system call for each.
 _TURN_S, _TURN_S_PER_CLIENT = 0.02, 25e-6
 # The most that Linux buffers for a socket (tcp_wmem).
 _HELD_BYTES = 4 << 20
@@ -204,7 +204,7 @@ class _SlowDownloads(threading.Thread):
         self.join()
 
     def _asking(self) -> socket.socket | None:
-        """A client that has asked; None if the server does not let it."""
+        """A client that has sent its request; None if it could not."""
         sock = socket.socket()
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
@@ -240,7 +240,7 @@ class _SlowDownloads(threading.Thread):
             return sock
         except OSError:
             pass
-        if sock is not None:  # the body has ended, or the server sends it away
+        if sock is not None:  # the body has ended, or the server has closed the connection
             sock.close()
         return None
 
@@ -303,7 +303,7 @@ class Bar:
 def budget(text: str) -> list[Bar]:
     """Parse limits that are separated by commas. "=" means "no worse than".
 
-    :raises ConfigurationError: if it is none.
+    :raises ConfigurationError: for a text that is not a list of limits.
     """
     return [_bar(part.strip()) for part in text.split(",") if part.strip()]
 

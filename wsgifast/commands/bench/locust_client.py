@@ -25,8 +25,8 @@ from .tables import Client, Load, Task
 GIVE_UP_S = 60.0
 # Locust's own default.
 MASTER_PORT = 5557
-# A master takes half a second to send its workers home.
-_GOODBYE_S = 5.0
+# A master takes half a second to stop its workers.
+_STOP_WORKERS_S = 5.0
 _PROCESS = "wsgifast.commands.bench.locust_process"
 
 
@@ -85,9 +85,9 @@ class Locust:
         process, self._process = self._process, None
         with self._stack:
             if process is not None and self.expect_workers:
-                # It sends them home.
+                # At the end of its input it stops them.
                 with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
-                    process.communicate(timeout=_GOODBYE_S)
+                    process.communicate(timeout=_STOP_WORKERS_S)
 
     def client(
         self, users: int = 1, *, give_up_s: float = GIVE_UP_S, posts: int = 0, form: str = ""

@@ -190,7 +190,7 @@ def problems(results: Sequence[Result]) -> list[str]:
     noises = [noise for r in results if (noise := r.noise(r.row.unit.rate)) is not None]
     if noises and (unclear_ratios or max(noises) > BUSY_NOISE):
         busy = "the machine is busy: " if max(noises) > BUSY_NOISE else ""
-        said = f"{busy}up to {max(noises):.3g} times lay between two figures of the same server"
+        said = f"{busy}two figures of the same server differ by up to {max(noises):.3g} times"
         if unclear_ratios:
             said += f", so {len(unclear_ratios)} of {sum(map(bool, ratios))} ratios are unclear"
         lines.append(f"{said}: run it again on a quiet machine, or with more or longer rounds")
@@ -223,7 +223,7 @@ def problems(results: Sequence[Result]) -> list[str]:
 
 
 def _codings(bodies: Mapping[str, Seen]) -> str:
-    """Who sends what, and the doctor's finding that explains it where compression gets lost."""
+    """The coding of each contender's body; and the finding that explains it if one is lost."""
     first, *others = bodies.values()
     sent = ", ".join(f"{name} sends {seen.coding or 'no coding'}" for name, seen in bodies.items())
     lost = first.coding and any(not seen.coding for seen in others)
@@ -315,7 +315,7 @@ def verdict(name: str, contenders: Mapping[str, Any]) -> str:
 
 
 def _shown(kind: type[Ratio | Difference], found: object) -> str:
-    """:param found: one of this kind, or what JSON has of one; None: there is none."""
+    """:param found: one of this kind, or its fields as in JSON; None: there is none."""
     return "" if found is None else str(kind(**found) if isinstance(found, dict) else found)
 
 

@@ -1,4 +1,4 @@
-"""What came of a row: figures, ratios, and what to know beside them."""
+"""The result of a row: figures and ratios, and what makes them doubtful."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """The interval of a median, by the order of the values alone.
 
     The lowest and the highest values are left out, equally many of both, as long as the true median
-    is covered (the sign test); of up to seven values that is none.
+    is covered (the sign test); of up to seven values none is left out.
     """
     ordered, left_out = sorted(values), 0
     missed = 2 * 0.5 ** len(ordered)

@@ -1,4 +1,4 @@
-"""What a benchmark compares, as a table; what a client is to do, and what came of it.
+"""The tables of a benchmark, the task of a client, and the result of its run.
 
 A table has rows of contenders, and the client that loads each. Before any load each server is asked
 once: what it answers, and whether that is what it says.
@@ -105,7 +105,7 @@ Client = Callable[[Task], Load]
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of one plain request.
+    """The answer to one plain request.
 
     :ivar body_bytes: of the body as it was sent.
     :ivar digest: of the body, decoded where that is possible.
@@ -243,7 +243,7 @@ class Server:
 class Contender:
     """One side of a row.
 
-    :ivar server: None: there is none; the client does everything.
+    :ivar server: None: the client does everything without one.
     :ivar client: in place of the row's: what has its own is not asked by HTTP beforehand.
     :ivar fresh: each run gets a new server, for figures that depend on what came before.
     :ivar ready: called before each run, whose figures it is no part of.

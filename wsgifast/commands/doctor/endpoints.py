@@ -41,7 +41,7 @@ def from_paths(paths: Iterable[str], source: str = "command line") -> Found:
 def from_urls_file(path: str) -> Found:
     """A file with a path or URL in each line; empty lines and those with # are skipped.
 
-    :raises ConfigurationError: for a line that is neither, and if there is none.
+    :raises ConfigurationError: for a line that is neither, and for a file without lines.
     """
     lines = [line.strip() for line in _file_text("--urls", path).splitlines()]
     named = [line for line in lines if line and not line.startswith("#")]
@@ -152,8 +152,9 @@ def unfilled(pattern: str, names: Sequence[str], method: str) -> Unreached:
 def values_in(pattern: str, path: str) -> dict[str, str] | None:
     """The values of a pattern's parameters in a path; None if it does not match.
 
-    :returns: each value under the pattern's text up to and with its parameter, which tells the
-        parameters of many patterns apart: "/<user>" of "/<user>/orders/<id>" is that of "/<user>".
+    :returns: each value under the pattern's text up to and with its parameter, since parameters of
+        other patterns may have the same name: "/<user>" of "/<user>/orders/<id>" is that of
+        "/<user>".
     """
     keys, parts = [], []
     end = 0

@@ -119,17 +119,17 @@ _WAYS = {
     "pathsend=True": "by sendfile",
 }
 
-# A coding that makes less of a body than this is none that it shrinks in; a small one never does.
+# A coding whose result is above this share of the body does not shrink it; small bodies never do.
 _HARDLY_SMALLER = 0.95
 _SMALL_BYTES = 1000
-# A copy that is kept costs no more than the file. One that is made anew does: by little if the file
-# shrinks easily.
+# A compressed copy that is kept costs no more than the file. One that is made for each request does:
+# by little if the file shrinks easily.
 _COSTS_MORE = 1.1
 # Endpoints that one finding names.
 _MOST_NAMED = 3
 
 _MENDED = "nothing: the wrapper that the app has mends it"
-# A wrapper that sends so much more often than one with coalesce=True has not got it.
+# A wrapper that sends so many times as often as one with coalesce=True does not coalesce.
 _MANY_MORE = 2
 
 _MAY_HELP = "; --cookie or --header may help"

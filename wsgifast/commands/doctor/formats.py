@@ -115,7 +115,7 @@ def as_github(report: Report) -> str:
 def baseline_of(text: str) -> set[str]:
     """The keys of the findings in an earlier report in JSON.
 
-    :raises ValueError: if it is none.
+    :raises ValueError: if the text is not such a report.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("version") != JSON_VERSION:

@@ -251,7 +251,7 @@ def _is_fastapis_own(route: Any) -> bool:
         return False
     if not view.__qualname__.endswith(".openapi"):
         return view.__qualname__ in _FASTAPIS_OWN
-    # It calls the app's openapi(), which may be code of somebody else's.
+    # It calls the app's openapi(), which may be code of the app's own.
     (app,) = (cell.cell_contents for cell in view.__closure__)
     return bool(app.openapi.__module__ == view.__module__)
 
@@ -309,7 +309,7 @@ def is_a(app: Any, module: str, name: str) -> bool:
 
 
 def files_served_by(app: Any) -> Files | None:
-    """The files of an app, or of a middleware, that serves static files; None if it is none."""
+    """The files of an app or middleware that serves static files; None if it serves none."""
     if isinstance(app, StaticFilesBase):
         return files_below(app._prefix, [each.path for each in app._lookup.directories])
     if is_a(app, "starlette.staticfiles", "StaticFiles"):

@@ -28,7 +28,7 @@ _SLOW_READERS = 8
 _SLOW_S = 2.0
 # Smaller bodies fit into socket buffers, so that slow readers do not matter.
 _HOLDING_BYTES = 1024 * 1024
-# Others are stopped if they wait so much longer than before, and at least this long.
+# Slow readers stop others that wait so many times as long as before, and at least this long.
 _STOPPED = 10.0
 _STOPPED_S = 0.25
 # HTTP/1.1 alone does not: gunicorn's sync worker closes each connection.
@@ -51,7 +51,7 @@ def look_at(
     :param url: such as "http://127.0.0.1:8000"; a path in it goes before the others.
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
-    :raises ConfigurationError: if the URL is none, a path is none, or an id is unknown.
+    :raises ConfigurationError: if the URL or a path is malformed, or an id is unknown.
     :raises NoAnswer: if the server cannot be reached.
     """
     silenced = known_ids(silence)
@@ -93,7 +93,7 @@ def look_at(
 def _client(url: str, headers: Iterable[tuple[str, str]], limit_s: float) -> tuple[HTTPClient, str]:
     """A client for a URL, and the path in it.
 
-    :raises ConfigurationError: if it is none.
+    :raises ConfigurationError: if it is not an http or https URL.
     """
     parts = urlsplit(url if "//" in url else f"http://{url}")
     try:
@@ -217,7 +217,7 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
             try:
                 client.ask(small)
             except NoAnswer:
-                what = f"beside {_SLOW_READERS} slow readers the server answers nobody"
+                what = f"beside {_SLOW_READERS} slow readers the server does not answer others"
                 yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker")
                 return
             waits.append(time.monotonic() - began)
@@ -229,7 +229,7 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
 
 
 def _endless(error: NoAnswer) -> Recording:
-    """What came of an answer before its time was up."""
+    """The head of an answer that did not end within the time limit."""
     return Recording(error.status, list(error.headers), "response", timed_out=True)
 
 

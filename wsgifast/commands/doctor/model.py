@@ -146,7 +146,7 @@ class Recording:
 
     @property
     def is_file(self) -> bool:
-        """Whether the body is a file, as far as one sees."""
+        """Whether the body is a file that was seen to be opened or sent."""
         return self.file_bytes is not None or self.by_sendfile > 0
 
     @property

@@ -1,10 +1,10 @@
-"""A server that records: one request in this process, through a real socket to a client.
+"""A WSGI server that records: one request in this process, through a real socket to a client.
 
-What the servers for WSGI and ASGI share: the response, framed and recorded; the client, at the
-other end of the connection; the files that an app opens for its body. And the one for WSGI, which
-sends a body like gunicorn's gthread worker: the head and each chunk by a send of its own, framed
+It sends a body like gunicorn's gthread worker: the head and each chunk by a send of its own, framed
 for HTTP/1.1, and files in its `wsgi.file_wrapper` by sendfile. So the CPU time that it measures is
-what such a server would spend.
+what such a server would spend. The ASGI server shares the base class of requests, which frames and
+records the response; the client, at the other end of the connection; and the search for the file
+that an app opens for its body.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class RecordedRequest:
     def _send_head(self) -> Framing:
         """Send the head, if that has not been done.
 
-        :raises WSGIFastError: if there is none.
+        :raises WSGIFastError: if the app has not begun a response.
         """
         head, framing = self._head, self._framing
         if head is None:

@@ -3,8 +3,8 @@
     python -c START wsgifast.commands.loading.servers QUESTION SERVER'S ARGUMENT ...
 
 reads the server's arguments by the server's own means, changes the directory, search path and
-environment as that server does, loads the app, and prints what came of it as JSON. In a process of
-its own: what the app and the configuration do when they are imported (another working directory,
+environment as that server does, loads the app, and prints the result as JSON. It runs in a process
+of its own: what the app and the configuration do when they are imported (another working directory,
 variables, threads, monkey-patching) does not reach the process that asks.
 """
 
@@ -46,12 +46,12 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """What came of loading an app as a server would.
+    """The result of loading an app as a server would.
 
     :ivar interface: None: it was not loaded.
     :ivar was_wrapped: by WSGIFast or ASGIFast.
     :ivar error: why it was not loaded.
-    :ivar refusal: what the server says of its arguments, if it refuses them or ends at once.
+    :ivar refusal: the server's message, if it refuses its arguments or ends at once.
     :ivar settings: of the server, those that have a value from anywhere.
     :ivar is_special: the server has options or a configuration that may count for the app.
     :ivar memory_bytes: of the process that has loaded it; 0: it was not loaded.
@@ -136,7 +136,7 @@ def _asked(
 def load_for(
     target: str, gunicorn: Sequence[str] = (), rest: Sequence[str] = ()
 ) -> tuple[ServerName, Loaded]:
-    """Which of the two servers an app is for, and what came of loading it as that one would.
+    """The server that an app needs, and the result of loading the app as that one would.
 
     :param gunicorn: arguments for it alone.
     :param rest: the user's own arguments, for the server that the app turns out to need.
@@ -218,7 +218,7 @@ def _refuse_foreign(
 
 
 def main() -> None:
-    """Load the app that the command line names, and print what came of it."""
+    """Load the app that the command line names, and print the result."""
     own, *arguments = sys.argv[1:]
     asked = json.loads(own)
     answers = os.dup(1)

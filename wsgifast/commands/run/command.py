@@ -45,8 +45,8 @@ _THREADS, _THREADS_OF_CLIENTS = 4, 12
 _FAST_WORKER = "wsgifast.workers.FastWorker"
 # Of others it is not known whether they have threads.
 _WITH_THREADS = (_FAST_WORKER, "gthread")
-# At shutdown uvicorn would wait for event streams for ever; gunicorn waits for 30 s. With --reload
-# nobody wants to wait.
+# At shutdown uvicorn would wait for event streams without end; gunicorn waits for 30 s. With
+# --reload a developer waits for it.
 _GRACEFUL_S, _GRACEFUL_RELOAD_S = 30, 1
 # Longer than proxies keep an idle connection to a server (60 s): they close it first, so that no
 # request is sent on a connection that is being closed.
@@ -204,7 +204,7 @@ def planned(options: argparse.Namespace) -> Plan:
     notes = list(plan.notes)
     if not options.static and (static := _static_by_convention(options, loaded)):
         folders = ", ".join(f"{prefix} from {folder}" for prefix, folder in static.items())
-        notes.append(f"static files by convention: {folders} (--no-static: not)")
+        notes.append(f"static files by convention: {folders} (--no-static serves none)")
     if (temporary := temporary_note()) is not None:
         notes.append(temporary)
     environment = dict(plan.environment)
@@ -345,7 +345,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     """uvicorn with asgifast's protocol.
 
     :raises MissingExtra: if a package of the extra is not installed.
-    :raises ConfigurationError: for an option that only gunicorn has, or that the app cannot bear.
+    :raises ConfigurationError: for an option that only gunicorn has, or not for this app.
     """
     for package in ("uvicorn", "httptools"):
         if importlib.util.find_spec(package) is None:
@@ -377,7 +377,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         command.append(f"--workers={workers}")
     is_trusted = "forwarded_allow_ips" in loaded.settings or "FORWARDED_ALLOW_IPS" in os.environ
     if bind is not None and bind.startswith("unix:") and not is_trusted:
-        # Who may connect is decided by the socket's permissions, as gunicorn has it.
+        # The socket's permissions decide which clients may connect, as under gunicorn.
         command.append("--forwarded-allow-ips=*")
     graceful_s = _GRACEFUL_S
     if options.reload:
@@ -440,7 +440,7 @@ def _uvicorn_address(bind: str) -> list[str]:
 
 
 def _check_address(bind: str) -> None:
-    """Report in one sentence what the server would try ten times.
+    """Report at once what the server would retry ten times.
 
     :raises WSGIFastError: if it is not possible to listen there.
     """

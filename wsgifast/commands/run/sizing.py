@@ -1,4 +1,4 @@
-"""How many workers a container bears: by its CPUs, and by its memory and that of the app.
+"""How many workers fit in a container: by its CPUs, and by its memory and that of the app.
 
 Pure but for :func:`read_container` and :func:`temporary_note`, which read files of the kernel's. A
 test lays these out in a folder of its own.
