@@ -122,7 +122,7 @@ _WAYS = {
 # A coding whose result is above this share of the body does not shrink it; small bodies never do.
 _HARDLY_SMALLER = 0.95
 _SMALL_BYTES = 1000
-# A compressed copy that is kept costs no more than the file. One that is made for each request does:
+# A compressed copy that is kept costs no more than the file. One made for each request costs more,
 # by little if the file shrinks easily.
 _COSTS_MORE = 1.1
 # Endpoints that one finding names.
