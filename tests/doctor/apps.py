@@ -50,45 +50,36 @@ def _raising() -> Iterator[bytes]:
     raise ValueError("no more of it")
 
 
+def _wrapped_by_the_server(environ: Any) -> Any:
+    return environ["wsgi.file_wrapper"](file_path().open("rb"))
+
+
 # path -> (what is expected, content type, Content-Length or None, what the app returns)
 SHAPES: dict[str, tuple[str | None, str, int | None, Any]] = {
-    "/good": (None, "text/html", 5, lambda environ: [b"a" * 5]),
-    "/good-stream": (None, "text/html", None, lambda environ: (b"x" * 65536 for _ in range(9))),
-    "/good-file": (
-        "WF020",
-        "video/mp4",
-        FILE_BYTES,
-        lambda environ: environ["wsgi.file_wrapper"](file_path().open("rb")),
-    ),
-    "/part-of-a-file": (
-        "WF020",
-        "text/plain",
-        1_000,
-        lambda environ: environ["wsgi.file_wrapper"](file_path().open("rb")),
-    ),
-    "/list": ("WF001", "text/csv", None, lambda environ: list(_lines(2_000))),
-    "/generator": ("WF003", "text/csv", None, lambda environ: _lines(2_000)),
-    "/file": ("WF007", "text/plain", None, lambda environ: file_path().open("rb")),
+    "/good": (None, "text/html", 5, lambda e: [b"a" * 5]),
+    "/good-stream": (None, "text/html", None, lambda e: (b"x" * 65536 for _ in range(9))),
+    "/good-file": ("WF020", "video/mp4", FILE_BYTES, _wrapped_by_the_server),
+    "/part-of-a-file": ("WF020", "text/plain", 1_000, _wrapped_by_the_server),
+    "/list": ("WF001", "text/csv", None, lambda e: list(_lines(2_000))),
+    "/generator": ("WF003", "text/csv", None, lambda e: _lines(2_000)),
+    "/file": ("WF007", "text/plain", None, lambda e: file_path().open("rb")),
     "/wrapper": ("WF007", "text/plain", None, lambda e: FileWrapper(file_path().open("rb"))),
     "/small-wrapper": (
-        "WF007",
-        "text/plain",
-        None,
-        lambda environ: FileWrapper(file_path(20).open("rb")),
+        "WF007", "text/plain", None, lambda e: FileWrapper(file_path(20).open("rb"))
     ),
-    "/bytesio": ("WF007", "text/plain", None, lambda environ: io.BytesIO(b"line\n" * 100_000)),
-    "/file-in-generator": ("WF008", "text/plain", None, lambda environ: _file_in_a_generator()),
-    "/str": ("WF011", "text/plain", None, lambda environ: "a str"),
-    "/bytes": ("WF011", "text/plain", None, lambda environ: b"bytes"),
-    "/text-chunks": ("WF012", "text/plain", None, lambda environ: ["a", "b"]),
-    "/too-long": ("WF013", "text/plain", 3, lambda environ: [b"12345"]),
-    "/too-short": ("WF013", "text/plain", 9, lambda environ: iter([b"12345"])),
-    "/none": ("WF014", "text/plain", None, lambda environ: None),
-    "/raises": ("WF015", "text/plain", None, lambda environ: _raising()),
-    "/endless": ("WF016", "text/plain", None, lambda environ: _endless()),
-    "/events": ("WF023", "text/event-stream", None, lambda environ: _endless()),
-    "/pauses": ("WF023", "text/plain", None, lambda environ: _pausing()),
-}
+    "/bytesio": ("WF007", "text/plain", None, lambda e: io.BytesIO(b"line\n" * 100_000)),
+    "/file-in-generator": ("WF008", "text/plain", None, lambda e: _file_in_a_generator()),
+    "/str": ("WF011", "text/plain", None, lambda e: "a str"),
+    "/bytes": ("WF011", "text/plain", None, lambda e: b"bytes"),
+    "/text-chunks": ("WF012", "text/plain", None, lambda e: ["a", "b"]),
+    "/too-long": ("WF013", "text/plain", 3, lambda e: [b"12345"]),
+    "/too-short": ("WF013", "text/plain", 9, lambda e: iter([b"12345"])),
+    "/none": ("WF014", "text/plain", None, lambda e: None),
+    "/raises": ("WF015", "text/plain", None, lambda e: _raising()),
+    "/endless": ("WF016", "text/plain", None, lambda e: _endless()),
+    "/events": ("WF023", "text/event-stream", None, lambda e: _endless()),
+    "/pauses": ("WF023", "text/plain", None, lambda e: _pausing()),
+}  # fmt: skip
 
 
 def wsgi_app(environ: Any, start_response: Any) -> Any:

@@ -66,17 +66,7 @@ def test_exit_status_depends_on_severity(
 def test_text_report_names_what_was_seen() -> None:
     ended = doctor(APP, "/list", "/str", "/good")
     lines = ended.stdout.splitlines()
-    assert lines[0].split() == [
-        "endpoint",
-        "what",
-        "it",
-        "returns",
-        "CPU",
-        "time",
-        "what",
-        "to",
-        "do",
-    ]
+    assert " ".join(lines[0].split()) == "endpoint what it returns CPU time what to do"
     assert lines[1].split()[:2] == ["WF011", "/str"]
     assert lines[2].split()[:4] == ["WF001", "/list", "2,000", "chunks,"]
     assert lines[-5:] == [
@@ -115,9 +105,7 @@ def test_html_page_has_findings_and_charts(tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")  # nothing is loaded
 
 
-def test_unwritable_page_is_refused_before_any_request(
-    tmp_path: Path,
-) -> None:
+def test_unwritable_page_is_refused_before_any_request(tmp_path: Path) -> None:
     ended = doctor(APP, "/list", "--html", str(tmp_path))
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"wsgifast: --html {tmp_path}: Is a directory\n"

@@ -18,6 +18,7 @@ from wsgifast.commands.doctor.model import (
     Report,
     Unreached,
 )
+from wsgifast.commands.page import escaped
 from wsgifast.commands.terminal import width_of
 
 HOSTILE = [
@@ -65,6 +66,8 @@ def test_text_of_others_is_raw_in_no_format(text: str) -> None:
 
 @pytest.mark.parametrize("width", [None, 60, 80, 300])
 @given(st.text(min_size=100, max_size=300))
-def test_line_of_text_is_no_longer_than_its_bounds(width: int | None, text: str) -> None:
-    shown = as_text(report_of(text), width=width)
+def test_long_text_is_cut_in_the_table_and_whole_on_the_page(width: int | None, text: str) -> None:
+    report = report_of(text)
+    shown = as_text(report, width=width)
     assert max(map(width_of, shown.splitlines())) <= min(width or 400, 400)
+    assert escaped(text) in as_html(report)
