@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives import serialization
 from tests.support.tls import write_certificate
 from wsgifast import WSGIFast
 from wsgifast.commands import loading
+from wsgifast.commands.arguments import check_certificate
 from wsgifast.commands.cli import command_parser
 from wsgifast.commands.run import ARGUMENTS, wrapped, wrapped_by_environment
-from wsgifast.commands.run.command import Plan, check_certificate, planned
+from wsgifast.commands.run.command import Plan, planned
 from wsgifast.commands.run.sizing import Container
 from wsgifast.errors import ConfigurationError, MissingExtra
 

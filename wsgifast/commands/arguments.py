@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import signal
+import ssl
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +159,28 @@ def check_readable(option: str, path: str | None) -> None:
                 pass
         except OSError as error:
             raise ConfigurationError(f"{option} {path}: {error.strerror}") from None
+
+
+def check_certificate(certfile: str | None, keyfile: str | None) -> None:
+    """:raises ConfigurationError: if TLS cannot be served with them."""
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigurationError(f"--keyfile {keyfile}: name its certificate by --certfile")
+        return
+    asked: list[bool] = []
+
+    def password() -> str:
+        asked.append(True)  # the server will ask for it
+        return ""
+
+    try:
+        ssl.create_default_context().load_cert_chain(certfile, keyfile, password)
+    except ssl.SSLError as error:
+        if not asked:
+            both = certfile if keyfile is None else f"{certfile} --keyfile {keyfile}"
+            raise ConfigurationError(
+                f"--certfile {both}: {error}; expected a certificate and its key in PEM"
+            ) from None
 
 
 def check_writable(option: str, path: str) -> None:

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shlex
-import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from ..arguments import (
     add_parser,
     address_of,
     cannot_listen,
+    check_certificate,
     check_readable,
     check_writable,
     count,
@@ -451,28 +451,6 @@ def _check_address(bind: str) -> None:
         address_of(bind).check_free()
     except OSError as error:
         raise cannot_listen(bind, error) from None
-
-
-def check_certificate(certfile: str | None, keyfile: str | None) -> None:
-    """:raises ConfigurationError: if TLS cannot be served with them."""
-    if certfile is None:
-        if keyfile is not None:
-            raise ConfigurationError(f"--keyfile {keyfile}: name its certificate by --certfile")
-        return
-    asked: list[bool] = []
-
-    def password() -> str:
-        asked.append(True)  # the server will ask for it
-        return ""
-
-    try:
-        ssl.create_default_context().load_cert_chain(certfile, keyfile, password)
-    except ssl.SSLError as error:
-        if not asked:
-            both = certfile if keyfile is None else f"{certfile} --keyfile {keyfile}"
-            raise ConfigurationError(
-                f"--certfile {both}: {error}; expected a certificate and its key in PEM"
-            ) from None
 
 
 def _workers(text: str) -> int | str:
