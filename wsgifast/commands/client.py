@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
+from urllib.parse import urlsplit
 
 from ..compression.codings import ZSTD_MODULE
-from ..errors import WSGIFastError
+from ..errors import ConfigurationError, WSGIFastError
 from ..http.head import header_value
 
 # As browsers ask for a page.
@@ -131,6 +132,25 @@ class HTTPClient:
         self._host, self._port, self._tls = host, port, tls
         self._headers = tuple(headers)
         self._limit_s = limit_s
+
+    @classmethod
+    def of_url(
+        cls, url: str, *, headers: Iterable[tuple[str, str]] = (), limit_s: float
+    ) -> tuple[HTTPClient, str]:
+        """A client for a URL's server, and the path and query in it.
+
+        :raises ConfigurationError: if it is not an http or https URL.
+        """
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise ConfigurationError(f"{url}: expected a URL such as http://127.0.0.1:8000")
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        client = cls(parts.hostname, port, tls=tls, headers=headers, limit_s=limit_s)
+        return client, parts.path + (f"?{parts.query}" if parts.query else "")
 
     def connect(self) -> http.client.HTTPConnection:
         """Open a connection.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import ssl
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..checks import size_text
 from ..compression.codings import (
@@ -116,14 +114,9 @@ def _train(urls: Sequence[str], output: str) -> int:
 
 def _page(url: str) -> tuple[bytes | None, str]:
     """Fetch a page; None, and why, if it cannot be in a dictionary that everybody can read."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"{url!r} is not a URL such as http://localhost:8000/")
-    tls = ssl.create_default_context() if parts.scheme == "https" else None
-    client = HTTPClient(parts.hostname, parts.port, tls=tls, limit_s=_PAGE_LIMIT_S)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    client, path = HTTPClient.of_url(url, limit_s=_PAGE_LIMIT_S)
     try:
-        answer = client.ask(path, headers=[("Host", parts.netloc), ("Accept-Encoding", "identity")])
+        answer = client.ask(path or "/", headers=[("Accept-Encoding", "identity")])
     except NoAnswer as error:
         return None, str(error)
     if answer.status != 200:

@@ -6,16 +6,15 @@ factory with arguments.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ...errors import ConfigurationError, MissingExtra
+from ...errors import ConfigurationError
 from ..loading import AwaitedApp, ServerName, load_app, unwrapped, wrapped
-from ..loading.servers import Loaded, check_one_app, load_for
+from ..loading.servers import Loaded, check_installed, check_one_app, load_for
 from .tables import Server
 
 FAST_WORKER = "wsgifast.workers.FastWorker"
@@ -40,7 +39,7 @@ def sides(
     :raises MissingExtra: if the server is not installed.
     :raises ConfigurationError: if gunicorn has no such worker class.
     """
-    _check_installed(server)
+    check_installed(server, "wsgifast bench")
     options = options or {}
     if server == "uvicorn":
         return {
@@ -73,14 +72,6 @@ def _check_worker_class(name: str) -> None:
         except (RuntimeError, ImportError) as error:
             *_, reason = str(error).strip("]\n ").splitlines()
             raise ConfigurationError(f"--worker-class {name}: {reason.strip()}") from None
-
-
-def _check_installed(server: ServerName) -> None:
-    packages = {"gunicorn": ("gunicorn",), "uvicorn": ("uvicorn", "httptools")}
-    extras = {"gunicorn": "gunicorn", "uvicorn": "asgi"}
-    for package in packages[server]:
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra(f"wsgifast bench on {server}", package, extras[server])
 
 
 def served(

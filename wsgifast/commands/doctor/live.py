@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ssl
 import time
 from collections.abc import Iterable, Iterator
 from statistics import median
-from urllib.parse import urlsplit
 
 from ...bodies.slow_shapes import Chunks
 from ...bodies.streams import is_event_stream
-from ...errors import ConfigurationError
 from ..arguments import check_path
 from ..client import BROWSER_ACCEPT_ENCODING, Answer, HTTPClient, NoAnswer
 from .examination import coded_sizes
@@ -55,7 +52,8 @@ def look_at(
     :raises NoAnswer: if the server cannot be reached.
     """
     silenced = known_ids(silence)
-    client, prefix = _client(url, headers, limit_s)
+    client, prefix = HTTPClient.of_url(url, headers=headers, limit_s=limit_s)
+    prefix = prefix.partition("?")[0].rstrip("/")
     report = Report(url, "WSGI", None)
     for path in paths:
         check_path(path)
@@ -88,23 +86,6 @@ def look_at(
     report.findings += _slow_readers(client, report)
     report.finish(silenced)
     return report
-
-
-def _client(url: str, headers: Iterable[tuple[str, str]], limit_s: float) -> tuple[HTTPClient, str]:
-    """A client for a URL, and the path in it.
-
-    :raises ConfigurationError: if it is not an http or https URL.
-    """
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise ConfigurationError(f"--live {url}: expected a URL such as http://127.0.0.1:8000")
-    tls = ssl.create_default_context() if parts.scheme == "https" else None
-    client = HTTPClient(parts.hostname, port, tls=tls, headers=headers, limit_s=limit_s)
-    return client, parts.path.rstrip("/")
 
 
 def _finding(id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "") -> Finding:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...checks import Interface
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, MissingExtra
 from ...metrics.health import resident_bytes
 from . import AppNotLoaded, AwaitedApp, ServerName, described, load_app, unwrapped
 
@@ -37,6 +37,10 @@ START = (
 # Importing a large app takes seconds on a busy machine; one that takes longer hangs.
 _IMPORT_S = 60.0
 _LOG_BYTES = 4000
+# The extra and the packages of each server.
+_NEEDED: Mapping[ServerName, tuple[str, Sequence[str]]] = {
+    "gunicorn": ("gunicorn", ("gunicorn",)), "uvicorn": ("asgi", ("uvicorn", "httptools"))
+}  # fmt: skip
 # For what each server has an option of its own: the other's.
 _INSTEAD = {
     "--app-dir": "--pythonpath", "--env-file": "--env", "--factory": "an app written as a call",
@@ -73,6 +77,14 @@ class Loaded:
     static: Mapping[str, str] = field(default_factory=dict)
     debug: str = ""
     configured: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_installed(server: ServerName, command: str) -> None:
+    """:raises MissingExtra: if a package is not installed that a command needs for a server."""
+    extra, packages = _NEEDED[server]
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra(f"{command} on {server}", package, extra)
 
 
 def load_as(

@@ -33,7 +33,7 @@ from ..arguments import (
 )
 from ..doctor.formats import as_json
 from ..loading import absolute
-from ..loading.servers import Loaded, check_one_app, configured_app, load_for
+from ..loading.servers import Loaded, check_installed, check_one_app, configured_app, load_for
 from ..terminal import show
 from . import ARGUMENTS
 from .check import as_lines, check_deployment
@@ -300,8 +300,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     :raises MissingExtra: if gunicorn is not installed.
     :raises ConfigurationError: for an option that names another app.
     """
-    if importlib.util.find_spec("gunicorn") is None:
-        raise MissingExtra("wsgifast run of a WSGI app", "gunicorn", "gunicorn")
+    check_installed("gunicorn", "wsgifast run")
     found = loaded.settings
     check_one_app(loaded, options.app)
     given = _gunicorn_options(options)
@@ -347,9 +346,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     :raises MissingExtra: if a package of the extra is not installed.
     :raises ConfigurationError: for an option that only gunicorn has, or not for this app.
     """
-    for package in ("uvicorn", "httptools"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra("wsgifast run of an ASGI app", package, "asgi")
+    check_installed("uvicorn", "wsgifast run")
     for name in ("threads", "config"):
         if getattr(options, name) is not None:
             raise ConfigurationError(
