@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "bench",
-        help="compare an app as it is and wrapped, on several servers",
+        help="compare an app as it is and wrapped, on gunicorn or uvicorn",
         description="Serve an app as it is and wrapped on this machine, load each in turn with "
         "Locust, compare the decoded bodies byte by byte, and print the ratios. A ratio is the "
         "median of those of the rounds, so it may differ from the ratio of the medians; the "
