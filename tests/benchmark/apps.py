@@ -29,7 +29,8 @@ def app(environ: Any, start_response: Any) -> Any:
             body, headers = gzip.compress(body, mtime=next(_numbers)), [_GZIP]
         start_response("200 OK", headers)
         return [body]
-    start_response("200 OK", [("Content-Type", "text/plain")])
+    length = [("Content-Length", "6")] if path == "/" else []
+    start_response("200 OK", [("Content-Type", "text/plain"), *length])
     if path == "/crumbs":
         return [b"x"] * 2000
     if path == "/str":

@@ -24,15 +24,11 @@ from wsgifast.commands.client import decoded
 APP = "tests.benchmark.apps:app"
 
 
-def command(port: int, app: str = APP) -> tuple[list[str], dict[str, str]]:
-    return served(app).placed({"{host}": HOST, "{port}": str(port)})
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     """The app as it is."""
     address = (HOST, free_port())
-    argv, env = command(address[1])
+    argv, env = served(APP).placed({"{host}": HOST, "{port}": str(address[1])})
     with running(argv, address, env=env) as one:
         yield one
 
@@ -47,9 +43,8 @@ def test_taken_port_is_named(server: RunningServer) -> None:
 
 
 def test_server_that_does_not_start_shows_its_log() -> None:
-    address = (HOST, free_port())
-    argv, env = command(address[1], "no_such_module:app")
-    with pytest.raises(ServerFailed, match="no_such_module"), running(argv, address, env=env):
+    argv = ["python", "-c", "import no_such_module"]
+    with pytest.raises(ServerFailed, match="no_such_module"), running(argv, (HOST, free_port())):
         pass
 
 
