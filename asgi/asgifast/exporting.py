@@ -21,14 +21,12 @@ from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.metrics.collecting import Point, point, points_of, process_collectors
 from wsgifast.metrics.health import State, resident_bytes
 from wsgifast.metrics.requests import Recorder
-from wsgifast.metrics.setup import announced, check, start_exporting, wanted_metrics
+from wsgifast.metrics.setup import Wanted, check, start_exporting, wanted_metrics
 
 from .instrumented import Instrumented
 from .messages import ASGIApp
 
 if TYPE_CHECKING:
-    from wsgifast.metrics.setup import Export
-
     from .protocols.transport import CoalescingTransport
 
     class _Worker:
@@ -68,31 +66,30 @@ def begin_under_uvicorn() -> None:
     server = os.getpid() if supervisor is None else supervisor.pid
     assert server is not None
     try:
-        export = _prepared(server)
+        wanted = _prepared(server)
     except (ConfigurationError, MissingExtra) as error:
         logging.getLogger("uvicorn.error").error("%s", error)
         sys.exit(_STARTUP_FAILURE)
-    if export is not None:
-        _begin(export, asyncio.get_running_loop())
+    if wanted is not None:
+        _begin(wanted, server, asyncio.get_running_loop())
 
 
-def _prepared(server_pid: int, configured: object = None) -> Export | None:
+def _prepared(server_pid: int, configured: object = None) -> Wanted | None:
     """Set this worker's metrics up, before it imports the app and prometheus_client.
 
     :param server_pid: of the process that ends when the server does.
     :param configured: `metrics_bind` of the server's configuration.
-    :returns: None if neither that nor WSGIFAST_METRICS is set.
+    :returns: the option; None if neither that nor WSGIFAST_METRICS is set.
     :raises ConfigurationError: for what cannot work.
     :raises MissingExtra: without prometheus_client.
     """
     wanted = wanted_metrics("metrics_bind", configured)
-    if wanted is None:
-        return None
-    check(wanted, server_pid)
-    return announced(wanted, server_pid)
+    if wanted is not None:
+        check(wanted, server_pid)
+    return wanted
 
 
-def _begin(export: Export, loop: Any) -> None:
+def _begin(wanted: Wanted, server_pid: int, loop: Any) -> None:
     """Count and report from now on.
 
     :param loop: the event loop that serves; probes show whether it still runs.
@@ -112,7 +109,7 @@ def _begin(export: Export, loop: Any) -> None:
 
     process_collectors.append(_of_the_worker)
     _recorder = recorder()
-    start_exporting(export, state)
+    start_exporting(wanted, server_pid, state)
     loop.call_soon(beat)
 
 
@@ -126,7 +123,7 @@ def _of_the_worker() -> Iterator[Point]:
 class ExportingWorker(_Worker):
     """A mixin for uvicorn's worker classes under gunicorn, which reports their metrics."""
 
-    _export: Export | None = None
+    _wanted: Wanted | None = None
 
     def load_wsgi(self) -> None:
         """Load the app, after choosing where its metrics go.
@@ -143,14 +140,14 @@ class ExportingWorker(_Worker):
                 "workers are there; leave preload_app out"
             )
         try:
-            self._export = _prepared(self.ppid, configured)
+            self._wanted = _prepared(self.ppid, configured)
         except (ConfigurationError, MissingExtra) as error:
             raise AppImportError(str(error)) from None
         super().load_wsgi()
 
     async def _serve(self) -> None:
-        if self._export is not None:
-            _begin(self._export, asyncio.get_running_loop())
+        if self._wanted is not None:
+            _begin(self._wanted, self.ppid, asyncio.get_running_loop())
         await super()._serve()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from wsgifast.metrics import setup
 from wsgifast.metrics.health import name_of_process
-from wsgifast.metrics.setup import Export, announced
+from wsgifast.metrics.setup import Export
 from wsgifast.workers import FastWorker
 from wsgifast.workers.metrics import check_metrics, prepare_metrics, wants_metrics
 from wsgifast.workers.options import InvalidWorkerOption
@@ -38,7 +38,9 @@ def worker(bind: object) -> type[FastWorker]:
 def export_of(worker_class: type[FastWorker]) -> Export:
     wanted = wants_metrics(worker_class)
     assert wanted is not None
-    return announced(wanted, os.getpid())
+    export = setup._export_of(wanted, os.getpid())
+    export.announce()
+    return export
 
 
 def refused(bind: object) -> str:

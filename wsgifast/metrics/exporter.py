@@ -27,7 +27,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.options import Address
 from .aggregation import UNREADABLE, Directory
-from .health import PATHS, Answer, ProcessEnd, answer, is_alive, remove_dead
+from .health import PATHS, PLAIN, Answer, ProcessEnd, answer, is_alive, remove_dead
 from .setup import ADDRESS_FILE, Export, check_space, metrics_address
 
 logger = logging.getLogger("wsgifast.metrics")
@@ -46,7 +46,6 @@ _REQUEST_TIMEOUT_S = 10
 _MOST_CLIENTS = 64
 # How long workers may outlive their arbiter before their directory is removed.
 _LAST_WORKER_S = 10.0
-_PLAIN = "text/plain; charset=utf-8"
 
 
 def main(export: str) -> None:
@@ -212,10 +211,10 @@ def _app(
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            found = Answer("405 Method Not Allowed", _PLAIN, b"There are GET and HEAD\n")
+            found = Answer("405 Method Not Allowed", PLAIN, b"There are GET and HEAD\n")
         elif path != "/metrics":
             text = f"There are /metrics, {', '.join(PATHS)}\n".encode()
-            found = answer(path, directory.path) or Answer("404 Not Found", _PLAIN, text)
+            found = answer(path, directory.path) or Answer("404 Not Found", PLAIN, text)
         else:
             found = scrape(environ.get("HTTP_ACCEPT", ""))
         headers = [("Content-Type", found.content_type), ("Content-Length", str(len(found.body)))]
@@ -235,6 +234,6 @@ def _app(
                 return Answer("200 OK", *directory.text(accept))
             except (OSError, *UNREADABLE) as error:
                 log(problem := f"The metrics cannot be read: {error}")
-        return Answer("500 Internal Server Error", _PLAIN, f"{problem}\n".encode())
+        return Answer("500 Internal Server Error", PLAIN, f"{problem}\n".encode())
 
     return serve

@@ -31,6 +31,7 @@ _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
 _SILENT_S = 10.0
 # What the metrics address answers by them.
 PATHS = ("/livez", "/readyz", "/clients")
+PLAIN = "text/plain; charset=utf-8"
 _PREFIX, _SUFFIX = "state_", ".json"
 # A sign of life is written this often, far more often than in _SILENT_S.
 _BEAT_EVERY_S = 2.5
@@ -174,35 +175,24 @@ class State(NamedTuple):
         return 0.0 if self.exhausted_since is None else now - self.exhausted_since
 
 
-class Verdict(NamedTuple):
-    """An answer to a probe.
-
-    :ivar text: why, in one line.
-    """
-
-    ok: bool
-    text: str
-
-
-def liveness(workers: Sequence[State], now: float) -> Verdict:
-    """Whether the server is alive; one that has no worker yet is."""
+def liveness(workers: Sequence[State], now: float) -> tuple[bool, str]:
+    """Whether the server is alive, and why; one that has no worker yet is."""
     if workers and all(worker.silent_s(now) > worker.lost_after_s for worker in workers):
         silent_s = min(worker.silent_s(now) for worker in workers)
-        return Verdict(False, f"no worker has given a sign of life for {silent_s:.0f} s")
-    return Verdict(True, "alive")
+        return False, f"no worker has given a sign of life for {silent_s:.0f} s"
+    return True, "alive"
 
 
-def readiness(workers: Sequence[State], now: float) -> Verdict:
-    """Whether the server is ready for requests."""
+def readiness(workers: Sequence[State], now: float) -> tuple[bool, str]:
+    """Whether the server is ready for requests, and why."""
     serving = [worker for worker in workers if worker.accepts and worker.silent_s(now) <= _SILENT_S]
     if not serving:
-        return Verdict(False, "no worker accepts connections")
+        return False, "no worker accepts connections"
     free = sum(worker.exhausted_s(now) <= worker.unready_after_s for worker in serving)
     if not free:
         least_s = min(worker.exhausted_s(now) for worker in serving)
-        text = f"no thread of {_workers(len(serving))} has been free for {least_s:.0f} s"
-        return Verdict(False, text)
-    return Verdict(True, f"ready: {free} of {_workers(len(serving))}")
+        return False, f"no thread of {_workers(len(serving))} has been free for {least_s:.0f} s"
+    return True, f"ready: {free} of {_workers(len(serving))}"
 
 
 def _workers(count: int) -> str:
@@ -276,11 +266,11 @@ def answer(path: str, directory: str) -> Answer | None:
 
     :param directory: where their files are.
     """
-    now = time.monotonic()
-    if path == "/livez":
-        return _answer_of(liveness([*states(directory)], now))
-    if path == "/readyz":
-        return _answer_of(readiness([*states(directory)], now))
+    probe = {"/livez": liveness, "/readyz": readiness}.get(path)
+    if probe is not None:
+        ok, text = probe([*states(directory)], time.monotonic())
+        status = "200 OK" if ok else "503 Service Unavailable"
+        return Answer(status, PLAIN, f"{text}\n".encode())
     if path == "/clients":
         clients = [
             {"pid": state.pid, **client._asdict()}
@@ -290,11 +280,6 @@ def answer(path: str, directory: str) -> Answer | None:
         clients.sort(key=lambda client: client["bytes_per_s"])
         return Answer("200 OK", "application/json", json.dumps(clients).encode())
     return None
-
-
-def _answer_of(verdict: Verdict) -> Answer:
-    status = "200 OK" if verdict.ok else "503 Service Unavailable"
-    return Answer(status, "text/plain; charset=utf-8", f"{verdict.text}\n".encode())
 
 
 def _files(directory: str, suffix: str) -> list[tuple[str, str]]:

@@ -2,8 +2,7 @@
 
 :func:`prepare` chooses the directory, before the app and prometheus_client are imported, and
 :func:`check` finds what cannot work. FastWorker's arbiter calls both for its workers; each worker
-of uvicorn calls them for itself. Then each worker calls :func:`announced`, and
-:func:`start_exporting` with what that returns.
+of uvicorn calls the second for itself. Then each worker calls :func:`start_exporting`.
 
 The directory is named after the server's process, so that all of its workers find the same one.
 
@@ -163,20 +162,6 @@ def check(wanted: Wanted, server_pid: int) -> str:
     return directory
 
 
-def announced(wanted: Wanted, server_pid: int) -> Export:
-    """Return what a worker's exporter serves, after writing its address into the directory.
-
-    Each worker writes it: a reload of the configuration may have changed the address.
-
-    :raises OSError: if that cannot be.
-    """
-    directory = os.environ[DIRECTORY]
-    own = directory == _chosen
-    export = Export(directory, own, str(wanted.address()), name_of_process(server_pid))
-    export.announce()
-    return export
-
-
 def hand_over(directory: str, uid: int, gid: int) -> None:
     """Give the directory to the workers' user, if it was chosen by a server of root's."""
     if directory == _chosen and os.geteuid() == 0:
@@ -295,7 +280,7 @@ def has_exporter(directory: str) -> bool:
     :raises OSError: if the lock cannot be opened.
     """
     try:
-        lock = _taken(directory, os.O_RDWR)
+        lock = _take_lock(directory, os.O_RDWR)
     except FileNotFoundError:
         return False
     if lock is None:
@@ -304,15 +289,11 @@ def has_exporter(directory: str) -> bool:
     return False
 
 
-def _take_lock(directory: str) -> int | None:
+def _take_lock(directory: str, flags: int) -> int | None:
     """The lock, as a descriptor for the exporter to inherit; None if it is held.
 
     :raises OSError: if it cannot be opened.
     """
-    return _taken(directory, os.O_RDWR | os.O_CREAT)
-
-
-def _taken(directory: str, flags: int) -> int | None:
     lock = os.open(os.path.join(directory, _LOCK_FILE), flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -325,15 +306,27 @@ def _taken(directory: str, flags: int) -> int | None:
     return lock
 
 
-def start_exporting(export: Export, state: Callable[[], State]) -> None:
-    """Once a second, start the exporter if there is none, and write this process's state for it.
+def start_exporting(wanted: Wanted, server_pid: int, state: Callable[[], State]) -> None:
+    """Once a second, start the exporter if there is none, and write this worker's state for it.
 
+    Each worker writes the address: a reload of the configuration may have changed it.
+
+    :param server_pid: as for :func:`check`, which has been called.
     :param state: returns the state.
+    :raises OSError: if the address cannot be written.
     """
+    export = _export_of(wanted, server_pid)
+    export.announce()
     file = StateFile(export.directory)
     every_second.add(_Supervisor(export).check)
     every_second.add(lambda: file.update(state()))
     every_second.start()
+
+
+def _export_of(wanted: Wanted, server_pid: int) -> Export:
+    directory = os.environ[DIRECTORY]
+    own = directory == _chosen
+    return Export(directory, own, str(wanted.address()), name_of_process(server_pid))
 
 
 class _Supervisor:
@@ -360,7 +353,7 @@ class _Supervisor:
             self._patience_s = longer_s if lived_s < _SHORT_LIFE_S else 0.0
         if now < self._started_at + self._patience_s:
             return
-        lock = _take_lock(self._export.directory)
+        lock = _take_lock(self._export.directory, os.O_RDWR | os.O_CREAT)
         if lock is None:
             return  # another worker's exporter lives
         try:

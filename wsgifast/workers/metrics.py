@@ -41,7 +41,6 @@ from ..metrics.requests import (
 )
 from ..metrics.setup import (
     Wanted,
-    announced,
     check,
     hand_over,
     prepare,
@@ -279,7 +278,7 @@ def start_reporting(
     files = reporter()
     files.activity = collector.activity
     state = partial(state_of, collector.server, worker)
-    start_exporting(announced(wanted, worker.ppid), state)
+    start_exporting(wanted, worker.ppid, state)
     return partial(every_second.call, [files.report])
 
 
