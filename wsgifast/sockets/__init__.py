@@ -1,9 +1,6 @@
 """Sockets: options, sendfile, receives of a known size, coalesced sends."""
 
-from typing import TYPE_CHECKING
-
-from ..checks import exports_on_demand
-from .coalescing import CoalescingWriter, SendFailed, WriterClosed
+from .coalescing import AsyncCoalescingWriter, CoalescingWriter, SendFailed, WriterClosed
 from .options import (
     SocketInUse,
     SocketNotFound,
@@ -31,12 +28,6 @@ from .sending import (
     send_some,
 )
 from .shared_coalescing import SharedCoalescingWriter
-
-if TYPE_CHECKING:
-    from .async_coalescing import AsyncCoalescingWriter
-else:
-    # Which needs asyncio: a thing to load for those who use it.
-    __getattr__ = exports_on_demand(__name__, {"AsyncCoalescingWriter": ".async_coalescing"})
 
 __all__ = [
     "AsyncCoalescingWriter",
