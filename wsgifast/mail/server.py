@@ -123,7 +123,8 @@ class Envelope(_smtp.Envelope):
 class SMTPServer(_smtp.SMTP):
     """aiosmtpd.smtp.SMTP with fast data, and with the replies to MAIL and RCPT sent together.
 
-    All options of aiosmtpd's apply.
+    All options of aiosmtpd's apply. EHLO offers PIPELINING (RFC 2920), which aiosmtpd supports
+    without saying so, and CHUNKING, that is BDAT (RFC 3030); handle_EHLO may remove either.
 
     ``timeout`` is how long a client may be silent, also within a message; in aiosmtpd it is the
     limit for a whole message. math.inf and None are no limit.
@@ -135,8 +136,6 @@ class SMTPServer(_smtp.SMTP):
     :param refuse_smuggling: refuse (554) a message that has a dot on a line of its own with a bare
         LF or CR before or after it. Otherwise such a dot is content, as in aiosmtpd; it never ends
         the data.
-    :param pipelining: announce PIPELINING (RFC 2920), which aiosmtpd supports without saying so.
-    :param chunking: support CHUNKING, that is BDAT (RFC 3030).
     :raises ConfigurationError: if an option has an invalid value.
     """
 
@@ -153,27 +152,15 @@ class SMTPServer(_smtp.SMTP):
         spool_bytes: int | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         refuse_smuggling: bool = False,
-        pipelining: bool = True,
-        chunking: bool = True,
         **options: Any,
     ) -> None:
-        check_options(
-            spool_bytes=spool_bytes,
-            refuse_smuggling=refuse_smuggling,
-            pipelining=pipelining,
-            chunking=chunking,
-            **options,
-        )
+        check_options(spool_bytes=spool_bytes, refuse_smuggling=refuse_smuggling, **options)
         if "timeout" in options and checked_timeout(options["timeout"]) is None:
             options["timeout"] = math.inf  # which asyncio's timers take
         super().__init__(handler, **options)
         self._spool_bytes = spool_bytes
         self._spool_dir = spool_dir
         self._refuse_smuggling = refuse_smuggling
-        self._pipelining = pipelining
-        self._chunking = chunking
-        if not chunking:
-            del self._smtp_methods["BDAT"]
         # Whether a reply waits for the next one, and those that wait.
         self._is_reply_to_wait = False
         self._waiting_replies = bytearray()
@@ -375,18 +362,14 @@ class SMTPServer(_smtp.SMTP):
         if command != "EHLO" or self._ehlo_hook_ver != "new":
             return await super()._call_handler_hook(command, *args)
         hostname, responses = args
-        responses[-1:-1] = self._offered()  # before the last line, which has no hyphen
+        responses[-1:-1] = ["250-PIPELINING"]  # before the last line, which has no hyphen
+        # With require_starttls, aiosmtpd refuses BDAT without reading its data.
+        if self._tls_protocol or not self.require_starttls:
+            responses[-1:-1] = ["250-CHUNKING"]
         if "EHLO" in self._handle_hooks:
             return await super()._call_handler_hook(command, hostname, responses)
         self.session.host_name = hostname
         return responses
-
-    def _offered(self) -> list[str]:
-        offered = ["250-PIPELINING"] if self._pipelining else []
-        # With require_starttls, aiosmtpd refuses BDAT without reading its data.
-        if self._chunking and not (self.require_starttls and not self._tls_protocol):
-            offered.append("250-CHUNKING")
-        return offered
 
     def _create_envelope(self) -> Envelope:
         return Envelope()
@@ -408,15 +391,10 @@ class SMTPServer(_smtp.SMTP):
 
 
 def check_options(
-    *,
-    spool_bytes: object = None,
-    refuse_smuggling: object = False,
-    pipelining: object = True,
-    chunking: object = True,
-    **options: object,
+    *, spool_bytes: object = None, refuse_smuggling: object = False, **options: object
 ) -> None:
     """:raises ConfigurationError: if an option of SMTPServer has an invalid value."""
-    check_switches(refuse_smuggling=refuse_smuggling, pipelining=pipelining, chunking=chunking)
+    check_switches(refuse_smuggling=refuse_smuggling)
     for name in _TIMEOUTS & options.keys():
         checked_timeout(options[name], name)
     if spool_bytes is not None and not is_count(spool_bytes):
