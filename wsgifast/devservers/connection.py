@@ -364,22 +364,13 @@ class Waiting:
 
     def __init__(self, connection: socket.socket, server: socketserver.TCPServer) -> None:
         self._server = server
-        self._connection_fd = connection.fileno()
+        self._client = connection.fileno()
         # A server with one thread accepts no connection while it waits here.
         self.has_thread_of_its_own = isinstance(server, socketserver.ThreadingMixIn)
         self._grace_s = _FORKING_GRACE_S if _is_forking(server) else 0.0
-        self._poll = select.poll()
-        self._poll.register(self._connection_fd, select.POLLIN)
-        self._connection_poll = select.poll()
-        self._connection_poll.register(self._connection_fd, select.POLLIN)
-        self._listener_poll = select.poll()
-        if not self.has_thread_of_its_own and server.fileno() >= 0:
-            self._poll.register(server.fileno(), select.POLLIN)
-            self._listener_poll.register(server.fileno(), select.POLLIN)
+        self._listener = -1 if self.has_thread_of_its_own else server.fileno()
         # Readable once the server stops; Werkzeug's servers have none.
-        stop_fd: int = getattr(server, "stop_fd", -1)
-        if stop_fd >= 0:
-            self._poll.register(stop_fd, select.POLLIN)
+        self._stop: int = getattr(server, "stop_fd", -1)
 
     def for_request(self, patience_s: float | None, grace_s: float) -> bool:
         """Wait until the client sends something; return False if the connection is to be closed.
@@ -388,14 +379,14 @@ class Waiting:
         :param grace_s: seconds to wait for this client while others wait to be accepted.
         """
         deadline = math.inf if patience_s is None else time.monotonic() + patience_s
-        while (left := deadline - time.monotonic()) > 0:
-            ready = {fd for fd, _ in self._poll.poll(None if left == math.inf else left * 1e3)}
-            if self._connection_fd in ready:
+        while (left_s := deadline - time.monotonic()) > 0:
+            ready = _readable(left_s, self._client, self._listener, self._stop)
+            if self._client in ready:
                 return True
             if self.is_server_stopping():
                 return False
             if ready and self.is_other_client_locked_out(grace_s):
-                return bool(self._connection_poll.poll(0))
+                return bool(_readable(0, self._client))
         return False
 
     def is_other_client_locked_out(self, grace_s: float = 0.0) -> bool:
@@ -403,15 +394,24 @@ class Waiting:
 
         :param grace_s: seconds to wait for this client's request first.
         """
-        if self.has_thread_of_its_own or not self._listener_poll.poll(0):
+        if not _readable(0, self._listener):
             return False
         grace_s = max(grace_s, self._grace_s)
         if not grace_s:
             return True
-        return not self._connection_poll.poll(grace_s * 1e3) and bool(self._listener_poll.poll(0))
+        return not _readable(grace_s, self._client) and bool(_readable(0, self._listener))
 
     def is_server_stopping(self) -> bool:
         return self._server.fileno() < 0 or bool(getattr(self._server, "is_stopping", False))
+
+
+def _readable(within_s: float, *fds: int) -> set[int]:
+    """Those of the descriptors that become readable first; -1 is none."""
+    poll = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if within_s == math.inf else within_s * 1e3)}
 
 
 def _is_forking(server: socketserver.BaseServer) -> bool:
