@@ -21,6 +21,12 @@ EXPORTED = {
         BodyError Compression ConfigurationError MissingExtra StaticFiles WSGIFast WSGIFastError
         __version__ compress_response register_file_wrapper
     """,
+    "wsgifast.devservers": """
+        ThreadingWSGIServer WSGIRequestHandler WSGIServer WerkzeugRequestHandler make_server
+    """,
+    "wsgifast.devservers.simple_server": """
+        ThreadingWSGIServer WSGIRequestHandler WSGIServer make_server
+    """,
     "wsgifast.django": """
         StaticFilesMiddleware get_asgi_application get_wsgi_application serve_media
     """,
@@ -28,6 +34,7 @@ EXPORTED = {
         ByteRange Header Plan Representation RequestFacts content_etag describe http_date
         parse_http_date stat_etag
     """,
+    "wsgifast.mail": "IMAP4 IMAP4_SSL SMTP SMTP_SSL",
     "wsgifast.metrics": """
         Answered CATALOGUE Collector Distribution Metric Point Recorder RequestMetrics
     """,
@@ -62,6 +69,7 @@ SLOW = {"asyncio", "email", "ssl"}
         ("from asgifast import ASGIFast, StaticFiles", {"email", "starlette"}),
         ("import wsgifast.sockets", {*SLOW, "wsgifast.middleware"}),
         ("import wsgifast.files", {*SLOW, "wsgifast.middleware"}),
+        ("import wsgifast.mail", {"aiosmtpd", "django"}),
     ],
 )
 def test_what_an_import_does_not_load(statement: str, spared: set[str]) -> None:

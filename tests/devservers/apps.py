@@ -9,14 +9,14 @@ import pytest
 
 from tests.support.http import Connection
 
-from .serving import KINDS, THREADED
+from .serving import SINGLE, THREADED
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 TEXT = [("Content-Type", "text/plain")]
-each_kind = pytest.mark.parametrize("kind", KINDS)
 each_threaded = pytest.mark.parametrize("kind", THREADED)
+each_single = pytest.mark.parametrize("kind", SINGLE)
 
 
 def answering(

@@ -23,10 +23,11 @@ from wsgifast.devservers import (
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
-__all__ = ["KINDS", "THREADED", "Served", "serve"]
+__all__ = ["KINDS", "SINGLE", "THREADED", "Served", "serve"]
 
 THREADED = ("wsgiref", "werkzeug")
-KINDS = (*THREADED, "wsgiref-single", "werkzeug-single")
+SINGLE = ("wsgiref-single", "werkzeug-single")
+KINDS = (*THREADED, *SINGLE)
 
 
 @dataclass

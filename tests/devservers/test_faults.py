@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.http import Connection, get
+from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from wsgifast.bodies import response_writer
 
-from .serving import KINDS, THREADED, Served, serve
+from .apps import answering, each_threaded, path_of, router
+from .serving import Served, serve
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-each_kind = pytest.mark.parametrize("kind", KINDS)
-each_threaded = pytest.mark.parametrize("kind", THREADED)
 # More than the socket buffers of both ends hold.
 LARGE_BYTES = 50_000_000
 
@@ -41,9 +41,7 @@ class Body:
         self.closed += 1
 
 
-def ok(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    return [environ["PATH_INFO"].encode("latin-1")]
+ok = answering(path_of)
 
 
 def raising(*blocks: bytes) -> Iterator[bytes]:
@@ -55,38 +53,22 @@ def assert_serves(served: Served) -> None:
     assert get(served.address, "/fine").body == b"/fine"
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@each_kind
 def test_body_none_is_a_500_that_says_why(kind: str) -> None:
     bodies: list[Any] = [42, None, "text", b"bytes", [b"ok", "text"]]
-
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        if environ["PATH_INFO"] == "/fine":
-            return ok(environ, start_response)
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return bodies[int(environ["PATH_INFO"][1:])]
-
-    with serve(app, kind) as served:
+    apps = {str(number): answering(lambda _, body=body: body) for number, body in enumerate(bodies)}
+    with serve(router(**apps), kind) as served:
         for number, body in enumerate(bodies):
             assert get(served.address, f"/{number}").status == 500, body
             assert served.log.count("BodyError: the ") == number + 1, body
             assert_serves(served)
 
 
-@each_kind
 def test_error_before_the_first_byte_is_a_500(kind: str) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        path = environ["PATH_INFO"]
-        if path == "/called":
-            raise LookupError("the app's own")
-        if path == "/iterated":
-            start_response("200 OK", [("X-Secret", "no")])
-            return raising(b"")
-        return ok(environ, start_response)
+    def called(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        raise LookupError("the app's own")
 
+    iterated = answering(lambda _: raising(b""), headers=[("X-Secret", "no")])
+    app = router(called=called, iterated=iterated)
     with serve(app, kind) as served, Connection(served.address) as client:
         for path in ("/called", "/iterated"):
             response = client.request(path, method="POST", body=b"unread")
@@ -96,7 +78,6 @@ def test_error_before_the_first_byte_is_a_500(kind: str) -> None:
     assert served.log.count("LookupError: the app's own") == 2
 
 
-@each_kind
 def test_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
     bodies = []
 
@@ -118,23 +99,20 @@ def test_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
     assert [body.closed for body in bodies] == [1, 1]
 
 
-@each_kind
 def test_error_in_close_is_logged_and_ends_the_connection(kind: str) -> None:
     class Unclosable(Body):
         def close(self) -> None:
             raise LookupError("the app's own")
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [])
-        return Unclosable(iter([b"whole"]))
-
-    with serve(app, kind) as served, Connection(served.address) as client:
+    with (
+        serve(answering(lambda _: Unclosable(iter([b"whole"]))), kind) as served,
+        Connection(served.address) as client,
+    ):
         assert client.request("/").body == b"whole"
         assert client.read_to_end() == b""
         assert "LookupError: the app's own" in served.log
 
 
-@each_kind
 def test_malformed_response_head_is_a_500(kind: str) -> None:
     heads: list[tuple[Any, Any]] = [
         ("200", [("Good", "a\r\nEvil: b")]),
@@ -166,7 +144,6 @@ def test_malformed_response_head_is_a_500(kind: str) -> None:
             )
 
 
-@each_kind
 def test_second_start_response_needs_exc_info(kind: str) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [])
@@ -191,14 +168,12 @@ def test_second_start_response_needs_exc_info(kind: str) -> None:
     assert served.log.count("LookupError: the app's own") == 1
 
 
-@each_kind
 def test_missing_start_response_is_a_500(kind: str) -> None:
     with serve(lambda environ, start_response: [b"x"], kind) as served:
         assert get(served.address).status == 500
     assert "without calling start_response" in served.log
 
 
-@each_kind
 def test_write_keeps_to_the_content_length(kind: str) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         write = start_response("200 OK", [("Content-Length", "5")])
@@ -212,7 +187,6 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
     assert "longer than its Content-Length" in served.log
 
 
-@each_kind
 @pytest.mark.parametrize(
     "sent",
     [
@@ -305,7 +279,6 @@ def test_client_that_stops_reading_is_closed(
     assert 0 < logged < LARGE_BYTES
 
 
-@each_kind
 @pytest.mark.parametrize("sendfile", [True, False])
 def test_file_that_shrinks_while_sent_ends_the_connection(
     kind: str, sendfile: bool, tmp_path: Path
@@ -314,10 +287,7 @@ def test_file_that_shrinks_while_sent_ends_the_connection(
     with path.open("wb") as file:
         file.truncate(LARGE_BYTES)
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [])
-        return environ["wsgi.file_wrapper"](path.open("rb"))
-
+    app = answering(lambda environ: environ["wsgi.file_wrapper"](path.open("rb")))
     with serve(app, kind, use_sendfile=sendfile) as served:
         with stalling(served, "/") as client:
             os.truncate(path, 1_000_000)
@@ -327,11 +297,10 @@ def test_file_that_shrinks_while_sent_ends_the_connection(
     assert f" 200 {len(received)}" in served.log
 
 
-@each_kind
 def test_request_body_cannot_be_read_after_its_request(kind: str) -> None:
     kept: list[Any] = []
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    def echo(environ: WSGIEnvironment) -> list[bytes]:
         stolen: object = None
         if kept:
             try:
@@ -339,10 +308,9 @@ def test_request_body_cannot_be_read_after_its_request(kind: str) -> None:
             except ValueError as error:
                 stolen = error
         kept.append(environ["wsgi.input"])
-        start_response("200 OK", [])
         return [repr(stolen).encode(), environ["wsgi.input"].read()]
 
-    with serve(app, kind) as served, Connection(served.address) as client:
+    with serve(answering(echo), kind) as served, Connection(served.address) as client:
         assert client.request("/", method="POST", body=b"first").body == b"Nonefirst"
         second = client.request("/", method="POST", body=b"second").body
         assert second.startswith(b"ValueError")
@@ -354,12 +322,7 @@ def test_closed_connections_leave_no_descriptor(kind: str, tmp_path: Path) -> No
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        if environ["PATH_INFO"] == "/file":
-            start_response("200 OK", [])
-            return environ["wsgi.file_wrapper"](path.open("rb"))
-        return ok(environ, start_response)
-
+    app = router(file=answering(lambda environ: environ["wsgi.file_wrapper"](path.open("rb"))))
     threads, descriptors = {*threading.enumerate()}, open_descriptors()
     with serve(app, kind) as served:
         for _ in range(30):
@@ -370,7 +333,6 @@ def test_closed_connections_leave_no_descriptor(kind: str, tmp_path: Path) -> No
     wait_for(lambda: open_descriptors() <= descriptors, "all descriptors are closed")
 
 
-@each_kind
 def test_target_that_is_no_url_is_refused(kind: str) -> None:
     with serve(ok, kind) as served:
         for head in (
@@ -389,7 +351,6 @@ def test_target_that_is_no_url_is_refused(kind: str) -> None:
     assert "Traceback" not in served.log
 
 
-@each_kind
 def test_write_without_end_to_head_ends_when_the_client_leaves(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from tests.support.http import Connection
 from wsgifast.devservers.request import BodyFraming, CheckedLines, RequestBody, check_head
 from wsgifast.errors import ClientGone, RequestError
 
-from .apps import TEXT, answering, assert_alive, each_kind, path_of, router
+from .apps import TEXT, answering, assert_alive, path_of, router
 from .serving import serve
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 NEXT = b"GET /next HTTP/1.1\r\n"
 
 
-@each_kind
 def test_connection_with_many_requests_answers_each(kind: str) -> None:
     with serve(answering(path_of), kind) as served, Connection(served.address) as client:
         for number in range(20):
@@ -36,7 +35,6 @@ def test_connection_with_many_requests_answers_each(kind: str) -> None:
             assert response.keep_alive
 
 
-@each_kind
 def test_server_under_validator_keeps_to_wsgi(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> Iterator[bytes]:
         return iter([environ["wsgi.input"].read(3), environ["wsgi.input"].readline()])
@@ -49,7 +47,6 @@ def test_server_under_validator_keeps_to_wsgi(kind: str) -> None:
     assert "Error" not in served.log
 
 
-@each_kind
 def test_absolute_target_is_split(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         names = ("HTTP_HOST", "PATH_INFO", "QUERY_STRING")
@@ -64,7 +61,6 @@ def test_absolute_target_is_split(kind: str) -> None:
             assert client.request(target).body == expected
 
 
-@each_kind
 def test_http10_client_with_keep_alive_stays_connected(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         with Connection(served.address) as client:
@@ -76,7 +72,6 @@ def test_http10_client_with_keep_alive_stays_connected(kind: str) -> None:
             assert client.read_to_end() == b""
 
 
-@each_kind
 def test_connection_close_is_obeyed_and_sent(kind: str) -> None:
     leaving = answering(path_of, headers=[*TEXT, ("Connection", "close")])
     with serve(router(leaving=leaving), kind) as served:
@@ -87,8 +82,7 @@ def test_connection_close_is_obeyed_and_sent(kind: str) -> None:
                 assert client.read_to_end() == b""
 
 
-@each_kind
-def test_pipelined_requests_are_answered_in_order(kind: str) -> None:
+def test_dev_server_answers_pipelined_requests_in_order(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         return [environ["PATH_INFO"].encode(), environ["wsgi.input"].read()]
 
@@ -99,7 +93,6 @@ def test_pipelined_requests_are_answered_in_order(kind: str) -> None:
             assert client.read_response().body == b"/%dbody%d" % (number, number)
 
 
-@each_kind
 @pytest.mark.parametrize("chunked", [False, True])
 def test_unread_body_does_not_become_a_request(kind: str, chunked: bool) -> None:
     smuggled = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -113,7 +106,6 @@ def test_unread_body_does_not_become_a_request(kind: str, chunked: bool) -> None
     assert "smuggled" not in served.log
 
 
-@each_kind
 def test_large_unread_body_closes_after_the_response(kind: str) -> None:
     app = answering(path_of, "413 Content Too Large")
     with serve(app, kind) as served, Connection(served.address) as client:
@@ -123,7 +115,6 @@ def test_large_unread_body_closes_after_the_response(kind: str) -> None:
         assert client.read_to_end() == b""
 
 
-@each_kind
 def test_chunked_request_is_decoded(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         assert "HTTP_TRANSFER_ENCODING" not in environ
@@ -140,7 +131,6 @@ def test_chunked_request_is_decoded(kind: str) -> None:
         assert client.read_to_end() == b""
 
 
-@each_kind
 def test_malformed_unread_chunks_end_the_connection(kind: str) -> None:
     with serve(answering(path_of), kind) as served, Connection(served.address) as client:
         headers = [("Transfer-Encoding", "chunked")]
@@ -151,7 +141,6 @@ def test_malformed_unread_chunks_end_the_connection(kind: str) -> None:
     assert "smuggled" not in served.log
 
 
-@each_kind
 def test_doubtful_framing_is_refused_and_ends_the_connection(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         for head in (
@@ -172,7 +161,6 @@ def test_doubtful_framing_is_refused_and_ends_the_connection(kind: str) -> None:
     assert "smuggled" not in served.log
 
 
-@each_kind
 def test_broken_request_gets_a_status(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         for wire, status in (
@@ -190,14 +178,12 @@ def test_broken_request_gets_a_status(kind: str) -> None:
                 assert client.read_to_end() == b"", wire[:100]
 
 
-@each_kind
 def test_empty_line_before_a_request_is_skipped(kind: str) -> None:
     with serve(answering(path_of), kind) as served, Connection(served.address) as client:
         client.send(b"\r\n")
         assert_alive(client)
 
 
-@each_kind
 def test_continue_is_sent_when_the_app_reads(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         return [environ["wsgi.input"].read(5)]
@@ -217,7 +203,6 @@ def test_continue_is_sent_when_the_app_reads(kind: str) -> None:
             assert client.read_to_end() == b""
 
 
-@each_kind
 def test_continue_is_never_sent_inside_a_response(kind: str) -> None:
     def late(environ: WSGIEnvironment) -> Iterator[bytes]:
         yield b"first "

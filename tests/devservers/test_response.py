@@ -19,14 +19,13 @@ from wsgifast.devservers.response import Outlet
 from wsgifast.errors import BodyTooShort, ClientGone
 from wsgifast.sockets.sending import FileSegment
 
-from .apps import answering, assert_alive, each_kind, path_of, router
-from .serving import KINDS, serve
+from .apps import answering, assert_alive, path_of, router
+from .serving import serve
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 
-@each_kind
 @pytest.mark.parametrize("body", [list, tuple, iter])
 def test_response_that_has_no_body_sends_none(kind: str, body: Any) -> None:
     statuses = ["204 No Content", "304 Not Modified", "205 Reset Content"]
@@ -43,7 +42,6 @@ def test_response_that_has_no_body_sends_none(kind: str, body: Any) -> None:
             assert_alive(client)
 
 
-@each_kind
 def test_head_request_gets_the_head_of_get_alone(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
@@ -62,7 +60,6 @@ def test_head_request_gets_the_head_of_get_alone(kind: str, tmp_path: Path) -> N
             assert_alive(client)
 
 
-@each_kind
 def test_empty_body_has_length_0(kind: str) -> None:
     apps = {
         "list": answering(lambda _: []),
@@ -78,7 +75,6 @@ def test_empty_body_has_length_0(kind: str) -> None:
         assert_alive(client)
 
 
-@each_kind
 def test_body_of_unknown_length_is_chunked_for_http11(kind: str) -> None:
     app = answering(lambda _: (block for block in [b"one ", b"", b"two"]))
     with serve(router(stream=app), kind) as served:
@@ -95,7 +91,6 @@ def test_body_of_unknown_length_is_chunked_for_http11(kind: str) -> None:
             assert response.body == b"one two"
 
 
-@each_kind
 def test_body_over_its_content_length_is_cut_and_logged(kind: str) -> None:
     length = [("Content-Length", "4")]
     apps = {
@@ -109,7 +104,6 @@ def test_body_over_its_content_length_is_cut_and_logged(kind: str) -> None:
     assert served.log.count("longer than its Content-Length") == 2
 
 
-@each_kind
 @pytest.mark.parametrize("body", [list, iter])
 def test_body_below_its_content_length_ends_the_connection(kind: str, body: Any) -> None:
     app = answering(lambda _: body([b"12", b"34"]), headers=[("Content-Length", "5")])
@@ -129,7 +123,6 @@ def sized_file(folder: Path, size: int) -> tuple[Path, bytes]:
     return path, content
 
 
-@each_kind
 @pytest.mark.parametrize("sendfile", [True, False])
 @pytest.mark.parametrize("size", [1, 16 * 1024, 3_000_000])
 def test_file_is_sent_from_its_position_on(
@@ -156,7 +149,6 @@ def test_file_is_sent_from_its_position_on(
     assert f" 200 {size - size // 3}" in served.log
 
 
-@each_kind
 def test_open_file_without_a_wrapper_is_sent_whole(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 300_000)
     app = answering(lambda _: path.open("rb"))
@@ -167,7 +159,6 @@ def test_open_file_without_a_wrapper_is_sent_whole(kind: str, tmp_path: Path) ->
         assert_alive(client)
 
 
-@each_kind
 def test_file_after_write_is_framed(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 50_000)
 
@@ -180,7 +171,6 @@ def test_file_after_write_is_framed(kind: str, tmp_path: Path) -> None:
         assert_alive(client)
 
 
-@each_kind
 def test_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 100_000)
     closed = []
@@ -210,7 +200,6 @@ def test_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -> 
     assert " 200 60010" in served.log
 
 
-@each_kind
 @pytest.mark.parametrize(
     "blocks",
     [[b"x"] * 100_000, [b"y" * 20_000] * 100, [b"", b"z" * 2_000_000, b"1"], (b"a", b"b")],
@@ -236,7 +225,6 @@ class CountingSocket(socket.socket):
         return super().sendmsg(buffers, ancillary, flags, *rest)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_head_and_first_block_leave_in_one_send(kind: str, tmp_path: Path) -> None:
     small, content = sized_file(tmp_path, 1000)
     large, _ = sized_file(tmp_path, 100_000)
@@ -273,7 +261,6 @@ def test_head_and_first_block_leave_in_one_send(kind: str, tmp_path: Path) -> No
     assert received["small"][0].body == content
 
 
-@each_kind
 def test_small_writes_are_not_delayed(kind: str) -> None:
     seen = []
 
@@ -294,7 +281,6 @@ def test_small_writes_are_not_delayed(kind: str) -> None:
     assert all(seen)
 
 
-@each_kind
 def test_wrapped_app_sends_the_same(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 300_000)
     apps = {
@@ -311,7 +297,6 @@ def test_wrapped_app_sends_the_same(kind: str, tmp_path: Path) -> None:
         assert_alive(client)
 
 
-@each_kind
 def test_responses_are_read_by_other_clients(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         client = http.client.HTTPConnection(*served.address, timeout=60)

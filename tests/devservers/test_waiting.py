@@ -13,14 +13,14 @@ from tests.support.http import Connection
 from tests.support.servers import PATIENCE_S, wait_for
 from wsgifast.devservers import connection
 
-from .apps import answering, assert_alive, each_kind, each_threaded, path_of
+from .apps import answering, assert_alive, each_single, each_threaded, path_of
 from .serving import Served, serve
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 
-@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+@each_single
 def test_idle_connection_does_not_lock_others_out(kind: str) -> None:
     with (
         serve(answering(path_of), kind, keep_alive_timeout=60.0) as served,
@@ -32,7 +32,7 @@ def test_idle_connection_does_not_lock_others_out(kind: str) -> None:
         assert idle.read_to_end() == b""
 
 
-@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+@each_single
 def test_silent_connection_is_closed_after_a_grace(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +46,7 @@ def test_silent_connection_is_closed_after_a_grace(
         assert silent.read_to_end() == b""
 
 
-@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+@each_single
 def test_new_connection_is_answered_although_others_wait(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         clients = [Connection(served.address) for _ in range(3)]
@@ -55,7 +55,7 @@ def test_new_connection_is_answered_although_others_wait(kind: str) -> None:
             client.close()
 
 
-@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+@each_single
 def test_busy_connection_ends_when_others_wait(kind: str) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
@@ -73,7 +73,6 @@ def test_busy_connection_ends_when_others_wait(kind: str) -> None:
             assert_alive(other)
 
 
-@each_kind
 def test_idle_connection_is_closed_in_time(kind: str) -> None:
     with (
         serve(answering(path_of), kind, keep_alive_timeout=0.05) as served,
@@ -97,14 +96,12 @@ def is_timed_out(served: Served, sent: bytes) -> bool:
     return False
 
 
-@each_kind
 def test_stalled_head_is_answered_with_408(kind: str) -> None:
     with serve(answering(path_of), kind, timeout=0.1) as served:
         sent = b"GET / HTTP/1.1\r\nHost:"
         wait_for(lambda: is_timed_out(served, sent), "408 is answered")
 
 
-@each_kind
 def test_stalled_request_body_is_answered_with_408(kind: str) -> None:
     app = answering(lambda environ: [environ["wsgi.input"].read(5)])
     for head in (b"Content-Length: 5", b"Transfer-Encoding: chunked"):

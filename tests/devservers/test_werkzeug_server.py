@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import ssl
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,8 @@ from tests.support.http import Connection, get
 from tests.support.servers import free_port, live_server, wait_for
 from tests.support.tls import client_context, server_context
 
-from .serving import KINDS, serve
+from .apps import answering, path_of
+from .serving import serve
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -34,14 +34,7 @@ werkzeug.serving.run_simple(
 """
 
 
-@pytest.fixture
-def server_tls() -> ssl.SSLContext:
-    return server_context()
-
-
-@pytest.fixture
-def client_tls() -> ssl.SSLContext:
-    return client_context()
+each_werkzeug = pytest.mark.parametrize("kind", ["werkzeug", "werkzeug-single"])
 
 
 @pytest.fixture
@@ -51,10 +44,7 @@ def large_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_server_with_tls_answers(
-    kind: str, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext, large_file: Path
-) -> None:
+def test_server_with_tls_answers(kind: str, large_file: Path) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         assert environ["wsgi.url_scheme"] == "https"
         start_response("200 OK", [])
@@ -65,8 +55,8 @@ def test_server_with_tls_answers(
         return [b"read ", environ["wsgi.input"].read()]
 
     with (
-        serve(app, kind, tls=server_tls) as served,
-        Connection(served.address, tls=client_tls) as client,
+        serve(app, kind, tls=server_context()) as served,
+        Connection(served.address, tls=client_context()) as client,
     ):
         for _ in range(2):
             assert client.request("/file").body == large_file.read_bytes()
@@ -82,7 +72,7 @@ def test_server_with_tls_answers(
     assert "Traceback" not in served.log
 
 
-@pytest.mark.parametrize("kind", ["werkzeug", "werkzeug-single"])
+@each_werkzeug
 def test_flask_sends_files_and_ranges(kind: str, large_file: Path) -> None:
     app = flask.Flask(__name__)
 
@@ -113,7 +103,7 @@ def test_flask_sends_files_and_ranges(kind: str, large_file: Path) -> None:
         assert client.request("/file").keep_alive
 
 
-@pytest.mark.parametrize("kind", ["werkzeug", "werkzeug-single"])
+@each_werkzeug
 def test_debugger_shows_its_page_and_the_connection_goes_on(kind: str, large_file: Path) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         if environ["PATH_INFO"] == "/fails":
@@ -135,10 +125,7 @@ def test_debugger_shows_its_page_and_the_connection_goes_on(kind: str, large_fil
 
 
 def test_address_of_a_client_is_not_that_of_the_last_request() -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        start_response("200 OK", [])
-        return [environ["REMOTE_ADDR"].encode()]
-
+    app = answering(lambda environ: [environ["REMOTE_ADDR"].encode()])
     with serve(ProxyFix(app), "werkzeug") as served, Connection(served.address) as client:
         forwarded = [("X-Forwarded-For", "10.9.8.7")]
         assert client.request("/", headers=forwarded).body == b"10.9.8.7"
@@ -146,18 +133,14 @@ def test_address_of_a_client_is_not_that_of_the_last_request() -> None:
 
 
 def test_bad_request_is_not_logged_as_the_last_one() -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        start_response("200 OK", [])
-        return [b"ok"]
-
-    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+    with serve(answering(path_of), "werkzeug") as served, Connection(served.address) as client:
         client.request("/first")
         client.send(b"nonsense\r\n\r\n")
         assert client.read_response().status == 400
     assert served.log.count("/first") == 1
 
 
-def test_target_that_is_no_url_is_refused() -> None:
+def test_absolute_target_that_is_no_url_is_refused_by_werkzeug() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         raise AssertionError("the app was called")
 

@@ -127,7 +127,7 @@ def test_static_file_has_ranges(ask: Ask, root: Path, path: str) -> None:
     assert ask(path)[2] == content
 
 
-def test_head_has_the_headers_of_get(ask: Ask, root: Path) -> None:
+def test_head_of_a_static_file_has_the_headers_of_get(ask: Ask, root: Path) -> None:
     for path, size in ("/static/large.bin", len(LARGE)), ("/static/css/a.css", 500):
         for _ in range(2):
             status, headers, body = ask(path, "HEAD")
@@ -280,7 +280,7 @@ def test_other_middleware_works_in_our_applications(root: Path, middleware: str)
         assert (answer.status, answer.body) == (status, expected)
 
 
-def test_no_descriptor_is_left_open(ask: Ask, root: Path) -> None:
+def test_answered_static_file_leaves_no_descriptor(ask: Ask, root: Path) -> None:
     for method, headers in ("GET", {}), ("HEAD", {}), ("GET", {"range": "bytes=0-9,20-29"}):
         ask("/static/large.bin", method, **headers)
     opened = [file.path for file in psutil.Process().open_files()]
@@ -298,7 +298,7 @@ def test_hashed_file_is_offered_as_a_dictionary(ask: Ask, hashed: str) -> None:
         assert ask(hashed)[1]["Vary"] == "Accept-Encoding, Available-Dictionary"
 
 
-def test_client_with_an_earlier_release_gets_a_delta(ask: Ask, root: Path) -> None:
+def test_django_client_with_an_earlier_release_gets_a_delta(ask: Ask, root: Path) -> None:
     old = "".join(f".rule-{number} {{ margin: {number}px }}\n" for number in range(200)).encode()
     new = old + b".more { margin: 0 }\n"
     (root / "css" / "b.0123456789ab.css").write_bytes(old)

@@ -31,7 +31,7 @@ def app(environ, start_response):
 """
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_block_has_a_known_language() -> None:
     every = [block for page in PAGES for block in CODE[page]]
     unknown = [b for b in every if b.language not in KNOWN and not b.language.startswith(SHOWN)]
     assert not unknown, [str(block) for block in unknown]
@@ -40,7 +40,7 @@ def test_every_block_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if {"python", "console"} & {b.language for b in CODE[p]}]
 )
-def test_page(page: str, tmp_path: Path) -> None:
+def test_page_runs_as_written(page: str, tmp_path: Path) -> None:
     """Its commands in their order, in the middle of its files; then its Python.
 
     To the commands, Python without a name belongs to the file above it.
@@ -83,5 +83,5 @@ def _run_python(page: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("block", CONFIGURATIONS, ids=str)
-def test_configuration(block: Block, tmp_path: Path) -> None:
+def test_configuration_is_accepted_by_its_program(block: Block, tmp_path: Path) -> None:
     CHECKS[block.language](block.text, tmp_path)

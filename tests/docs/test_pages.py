@@ -16,7 +16,7 @@ ROOT = DOCS.parent
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_made_of_the_code_is_up_to_date(name: str) -> None:
+def test_page_made_of_the_code_is_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "make docs writes it anew"
 
 
@@ -29,7 +29,7 @@ def test_a_page_made_of_the_code_is_up_to_date(name: str) -> None:
         *("asgifast", "asgifast.uvicorn", "asgifast.workers"),
     ],
 )
-def test_every_exported_name_is_in_the_reference(package: str) -> None:
+def test_exported_name_is_in_the_reference(package: str) -> None:
     pages = "".join(path.read_text() for path in DOCS.rglob("*.md"))
     directive = rf"^\.\. (?:auto\w+|py:data):: {re.escape(package)}\.(\w+)$"
     named = set(re.findall(directive, pages, re.MULTILINE))
@@ -38,14 +38,14 @@ def test_every_exported_name_is_in_the_reference(package: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"])
-def test_links_of_the_first_pages(name: str) -> None:
+def test_links_of_the_first_pages_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     found = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     found += re.findall(r'(?:src|srcset)="(.+?)"', text)
     assert all((ROOT / link).exists() for link in found), found
 
 
-def test_the_compatibility_page_names_what_the_tests_run_on() -> None:
+def test_compatibility_page_names_tested_versions() -> None:
     page = (DOCS / "project" / "compatibility.md").read_text()
     servers = page.partition("## Servers")[2].partition("## Frameworks")[0]
     ours = {
@@ -60,7 +60,7 @@ def test_the_compatibility_page_names_what_the_tests_run_on() -> None:
     assert listed == sorted(application.name for application in APPLICATIONS)
 
 
-def test_the_supported_pythons_are_the_same_everywhere() -> None:
+def test_supported_pythons_are_the_same_everywhere() -> None:
     row = re.search(r"CPython ([\d., ]+) \|", (DOCS / "project" / "compatibility.md").read_text())
     assert row is not None
     pythons = row[1].split(", ")
@@ -77,7 +77,7 @@ def test_the_supported_pythons_are_the_same_everywhere() -> None:
     )
 
 
-def test_links_into_the_repository() -> None:
+def test_links_into_the_repository_exist() -> None:
     texts = [path.read_text() for path in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]]
     pattern = r"https://github\.com/wsgifast/wsgifast/(?:blob|tree)/main/([^)#>\s]*)"
     found = {link for text in texts for link in re.findall(pattern, text)}
@@ -85,7 +85,7 @@ def test_links_into_the_repository() -> None:
     assert not [link for link in found if not (ROOT / link).exists()]
 
 
-def test_the_terminal_shows_what_the_doctor_finds() -> None:
+def test_terminal_picture_shows_findings_of_the_doctor() -> None:
     """The picture is of a real session, which is kept beside it; its commands exist."""
     session = (DOCS / "assets" / "terminal.txt").read_text()
     tutorial = (DOCS / "tutorial.md").read_text()
@@ -97,5 +97,5 @@ def test_the_terminal_shows_what_the_doctor_finds() -> None:
         assert all(finding in picture for finding in found)
 
 
-def test_the_first_page_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -75,7 +75,7 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
     return take
 
 
-def test_the_page_names_command_machine_and_date(root: Path, take_in: TakeIn) -> None:
+def test_published_page_names_command_machine_and_date(root: Path, take_in: TakeIn) -> None:
     take_in()
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert "`python -m loadtests demo --profile release` on 2026-11-22, 7 rounds of" in page
@@ -88,7 +88,7 @@ def test_the_page_names_command_machine_and_date(root: Path, take_in: TakeIn) ->
     assert "fastworker" not in first  # none of its rows is published
 
 
-def test_a_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
+def test_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
     take_in()
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     chart = page.partition('<div class="chart">\n')[2].partition("\n</div>")[0]
@@ -99,14 +99,14 @@ def test_a_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
     assert page.index("</div>") < page.index("| [demo.file]")
 
 
-def test_facts_have_columns_and_rows_with_fewer_rounds_say_so(root: Path, take_in: TakeIn) -> None:
+def test_facts_have_columns_and_short_rows_their_rounds(root: Path, take_in: TakeIn) -> None:
     take_in(base=figures(None, None, pairs=2, facts={"slow ones": 9900.0, "KiB each": None}))
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert "| p50 ms | p99 ms | CPU us/req | slow ones |" in page  # of nobody are KiB known
     assert "| a row (2 rounds) | gthread | - | fails | 1 | 2 | - | 9,900 |" in page
 
 
-def test_what_is_kept_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
+def test_published_row_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
     take_in(base=figures(10.123456, None, facts={"KiB each": float("nan")}))
     kept = json.loads((root / "docs" / "benchmarks" / "demo.json").read_text())
     gthread = kept["rows"]["demo.file"]["contenders"]["gthread"]
@@ -115,7 +115,7 @@ def test_what_is_kept_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
     assert "runs" not in gthread
 
 
-def test_a_report_of_one_row_leaves_the_others_as_they_are(root: Path, take_in: TakeIn) -> None:
+def test_report_of_one_row_keeps_the_others(root: Path, take_in: TakeIn) -> None:
     """In the table that the row is of, whatever the report's name, and in the table's order."""
     take_in("demo.small", day=20)
     told = take_in("demo.file", day=22, file="all")
@@ -130,7 +130,7 @@ def test_a_report_of_one_row_leaves_the_others_as_they_are(root: Path, take_in: 
     assert "`python -m loadtests demo.small --profile release` on 2026-11-20" in page
 
 
-def test_which_run_replaces_which(root: Path, take_in: TakeIn) -> None:
+def test_later_or_fuller_run_replaces_a_row(root: Path, take_in: TakeIn) -> None:
     def published() -> float:
         ratio = Figures(read(publish.DATA)).ratio("demo.file", "WSGIFast on gthread")
         assert ratio is not None
@@ -149,7 +149,7 @@ def test_which_run_replaces_which(root: Path, take_in: TakeIn) -> None:
     assert list(table.runs) == ["2026-11-15T10:00:00Z"]
 
 
-def test_rows_of_short_runs_or_measured_elsewhere_are_told(root: Path, take_in: TakeIn) -> None:
+def test_rows_of_short_runs_or_other_machines_are_listed(root: Path, take_in: TakeIn) -> None:
     def told(**other: str | int) -> list[str]:
         return [*publish.differing({**MACHINE, **other})]
 
@@ -166,12 +166,12 @@ def test_rows_of_short_runs_or_measured_elsewhere_are_told(root: Path, take_in: 
     assert told(system="Linux 6.2") == ["Of system Linux 6.1, here Linux 6.2: demo"]
 
 
-def test_rows_that_no_table_has_are_left_out(root: Path, take_in: TakeIn) -> None:
+def test_row_of_no_table_is_left_out(root: Path, take_in: TakeIn) -> None:
     assert "left out what no table has: demo.old" in take_in("demo.old")
     assert not read(publish.DATA)
 
 
-def test_the_readme_has_its_table_written(root: Path, take_in: TakeIn) -> None:
+def test_readme_gets_its_table(root: Path, take_in: TakeIn) -> None:
     told = take_in()
     readme = (root / "README.md").read_text()
     assert readme.startswith("before\n\n<!-- what")
@@ -184,13 +184,13 @@ def test_the_readme_has_its_table_written(root: Path, take_in: TakeIn) -> None:
     assert publish.readme() == readme
 
 
-def test_a_readme_without_a_place_for_the_table(root: Path, take_in: TakeIn) -> None:
+def test_readme_without_a_place_for_the_table_is_an_error(root: Path, take_in: TakeIn) -> None:
     publish.README.write_text("before and after")
     with pytest.raises(ValueError, match=r"README.md has 0 places for the table"):
         take_in()
 
 
-def test_a_text_is_shown_only_where_its_figures_bear_it_out() -> None:
+def test_gain_is_shown_only_if_its_figures_hold() -> None:
     def shown(base: dict[str, Any]) -> str:
         key = "slow.worker.downloads-10000"
         ours = figures(5.0, None, facts={"slow ones": 9900.0}, ms={"50": 0.512, "99": 5.0})
@@ -203,14 +203,14 @@ def test_a_text_is_shown_only_where_its_figures_bear_it_out() -> None:
     assert "slow downloads" not in shown(figures(3.0, None))
 
 
-def test_what_a_contender_costs_is_told_in_percent() -> None:
+def test_cost_of_a_contender_is_shown_in_percent() -> None:
     ours = figures(5.0, 10.0, **{"cost ratio": {"median": 0.0971}})
     rows = {"asgi.file-large": {"contenders": {"our protocol": ours}}}
     table = gains(Figures({"asgi": Published("t", {}, rows)}), benchmarks="page.md")
     assert "10 times as fast as uvicorn's own, with 9.7 % of its CPU" in table
 
 
-def test_the_chart_is_of_what_is_published(root: Path, take_in: TakeIn) -> None:
+def test_chart_shows_published_rows(root: Path, take_in: TakeIn) -> None:
     take_in()
     for theme in THEMES:
         svg = (root / "docs" / "assets" / f"ratios-{theme}.svg").read_text()
@@ -227,12 +227,12 @@ def _contenders() -> dict[str, set[str]]:
     return {row.key: {c.name for c in row.contenders} for t in tables() for row in t.rows}
 
 
-def test_every_figure_that_is_shown_is_one_of_the_load_tests() -> None:
+def test_shown_figure_is_measured_by_a_load_test() -> None:
     assert all(bar.contender in _contenders()[bar.key] for bar in BARS)
     assert all(contender in _contenders()[key] for key, contender, _ in figures_shown())
 
 
-def test_every_ratio_that_is_shown_is_one_that_its_row_has() -> None:
+def test_shown_ratio_is_in_its_row() -> None:
     """The one whom all others are compared with has none."""
     from loadtests.__main__ import tables
 
@@ -243,11 +243,11 @@ def test_every_ratio_that_is_shown_is_one_that_its_row_has() -> None:
     assert [pair for pair in shown if base[pair[0]] == pair[1]] == []
 
 
-def test_every_row_that_is_published_is_one_of_the_load_tests() -> None:
+def test_published_row_is_measured_by_a_load_test() -> None:
     """Else remove it from docs/benchmarks/*.json."""
     found = {key for table in read(publish.DATA).values() for key in table.rows}
     assert found <= {*_contenders()}
 
 
-def test_a_chart_without_figures_is_a_picture_too() -> None:
+def test_chart_without_figures_is_a_picture() -> None:
     xml.etree.ElementTree.fromstring(chart({}, THEMES["dark"]))

@@ -25,7 +25,7 @@ def _lines_for(framework: str) -> str:
     return found[1]
 
 
-def test_the_lines_for_flask_compress_a_page() -> None:
+def test_readme_lines_for_flask_compress_a_page() -> None:
     app = flask.Flask("shop")
     app.add_url_rule("/", view_func=lambda: PAGE)
     exec(_lines_for("Flask"), {"app": app})
@@ -34,7 +34,7 @@ def test_the_lines_for_flask_compress_a_page() -> None:
     assert len(response.data) < len(PAGE)
 
 
-def test_the_lines_for_fastapi_compress_an_answer() -> None:
+def test_readme_lines_for_fastapi_compress_an_answer() -> None:
     app = FastAPI()
     app.add_api_route("/", lambda: {"page": PAGE})
     names: dict[str, Any] = {"app": app}
@@ -50,7 +50,7 @@ async def _get(app: Any) -> httpx.Response:
         return await client.get("/", headers={"Accept-Encoding": "gzip"})
 
 
-def test_the_lines_for_django_name_what_exists() -> None:
+def test_readme_lines_for_django_name_existing_classes() -> None:
     names: dict[str, Any] = {
         "MIDDLEWARE": ["django.middleware.security.SecurityMiddleware", "shop.Middleware"],
         "INSTALLED_APPS": [],

@@ -67,7 +67,7 @@ def without(exchange: Exchange, name: str, value: str | None = None) -> Exchange
         ("GET", Exchange(304, HEADERS), "status 304", ""),
     ],
 )  # fmt: skip
-def test_what_is_worse_and_what_is_better(
+def test_difference_of_answers_is_worse_or_better(
     variant: str, ours: Exchange, worse: str, better: str
 ) -> None:
     raw = dict(RAW)
@@ -83,7 +83,7 @@ def test_what_is_worse_and_what_is_better(
 
 @pytest.mark.parametrize("codings", ["", " identity", " browser"])
 @pytest.mark.parametrize("missing", ["ETag", "Content-Length", "Accept-Ranges", "Content-Type"])
-def test_a_head_omits_only_what_the_coding_of_its_get_changes(codings: str, missing: str) -> None:
+def test_head_may_omit_headers_that_a_coding_changes(codings: str, missing: str) -> None:
     page = without(PAGE, "Accept-Ranges", "bytes")
     packed = without(without(PACKED, "ETag", 'W/"1+gzip"'), "Content-Length", "99")
     head = replace(page, body=b"", wire_bytes=0)
@@ -100,7 +100,7 @@ def test_a_head_omits_only_what_the_coding_of_its_get_changes(codings: str, miss
         assert len(compare(raw, raw, ours).worse) == 3
 
 
-def test_a_head_that_differs_from_its_get_without_us_too_may_differ() -> None:
+def test_head_that_differs_from_get_unwrapped_may_differ() -> None:
     raw = {("/", "GET"): PAGE, ("/", "HEAD"): without(PAGE, "Content-Length", "0")}
     assert compare(raw, raw, raw).worse == []
     refused = Exchange(405, [("Content-Type", "text/plain"), ("Content-Length", "5")])
@@ -111,7 +111,7 @@ def test_a_head_that_differs_from_its_get_without_us_too_may_differ() -> None:
     assert len(compare(raw, raw, ours).worse) == 1
 
 
-def test_a_304_has_the_tag_of_the_coded_body() -> None:
+def test_304_with_the_tag_of_the_coded_body_is_not_worse() -> None:
     raw = {
         **RAW,
         ("/", "GET browser"): PAGE,
@@ -123,7 +123,7 @@ def test_a_304_has_the_tag_of_the_coded_body() -> None:
     assert compare(raw, raw, ours).worse == []
 
 
-def test_a_range_of_a_coded_body_is_one_of_what_is_sent() -> None:
+def test_range_of_a_coded_body_is_of_the_sent_bytes() -> None:
     coded = gzip.compress(os.urandom(1000))
     raw = {**RAW, ("/", "GET browser"): PAGE, ("/", "Range browser"): PAGE}
     packed = replace(PACKED, sent=coded)
@@ -133,7 +133,7 @@ def test_a_range_of_a_coded_body_is_one_of_what_is_sent() -> None:
         assert len(compare(raw, raw, ours).worse) == worse
 
 
-def test_what_the_application_itself_changes_says_nothing() -> None:
+def test_change_by_the_application_itself_is_ignored() -> None:
     key = "/", "GET"
     again = {**RAW, key: replace(without(PAGE, "ETag", '"7"'), body=BODY.replace(b"9", b"8"))}
     ours = {**RAW, key: replace(without(PAGE, "ETag", '"8"'), body=BODY.replace(b"9", b"7"))}
@@ -157,7 +157,7 @@ def test_what_the_application_itself_changes_says_nothing() -> None:
         ("0.12345", "12.345"),
     ],
 )
-def test_a_token_or_a_time_is_not_compared(one: str, other: str) -> None:
+def test_token_or_time_in_a_page_is_ignored(one: str, other: str) -> None:
     raw, ours = (
         {**RAW, ("/", "GET"): replace(PAGE, body=BODY + f'<input value="{value}">'.encode())}
         for value in (one, other)
@@ -166,7 +166,7 @@ def test_a_token_or_a_time_is_not_compared(one: str, other: str) -> None:
     assert (found.worse, found.varies) == ([], 0)
 
 
-def test_pages_lead_to_their_scripts_styles_and_images() -> None:
+def test_links_of_a_page_are_its_scripts_styles_and_images() -> None:
     html = b"""
         <link rel=x href="/a.css?v=1"><script defer src='b.js'></script><img src="/c.png">
         <a href="/logout"></a><script src="https://elsewhere.test/d.js"></script><img src="data:,">
@@ -177,7 +177,7 @@ def test_pages_lead_to_their_scripts_styles_and_images() -> None:
     assert [ask.path for ask in links(found)] == ["/a.css?v=1", "/pages/b.js", "/c.png"]
 
 
-def test_every_variant_of_a_request_is_answered() -> None:
+def test_request_is_asked_in_all_variants() -> None:
     app = "tests.benchmark.apps:app"
     found = []
     for served in (app, f"wsgifast.commands.run:wrapped({app!r})"):
@@ -198,6 +198,6 @@ def test_every_variant_of_a_request_is_answered() -> None:
     assert compare(raw, raw, ours).worse == []
 
 
-def test_applications_have_distinct_names_and_ask_for_something() -> None:
+def test_application_has_a_unique_name_and_paths() -> None:
     assert len({application.name for application in APPLICATIONS}) == len(APPLICATIONS) == 18
     assert all(application.paths and application.packages for application in APPLICATIONS)

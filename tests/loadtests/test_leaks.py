@@ -60,12 +60,14 @@ def test_abandoned_connections_leave_nothing_behind(contender: Contender, tmp_pa
         ({"processes": (1, 3)}, ["a process has been replaced"]),
     ],
 )
-def test_what_is_kept(change: dict[str, int], found: list[str]) -> None:
+def test_kept_descriptors_threads_and_processes_are_found(
+    change: dict[str, int], found: list[str]
+) -> None:
     last = dataclasses.replace(FIRST, connections=1000, **change)  # type: ignore[arg-type]
     assert kept([FIRST, last], 2) == found
 
 
-def test_only_the_later_half_of_the_rounds_tells_of_growth() -> None:
+def test_growth_is_of_the_later_half_of_the_rounds() -> None:
     sizes = [(0, 0), (9000, 90_000), (9000, 90_000), (9100, 90_500)]
     counts = [
         dataclasses.replace(

@@ -40,6 +40,6 @@ def test_row_without_a_limit_fails_until_it_is_written(tmp_path: Path) -> None:
     assert limits.main([report]) == 0
 
 
-def test_every_row_has_a_limit() -> None:
+def test_instruction_row_has_a_limit() -> None:
     named = {f"{row.key}: {c.name}" for row in TABLE.rows for c in row.contenders}
     assert set(json.loads(limits.LIMITS.read_text())) == named

@@ -41,7 +41,7 @@ def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("end", [[], [b""], [b"reset"]])
-def test_an_idle_connection_that_is_closed_is_asked_again_on_a_new_one(end: list[bytes]) -> None:
+def test_request_on_a_closed_idle_connection_is_repeated(end: list[bytes]) -> None:
     outcome = Outcome()
     with answering([GOOD, *end], [GOOD]) as address:
         client = Asking(address, "/", BODY, outcome)
@@ -62,7 +62,7 @@ def test_an_idle_connection_that_is_closed_is_asked_again_on_a_new_one(end: list
         ([[GOOD, GOOD.replace(b": 10", b": 9")]], "status 200 with 9 bytes instead of 10"),
     ],
 )
-def test_everything_else_is_lost(connections: list[list[bytes]], reason: str) -> None:
+def test_other_interrupted_request_is_lost(connections: list[list[bytes]], reason: str) -> None:
     outcome = Outcome()
     with answering(*connections) as address:
         client = Asking(address, "/", BODY, outcome)
@@ -73,7 +73,7 @@ def test_everything_else_is_lost(connections: list[list[bytes]], reason: str) ->
     assert not outcome.done["repeated"]
 
 
-def test_the_first_request_of_a_connection_is_not_repeated() -> None:
+def test_first_request_of_a_connection_is_not_repeated() -> None:
     outcome = Outcome()
     with answering([]) as address:
         assert not Asking(address, "/", BODY, outcome).ask()
@@ -81,7 +81,7 @@ def test_the_first_request_of_a_connection_is_not_repeated() -> None:
 
 
 @pytest.mark.long
-def test_fastworker_loses_nothing() -> None:
+def test_reloaded_fastworker_loses_no_request() -> None:
     deeds = [signal.SIGHUP]
     outcome = measure(
         FAST_SERVER, deeds, requests=50, times=1, longest_s=60, clients=4, downloads=1

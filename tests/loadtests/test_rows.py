@@ -43,13 +43,13 @@ def _measured(key: str, *contenders: int, seconds: float | None = None) -> Resul
     return result
 
 
-def test_percentiles_by_nearest_rank() -> None:
+def test_percentile_is_by_nearest_rank() -> None:
     values = [float(number) for number in range(1, 101)]
     assert [percentile(values, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
     assert percentile([7.0], 50) == 7.0
 
 
-def test_the_client_counts_what_it_saw() -> None:
+def test_client_counts_requests_bytes_and_errors() -> None:
     def seen(requests: int, path: str, size: int | None = None) -> tuple[int, int, object]:
         task = Task(path, 10.0, server.address, body_bytes=size)
         load = raw(requests=requests)(task)
@@ -63,7 +63,7 @@ def test_the_client_counts_what_it_saw() -> None:
         assert seen(1, "/none") == (0, 0, {"status 404": 1})
 
 
-def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["no-such-key"])
     assert ended.value.code == 2
@@ -80,16 +80,14 @@ def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
         ("d", []),
     ],
 )
-def test_a_key_is_a_tables_or_of_rows_that_begin_with_it_or_have_it(
-    given: str, found: list[str]
-) -> None:
+def test_key_chooses_rows_by_beginning_or_part(given: str, found: list[str]) -> None:
     rows = [replace(wsgi.WORKER.rows[0], key=key) for key in ("a.b", "a.bc", "b.c")]
     assert [
         row.key for table in chosen([Table("t", "t", rows)], [given]) for row in table.rows
     ] == found
 
 
-def test_all_is_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
+def test_key_all_is_every_published_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["all", "--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == [row.key for table in tables() for row in table.rows]
@@ -97,7 +95,7 @@ def test_all_is_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("leaks.FastWorker ")
 
 
-def test_every_row_of_every_table_has_a_key_of_its_own() -> None:
+def test_row_has_a_unique_key_and_contenders() -> None:
     every = [*tables(), *UNPUBLISHED]
     keys = [row.key for table in every for row in table.rows]
     assert len(keys) == len(set(keys)) > 100
@@ -113,14 +111,14 @@ def test_every_row_of_every_table_has_a_key_of_its_own() -> None:
     "key",
     ["ranges.1MiB", "flask.lines-fast", "compress.wsgi.small.gzip", "compress.asgi.small.gzip"],
 )
-def test_a_row_gives_a_figure_for_every_contender(key: str) -> None:
+def test_row_measures_each_contender(key: str) -> None:
     result = _measured(key, 0, 1)
     for name in result.runs:
         assert result.median(name, result.row.unit.rate), problems([result])
     assert not result.differs
 
 
-def test_what_is_behind_a_link_reaches_a_server_and_the_link_is_removed() -> None:
+def test_link_reaches_a_server_and_is_removed() -> None:
     with contextlib.ExitStack() as stack:
         try:
             within = stack.enter_context(link(20))
@@ -136,7 +134,7 @@ def test_what_is_behind_a_link_reaches_a_server_and_the_link_is_removed() -> Non
     assert ADDRESS not in listed
 
 
-def test_where_no_link_can_be_made_a_line_says_so(
+def test_missing_link_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -145,13 +143,13 @@ def test_where_no_link_can_be_made_a_line_says_so(
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
-def test_instructions_are_counted() -> None:
+def test_instruction_row_counts() -> None:
     result = _measured("instructions.wsgi.declared", -1)
     counted = result.median("WSGIFast", result.row.unit.rate)
     assert 1000 < (counted or 0) < 1_000_000, problems([result])
 
 
-def test_a_row_whose_framework_is_missing_says_how_to_get_it() -> None:
+def test_row_without_its_framework_names_the_way_out() -> None:
     rows = asgi.through("no_such_framework", "Nobody's middleware")
     results = run(Table("missing", "m", rows), SHORT)
     assert len(results) == 3
@@ -163,14 +161,14 @@ def test_a_row_whose_framework_is_missing_says_how_to_get_it() -> None:
             assert "pip install --group frameworks" in told
 
 
-def test_a_python_without_a_jit_is_told_of_one_with_it() -> None:
+def test_python_without_a_jit_names_the_way_out() -> None:
     for result in run(Table("jit", "j", jit.rows(available=False)), SHORT):
         for name in result.runs:
             assert list(result.errors(name)) == [jit.WAY_OUT]
 
 
 @pytest.mark.skipif(not jit.is_available(), reason=jit.WAY_OUT)
-def test_the_jit_is_off_in_one_server_and_on_in_the_other() -> None:
+def test_jit_is_on_in_one_server_only() -> None:
     found = {}
     for contender in jit.rows(available=True)[0].contenders:
         assert contender.server
@@ -182,7 +180,7 @@ def test_the_jit_is_off_in_one_server_and_on_in_the_other() -> None:
     assert found["FastWorker, JIT"] == "True"
 
 
-def test_a_large_file_of_the_worker() -> None:
+def test_large_file_of_the_worker_is_measured() -> None:
     """With a client that is always there, not wrk; it tells its own CPU time too."""
     result = _measured("worker.files.64KiB", 0, 1)
     assert result.median("FastWorker", BYTES.rate)
@@ -190,14 +188,14 @@ def test_a_large_file_of_the_worker() -> None:
     assert not result.differs
 
 
-def test_an_upload_is_measured_with_its_messages() -> None:
+def test_upload_is_measured_with_its_messages() -> None:
     program("curl")
     result = _measured("asgi.upload.stream", -1)
     assert result.median("a bare loop", BYTES.rate), problems([result])
     assert result.facts("a bare loop")["messages"] > 0
 
 
-def test_others_are_measured_beside_an_attack() -> None:
+def test_attack_row_measures_other_clients() -> None:
     result = _measured("attack.silent-bodies", 0, seconds=0.1)
     assert result.facts("FastWorker")["slow ones"] == 100
     assert result.failures("FastWorker") == 0

@@ -73,7 +73,7 @@ def listening(**options: Any) -> Iterator[Listener]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_sends_its_opening(kind: str) -> None:
+def test_crowd_sends_its_opening(kind: str) -> None:
     with listening() as listener:
         with slow_clients(kind, listener.port, clients=2, seconds=20, path="/there") as crowd:
             sent = opening(kind, "/there")
@@ -90,7 +90,7 @@ def test_every_kind_sends_its_opening(kind: str) -> None:
         assert told["opened"] >= 2
 
 
-def test_what_follows_comes_at_its_pace() -> None:
+def test_crowd_keeps_its_pace() -> None:
     def pace() -> float:
         with (
             listening() as listener,
@@ -110,7 +110,7 @@ def test_what_follows_comes_at_its_pace() -> None:
     wait_for(lambda: pace() == pytest.approx(17_000, rel=0.3), "they keep their pace")
 
 
-def test_who_was_dropped_comes_back() -> None:
+def test_dropped_client_comes_back() -> None:
     with (
         socket.create_server((HOST, 0)) as server,
         slow_clients("silent connections", server.getsockname()[1], clients=1) as crowd,
@@ -123,7 +123,7 @@ def test_who_was_dropped_comes_back() -> None:
     assert (told["opened"], told["ended"]) == (2, 1)
 
 
-def test_a_crowd_and_others_speak_tls(tmp_path: Path) -> None:
+def test_crowd_and_others_speak_tls(tmp_path: Path) -> None:
     write_certificate(tmp_path / "server.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "server.pem")
@@ -136,7 +136,7 @@ def test_a_crowd_and_others_speak_tls(tmp_path: Path) -> None:
         assert told["opened"] == 2
 
 
-def test_a_silent_crowd_under_tls_stays(tmp_path: Path) -> None:
+def test_silent_crowd_under_tls_stays(tmp_path: Path) -> None:
     """It has a look whether it was dropped, which TLS does not have a flag for."""
     write_certificate(tmp_path / "server.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -148,7 +148,7 @@ def test_a_silent_crowd_under_tls_stays(tmp_path: Path) -> None:
         assert told["opened"] == 2
 
 
-def test_who_reads_leaves_once_something_has_come() -> None:
+def test_crowd_that_leaves_waits_for_an_answer() -> None:
     asks = Kind(b"GET / HTTP/1.1\r\n\r\n", receive_bytes_per_s=1 << 20, leaves=True)
     with listening() as silent, crowd_of(asks, (HOST, silent.port), 2, seconds=0.5) as crowd:
         crowd.process.wait(PATIENCE_S)
@@ -158,7 +158,7 @@ def test_who_reads_leaves_once_something_has_come() -> None:
         crowd.end()
 
 
-def test_the_crowd_ends_at_its_time() -> None:
+def test_crowd_ends_at_its_time() -> None:
     with (
         listening() as listener,
         slow_clients("idle", listener.port, clients=1, seconds=0.2) as crowd,
@@ -168,7 +168,7 @@ def test_the_crowd_ends_at_its_time() -> None:
         assert time.monotonic() - begun < PATIENCE_S  # which is its own, if it is not told
 
 
-def test_others_are_asked_and_their_failures_counted() -> None:
+def test_failures_of_others_are_counted() -> None:
     with listening(answers=ANSWER) as listener:
         seen = others(listener.port, seconds=0.3)
     assert seen.failures == 0
@@ -180,7 +180,7 @@ def test_others_are_asked_and_their_failures_counted() -> None:
 
 
 @pytest.mark.skipif(not has_slow_disk(), reason="a slow disk needs root and /dev/fuse")
-def test_a_slow_disk_gives_so_many_bytes_a_second(tmp_path: Path) -> None:
+def test_slow_disk_keeps_its_rate(tmp_path: Path) -> None:
     with slow_disk(tmp_path, size=300_000, bytes_per_s=500_000) as path:
         assert path.stat().st_size == 300_000
         for _ in range(2):  # each open() begins with an empty cache

@@ -7,9 +7,7 @@ import inspect
 import math
 import smtplib
 import socket
-import ssl
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +28,17 @@ def nodelay(client: smtplib.SMTP) -> int:
     return client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@pytest.fixture
-def server_tls() -> ssl.SSLContext:
-    return server_context()
-
-
-@pytest.fixture
-def client_tls() -> ssl.SSLContext:
-    return client_context()
-
-
 @pytest.mark.parametrize("spool_bytes", [None, 1000])
 @pytest.mark.parametrize("chunking", [True, False])
-def test_starttls(
-    server_tls: ssl.SSLContext, client_tls: ssl.SSLContext, chunking: bool, spool_bytes: int | None
-) -> None:
-    options: dict[str, Any] = {"tls_context": server_tls, "spool_bytes": spool_bytes}
+def test_starttls_delivers_messages(chunking: bool, spool_bytes: int | None) -> None:
+    options: dict[str, Any] = {"tls_context": server_context(), "spool_bytes": spool_bytes}
     with (
         serving(require_starttls=True, **options) as (port, handler),
         SMTP("localhost", port, timeout=60) as client,
     ):
         client.ehlo()
         assert not client.has_extn("chunking")  # no data before STARTTLS
-        client.starttls(context=client_tls)
+        client.starttls(context=client_context())
         client.chunking = chunking
         for message in (LARGE, TEXT):
             client.sendmail(SENDER, [RECIPIENT], message)
@@ -61,14 +47,12 @@ def test_starttls(
     assert handler.received == [LARGE, TEXT]
 
 
-def test_implicit_tls(
-    server_tls: ssl.SSLContext, client_tls: ssl.SSLContext, tmp_path: Path
-) -> None:
+def test_implicit_tls_delivers_files(tmp_path: Path) -> None:
     path = tmp_path / "message"
     path.write_bytes(LARGE)
     with (
-        serving(ssl_context=server_tls) as (port, handler),
-        SMTP_SSL("localhost", port, context=client_tls, timeout=60) as client,
+        serving(ssl_context=server_context()) as (port, handler),
+        SMTP_SSL("localhost", port, context=client_context(), timeout=60) as client,
         path.open("rb") as file,
     ):
         assert nodelay(client)
@@ -76,7 +60,7 @@ def test_implicit_tls(
     assert handler.received == [LARGE]
 
 
-def test_unthreaded_controller_and_unix_sockets(tmp_path: Path) -> None:
+def test_controller_of_each_kind_runs_our_server(tmp_path: Path) -> None:
     handler = Handler()
     loop = asyncio.new_event_loop()
     controller: Any = fast.UnthreadedController(handler, "127.0.0.1", free_port(), loop=loop)
@@ -101,7 +85,7 @@ def test_unthreaded_controller_and_unix_sockets(tmp_path: Path) -> None:
             made.loop.close()
 
 
-def test_process_message_is_not_called_beside_handle_data() -> None:
+def test_handler_with_handle_data_has_no_process_message_called() -> None:
     class Both(Handler):
         def process_message(self, *args: Any) -> str:
             raise AssertionError("the message was handled already")
@@ -111,7 +95,7 @@ def test_process_message_is_not_called_beside_handle_data() -> None:
     assert handler.received == [TEXT]
 
 
-def test_a_handler_of_nothing_is_answered_as_by_aiosmtpd() -> None:
+def test_handler_without_methods_accepts_messages() -> None:
     with serving(handler=object()) as (port, _), Line(port) as line:
         line.begin()
         assert line.say(b"DATA", b"text\r\n.") == b"250 OK"
@@ -126,27 +110,22 @@ async def awaited_old_reply(*args: Any) -> str | None:
 
 
 @pytest.mark.parametrize("reply", [old_reply, awaited_old_reply])
-def test_process_message_is_still_called(reply: Any) -> None:
+def test_handler_with_process_message_alone_gets_messages(reply: Any) -> None:
     class Old:
         process_message = staticmethod(reply)
 
-    controller = fast.Controller(Old(), hostname="127.0.0.1", port=free_port())
-    controller.start()
-    try:
-        with SMTP("127.0.0.1", controller.port, timeout=60) as client:
-            with pytest.warns(DeprecationWarning, match="handle_DATA"):
-                client.sendmail(SENDER, [RECIPIENT], TEXT)
-            with (
-                pytest.warns(DeprecationWarning, match="handle_DATA"),
-                pytest.raises(smtplib.SMTPDataError) as refused,
-            ):
-                client.sendmail(RECIPIENT, [RECIPIENT], TEXT)
-        assert refused.value.args == (550, b"not you")
-    finally:
-        controller.stop()
+    with serving(handler=Old()) as (port, _), SMTP("127.0.0.1", port, timeout=60) as client:
+        with pytest.warns(DeprecationWarning, match="handle_DATA"):
+            client.sendmail(SENDER, [RECIPIENT], TEXT)
+        with (
+            pytest.warns(DeprecationWarning, match="handle_DATA"),
+            pytest.raises(smtplib.SMTPDataError) as refused,
+        ):
+            client.sendmail(RECIPIENT, [RECIPIENT], TEXT)
+    assert refused.value.args == (550, b"not you")
 
 
-def test_curl_delivers(tmp_path: Path) -> None:
+def test_curl_delivers_a_large_message(tmp_path: Path) -> None:
     curl = program("curl")
     path = tmp_path / "message"
     path.write_bytes(LARGE)
@@ -164,11 +143,10 @@ def test_curl_delivers(tmp_path: Path) -> None:
         {"spool_bytes": -1},
         {"spool_bytes": "1M"},
         {"spool_bytes": 0, "decode_data": True},
-        {"chunking": "no"},
         {"refuse_smuggling": 1},
     ],
 )
-def test_options_that_cannot_work(options: dict[str, Any]) -> None:
+def test_server_with_invalid_option_is_refused(options: dict[str, Any]) -> None:
     name = next(iter(options))
     with pytest.raises(ConfigurationError, match=name):
         fast.SMTPServer(Handler(), **options)
@@ -176,12 +154,12 @@ def test_options_that_cannot_work(options: dict[str, Any]) -> None:
         fast.Controller(Handler(), **options)
 
 
-def test_a_folder_to_spool_to_must_be_there(tmp_path: Path) -> None:
+def test_missing_spool_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="which is not a directory"):
         fast.Controller(Handler(), spool_bytes=0, spool_dir=tmp_path / "none")
 
 
-def test_what_is_relied_on_in_aiosmtpd() -> None:
+def test_private_names_of_aiosmtpd_exist() -> None:
     """Names that aiosmtpd does not document: a change in a new version shows here."""
     source = inspect.getsource(stock_smtp.SMTP)
     for name in (
@@ -207,16 +185,6 @@ def test_what_is_relied_on_in_aiosmtpd() -> None:
     ]
 
 
-def test_without_aiosmtpd_the_missing_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['aiosmtpd'] = None; import wsgifast.mail, wsgifast;\n"
-        "try: import wsgifast.mail.server\n"
-        "except wsgifast.MissingExtra as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'wsgifast[mail]'" in done.stdout
-
-
 # Limits that are none, and limits that no call of the system takes as they are.
 UNLIMITED = [math.inf, 1e300, 10**400, 1e8]
 WRONG_LIMITS = [math.nan, -1, -math.inf, "5", True, [5]]
@@ -224,7 +192,7 @@ WRONG_TEXT = r"timeout=.*: seconds from 0 on; math\.inf or None for no limit"
 
 
 @pytest.mark.parametrize("timeout", [None, *UNLIMITED], ids=str)
-def test_no_time_limit_for_the_client_and_the_server(timeout: Any) -> None:
+def test_smtp_without_a_time_limit_delivers(timeout: Any) -> None:
     with (
         serving(timeout=timeout, ready_timeout=timeout) as (port, handler),
         SMTP("127.0.0.1", port, local_hostname="client", timeout=timeout) as client,
@@ -240,7 +208,7 @@ def test_no_time_limit_for_the_client_and_the_server(timeout: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", WRONG_LIMITS, ids=repr)
-def test_wrong_time_limit_is_named(timeout: Any) -> None:
+def test_smtp_with_a_wrong_time_limit_is_refused(timeout: Any) -> None:
     for client_class in (SMTP, SMTP_SSL):
         with pytest.raises(ConfigurationError, match=WRONG_TEXT):
             client_class("127.0.0.1", 1, timeout=timeout)
@@ -254,7 +222,7 @@ def test_wrong_time_limit_is_named(timeout: Any) -> None:
         fast.SMTPServer(Handler(), timeout=timeout)
 
 
-def test_default_time_limit_is_that_of_sockets() -> None:
+def test_smtp_client_has_the_default_timeout_of_sockets() -> None:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(47)
     try:

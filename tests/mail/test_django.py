@@ -77,7 +77,7 @@ with backend() as connection:
     assert handler.received[1].endswith(b"\r\n\r\n.dot\r\nend\r\n")
 
 
-def test_the_class_follows_the_settings() -> None:
+def test_connection_class_follows_the_settings() -> None:
     code = """
 for name in ("default", "tls"):
     print(backend(name).connection_class.__name__)
@@ -85,7 +85,7 @@ for name in ("default", "tls"):
     assert in_django(25, code) == [SMTP.__name__, SMTP_SSL.__name__]
 
 
-def test_a_refusal_reaches_the_caller(server: tuple[int, Handler]) -> None:
+def test_refused_recipient_raises_in_send_mail(server: tuple[int, Handler]) -> None:
     code = """
 import smtplib
 try:
@@ -95,13 +95,3 @@ except smtplib.SMTPRecipientsRefused as error:
 """
     refused = {"refused@example.com": (550, b"no such user")}
     assert in_django(server[0], code) == [str(refused)]
-
-
-def test_without_django_the_missing_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['django'] = None; import wsgifast.mail, wsgifast\n"
-        "try: import wsgifast.mail.django\n"
-        "except wsgifast.MissingExtra as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'wsgifast[django]'" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import imaplib
 import math
 import socket
@@ -69,7 +70,7 @@ def mailbox(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("transport", ["plain", "starttls", "tls"])
-def test_dovecot_gets_each_message_in_one_send(
+def test_append_to_dovecot_is_one_send(
     mailbox: Dovecot, authority: trustme.CA, transport: str
 ) -> None:
     context = ssl.create_default_context()
@@ -93,7 +94,7 @@ def test_dovecot_gets_each_message_in_one_send(
         assert fetched(client) == [MESSAGE, REPAIRED]
 
 
-def test_the_same_mailbox_as_with_imaplib(mailbox: Dovecot) -> None:
+def test_mailbox_after_append_is_as_with_imaplib(mailbox: Dovecot) -> None:
     contents = []
     for user, client_class in (("stock", imaplib.IMAP4), ("ours", IMAP4)):
         with client_class("localhost", mailbox.port, timeout=60) as client:
@@ -107,7 +108,7 @@ def test_the_same_mailbox_as_with_imaplib(mailbox: Dovecot) -> None:
     assert len(contents[0]) == 20
 
 
-def test_a_server_without_literal_plus_gets_literal_and_line_end_in_one_send() -> None:
+def test_append_without_literal_plus_sends_literal_and_line_end_together() -> None:
     with dovecot() as server, IMAP4("localhost", server.port, timeout=60) as client:
         client.login(USER, PASSWORD)
         client.capabilities = ("IMAP4REV1",)  # as if it had announced no more
@@ -122,7 +123,7 @@ def test_a_server_without_literal_plus_gets_literal_and_line_end_in_one_send() -
 
 
 class ScriptedIMAP:
-    """Greets, announces, lets in, and answers each other line with the next reply."""
+    """Accepts any login, and answers each other line with the next of some replies."""
 
     def __init__(self, capability: bytes, replies: list[bytes]) -> None:
         self.received = b""
@@ -161,18 +162,27 @@ class ScriptedIMAP:
                     return
 
 
+@contextlib.contextmanager
+def scripted(
+    capability: bytes, replies: list[bytes], client_class: type[imaplib.IMAP4] = IMAP4
+) -> Iterator[tuple[ScriptedIMAP, Any]]:
+    """A server, and a client that has logged in."""
+    with ScriptedIMAP(capability, replies) as server:
+        client: Any = client_class("127.0.0.1", server.port, timeout=60)
+        client.login(USER, PASSWORD)
+        yield server, client
+        client.shutdown()
+
+
 @pytest.mark.parametrize(
     ("capability", "size", "at_once"),
     [(b"LITERAL-", 4096, True), (b"LITERAL-", 4097, False), (b"LITERAL+", 4097, True)],
 )
-def test_literal_minus_has_a_limit(capability: bytes, size: int, at_once: bool) -> None:
+def test_literal_minus_is_used_up_to_its_limit(capability: bytes, size: int, at_once: bool) -> None:
     replies = [b"TAG OK done\r\n"] if at_once else [b"+ go\r\n", b"TAG OK done\r\n"]
     message = MESSAGE.ljust(size, b"x")
-    with ScriptedIMAP(capability, replies) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=60)
-        client.login(USER, PASSWORD)
+    with scripted(capability, replies) as (server, client):
         assert client.append("INBOX", None, None, message)[0] == "OK"
-        client.shutdown()
     assert (b"{%d+}" % size in server.received) == at_once
     assert server.received.endswith(b"\r\n" + message + b"\r\n")
 
@@ -186,28 +196,25 @@ def test_literal_minus_has_a_limit(capability: bytes, size: int, at_once: bool) 
     ],
 )
 @pytest.mark.parametrize("capability", [b"LITERAL+", b""])
-def test_a_refusal_is_imaplibs_and_nothing_stays_behind(
+def test_refused_append_is_as_imaplibs_and_leaves_nothing_behind(
     replies: list[bytes], outcome: Any, capability: bytes
 ) -> None:
     results: list[Any] = []
     for client_class in (imaplib.IMAP4, IMAP4):
         announced = b"" if client_class is imaplib.IMAP4 else capability
-        with ScriptedIMAP(announced, [*replies, b"TAG OK noop\r\n"]) as server:
-            client = client_class("127.0.0.1", server.port, timeout=60)
-            client.login(USER, PASSWORD)
+        with scripted(announced, [*replies, b"TAG OK noop\r\n"], client_class) as (_, client):
             try:
                 results.append(client.append("INBOX", None, None, MESSAGE))
             except imaplib.IMAP4.error as error:
                 results.append(type(error))
             if outcome is not imaplib.IMAP4.abort:
                 assert client.noop() == ("OK", [b"noop"])
-            client.shutdown()
     assert results == [outcome, outcome]
 
 
 @pytest.mark.parametrize("capability", ["LITERAL+", "IMAP4REV1"])
 @pytest.mark.parametrize("size", [0, 512 * 1024, 512 * 1024 + 1, 5_000_000])
-def test_a_long_message_is_not_copied_to_be_joined(
+def test_long_message_is_appended_without_a_copy(
     mailbox: Dovecot, capability: str, size: int
 ) -> None:
     message = b"Subject: long\r\n\r\n".ljust(size, b"x")
@@ -226,39 +233,30 @@ def test_a_long_message_is_not_copied_to_be_joined(
 
 
 @pytest.mark.parametrize("wrong", ["text", 5, None])
-def test_what_is_no_message_is_refused_before_anything_is_sent(wrong: Any) -> None:
-    with ScriptedIMAP(b"LITERAL+", [b"TAG OK noop\r\n"]) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=60)
-        client.login(USER, PASSWORD)
+def test_append_of_no_bytes_is_refused_before_a_send(wrong: Any) -> None:
+    with scripted(b"LITERAL+", [b"TAG OK noop\r\n"]) as (server, client):
         with pytest.raises(TypeError):
             client.append("INBOX", None, None, wrong)
         assert client.noop() == ("OK", [b"noop"])
-        client.shutdown()
     assert b"APPEND" not in server.received
 
 
-def test_any_buffer_is_a_message() -> None:
-    with ScriptedIMAP(b"LITERAL+", [b"TAG OK done\r\n"]) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=60)
-        client.login(USER, PASSWORD)
-        date = imaplib.Time2Internaldate(0)
+def test_append_takes_any_buffer() -> None:
+    date = imaplib.Time2Internaldate(0)
+    with scripted(b"LITERAL+", [b"TAG OK done\r\n"]) as (server, client):
         assert client.append("INBOX", None, date, bytearray(MIXED))[0] == "OK"
-        client.shutdown()
     assert b" APPEND INBOX %b {" % date.encode() in server.received
     assert server.received.endswith(REPAIRED + b"\r\n")
 
 
-def test_utf8_messages_are_left_to_imaplib() -> None:
-    with ScriptedIMAP(b"LITERAL+ ENABLE UTF8=ACCEPT", [b"TAG OK\r\n"]) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=60)
-        client.login(USER, PASSWORD)
+def test_append_in_utf8_mode_is_imaplibs() -> None:
+    with scripted(b"LITERAL+ ENABLE UTF8=ACCEPT", [b"TAG OK\r\n"]) as (_, client):
         client._mode_utf8()
         calls: list[object] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(imaplib.IMAP4, "append", lambda *args: calls.append(args))
             client.append("INBOX", None, None, MESSAGE)
         assert len(calls) == 1
-        client.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -275,24 +273,21 @@ def test_utf8_messages_are_left_to_imaplib() -> None:
     ],
 )
 @pytest.mark.parametrize("capability", [b"LITERAL+", b""])
-def test_no_argument_begins_a_command_of_its_own(
+def test_imap_argument_with_a_line_end_is_refused(
     command: Callable[[Any, str], object], capability: bytes
 ) -> None:
     breaks = ["\r\nTAG NOOP", "\n", "\r", "\0"]
-    with ScriptedIMAP(capability, [b"TAG OK noop\r\n"] * len(breaks)) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=60)
-        client.login(USER, PASSWORD)
+    with scripted(capability, [b"TAG OK noop\r\n"] * len(breaks)) as (server, client):
         before = server.received
         for break_ in breaks:
             with pytest.raises(ValueError, match="contains NUL, CR or LF"):
                 command(client, break_)
             assert client.noop() == ("OK", [b"noop"]), break_
-        client.shutdown()
     sent = server.received.removeprefix(before)
     assert sent.split()[1::2] == [b"NOOP"] * len(breaks)
 
 
-def test_a_password_that_ends_the_line_is_refused_and_not_shown() -> None:
+def test_password_with_a_line_end_is_refused_and_not_shown() -> None:
     with ScriptedIMAP(b"", []) as server:
         client = IMAP4("127.0.0.1", server.port, timeout=60)
         with pytest.raises(ValueError, match="contains NUL, CR or LF") as refused:
@@ -304,15 +299,15 @@ def test_a_password_that_ends_the_line_is_refused_and_not_shown() -> None:
 
 @pytest.mark.parametrize("flags", [None, r"\Seen", r"(\Seen \Flagged)"])
 @pytest.mark.parametrize("mailbox", [None, "INBOX", '"two words"', "two words", b"Sent", ""])
-def test_arguments_are_written_as_imaplib_writes_them(mailbox: Any, flags: str | None) -> None:
+def test_append_arguments_are_written_as_imaplib_writes_them(
+    mailbox: Any, flags: str | None
+) -> None:
     lines = []
     for client_class, capability in ((imaplib.IMAP4, b""), (IMAP4, b""), (IMAP4, b"LITERAL+")):
-        with ScriptedIMAP(capability, [b"TAG NO not here\r\n"]) as server:
-            client = client_class("127.0.0.1", server.port, timeout=60)
-            client.login(USER, PASSWORD)
+        replies = [b"TAG NO not here\r\n"]
+        with scripted(capability, replies, client_class) as (server, client):
             before = server.received
             assert client.append(mailbox, flags, 0, MESSAGE) == ("NO", [b"not here"])
-            client.shutdown()
         sent = server.received.removeprefix(before)
         lines.append(sent[: sent.index(b"\r\n")].replace(b"+}", b"}").split()[1:])
     assert lines[0] == lines[1] == lines[2]
@@ -320,7 +315,7 @@ def test_arguments_are_written_as_imaplib_writes_them(mailbox: Any, flags: str |
 
 
 @pytest.mark.parametrize("timeout", [math.inf, 1e300, 10**400, 1e8, None], ids=str)
-def test_no_time_limit(mailbox: Dovecot, timeout: Any) -> None:
+def test_imap_client_without_a_time_limit_connects(mailbox: Dovecot, timeout: Any) -> None:
     for client in (
         IMAP4("localhost", mailbox.port, timeout),
         IMAP4("localhost", mailbox.port, timeout=timeout),
@@ -332,6 +327,8 @@ def test_no_time_limit(mailbox: Dovecot, timeout: Any) -> None:
 
 @pytest.mark.parametrize("timeout", [math.nan, -1, "5", True], ids=repr)
 @pytest.mark.parametrize("client_class", [IMAP4, IMAP4_SSL])
-def test_wrong_time_limit_is_named(client_class: type[IMAP4], timeout: Any) -> None:
+def test_imap_client_with_a_wrong_time_limit_is_refused(
+    client_class: type[IMAP4], timeout: Any
+) -> None:
     with pytest.raises(ConfigurationError, match=r"timeout=.*: seconds from 0 on; math\.inf"):
         client_class("localhost", 1, timeout=timeout)

@@ -49,7 +49,7 @@ def arrived(mta: Exim, sent: bytes) -> bool:
 
 @pytest.mark.parametrize("lines", [1, 200_000], ids=["small", "5 MB"])
 @pytest.mark.parametrize("kind", ["bytes", "file", "iterable"])
-def test_every_octet_arrives(
+def test_message_to_exim_arrives_whole(
     mta: Exim, client: SMTP, tmp_path: Path, request: pytest.FixtureRequest, kind: str, lines: int
 ) -> None:
     sent = message(request.node.name, lines)
@@ -61,7 +61,7 @@ def test_every_octet_arrives(
     wait_for(lambda: arrived(mta, sent), "the message is delivered")
 
 
-def test_refusals_and_the_message_after_them(
+def test_message_to_exim_after_refusals_arrives(
     mta: Exim, client: SMTP, request: pytest.FixtureRequest
 ) -> None:
     sent = message(request.node.name, 1)
@@ -76,14 +76,16 @@ def test_refusals_and_the_message_after_them(
     wait_for(lambda: arrived(mta, sent), "the message is delivered")
 
 
-def test_addresses_beyond_ascii(mta: Exim, client: SMTP, request: pytest.FixtureRequest) -> None:
+def test_non_ascii_addresses_reach_exim(
+    mta: Exim, client: SMTP, request: pytest.FixtureRequest
+) -> None:
     sent = message(request.node.name, 1)
     options = ["SMTPUTF8", "BODY=8BITMIME"]
     assert client.sendmail("änne@example.com", ["bärt@example.com"], sent, options) == {}
     wait_for(lambda: arrived(mta, sent), "the message is delivered")
 
 
-def test_more_recipients_than_one_group(
+def test_many_recipients_reach_exim(
     mta: Exim, client: SMTP, request: pytest.FixtureRequest
 ) -> None:
     sent = message(request.node.name, 1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
-from tests.support.servers import free_port, wait_for
+from tests.support.servers import wait_for
 from wsgifast.mail import SMTP
 from wsgifast.mail import server as fast
 from wsgifast.mail.reception import Content
@@ -39,7 +39,7 @@ def test_iterated_chunks_are_spooled(tmp_path: Path) -> None:
     assert (handler.received, handler.spooled) == ([LARGE], [True])
 
 
-def test_too_much_is_refused_when_it_is_in_a_file_already(tmp_path: Path) -> None:
+def test_spooled_message_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     with serving(spool_bytes=1000, spool_dir=tmp_path, data_size_limit=2 * len(LARGE)) as (
         port,
         handler,
@@ -56,7 +56,7 @@ def test_too_much_is_refused_when_it_is_in_a_file_already(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("chunking", [True, False])
-def test_a_full_disk_is_a_refusal_for_now(monkeypatch: Any, chunking: bool) -> None:
+def test_full_disk_refuses_a_message_for_now(monkeypatch: Any, chunking: bool) -> None:
     def full(**options: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -70,7 +70,7 @@ def test_a_full_disk_is_a_refusal_for_now(monkeypatch: Any, chunking: bool) -> N
     assert handler.received == [LARGE]
 
 
-def test_a_disk_that_fills_up_later_breaks_no_chunk(monkeypatch: Any) -> None:
+def test_disk_that_fills_up_refuses_messages(monkeypatch: Any) -> None:
     """What the disk did not take stays in the file's buffer, and closing it fails once more."""
 
     def full(**options: Any) -> Any:
@@ -88,7 +88,7 @@ def test_a_disk_that_fills_up_later_breaks_no_chunk(monkeypatch: Any) -> None:
     assert handler.received == []
 
 
-def test_many_chunks_are_held_once() -> None:
+def test_many_chunks_are_in_memory_once() -> None:
     block = b"x" * 100_000
 
     content = Content(None, None)
@@ -104,7 +104,7 @@ def test_many_chunks_are_held_once() -> None:
     assert most < 1.5 * len(joined)
 
 
-def test_content_that_is_dropped_holds_no_memory() -> None:
+def test_dropped_content_frees_its_memory() -> None:
     content = Content(None, None)
     content.add(LARGE)
     content.close()
@@ -112,7 +112,7 @@ def test_content_that_is_dropped_holds_no_memory() -> None:
     assert content.joined() == b""
 
 
-def test_a_spool_file_made_after_its_client_left_is_closed(monkeypatch: Any) -> None:
+def test_spool_file_of_a_client_that_left_is_closed(monkeypatch: Any) -> None:
     made: list[Any] = []
     real = tempfile.TemporaryFile
 
@@ -133,7 +133,7 @@ def test_a_spool_file_made_after_its_client_left_is_closed(monkeypatch: Any) -> 
 
 
 @pytest.mark.parametrize("chunking", [True, False])
-def test_a_failing_handler_is_answered_and_the_connection_goes_on(chunking: bool) -> None:
+def test_failed_handler_keeps_the_connection(chunking: bool) -> None:
     with serving() as (port, handler), SMTP("127.0.0.1", port, timeout=60) as client:
         client.chunking = chunking
         with pytest.raises(smtplib.SMTPDataError) as refused:
@@ -146,9 +146,7 @@ def test_a_failing_handler_is_answered_and_the_connection_goes_on(chunking: bool
 @pytest.mark.parametrize(
     "command", [b"DATA", b"BDAT 10000000 LAST", b"BDAT 10000000", b"BDAT %d" % len(LARGE)]
 )
-def test_a_client_that_leaves_in_its_data_leaves_nothing_behind(
-    tmp_path: Path, command: bytes
-) -> None:
+def test_client_that_leaves_in_its_data_leaves_no_file(tmp_path: Path, command: bytes) -> None:
     with serving(spool_bytes=1000, spool_dir=tmp_path) as (port, handler):
         with Line(port) as line:
             line.begin()
@@ -158,7 +156,7 @@ def test_a_client_that_leaves_in_its_data_leaves_nothing_behind(
     assert handler.received == [TEXT]
 
 
-def test_a_slow_disk_holds_the_client_and_not_its_data_in_memory(monkeypatch: Any) -> None:
+def test_slow_disk_pauses_the_client(monkeypatch: Any) -> None:
     real, disk_is_back = tempfile.TemporaryFile, threading.Event()
     server: Any = None
 
@@ -191,7 +189,7 @@ def test_a_slow_disk_holds_the_client_and_not_its_data_in_memory(monkeypatch: An
 
 
 @pytest.mark.parametrize("command", [b"DATA", b"BDAT 10000000"])
-def test_every_piece_of_a_message_begins_the_timeout_anew(command: bytes) -> None:
+def test_piece_of_a_message_restarts_the_timeout(command: bytes) -> None:
     class Own(Handler):
         server: Any = None
 
@@ -200,23 +198,15 @@ def test_every_piece_of_a_message_begins_the_timeout_anew(command: bytes) -> Non
             return await super().handle_RCPT(server, *args)
 
     handler = Own()
-    controller = fast.Controller(handler, hostname="127.0.0.1", port=free_port())
-    controller.start()
-    try:
-        with Line(controller.port) as line:
-            line.begin()
-            line.send(command + b"\r\na piece\r\n")
-            wait_for(lambda: handler.server._reception is not None, "data is waited for")
-            for _ in range(2):
-                timer = handler.server._timeout_handle
-                line.send(b"a piece\r\n")
-                wait_for(timer.cancelled, "the timeout begins anew")
-                wait_for(
-                    lambda: not handler.server._timeout_handle.cancelled(), "there is another one"
-                )
-        wait_for(lambda: handler.server.transport is None, "the client has left")
-    finally:
-        controller.stop()
+    with serving(handler=handler) as (port, _), Line(port) as line:
+        line.begin()
+        line.send(command + b"\r\na piece\r\n")
+        wait_for(lambda: handler.server._reception is not None, "data is waited for")
+        for _ in range(2):
+            timer = handler.server._timeout_handle
+            line.send(b"a piece\r\n")
+            wait_for(timer.cancelled, "the timeout begins anew")
+            wait_for(lambda: not handler.server._timeout_handle.cancelled(), "there is another one")
 
 
 def open_files_in(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The directory of several processes: what dead ones leave, and what cannot be read."""
+"""The files of several processes, added up as by prometheus_client; those of dead ones last."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.utils import floatToGoString
+from prometheus_client.values import MultiProcessValue
 
-from tests.support.process import in_a_child
+from tests.support.process import in_a_child, open_descriptors
 from wsgifast.metrics import Distribution
 from wsgifast.metrics import aggregation as module
 from wsgifast.metrics.aggregation import Directory
@@ -25,6 +30,9 @@ from wsgifast.metrics.prometheus import FileReporter
 from wsgifast.metrics.setup import DIRECTORY
 
 from .test_prometheus import Samples, parsed
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+Write = Callable[..., None]
 
 
 @pytest.fixture
@@ -187,3 +195,97 @@ def test_process_differs_from_a_later_one_of_its_pid() -> None:
 @pytest.mark.parametrize("name", ["", "wsgifast-dead", "wsgifast-0-0", "123", "wsgifast-1-x"])
 def test_invalid_name_is_no_live_process(name: Any) -> None:
     assert not is_alive(name)
+
+
+def process(name: str) -> Write:
+    """Writes values as that process."""
+    make_class: Any = MultiProcessValue
+    value_class = make_class(lambda: name)
+    values: dict[Any, Any] = {}
+
+    def write(kind: str, metric: str, value: float, /, *, sample: str = "", **labels: str) -> None:
+        kind, _, mode = kind.partition("_")
+        names, given = tuple(labels), tuple(labels.values())
+        key = (kind, mode, sample or metric, names, given)
+        if key not in values:
+            values[key] = value_class(
+                kind, metric, sample or metric, names, given, 'Help, "quoted" \\ here.',
+                multiprocess_mode=mode,
+            )  # fmt: skip
+        values[key].set(value, timestamp=value)
+
+    return write
+
+
+def theirs(path: Path, accept: str) -> list[str]:
+    as_chosen: Any = choose_encoder
+    registry: Any = CollectorRegistry()
+    MultiProcessCollector(registry, str(path))  # type: ignore[no-untyped-call]
+    return sorted(as_chosen(accept)[0](registry).decode().split("\n"))
+
+
+def ours(directory: Directory, accept: str) -> list[str]:
+    return sorted(directory.text(accept)[1].decode().split("\n"))
+
+
+def write_all(write: Write, by: float) -> None:
+    write("counter", "orders", 3 * by, sample="orders_total", kind='new "\n')
+    write("counter", "orders", 1e15 * by, sample="orders_total", kind="old")
+    write("summary", "weight", 2 * by, sample="weight_sum")
+    write("summary", "weight", 1 * by, sample="weight_count")
+    for labels in ({"of": "a"}, {"of": "b"}):
+        for bound in (0.5, 1.0, 10.0, float("inf")):
+            le = floatToGoString(bound)  # type: ignore[no-untyped-call]
+            write("histogram", "took", by, sample="took_bucket", **labels, le=le)
+        write("histogram", "took", 7 * by, sample="took_sum", **labels)
+    for mode in ("all", "liveall", "sum", "livesum", "max", "livemax", "min", "livemin"):
+        write(f"gauge_{mode}", f"of_{mode}", -2 * by, state="x")
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS, "text/plain; version=1.0.0"])
+def test_scrape_is_that_of_prometheus_client(path: Path, accept: str) -> None:
+    directory = Directory(str(path), own=False)
+    one, two = process("11"), process("22")
+    write_all(one, 1)
+    assert ours(directory, accept) == theirs(path, accept)
+    write_all(two, 2.5)
+    assert ours(directory, accept) == theirs(path, accept)
+    write_all(one, 3)  # other numbers in the same places
+    assert ours(directory, accept) == theirs(path, accept)
+    for number in range(200):  # a file that grows
+        one("counter", "orders", 1, sample="orders_total", kind=f"kind {number}")
+    assert ours(directory, accept) == theirs(path, accept)
+    (path / "gauge_livesum_22.db").unlink()
+    assert ours(directory, accept) == theirs(path, accept)
+
+
+@pytest.mark.parametrize("mode", ["mostrecent", "livemostrecent"])
+def test_most_recent_gauge_is_that_of_prometheus_client(path: Path, mode: str) -> None:
+    directory = Directory(str(path), own=False)
+    process("11")(f"gauge_{mode}", "at", 9)
+    process("22")(f"gauge_{mode}", "at", 5)
+    assert "at 9.0" in ours(directory, "")
+    assert ours(directory, "") == theirs(path, "")
+
+
+def test_removed_files_are_closed(path: Path) -> None:
+    directory = Directory(str(path), own=False)
+    write_all(process("11"), 1)
+    before = open_descriptors()
+    assert directory.text()[1]
+    for file in path.iterdir():
+        file.unlink()
+    assert not directory.text()[1]
+    assert open_descriptors() <= before
+
+
+def test_values_of_a_removed_file_are_not_reported(path: Path) -> None:
+    directory = Directory(str(path), own=False)
+    write = process("11")
+    for number in range(3000):
+        write("counter", "orders", 1, sample="orders_total", kind=f"kind {number}")
+    assert len(directory.text()[1].splitlines()) == 3002
+    (path / "counter_11.db").unlink()
+    write_all(process("22"), 1)
+    for _ in range(2):
+        assert ours(directory, "") == theirs(path, "")

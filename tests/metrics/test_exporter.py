@@ -98,7 +98,7 @@ def test_exporter_that_cannot_read_the_address_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none"])
-def test_head_has_no_body(path: str, tmp_path: Path) -> None:
+def test_exporter_sends_no_body_to_head(path: str, tmp_path: Path) -> None:
     with (
         serving(tmp_path) as address,
         socket.create_connection((address.host, address.port), timeout=10) as client,

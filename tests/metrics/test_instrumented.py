@@ -159,7 +159,7 @@ def test_several_ranges_are_recorded_as_segments(tmp_path: Path) -> None:
     assert (request.status, request.sent_as, request.size) == (206, "segments", len(sent))
 
 
-def test_head_has_no_body() -> None:
+def test_head_is_recorded_without_a_body() -> None:
     (request,) = ask(returning(iter([b"abc"])), new_environ("HEAD")).requests
     assert (request.method, request.sent_as, request.size) == ("HEAD", "no-body", 0)
 

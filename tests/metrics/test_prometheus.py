@@ -1,8 +1,9 @@
-"""Points as prometheus_client's metrics, scraped and parsed."""
+"""The catalogue's names; points as prometheus_client's metrics, scraped and parsed."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from wsgifast.metrics import (
     prometheus,
     setup,
 )
+from wsgifast.metrics.catalogue import ATTRIBUTES
 from wsgifast.metrics.collecting import Periodic, point
 from wsgifast.metrics.prometheus import FileReporter, PointCollector
 
@@ -235,3 +237,25 @@ def test_missing_package_is_reported_when_the_app_is_wrapped(metrics: str, packa
     assert run.stderr.rstrip().endswith(
         f"needs {package}, which is not installed: pip install 'wsgifast[{metrics}]'"
     )
+
+
+def test_metric_name_ends_with_its_unit_and_kind() -> None:
+    for metric in CATALOGUE.values():
+        assert re.fullmatch(r"(http_server|wsgifast)_[a-z_]+", metric.name), metric
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
+        stem = metric.name.removesuffix("_total")
+        assert stem.endswith("_seconds") == (metric.unit == "s"), metric
+        assert stem.endswith("_bytes") == (metric.unit == "By"), metric
+        assert bool(metric.bounds) == (metric.kind == "histogram"), metric
+        assert list(metric.bounds) == sorted(set(metric.bounds)), metric
+        assert metric.help.endswith("."), metric
+        assert set(metric.labels) <= set(ATTRIBUTES), metric
+        assert metric.across == "sum" or metric.kind == "gauge", metric
+
+
+def test_names_are_those_of_the_semantic_conventions() -> None:
+    names = {metric.opentelemetry_name: metric.unit for metric in CATALOGUE.values()}
+    assert names["http.server.request.duration"] == "s"
+    assert names["http.server.response.body.size"] == "By"
+    assert names["http.server.active_requests"] == "{request}"
+    assert names["wsgifast.response_body"] == "By"

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.support.tls import client_context, server_context
+from wsgifast.sockets import recv_exactly
 
-__all__ = ["TIMEOUT_S", "Pair", "tcp_pair", "tls_contexts", "tls_pair", "unix_pair"]
+__all__ = [
+    "TIMEOUT_S", "Pair", "receiving", "sending", "tcp_pair", "tls_contexts", "tls_pair",
+    "unix_pair",
+]  # fmt: skip
 
 # A test that waits for longer hangs.
 TIMEOUT_S = 60.0
@@ -60,6 +64,34 @@ def tls_pair() -> Iterator[Pair]:
         (near,) = shaken
         with near, far:
             yield Pair(near, far)
+
+
+@contextlib.contextmanager
+def sending(sock: socket.socket, *parts: bytes) -> Iterator[None]:
+    """Send from another thread, part after part."""
+
+    def send() -> None:
+        for part in parts:
+            sock.sendall(part)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@contextlib.contextmanager
+def receiving(sock: socket.socket, size: int) -> Iterator[list[bytes]]:
+    """Receive so many bytes in another thread; they are in the list after the block."""
+    received: list[bytes] = []
+    thread = threading.Thread(target=lambda: received.append(recv_exactly(sock, size)))
+    thread.start()
+    try:
+        yield received
+    finally:
+        thread.join()
 
 
 @functools.cache

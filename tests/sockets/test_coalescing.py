@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sockets.coalescing import IOV_MAX, NEVER_US, FakeSocket, Foreground, fake, run_python
-from tests.sockets.support import tcp_pair, tls_pair
+from tests.sockets.support import receiving, tcp_pair, tls_pair
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError
 from wsgifast.sockets import (
@@ -30,14 +30,11 @@ from wsgifast.sockets import (
 __all__ = ["fake"]
 
 
-def like(writer: object) -> type[Foreground]:
-    return writer  # type: ignore[return-value]
-
-
-writers = pytest.mark.parametrize("kind", [like(Foreground), like(SharedCoalescingWriter)])
-
-
-# The gathering core
+@pytest.fixture(params=[Foreground, SharedCoalescingWriter])
+def kind(request: pytest.FixtureRequest) -> type[Foreground]:
+    """Each writer of blocking sockets, without the flusher."""
+    chosen: type[Foreground] = request.param
+    return chosen
 
 
 @given(st.lists(st.binary(max_size=12000), max_size=6), st.integers(1, 5000))
@@ -56,13 +53,8 @@ def test_send_some_returns_what_is_left(fake: Callable[..., FakeSocket]) -> None
 
 def test_large_buffers_beyond_iov_max_are_sent_uncopied() -> None:
     buffers = [bytes([number % 256]) * 5000 for number in range(IOV_MAX + 10)]
-    with tcp_pair() as pair:
-        received: list[bytes] = []
-        size = sum(map(len, buffers))
-        thread = threading.Thread(target=lambda: received.append(recv_exactly(pair.far, size)))
-        thread.start()
+    with tcp_pair() as pair, receiving(pair.far, sum(map(len, buffers))) as received:
         send_all(pair.near, buffers)
-        thread.join()
     assert received == [b"".join(buffers)]
 
 
@@ -82,21 +74,12 @@ def test_full_non_blocking_socket_loses_nothing() -> None:
             while buffers:
                 buffers = send_some(pair.near, buffers)
         assert buffers, "a socket's buffer took 10 MB"
-        thread_got: list[bytes] = []
-        thread = threading.Thread(
-            target=lambda: thread_got.append(recv_exactly(pair.far, len(expected)))
-        )
-        thread.start()
-        pair.near.setblocking(True)
-        send_all(pair.near, buffers)
-        thread.join()
-    assert thread_got == [expected]
+        with receiving(pair.far, len(expected)) as received:
+            pair.near.setblocking(True)
+            send_all(pair.near, buffers)
+    assert received == [expected]
 
 
-# Both writers of blocking sockets
-
-
-@writers
 def test_single_message_is_sent_at_once(kind: type[Foreground]) -> None:
     with tcp_pair() as pair:
         writer = kind(pair.near)
@@ -105,22 +88,15 @@ def test_single_message_is_sent_at_once(kind: type[Foreground]) -> None:
         assert pair.near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@writers
 def test_writer_keeps_the_order_and_close_loses_nothing(kind: type[Foreground]) -> None:
     messages = [b"%d," % number for number in range(50_000)]
-    with tcp_pair() as pair:
-        received: list[bytes] = []
-        size = sum(map(len, messages))
-        thread = threading.Thread(target=lambda: received.append(recv_exactly(pair.far, size)))
-        thread.start()
-        with kind(pair.near) as writer:
-            for message in messages:
-                writer.write(message)
-        thread.join()
+    size = sum(map(len, messages))
+    with tcp_pair() as pair, receiving(pair.far, size) as received, kind(pair.near) as writer:
+        for message in messages:
+            writer.write(message)
     assert received == [b"".join(messages)]
 
 
-@writers
 def test_buffer_changed_after_the_write_is_sent_as_written(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
@@ -135,7 +111,6 @@ def test_buffer_changed_after_the_write_is_sent_as_written(
     assert sock.sent == b"firstabcdef"
 
 
-@writers
 def test_failed_send_raises_then_and_at_each_later_call(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
@@ -155,7 +130,6 @@ def test_failed_send_raises_then_and_at_each_later_call(
     writer.close()
 
 
-@writers
 def test_interrupted_send_breaks_the_writer(
     kind: type[Foreground], monkeypatch: pytest.MonkeyPatch, fake: Callable[..., FakeSocket]
 ) -> None:
@@ -196,7 +170,6 @@ def test_write_while_another_thread_sends_is_an_error_and_is_not_sent(background
         assert recv_exactly(pair.far, 4) == b"next"
 
 
-@writers
 def test_closed_writer_refuses_writes(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
@@ -209,7 +182,6 @@ def test_closed_writer_refuses_writes(
     assert sock.fileno() != -1  # the socket is the caller's
 
 
-@writers
 def test_empty_message_and_flush_send_nothing(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
@@ -232,14 +204,13 @@ def test_empty_message_and_flush_send_nothing(
         {"window_us": "10"},
     ],
 )
-def test_options_that_cannot_work_are_refused(
+def test_writer_with_an_invalid_option_is_refused(
     options: dict[str, Any], fake: Callable[..., FakeSocket]
 ) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         Foreground(fake(), **options)
 
 
-@writers
 @pytest.mark.parametrize("message", [5, "text", [1, 2], None])
 def test_message_that_is_not_bytes_is_refused(
     kind: type[Foreground],
@@ -251,15 +222,6 @@ def test_message_that_is_not_bytes_is_refused(
     with kind(sock) as writer, pytest.raises(TypeError, match="bytes-like object is required"):
         writer.write(message)
     assert sock.sent == b""
-
-
-# One thread
-
-
-# What nobody's call sends
-
-
-# Several threads
 
 
 def test_error_of_the_sending_thread_raises_at_the_next_call() -> None:
@@ -372,6 +334,3 @@ def test_flush_and_close_wait_for_the_sender() -> None:
         assert recv_exactly(pair.far, size + 3, timeout=60)[-3:] == b"end"
         for thread in (sender, flusher, closer):
             thread.join()
-
-
-# asyncio

@@ -34,6 +34,13 @@ __all__ = ["fake"]
 WITHIN_US = 500_000.0  # a window that does not end before the next line
 
 
+def burst(writer: CoalescingWriter | SharedCoalescingWriter, far: socket.socket) -> None:
+    """Write two messages, of which another thread sends the second; both arrive."""
+    writer.write(b"a")
+    writer.write(b"b")
+    assert recv_exactly(far, 2, timeout=20) == b"ab"
+
+
 def test_messages_within_a_window_are_gathered(fake: Callable[..., FakeSocket]) -> None:
     sock = fake()
     writer = Foreground(sock, window_us=NEVER_US)
@@ -99,9 +106,7 @@ def test_end_of_a_burst_is_sent_after_its_window() -> None:
             patient.write(b"first")
             patient.write(b"second")
             # The other writer's tail is not kept back by the long wait for this one.
-            other.write(b"a")
-            other.write(b"b")
-            assert recv_exactly(pair.near, 2, timeout=20) == b"ab"
+            burst(other, pair.near)
         assert recv_exactly(pair.far, 5, timeout=20) == b"first"
         assert arrived(pair.far) == b""
         assert recv_exactly(pair.far, 6, timeout=20) == b"second"
@@ -121,9 +126,7 @@ def test_end_of_a_burst_without_the_flusher_waits_for_a_call() -> None:
         with CoalescingWriter(pair.far) as other:
             writer.write(b"first")
             writer.write(b"tail")
-            other.write(b"a")
-            other.write(b"b")
-            assert recv_exactly(pair.near, 2, timeout=20) == b"ab"  # the flusher has been here
+            burst(other, pair.near)  # the flusher has been here
         assert recv_exactly(pair.far, 5, timeout=20) == b"first"
         assert arrived(pair.far) == b""
         writer.flush()
@@ -174,9 +177,7 @@ def test_peer_that_takes_nothing_delays_no_other(timeout: float | None) -> None:
         writer._due = time.monotonic_ns() + int(WITHIN_US * 1000)
         writer.write(b"tail")
         other = CoalescingWriter(quick.near)
-        other.write(b"a")
-        other.write(b"b")
-        assert recv_exactly(quick.far, 2, timeout=20) == b"ab"
+        burst(other, quick.far)
         assert writer._buffers == [b"tail"]
         data = recv_exactly(slow.far, filled + 4, timeout=20)
         assert data[-4:] == b"tail"
@@ -196,9 +197,7 @@ def test_error_in_the_flusher_raises_at_the_next_call() -> None:
                 call()
             assert isinstance(caught.value.__cause__, BrokenPipeError)
         other = CoalescingWriter(pair.far)  # the flusher has survived it
-        other.write(b"a")
-        other.write(b"b")
-        assert recv_exactly(pair.near, 2, timeout=20) == b"ab"
+        burst(other, pair.near)
 
 
 def test_closed_socket_is_an_error_and_the_flusher_goes_on() -> None:
@@ -233,9 +232,7 @@ def test_writers_share_one_flusher_thread() -> None:
         for _ in range(5):
             pair = stack.enter_context(tcp_pair())
             writer = stack.enter_context(CoalescingWriter(pair.near))
-            writer.write(b"a")
-            writer.write(b"b")
-            assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+            burst(writer, pair.far)
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("wsgifast-flusher") == 1
 
@@ -245,9 +242,7 @@ def test_flusher_sleeps_while_writers_are_empty() -> None:
     with tcp_pair() as pair:
         single, shared = CoalescingWriter(pair.near), SharedCoalescingWriter(pair.near)
         for writer in (single, shared):
-            writer.write(b"a")
-            writer.write(b"b")
-            assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+            burst(writer, pair.far)
         wait_for(lambda: not flusher._watched, "the flusher has nothing to look at")
         wait_for(lambda: not shared._runs, "the sender's thread ends")
         shared.write(b"c")

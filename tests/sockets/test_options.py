@@ -19,6 +19,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import uvloop
@@ -83,71 +85,53 @@ def talking_server(lines: dict[bytes, bytes], greeting: bytes) -> Iterator[int]:
             thread.join()
 
 
-def imap(port: int) -> Iterator[object]:
-    client = imaplib.IMAP4("localhost", port)
-    yield client
-    client.starttls(tls_contexts()[1])
-    yield client
-    client.shutdown()
-
-
-def smtp(port: int) -> Iterator[object]:
-    client = smtplib.SMTP("localhost", port, local_hostname="client")
-    yield client
-    client.starttls(context=tls_contexts()[1])
-    yield client
-    client.close()
-
-
-def pop(port: int) -> Iterator[object]:
-    client = poplib.POP3("localhost", port)
-    yield client
-    client.stls(tls_contexts()[1])
-    yield client
-    client.close()
-
-
-def ftp(port: int) -> Iterator[object]:
+def ftp(port: int) -> ftplib.FTP_TLS:
     client = ftplib.FTP_TLS(context=tls_contexts()[1])
     client.connect("localhost", port)
-    yield client
-    client.auth()
-    yield client
-    client.close()
+    return client
 
 
-@pytest.mark.parametrize(
-    ("client", "greeting", "lines"),
-    [
-        (
-            imap,
-            b"* OK ready\r\n",
-            {
-                b"CAPABILITY": b"* CAPABILITY IMAP4rev1 STARTTLS\r\n<tag> OK done\r\n",
-                b"STARTTLS": b"<tag> OK done\r\n",
-            },
-        ),
-        (
-            smtp,
-            b"220 ready\r\n",
-            {b"EHLO": b"250-server\r\n250 STARTTLS\r\n", b"STARTTLS": b"220 go\r\n"},
-        ),
-        (pop, b"+OK ready\r\n", {b"CAPA": b"+OK\r\nSTLS\r\n.\r\n", b"STLS": b"+OK\r\n"}),
-        (ftp, b"220 ready\r\n", {b"AUTH": b"234 go\r\n"}),
-    ],
-)
-def test_nodelay_of_mail_and_ftp_clients_before_and_after_starttls(
-    client: Callable[[int], Iterator[object]], greeting: bytes, lines: dict[bytes, bytes]
-) -> None:
+# How each client connects, switches to TLS and closes; the server's greeting and answers.
+CLIENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, bytes, dict[bytes, bytes]]]
+CLIENTS = {
+    "imap": (
+        partial(imaplib.IMAP4, "localhost"), lambda client, tls: client.starttls(tls), "shutdown",
+        b"* OK ready\r\n",
+        {
+            b"CAPABILITY": b"* CAPABILITY IMAP4rev1 STARTTLS\r\n<tag> OK done\r\n",
+            b"STARTTLS": b"<tag> OK done\r\n",
+        },
+    ),
+    "smtp": (
+        partial(smtplib.SMTP, "localhost", local_hostname="client"),
+        lambda client, tls: client.starttls(context=tls), "close",
+        b"220 ready\r\n",
+        {b"EHLO": b"250-server\r\n250 STARTTLS\r\n", b"STARTTLS": b"220 go\r\n"},
+    ),
+    "pop": (
+        partial(poplib.POP3, "localhost"), lambda client, tls: client.stls(tls), "close",
+        b"+OK ready\r\n", {b"CAPA": b"+OK\r\nSTLS\r\n.\r\n", b"STLS": b"+OK\r\n"},
+    ),
+    "ftp": (
+        ftp, lambda client, tls: client.auth(), "close", b"220 ready\r\n", {b"AUTH": b"234 go\r\n"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_nodelay_of_mail_and_ftp_clients_before_and_after_starttls(client: str) -> None:
+    connect, starttls, close, greeting, lines = CLIENTS[client]
     with talking_server(lines, greeting) as port:
-        kinds = []
-        for owner in client(port):
+        owner = connect(port)
+        for is_secure in (False, True):
+            if is_secure:
+                starttls(owner, tls_contexts()[1])
             sock = owned_socket(owner)
-            kinds.append(isinstance(sock, ssl.SSLSocket))
+            assert isinstance(sock, ssl.SSLSocket) is is_secure
             for enabled in (True, False):
                 assert set_nodelay(owner, enabled)
                 assert nodelay(sock) is enabled
-    assert kinds == [False, True]
+        getattr(owner, close)()
 
 
 def test_nodelay_of_http_connections_and_responses() -> None:
@@ -292,46 +276,19 @@ def test_near_peer_has_a_small_send_buffer_until_it_is_released() -> None:
         assert not limit_send_buffer(unix.near)
 
 
-class Options:
-    """A socket of which the options are what they are set to; `refused` cannot be set."""
+class Kernel:
+    """A TCP socket of which the kernel reports what it is given.
+
+    :param info: the answer to TCP_INFO.
+    :param refused: an option that cannot be set, and with which error.
+    """
 
     family = socket.AF_INET
 
-    def __init__(self, refused: int, error: int) -> None:
-        self._refused, self._error = refused, error
-        self.set: list[tuple[int, object]] = []
-
-    def fileno(self) -> int:
-        return -1
-
-    def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        return bytes(size)
-
-    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
-        if option == self._refused:
-            raise OSError(self._error, os.strerror(self._error))
-        self.set.append((option, value))
-
-
-def test_send_buffer_on_an_old_kernel_is_released_by_its_size() -> None:
-    old = Options(72, errno.ENOPROTOOPT)
-    release_send_buffer(old)
-    assert old.set == [(socket.SO_SNDBUF, 4 * 1024 * 1024)]
-    closed = Options(72, errno.EBADF)
-    with pytest.raises(OSError, match="Bad file"):
-        release_send_buffer(closed)
-    assert not closed.set
-
-
-class Measured:
-    """A TCP socket of which the kernel says what it is told to; `known` bytes of it."""
-
-    family = socket.AF_INET
-
-    def __init__(self, smoothed: int, least: int, known: int = 256) -> None:
-        words = struct.pack("=68xI76xI104x", smoothed, least)
-        self._info = words[:known]
-        self.send_buffer: int | None = None
+    def __init__(self, info: bytes = b"", refused: tuple[int, int] = (0, 0)) -> None:
+        self._info = info
+        self._refused = refused
+        self.set: list[tuple[int, int, object]] = []
 
     def fileno(self) -> int:
         return -1
@@ -339,32 +296,42 @@ class Measured:
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         return self._info[:size]
 
-    def getsockname(self) -> object:
-        raise NotImplementedError
-
-    def getpeername(self) -> object:
-        raise NotImplementedError
-
     def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
-        assert isinstance(value, int)
-        assert (level, option) == (socket.SOL_SOCKET, socket.SO_SNDBUF)
-        self.send_buffer = value
+        refused, error = self._refused
+        if option == refused:
+            raise OSError(error, os.strerror(error))
+        self.set.append((level, option, value))
+
+
+def test_send_buffer_on_an_old_kernel_is_released_by_its_size() -> None:
+    old = Kernel(refused=(72, errno.ENOPROTOOPT))
+    release_send_buffer(old)
+    assert old.set == [(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 1024 * 1024)]
+    closed = Kernel(refused=(72, errno.EBADF))
+    with pytest.raises(OSError, match="Bad file"):
+        release_send_buffer(closed)
+    assert not closed.set
+
+
+def measured(smoothed: int, least: int, known: int = 256) -> Kernel:
+    """With round-trip times in microseconds; an older kernel knows fewer bytes of them."""
+    return Kernel(struct.pack("=68xI76xI104x", smoothed, least)[:known])
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system tells no round-trip time")
 @pytest.mark.parametrize(
     ("peer", "round_trip", "near"),
     [
-        (Measured(smoothed=20_000, least=15), 15, True),  # this host, and busy
-        (Measured(smoothed=20_000, least=18_000), 18_000, False),
-        (Measured(smoothed=300, least=0xFFFFFFFF), 300, True),  # no least yet
-        (Measured(smoothed=20_000, least=15, known=104), 20_000, False),  # an old kernel
+        (measured(smoothed=20_000, least=15), 15, True),  # this host, and busy
+        (measured(smoothed=20_000, least=18_000), 18_000, False),
+        (measured(smoothed=300, least=0xFFFFFFFF), 300, True),  # no least yet
+        (measured(smoothed=20_000, least=15, known=104), 20_000, False),  # an old kernel
     ],
 )
-def test_busy_peer_is_still_near(peer: Measured, round_trip: int, near: bool) -> None:
+def test_busy_peer_is_still_near(peer: Kernel, round_trip: int, near: bool) -> None:
     assert round_trip_us(peer) == round_trip
     assert limit_send_buffer(peer) is near
-    assert (peer.send_buffer is not None) is near
+    assert [option[:2] for option in peer.set] == [(socket.SOL_SOCKET, socket.SO_SNDBUF)] * near
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import asyncio
 import contextlib
 import math
 import mmap
@@ -14,21 +13,18 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
-import uvloop
 
-from tests.sockets.support import TIMEOUT_S, Pair, tcp_pair, tls_pair, unix_pair
+from tests.sockets.support import TIMEOUT_S, Pair, sending, tcp_pair, tls_pair, unix_pair
 from tests.support.servers import wait_for
 from wsgifast.sockets import (
     ClosedEarly,
     ReceiveCount,
     ReceiveTimedOut,
     SocketInUse,
-    async_recv_exactly,
-    async_recv_exactly_into,
     recv_exactly,
     recv_exactly_into,
 )
@@ -56,22 +52,6 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         if timeout:
             made.far.settimeout(20)
         yield made
-
-
-@contextlib.contextmanager
-def sending(sock: socket.socket, *parts: bytes) -> Iterator[None]:
-    """Send from another thread, part after part."""
-
-    def send() -> None:
-        for part in parts:
-            sock.sendall(part)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 def reset(sock: socket.socket) -> None:
@@ -143,12 +123,8 @@ def test_receive_of_small_sizes_returns_them(pair: Pair, size: int) -> None:
 
 
 def test_negative_size_is_refused() -> None:
-    with tcp_pair() as pair:
-        with pytest.raises(ValueError, match="-1"):
-            recv_exactly(pair.far, -1)
-        pair.far.setblocking(False)
-        with pytest.raises(ValueError, match="-1"):
-            asyncio.run(async_recv_exactly(pair.far, -1))
+    with tcp_pair() as pair, pytest.raises(ValueError, match="-1"):
+        recv_exactly(pair.far, -1)
 
 
 def test_receive_of_size_0_makes_no_call() -> None:
@@ -374,102 +350,10 @@ else:
 
 
 @pytest.mark.parametrize("patch", ["", "import gevent.monkey; gevent.monkey.patch_all()"])
-def test_gevent_socket_lets_other_greenlets_run(patch: str) -> None:
+def test_receive_on_a_gevent_socket_lets_others_run(patch: str) -> None:
     code = GEVENT.format(patch=patch)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
-
-
-# asyncio
-
-
-def run(make: Callable[[Pair], Coroutine[object, object, None]], loop_name: str) -> None:
-    """Run a coroutine function over a non-blocking pair, under asyncio's loop or uvloop's."""
-    with tcp_pair() as pair:
-        pair.far.setblocking(False)
-        loop: asyncio.AbstractEventLoop = (
-            uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
-        )
-        try:
-            loop.run_until_complete(make(pair))
-        finally:
-            loop.close()
-
-
-loops = pytest.mark.parametrize("loop_name", ["asyncio", "uvloop"])
-
-
-@loops
-def test_async_receive_takes_exactly_the_size(loop_name: str) -> None:
-    async def main(pair: Pair) -> None:
-        with sending(pair.near, DATA, b"next"):
-            assert await async_recv_exactly(pair.far, len(DATA)) == DATA
-            assert await async_recv_exactly(pair.far, 4) == b"next"
-            assert await async_recv_exactly(pair.far, 0) == b""
-
-    run(main, loop_name)
-
-
-@loops
-def test_async_early_close_raises_with_what_came(loop_name: str) -> None:
-    async def main(pair: Pair) -> None:
-        pair.near.sendall(b"half")
-        pair.near.close()
-        with pytest.raises(ClosedEarly, match="after 4 of 10") as caught:
-            await async_recv_exactly(pair.far, 10)
-        assert caught.value.partial == b"half"
-
-    run(main, loop_name)
-
-
-@loops
-def test_async_receive_after_a_cancelled_one_goes_on(loop_name: str) -> None:
-    async def main(pair: Pair) -> None:
-        buffer = bytearray(6)
-        count = ReceiveCount()
-        pair.near.sendall(b"abc")
-        task = asyncio.ensure_future(async_recv_exactly_into(pair.far, buffer, count=count))
-        while count.received < 3:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert buffer == b"abc\0\0\0"
-        pair.near.sendall(b"def")
-        await async_recv_exactly_into(pair.far, memoryview(buffer)[3:], count=count)
-        assert buffer == b"abcdef"
-
-    run(main, loop_name)
-
-
-def test_async_receive_lets_other_tasks_run() -> None:
-    async def main(pair: Pair) -> None:
-        turns = 0
-
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        task = asyncio.ensure_future(other())
-        count = ReceiveCount()
-        with sending(pair.near, DATA * 8):
-            await async_recv_exactly(pair.far, len(DATA) * 8, count=count)
-        task.cancel()
-        assert turns >= count.calls - 1
-
-    run(main, "asyncio")
-
-
-def test_async_receive_refuses_blocking_and_tls_sockets() -> None:
-    async def receive(sock: socket.socket) -> None:
-        await async_recv_exactly(sock, 1)
-
-    with tcp_pair() as pair, pytest.raises(ValueError, match="non-blocking"):
-        asyncio.run(receive(pair.far))
-    with tls_pair() as pair, pytest.raises(TypeError, match="StreamReader"):
-        asyncio.run(receive(pair.far))
 
 
 # Limits that are none, and limits that no call of the system takes as they are.
@@ -568,45 +452,3 @@ def test_receive_in_a_forked_child_is_no_second_one() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         pair.near.sendall(b"abcd")
         thread.join(TIMEOUT_S)
-
-
-async def async_bytes(sock: socket.socket, size: int) -> bytes:
-    return bytes(await async_recv_exactly(sock, size))
-
-
-async def async_into(sock: socket.socket, size: int) -> bytes:
-    buffer = bytearray(size)
-    await async_recv_exactly_into(sock, buffer)
-    return bytes(buffer)
-
-
-ASYNC = [async_bytes, async_into]
-
-
-@pytest.mark.parametrize("second", ASYNC)
-@pytest.mark.parametrize("first", ASYNC)
-@loops
-def test_second_async_receive_is_an_error_and_the_first_gets_its_bytes(
-    loop_name: str, first: Callable[..., Any], second: Callable[..., Any]
-) -> None:
-    async def main(pair: Pair) -> None:
-        task = asyncio.create_task(first(pair.far, 4))
-        await asyncio.sleep(0)
-        pair.near.sendall(b"ab")
-        await asyncio.sleep(0)
-        for _ in range(2):
-            with pytest.raises(SocketInUse, match="another receive"):
-                await second(pair.far, 4)
-        with pytest.raises(SocketInUse, match="another receive"):
-            recv_exactly(pair.far, 4, timeout=1)
-        pair.near.sendall(b"cdef")
-        assert await task == b"abcd"
-        task = asyncio.create_task(second(pair.far, 4))
-        await asyncio.sleep(0)
-        task.cancel()  # which frees the socket, with or without what it has taken
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        pair.near.sendall(b"gh")
-        assert await first(pair.far, 2) in (b"ef", b"gh")
-
-    run(main, loop_name)

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import pytest
 
-from tests.sockets.support import Pair, tcp_pair, tls_pair, unix_pair
+from tests.sockets.support import Pair, receiving, tcp_pair, tls_pair, unix_pair
 from tests.support.eviction import wait_until_missed
 from wsgifast.sockets import FileSegment, file_segment, recv_exactly, send_file_segment, sending
 from wsgifast.sockets.sending import FileTruncated, cached_bytes, read_cached
@@ -215,13 +215,9 @@ def test_send_of_a_part_leaves_the_position(
 ) -> None:
     large.seek(17)
     offset, size = 5, (8 << 20) - 9
-    received: list[bytes] = []
-    with make() as pair:
+    with make() as pair, receiving(pair.far, size) as received:
         pair.near.settimeout(timeout)
-        thread = threading.Thread(target=lambda: received.append(recv_exactly(pair.far, size)))
-        thread.start()
         send_file_segment(pair.near, FileSegment(large.fileno(), offset, size))
-        thread.join()
     assert received == [contents(large)[offset : offset + size]]
     assert large.tell() == 17
 
@@ -346,7 +342,7 @@ def test_file_over_two_gib_takes_several_calls(
     assert asked[-1] == (5 << 30, 1)
 
 
-def test_gevent_socket_lets_other_greenlets_run(tmp_path: Path) -> None:
+def test_send_on_a_gevent_socket_lets_others_run(tmp_path: Path) -> None:
     """Also where only the socket module is patched, so that waiting in poll() would stop all."""
     code = """
 import gevent.monkey
