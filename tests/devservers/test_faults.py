@@ -140,7 +140,7 @@ def test_malformed_response_head_is_a_500(kind: str) -> None:
                 assert response.header("Evil") is None, head
             wait_for(
                 lambda number=number: served.log.count("BodyError: ") > number,  # type: ignore[misc]
-                f"the log tells of {head}",
+                f"{head} is logged",
             )
 
 

@@ -84,9 +84,9 @@ def test_idle_connection_is_closed_in_time(kind: str) -> None:
 
 
 def is_timed_out(served: Served, sent: bytes) -> bool:
-    """Whether a client that stalls behind these bytes is told 408, and nothing else.
+    """Whether a client that stalls behind these bytes is answered 408, and nothing else.
 
-    False for one that has stalled before them, on a busy machine: it is told nothing.
+    False for one that has stalled before them, on a busy machine: it gets no answer.
     """
     with Connection(served.address) as client, contextlib.suppress(ConnectionError):
         client.send(sent)

@@ -66,7 +66,7 @@ def test_server_with_tls_answers(kind: str, large_file: Path) -> None:
         # Two requests in one TLS record: the second is decrypted already.
         client.send(b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n")
         assert [client.read_response().status for _ in range(2)] == [200, 200]
-        # A body that ends with the connection: the end has to be told, or it looks cut off.
+        # A body that ends with the connection: close_notify has to be sent, or it looks cut off.
         response = client.request("/stream", version="1.0")
         assert response.body == b"x" * 10 + b"y" * 400_000
     assert "Traceback" not in served.log

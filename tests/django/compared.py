@@ -129,7 +129,7 @@ def answers(name: str, root: Path) -> dict[str, dict[str, str]]:
 
     known, _ = ask("GET", "/static/style.css", {})
     validators = {"etag": known.header("ETag"), "modified": known.header("Last-Modified")}
-    told = {}
+    found = {}
     for line, headers in REQUESTS:
         filled = {key: value.format(**validators) for key, value in headers.items()}
         method, path = line.split(" ", 1)
@@ -141,8 +141,8 @@ def answers(name: str, root: Path) -> dict[str, dict[str, str]]:
                 value = (server.header(key) or "").replace('"', "")
                 answer[key] = value.partition("; boundary")[0]
         asked = ", ".join(f"{key}: {value}" for key, value in headers.items())
-        told[f"{line} {asked}".strip()] = answer
-    return told
+        found[f"{line} {asked}".strip()] = answer
+    return found
 
 
 def differences(root: Path) -> dict[str, dict[str, dict[str, str]]]:
@@ -176,8 +176,8 @@ def as_markdown(root: Path) -> str:
 
 def _cell(answer: dict[str, str]) -> str:
     shown = {"size": "{} bytes", "Content-Encoding": "{}", "status": "{}"}
-    told = [shown.get(key, "`{}`").format(value) for key, value in answer.items() if value]
-    return ", ".join(told) if answer else "the same"
+    cells = [shown.get(key, "`{}`").format(value) for key, value in answer.items() if value]
+    return ", ".join(cells) if answer else "the same"
 
 
 def main() -> None:

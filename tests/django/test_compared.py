@@ -15,7 +15,7 @@ def both(**theirs: str) -> dict[str, dict[str, str]]:
     return {"WhiteNoise": theirs, "ServeStatic": theirs}
 
 
-# Each with what the others answer; what differs is why. A status that differs is all that is told.
+# Each with what the others answer; what differs is why. If the status differs, only that is listed.
 DIFFERENCES = {
     "GET /static/HASHED.css": both(**TEN_YEARS),
     "GET /static/archive.tar.gz": both(**{"Content-Type": "application/octet-stream"}),

@@ -190,9 +190,9 @@ def test_user_of_locust_gets_its_pages(server: LiveServer) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
     users.get(username="locust").delete()
     assert ran.returncode == 0, f"{ran.stderr[-3000:]}\n{server.log()[-3000:]}"
-    told = json.loads(ran.stdout)
-    assert told["errors"] == [], server.log()[-3000:]
-    assert {"/", "/static/", "/question/", "/document/", "/document/ part"} <= {*told["names"]}
+    report = json.loads(ran.stdout)
+    assert report["errors"] == [], server.log()[-3000:]
+    assert {"/", "/static/", "/question/", "/document/", "/document/ part"} <= {*report["names"]}
 
 
 def test_events_arrive_one_by_one(browser: Browser) -> None:

@@ -95,16 +95,16 @@ def test_file_has_ranges_and_preconditions(ask: Ask, file: Path) -> None:
     assert (status, body) == (200, CONTENT)
     assert headers["content-length"] == str(len(CONTENT))
     assert headers["content-disposition"] == 'attachment; filename="file.bin"'
-    status, told, body = ask(view, range="bytes=100-299999")
+    status, received, body = ask(view, range="bytes=100-299999")
     assert (status, body) == (206, CONTENT[100:300_000])
-    assert told["content-range"] == f"bytes 100-299999/{len(CONTENT)}"
-    status, told, body = ask(view, range="bytes=0-9,500000-599999")
-    assert (status, told["content-length"]) == (206, str(len(body)))
+    assert received["content-range"] == f"bytes 100-299999/{len(CONTENT)}"
+    status, received, body = ask(view, range="bytes=0-9,500000-599999")
+    assert (status, received["content-length"]) == (206, str(len(body)))
     assert CONTENT[500_000:600_000] in body
     assert ask(view, if_none_match=headers["etag"])[0] == 304
     assert ask(view, range="bytes=0-9", if_range='"other"')[0] == 200
-    status, told, body = ask(view, "HEAD")
-    assert (status, told["content-length"], body) == (200, str(len(CONTENT)), b"")
+    status, received, body = ask(view, "HEAD")
+    assert (status, received["content-length"], body) == (200, str(len(CONTENT)), b"")
 
 
 def test_several_ranges_of_a_static_file_are_sent_by_the_server(tmp_path: Path) -> None:

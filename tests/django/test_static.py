@@ -102,11 +102,11 @@ def test_siblings_are_negotiated(ask: Ask, root: Path) -> None:
 
 def test_static_file_has_validators(ask: Ask, root: Path) -> None:
     _, headers, _ = ask("/static/css/a.css")
-    status, told, body = ask("/static/css/a.css", if_none_match=headers["ETag"])
+    status, received, body = ask("/static/css/a.css", if_none_match=headers["ETag"])
     assert (status, body) == (304, b"")
-    assert "Content-Type" not in told
-    assert "Content-Length" not in told
-    assert told["Access-Control-Allow-Origin"] == "*"
+    assert "Content-Type" not in received
+    assert "Content-Length" not in received
+    assert received["Access-Control-Allow-Origin"] == "*"
     status, _, _ = ask("/static/css/a.css", if_match='"other"')
     assert status == 412
 

@@ -55,13 +55,13 @@ def names(folder: Path) -> set[str]:
 
 
 def test_storage_compresses_collected_files(target: Path) -> None:
-    told = collect("CompressedStaticFilesStorage")
+    printed = collect("CompressedStaticFilesStorage")
     found = names(target)
     assert {"style.css", "style.css.gz", "style.css.br", "style.css.zst", "photo.jpg"} <= found
     assert "photo.jpg.gz" not in found
     assert gzip.decompress((target / "style.css.gz").read_bytes()) == CSS
     made = "style.css.br, style.css.gz, style.css.zst"
-    assert told.count(f"Post-processed 'style.css' as '{made}'") == 1
+    assert printed.count(f"Post-processed 'style.css' as '{made}'") == 1
     assert "style.css.gz" not in collect("CompressedStaticFilesStorage")
 
 
@@ -135,7 +135,7 @@ def test_skipped_extension_is_not_compressed(target: Path) -> None:
 def test_style_sheet_with_a_missing_file_is_an_error(source: Path, target: Path) -> None:
     (source / "image.svg").unlink()
     with warnings.catch_warnings():
-        # Django leaves the style sheet open, with its error: not to be told in another test.
+        # Django leaves the style sheet open; another test would report that.
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.raises((CommandError, ValueError)) as caught:
             collect("CompressedManifestStaticFilesStorage")

@@ -27,7 +27,7 @@ from wsgifast.commands.cli import command_parser
 __all__ = ["Shell"]
 
 _BIN = Path(sys.executable).parent
-# How each server is told where to listen.
+# The option with the address of each server.
 _SERVERS = {
     "gunicorn": ("--bind", "--no-control-socket"),
     "uvicorn": ("--port",),
@@ -143,13 +143,13 @@ class Shell(contextlib.ExitStack):
             cwd=self.folder,
         )
         self._server = self.enter_context(server)
-        # gunicorn's arbiter listens before its worker can be told to end.
+        # gunicorn's arbiter listens before its worker can be ended by a signal.
         answer = self._server.get("/", tls=_any_certificate() if "--certfile" in words else None)
         assert answer.status < 500, f"{words}: {answer}\n{self._server.log()}"
         if "--workers" in words and name == "gunicorn":
             workers = int(words[words.index("--workers") + 1])
             arbiter = self._server.pid
-            wait_for(lambda: _can_end(arbiter, workers), "every worker can be told to end")
+            wait_for(lambda: _can_end(arbiter, workers), "every worker can be ended by a signal")
 
     def _here(self, text: str) -> str:
         for named, port in self._ports.items():

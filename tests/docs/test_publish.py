@@ -22,7 +22,7 @@ MACHINE: dict[str, str | int] = {
     "python": "CPython 3.13.0", "gunicorn": "27.0.1",
 }  # fmt: skip
 MARKS = "<!-- what python -m docs.benchmarks.publish writes -->\nold\n<!-- the end of it -->"
-# Publishes a report of one row, and returns what is told.
+# Publishes a report of one row, and returns what is printed.
 TakeIn: TypeAlias = Callable[..., str]
 
 
@@ -118,9 +118,9 @@ def test_published_row_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
 def test_report_of_one_row_keeps_the_others(root: Path, take_in: TakeIn) -> None:
     """In the table that the row is of, whatever the report's name, and in the table's order."""
     take_in("demo.small", day=20)
-    told = take_in("demo.file", day=22, file="all")
-    assert "release/all.json: took 1 rows\nrelease/demo.json: took 0 rows\n" in told
-    assert "kept" not in told
+    printed = take_in("demo.file", day=22, file="all")
+    assert "release/all.json: took 1 rows\nrelease/demo.json: took 0 rows\n" in printed
+    assert "kept" not in printed
     (table,) = read(publish.DATA).values()
     assert [(key, row["measured"][8:10]) for key, row in table.rows.items()] == [
         ("demo.file", "22"), ("demo.small", "20"),
@@ -150,20 +150,20 @@ def test_later_or_fuller_run_replaces_a_row(root: Path, take_in: TakeIn) -> None
 
 
 def test_rows_of_short_runs_or_other_machines_are_listed(root: Path, take_in: TakeIn) -> None:
-    def told(**other: str | int) -> list[str]:
+    def printed(**other: str | int) -> list[str]:
         return [*publish.differing({**MACHINE, **other})]
 
     take_in("demo.small", day=20)
     take_in("demo.file", day=21, full=False)
-    assert told() == ["Of a short run: demo.file"]
-    assert told(python="CPython 3.14.0", cores=4, granian="2.8.7", system="Linux 6.1-y") == [
+    assert printed() == ["Of a short run: demo.file"]
+    assert printed(python="CPython 3.14.0", cores=4, granian="2.8.7", system="Linux 6.1-y") == [
         "Of a short run; cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: demo.file",
         "Of cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: demo.small",
     ]
     take_in("demo.file", day=22)
-    assert told() == []
-    assert told(wsgifast="0.2.0", gunicorn="28.0") == ["Of gunicorn 27.0.1, here 28.0: demo"]
-    assert told(system="Linux 6.2") == ["Of system Linux 6.1, here Linux 6.2: demo"]
+    assert printed() == []
+    assert printed(wsgifast="0.2.0", gunicorn="28.0") == ["Of gunicorn 27.0.1, here 28.0: demo"]
+    assert printed(system="Linux 6.2") == ["Of system Linux 6.1, here Linux 6.2: demo"]
 
 
 def test_row_of_no_table_is_left_out(root: Path, take_in: TakeIn) -> None:
@@ -172,15 +172,15 @@ def test_row_of_no_table_is_left_out(root: Path, take_in: TakeIn) -> None:
 
 
 def test_readme_gets_its_table(root: Path, take_in: TakeIn) -> None:
-    told = take_in()
+    printed = take_in()
     readme = (root / "README.md").read_text()
     assert readme.startswith("before\n\n<!-- what")
     assert readme.endswith("-->\n\nafter\n")
     assert "| ranges, 304s" in readme
     assert "an open file" not in readme  # beside others that are not published
-    assert "README and its chart lack: python -m loadtests" in told
-    assert " demo.list-of-100 " in told
-    assert "The page lacks: python -m loadtests demo.small --profile release" in told
+    assert "README and its chart lack: python -m loadtests" in printed
+    assert " demo.list-of-100 " in printed
+    assert "The page lacks: python -m loadtests demo.small --profile release" in printed
     assert publish.readme() == readme
 
 

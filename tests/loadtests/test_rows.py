@@ -156,9 +156,9 @@ def test_row_without_its_framework_names_the_way_out() -> None:
     for result in results:
         for name in result.runs:
             assert result.median(name, result.row.unit.rate) is None
-            (told,) = result.errors(name)
-            assert "no_such_framework is not installed: " in told
-            assert "pip install --group frameworks" in told
+            (message,) = result.errors(name)
+            assert "no_such_framework is not installed: " in message
+            assert "pip install --group frameworks" in message
 
 
 def test_python_without_a_jit_names_the_way_out() -> None:
@@ -181,7 +181,7 @@ def test_jit_is_on_in_one_server_only() -> None:
 
 
 def test_large_file_of_the_worker_is_measured() -> None:
-    """With a client that is always there, not wrk; it tells its own CPU time too."""
+    """With a client that is always there, not wrk; it reports its own CPU time too."""
     result = _measured("worker.files.64KiB", 0, 1)
     assert result.median("FastWorker", BYTES.rate)
     assert result.facts("FastWorker")["client's CPU s/GB"] > 0

@@ -86,8 +86,8 @@ def test_crowd_sends_its_opening(kind: str) -> None:
             )
             if not KINDS[kind].does.leaves:
                 assert crowd.gathered == 2
-            told = crowd.end()
-        assert told["opened"] >= 2
+            counted = crowd.end()
+        assert counted["opened"] >= 2
 
 
 def test_crowd_keeps_its_pace() -> None:
@@ -100,11 +100,11 @@ def test_crowd_keeps_its_pace() -> None:
                 lambda: len(listener.received) == 3 and min(map(len, listener.received)) > 17_000,
                 "a second of it",
             )
-            told: float = crowd.end()["sent B/s each"]
+            counted: float = crowd.end()["sent B/s each"]
         for one in listener.received:
             _, _, chunks = one.partition(b"\r\n\r\n")
             assert (b"1\r\nx\r\n" * len(chunks)).startswith(chunks)
-        return told
+        return counted
 
     # On a machine that stalls they are late for once.
     wait_for(lambda: pace() == pytest.approx(17_000, rel=0.3), "they keep their pace")
@@ -119,8 +119,8 @@ def test_dropped_client_comes_back() -> None:
         server.accept()[0].close()
         back, _ = server.accept()
         with back:
-            told = crowd.end()
-    assert (told["opened"], told["ended"]) == (2, 1)
+            counted = crowd.end()
+    assert (counted["opened"], counted["ended"]) == (2, 1)
 
 
 def test_crowd_and_others_speak_tls(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_crowd_and_others_speak_tls(tmp_path: Path) -> None:
             assert crowd.gathered == 2
             assert others(listener.port, seconds=0.1, tls=True).failures == 0
             wait_for(lambda: all(b"GET" in one for one in listener.received), "they have asked")
-            told = crowd.end()
-        assert told["opened"] == 2
+            counted = crowd.end()
+        assert counted["opened"] == 2
 
 
 def test_silent_crowd_under_tls_stays(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_silent_crowd_under_tls_stays(tmp_path: Path) -> None:
     with listening(tls=context) as listener:
         with slow_clients("silent connections", listener.port, clients=2, tls=True) as crowd:
             wait_for(lambda: len(listener.received) == 2, "both have come")
-            told = crowd.end()
-        assert told["opened"] == 2
+            counted = crowd.end()
+        assert counted["opened"] == 2
 
 
 def test_crowd_that_leaves_waits_for_an_answer() -> None:
@@ -165,7 +165,7 @@ def test_crowd_ends_at_its_time() -> None:
     ):
         begun = time.monotonic()
         crowd.process.wait(PATIENCE_S)
-        assert time.monotonic() - begun < PATIENCE_S  # which is its own, if it is not told
+        assert time.monotonic() - begun < PATIENCE_S  # its own time, if it gets none
 
 
 def test_failures_of_others_are_counted() -> None:

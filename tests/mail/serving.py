@@ -24,7 +24,7 @@ LARGE = b"Subject: large\r\n\r\n" + (b".x" * 38 + b"\r\n") * 40_000  # 3 MB
 
 
 class Handler:
-    """Remembers the content of each message; refuses what it is told to."""
+    """Remembers the content of each message; refuses some recipients."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []

@@ -1,4 +1,4 @@
-"""APPEND in one send, over a real Dovecot and over a server that answers as it is told."""
+"""APPEND in one send, over a real Dovecot and over a scripted server."""
 
 from __future__ import annotations
 

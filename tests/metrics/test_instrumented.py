@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Notes:
-    """A recorder that keeps what it is told."""
+    """A recorder that keeps what it receives."""
 
     def __init__(self) -> None:
         self.requests: list[Answered] = []

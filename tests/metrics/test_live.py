@@ -46,10 +46,10 @@ def test_gthread_with_preload_app_adds_its_workers_up(tmp_path: Path) -> None:
                 (_count(samples(), "as-is", ITEM), _count(samples(), "joined", "/lines")) == (4, 1)
                 and samples()["orders_total", ()] == 4
             ),
-            "the workers have told of it",
+            "the workers have reported it",
             timeout=_PATIENCE_S,
         )
-    # What the last second has brought is told at the end.
+    # What the last second has brought is reported at the end.
     assert _count(samples(), "as-is", ITEM) == 4
 
 

@@ -108,13 +108,15 @@ def test_metrics_of_the_process_are_observed(monkeypatch: pytest.MonkeyPatch) ->
     for collections in (1, 2):
         metrics = exported(reader)
         assert len(asked) == collections
-        told = {name: (type(m.data).__name__, m.data.data_points) for name, m in metrics.items()}
+        observed = {
+            name: (type(m.data).__name__, m.data.data_points) for name, m in metrics.items()
+        }
         for name in ("content_length_errors", "uncoded", "coded", "compression_cpu"):
-            assert told.pop(f"wsgifast.{name}")[0] == "Sum"
-        assert [(kind, each.value) for kind, (each,) in told.values()] == [
+            assert observed.pop(f"wsgifast.{name}")[0] == "Sum"
+        assert [(kind, each.value) for kind, (each,) in observed.values()] == [
             ("Sum", 0), ("Sum", 3), ("Sum", 4), ("Gauge", 7), ("Sum", collections)
         ]  # fmt: skip
-        assert dict(told["wsgifast.connections"][1][0].attributes) == {"wsgifast.state": "idle"}
+        assert dict(observed["wsgifast.connections"][1][0].attributes) == {"wsgifast.state": "idle"}
         assert metrics["wsgifast.timeouts"].data.is_monotonic
         assert not metrics["wsgifast.threads"].data.is_monotonic
     provider.shutdown()

@@ -64,11 +64,11 @@ def test_pattern_that_the_app_sets_is_recorded() -> None:
         def on_get(self, req: Any, resp: Any, number: str) -> None:
             resp.text = number
 
-    class Tell:
+    class NotePattern:
         def process_resource(self, req: Any, resp: Any, resource: Any, params: Any) -> None:
             req.env["wsgifast.pattern"] = req.uri_template
 
-    app = falcon.App(middleware=[Tell()])
+    app = falcon.App(middleware=[NotePattern()])
     app.add_route("/items/{number}", Item())
     assert _pattern(app, "/items/7") == "/items/{number}"
 

@@ -318,7 +318,7 @@ def measured(smoothed: int, least: int, known: int = 256) -> Kernel:
     return Kernel(struct.pack("=68xI76xI104x", smoothed, least)[:known])
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system tells no round-trip time")
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system reports no round-trip time")
 @pytest.mark.parametrize(
     ("peer", "round_trip", "near"),
     [

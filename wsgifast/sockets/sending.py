@@ -40,8 +40,8 @@ BLOCK_BYTES = 256 * 1024
 SMALL_FILE_BYTES = 16 * 1024
 # sendfile's errors if the file system, or the kind of socket, does not support it.
 NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
-# Tells the kernel that more data follows at once, so that a head and a file share a packet. Linux
-# only; elsewhere they are two packets, which TCP_NODELAY does not delay.
+# For the kernel: more data follows at once, so that a head and a file share a packet. Linux only;
+# elsewhere they are two packets, which TCP_NODELAY does not delay.
 MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 # A subclass or an instance that has one of these of its own may return other bytes than its
 # descriptor or its buffer has: it may decrypt, decode, count, limit ...
