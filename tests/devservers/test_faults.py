@@ -55,7 +55,8 @@ def assert_serves(served: Served) -> None:
 
 def test_body_none_is_a_500_that_says_why(kind: str) -> None:
     bodies: list[Any] = [42, None, "text", b"bytes", [b"ok", "text"]]
-    apps = {str(number): answering(lambda _, body=body: body) for number, body in enumerate(bodies)}
+    numbered = answering(lambda environ: bodies[int(environ["PATH_INFO"][1:])])
+    apps = {str(number): numbered for number in range(len(bodies))}
     with serve(router(**apps), kind) as served:
         for number, body in enumerate(bodies):
             assert get(served.address, f"/{number}").status == 500, body
