@@ -118,13 +118,9 @@ def compression() -> Compression | None:
     """
     given = getattr(settings, "WSGIFAST_COMPRESS", False)
     if isinstance(given, dict):
-        known = set(inspect.signature(Compression).parameters)
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise ConfigurationError(
-                f"WSGIFAST_COMPRESS has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
-            )
-        return Compression(**given)
+        return Compression(
+            **_own("WSGIFAST_COMPRESS", set(inspect.signature(Compression).parameters))
+        )
     try:
         return compression_for(given)
     except ConfigurationError:

@@ -51,7 +51,7 @@ _LAST_WORKER_S = 10.0
 def main(export: str) -> None:
     """Serve until the server has ended; the exporter's whole life.
 
-    :param export: see :class:`Export`.
+    :param export: an :class:`Export`, as JSON.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the arbiter's to understand
     logging.basicConfig(
@@ -60,7 +60,7 @@ def main(export: str) -> None:
         format="[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S %z",
     )
-    _Exporter(Export(**json.loads(export))).run()
+    _Exporter(Export(*json.loads(export))).run()
 
 
 class _Exporter:

@@ -125,7 +125,10 @@ class FileReporter:
     def begin_anew(self) -> None:
         """In a child: what is counted there is not the parent's."""
         self._lock = threading.Lock()
-        self._files: _Files | None = None
+        # prometheus_client's class of the values in this process's files.
+        self._value_class: Any = None
+        # Of each metric and its labels: prometheus_client's values, and what they are.
+        self._values: dict[tuple[str, tuple[str, ...]], tuple[list[Any], list[float]]] = {}
         self._seen: object = None
         self._reported_at = float("-inf")
 
@@ -146,40 +149,31 @@ class FileReporter:
     def report(self) -> None:
         """Report what there is now.
 
-        :raises OSError: if the files cannot be written.
+        :raises OSError: if the files cannot be written, or there is no room for more.
         """
         with self._lock:
-            if self._files is None:
-                self._files = _Files(os.environ[DIRECTORY])
-            self._files.write(point for collector in self._collectors for point in collector())
+            check_space(os.environ[DIRECTORY])
+            if self._value_class is None:
+                name = name_of_process(os.getpid())
+                make_class: Any = MultiProcessValue  # has no types
+                self._value_class = make_class(lambda: name)
+            for collector in self._collectors:
+                for point in collector():
+                    self._write(point)
 
-
-class _Files:
-    """The files of one process."""
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        name = name_of_process(os.getpid())
-        make_class: Any = MultiProcessValue  # has no types
-        self._value_class = make_class(lambda: name)
-        # Of each metric and its labels: prometheus_client's values, and what they are.
-        self._values: dict[tuple[str, tuple[str, ...]], tuple[list[Any], list[float]]] = {}
-
-    def write(self, points: Iterable[Point]) -> None:
-        """:raises OSError: if there is no room for more."""
-        check_space(self._directory)
-        for metric, labels, value in points:
-            key = (metric.name, labels)
-            found = self._values.get(key)
-            if found is None:
-                values = self._make(metric, labels)
-                found = self._values[key] = (values, [0.0] * len(values))
-            numbers = (*value.counts, value.total) if isinstance(value, Distribution) else (value,)
-            values, written = found
-            for index, number in enumerate(numbers):
-                if number != written[index]:
-                    values[index].set(number)
-                    written[index] = number
+    def _write(self, point: Point) -> None:
+        metric, labels, value = point
+        key = (metric.name, labels)
+        found = self._values.get(key)
+        if found is None:
+            values = self._make(metric, labels)
+            found = self._values[key] = (values, [0.0] * len(values))
+        numbers = (*value.counts, value.total) if isinstance(value, Distribution) else (value,)
+        values, written = found
+        for index, number in enumerate(numbers):
+            if number != written[index]:
+                values[index].set(number)
+                written[index] = number
 
     def _make(self, metric: Metric, labels: tuple[str, ...]) -> list[Any]:
         """The values of a metric, as prometheus_client's own classes make theirs."""

@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -245,9 +244,8 @@ def _is_in_use(directory: str) -> bool:
         return True
 
 
-@dataclass(frozen=True)
-class Export:
-    """What is served, and for whom.
+class Export(NamedTuple):
+    """What is served, and for whom; the exporter gets it as JSON.
 
     :ivar directory: of prometheus_client's multiprocess mode.
     :ivar own: it was made for this server, and is removed with it.
@@ -259,9 +257,6 @@ class Export:
     own: bool
     address: str
     arbiter: str
-
-    def as_json(self) -> str:
-        return json.dumps(asdict(self))
 
     def announce(self) -> None:
         """Write the address where the server wants to be scraped into the directory.
@@ -366,7 +361,7 @@ class _Supervisor:
         # Not `-m`: a module in the working directory must not be taken for one of ours.
         program = _PROGRAM.format(path=[os.path.abspath(each) for each in sys.path])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program, self._export.as_json()],
+            [sys.executable, "-c", program, json.dumps(self._export)],
             stdin=subprocess.DEVNULL,
             pass_fds=[lock],
         )
