@@ -46,12 +46,12 @@ def check_production(**kwargs: Any) -> list[CheckMessage]:
         return []
     if not has_manifest:
         return [
-            Warning(
+            _warning(
+                "W005",
                 "The static files' storage has no manifest, so that no file name has a hash in it "
                 "and browsers ask again for each file.",
-                hint='STORAGES["staticfiles"]: '
+                'STORAGES["staticfiles"]: '
                 "wsgifast.django.storage.CompressedManifestStaticFilesStorage",
-                id="wsgifast.W005",
             )
         ]
     return []
@@ -67,46 +67,46 @@ def _messages() -> Iterator[CheckMessage]:
     if compression() is not None:
         for name in _COMPRESSING:
             if name in settings.MIDDLEWARE:
-                yield Warning(
+                yield _warning(
+                    "W009",
                     f"{name} is in MIDDLEWARE together with WSGIFAST_COMPRESS, which leaves alone "
                     "what it has compressed.",
-                    hint="Remove it, or WSGIFAST_COMPRESS.",
-                    id="wsgifast.W009",
+                    "Remove it, or WSGIFAST_COMPRESS.",
                 )
     if options["finders"] and options["index"] is not None:
-        yield Warning(
+        yield _warning(
+            "W008",
             f"index={options['index']!r} has no effect on files that Django's finders find, but on "
             "collected ones. Finders are used by default with DEBUG.",
-            hint="Set the option finders (USE_FINDERS) to False and run collectstatic, or leave "
+            "Set the option finders (USE_FINDERS) to False and run collectstatic, or leave "
             "index out.",
-            id="wsgifast.W008",
         )
     if not options["finders"] and not (
         settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT)
     ):
-        named = f"STATIC_ROOT={str(settings.STATIC_ROOT)!r} is no directory"
-        yield Warning(
-            f"{named if settings.STATIC_ROOT else 'STATIC_ROOT is not set'}: there are no static "
-            "files.",
-            hint="Run collectstatic." if settings.STATIC_ROOT else "Set it to a directory.",
-            id="wsgifast.W003",
-        )
+        named, hint = "STATIC_ROOT is not set", "Set it to a directory."
+        if settings.STATIC_ROOT:
+            named = f"STATIC_ROOT={str(settings.STATIC_ROOT)!r} is no directory"
+            hint = "Run collectstatic."
+        yield _warning("W003", f"{named}: there are no static files.", hint)
     for name in dir(settings):
         for start in PREFIXES:
             rest = name.removeprefix(start)
             if rest != name and rest not in OPTIONS and rest not in LEFT_OUT:
-                yield Warning(
-                    f"{name} has no effect: wsgifast has no such option.", id="wsgifast.W004"
-                )
+                yield _warning("W004", f"{name} has no effect: wsgifast has no such option.")
     names = [config.name for config in apps.get_app_configs()]
     contrib = "django.contrib.staticfiles"
     if contrib in names[: names.index("wsgifast.django")]:
-        yield Warning(
+        yield _warning(
+            "W006",
             f"wsgifast.django comes after {contrib} in INSTALLED_APPS, whose runserver then serves "
             "static files in another way than production does.",
-            hint="Put it first.",
-            id="wsgifast.W006",
+            "Put it first.",
         )
+
+
+def _warning(number: str, text: str, hint: str | None = None) -> Warning:
+    return Warning(text, hint=hint, id=f"wsgifast.{number}")
 
 
 def _checked_options() -> dict[str, Any]:
@@ -123,35 +123,34 @@ def _checked_options() -> dict[str, Any]:
 def _of_middleware(middleware: list[str]) -> Iterator[CheckMessage]:
     ours = next((place for place, name in enumerate(middleware) if _is_ours(name)), None)
     if ours is None:
-        yield Warning(
+        replaced = "".join(f", in place of {name}" for name in _THEIRS if name in middleware)
+        yield _warning(
+            "W007",
             "StaticFilesMiddleware is not in MIDDLEWARE: wsgifast serves no static files.",
-            hint="Put wsgifast.django.StaticFilesMiddleware right after SecurityMiddleware"
-            + "".join(f", in place of {name}" for name in _THEIRS if name in middleware)
-            + ". Where another server serves them, silence this check.",
-            id="wsgifast.W007",
+            f"Put wsgifast.django.StaticFilesMiddleware right after SecurityMiddleware{replaced}. "
+            "Where another server serves them, silence this check.",
         )
         return
     for name in _THEIRS:
         if name in middleware:
-            yield Warning(
+            yield _warning(
+                "W001",
                 f"{name} is in MIDDLEWARE together with StaticFilesMiddleware.",
-                hint="Remove it. StaticFilesMiddleware reads its settings.",
-                id="wsgifast.W001",
+                "Remove it. StaticFilesMiddleware reads its settings.",
             )
+    problem = ""
     if _SECURITY in middleware[ours:]:
-        yield Warning(
+        problem = (
             "StaticFilesMiddleware comes before SecurityMiddleware, so that static files lack its "
-            "headers and its redirect.",
-            hint="Put it right after SecurityMiddleware.",
-            id="wsgifast.W002",
+            "headers and its redirect."
         )
     elif set(middleware[:ours]) - {_SECURITY, *_THEIRS}:
-        yield Warning(
+        problem = (
             "Other middleware than SecurityMiddleware comes before StaticFilesMiddleware, and runs "
-            "for each static file.",
-            hint="Put it right after SecurityMiddleware.",
-            id="wsgifast.W002",
+            "for each static file."
         )
+    if problem:
+        yield _warning("W002", problem, "Put it right after SecurityMiddleware.")
 
 
 def _is_ours(name: str) -> bool:
