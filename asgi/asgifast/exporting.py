@@ -156,6 +156,7 @@ class Figures:
 
     :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`.
     :ivar accepted: how many connections there have been.
+    :ivar connections_refused: of these, closed at once, as their address had too many.
     :ivar sendfile_bytes: sent by sendfile.
     :ivar timeouts: connections ended by a timeout, by what they were waiting for.
     :ivar refused: requests answered with an error in place of the app's response, by status.
@@ -164,6 +165,7 @@ class Figures:
     def __init__(self) -> None:
         self.open: dict[Any, CoalescingTransport] = {}
         self.accepted = 0
+        self.connections_refused = 0
         self.sendfile_bytes = 0
         self.timeouts = Counter[str]()
         self.refused = Counter[int]()
@@ -180,6 +182,7 @@ class Figures:
             for state in _STATES:
                 yield point("wsgifast_connections", states[state], state)
             yield point("wsgifast_connections_accepted_total", self.accepted)
+            yield point("wsgifast_connections_refused_total", self.connections_refused)
             yield point("wsgifast_slow_clients", slow)
             yield point("wsgifast_output_queued_bytes", queued)
         yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)

@@ -67,7 +67,7 @@ class Armed:
 
 
 def make_registry(poller: Any) -> Any:
-    return Registry(poller, on_closed=lambda: None, log=logging.getLogger("test"))
+    return Registry(poller, on_closed=lambda connection: None, log=logging.getLogger("test"))
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ class Counters:
     """Totals since the server started.
 
     :ivar accepted: connections accepted.
+    :ivar connections_refused: connections closed at once, as their address had too many.
     :ivar sendfile_bytes: bytes of files sent by sendfile.
     :ivar timeouts: connections ended by a timeout, by what they were waiting for.
     :ivar refused: requests answered without calling the app, by status.
@@ -41,6 +42,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.accepted = 0
+        self.connections_refused = 0
         self.sendfile_bytes = 0
         self.timeouts = Counter[str]()
         self.refused = Counter[int]()

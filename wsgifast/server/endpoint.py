@@ -67,14 +67,14 @@ _DISCARD_BYTES = 256 * 1024
 class Registry:
     """Keeps a worker's connections; thread-safe.
 
-    :param on_closed: called after each connection that has closed.
+    :param on_closed: called with each connection that has closed.
     """
 
     def __init__(
         self,
         poller: Poller,
         *,
-        on_closed: Callable[[], object],
+        on_closed: Callable[[Endpoint], object],
         log: Any,
     ) -> None:
         self.connections: set[Endpoint] = set()
@@ -146,7 +146,7 @@ class Registry:
     def remove(self, connection: Endpoint) -> None:
         """A connection has closed its descriptor."""
         self.connections.discard(connection)
-        self._on_closed()
+        self._on_closed(connection)
 
     # Called by the threads of the pool.
 

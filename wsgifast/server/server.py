@@ -7,6 +7,7 @@ caller of :meth:`Server.serve`.
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..files.temporary import Budget
+from ..sockets.client_limits import ConnectionsByAddress
 from ..sockets.closing import LINGER_S
 from .acceptor import Acceptor
 from .application import Application
@@ -45,6 +47,7 @@ class Server:
 
     :param listeners: made non-blocking; they stay the caller's to close.
     :param parser_for: returns the parser for a peer's requests, given its address.
+    :param has_many_clients: whether an IP address is a trusted proxy's.
     :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
     :param http2: the settings sent to HTTP/2 clients.
     :ivar connections: the open ones.
@@ -58,6 +61,7 @@ class Server:
         *,
         listeners: Iterable[socket.socket],
         parser_for: Callable[[Any], Parser],
+        has_many_clients: Callable[[str], bool],
         secure: Callable[[socket.socket], socket.socket] | None,
         http2: HTTP2Options,
         log: Any,
@@ -68,6 +72,11 @@ class Server:
         self.listeners = list(listeners)
         self._application = application
         self._parser_for = parser_for
+        self._by_address = (
+            ConnectionsByAddress(options.connections_per_address, has_many_clients, log.warning)
+            if options.connections_per_address < math.inf
+            else None
+        )
         self._secure = secure
         self._stopping = False
         self._end_at = float("inf")  # monotonic
@@ -205,7 +214,16 @@ class Server:
         return not self._stopping and not (self.options.has_siblings and self.pool.saturated)
 
     def connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
-        """Make a connection of an accepted socket; its begin() has it wait for its first event."""
+        """Make a connection of an accepted socket; its begin() has it wait for its first event.
+
+        :returns: None if it is closed already.
+        """
+        if self._by_address is not None and not self._by_address.open(peer):
+            self.counters.accepted += 1
+            self.counters.connections_refused += 1
+            self._by_address.close(peer)
+            sock.close()
+            return None
         try:
             sock.setblocking(False)
             if self._secure is not None:
@@ -217,13 +235,17 @@ class Server:
                 self.log.debug("A connection has failed at once", exc_info=True)
             else:
                 self.log.exception("A connection could not be made")
+            if self._by_address is not None:
+                self._by_address.close(peer)
             sock.close()
             return None
         self.counters.accepted += 1
         self.connections.add(connection)
         return connection
 
-    def _on_closed(self) -> None:
+    def _on_closed(self, connection: Endpoint) -> None:
+        if self._by_address is not None:
+            self._by_address.close(connection.peer)
         self._acceptor.on_closed()
         if self._stopping and not self.connections:
             self.pool.monitor.interrupt()

@@ -1,4 +1,5 @@
-"""How much a client may send, and how slowly: options of all servers here, and the rule.
+"""How much a client may send, how slowly, and over how many connections: options of all servers
+here, and the rules.
 
 FastWorker and asgifast's protocols have these options by the same names, with the same meaning. An
 environment variable comes before what is configured there: WSGIFAST_BODY_LIMIT_BYTES and so on.
@@ -6,9 +7,12 @@ environment variable comes before what is configured there: WSGIFAST_BODY_LIMIT_
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +25,9 @@ HEAD_TIMEOUT_S = 20.0
 # The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
 BODY_BYTES_PER_S = 500.0
 
+# After a warning that somebody has too many connections, none for so long.
+_WARN_AGAIN_S = 60.0
+
 # What is expected of an option, as errors say it; and the rule.
 Rule = tuple[str, Callable[[Any], bool]]
 
@@ -28,6 +35,10 @@ BYTES: Rule = "bytes, 0 or more", is_count
 SECONDS: Rule = (
     "seconds above 0",
     lambda value: is_number(value, least=0, most=math.inf) and value > 0,
+)
+CONNECTIONS: Rule = (
+    "a number of connections, 1 or more; math.inf for any number",
+    lambda value: is_count(value, least=1) or value == math.inf,
 )
 
 
@@ -48,6 +59,11 @@ LIMITS = {
         SECONDS,
         "answer 408 if no byte of a request's body comes for so long, or after it fewer than "
         f"{BODY_BYTES_PER_S:.0f} bytes/s on average",
+    ),
+    "connections_per_address": Limit(
+        CONNECTIONS,
+        "close further connections of a client's address to a worker, unless it is a trusted "
+        "proxy's",
     ),
 }
 
@@ -134,3 +150,75 @@ class UploadPace:
         received = self.received - received_before
         waited_s += at - began
         return at + time_left_s(self._timeout_s, BODY_BYTES_PER_S, received, waited_s)
+
+
+class ConnectionsByAddress:
+    """Counts the open connections of each client's address; thread-safe.
+
+    The addresses of an IPv6 network of 64 bits count as one: a client has mostly all of them.
+
+    :param most: of one address.
+    :param has_many_clients: of an IP address: whether it is a trusted proxy's. Its connections are
+        not counted.
+    :param warn: logs, once a minute at most.
+    """
+
+    def __init__(
+        self,
+        most: float,
+        has_many_clients: Callable[[str], bool],
+        warn: Callable[[str, str, float], object],
+    ) -> None:
+        self._most = most
+        self._has_many_clients = has_many_clients
+        self._warn = warn
+        self._warned_at = -math.inf
+        self._open = Counter[str]()
+        self._lock = threading.Lock()
+
+    def open(self, peer: object) -> bool:
+        """Count a connection; return whether it is within the limit.
+
+        One that is not is counted, too, until :meth:`close`.
+
+        :param peer: its address as accept() returned it. One that is no tuple, as of a Unix socket,
+            is a proxy's.
+        """
+        address = self._address(peer)
+        if address is None:
+            return True
+        with self._lock:
+            self._open[address] += 1
+            if self._open[address] <= self._most:
+                return True
+            now = time.monotonic()
+            warns = now - self._warned_at >= _WARN_AGAIN_S
+            if warns:
+                self._warned_at = now
+        if warns:
+            self._warn(
+                "%s has %d connections: further ones are closed (connections_per_address)",
+                address, self._most,
+            )  # fmt: skip
+        return False
+
+    def close(self, peer: object) -> None:
+        """A connection that was counted has closed."""
+        address = self._address(peer)
+        if address is not None:
+            with self._lock:
+                self._open[address] -= 1
+                if not self._open[address]:
+                    del self._open[address]
+
+    def _address(self, peer: object) -> str | None:
+        """What connections are counted by; None if they are not counted."""
+        if not isinstance(peer, tuple) or self._has_many_clients(peer[0]):
+            return None
+        text: str = peer[0]
+        if ":" not in text:
+            return text
+        address = ipaddress.IPv6Address(text.partition("%")[0])
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.IPv6Network((address, 64), strict=False))

@@ -68,6 +68,10 @@ class Settings:
             return True  # a Unix socket: its permissions decide who may connect
         return trusts_address(self._cfg, self.forwarded_allow_ips, peer[0])
 
+    def is_proxy(self, address: str) -> bool:
+        """Whether the connections of an IP address are those of many clients."""
+        return self.proxy_protocol not in (False, "off") or self.trusts((address,))
+
 
 def trusts_address(cfg: Any, allowed: list[str], address: str) -> bool:
     """Whether an IP address is among those that are allowed, as gunicorn itself decides it.

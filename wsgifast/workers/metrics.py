@@ -124,6 +124,7 @@ class WorkerCollector:
         yield point("wsgifast_worker_starts_total", 1)
         yield point("wsgifast_sendfile_bytes_total", counters.sendfile_bytes)
         yield point("wsgifast_connections_accepted_total", counters.accepted)
+        yield point("wsgifast_connections_refused_total", counters.connections_refused)
         yield from points_of("wsgifast_timeouts_total", counters.timeouts.copy())
         for status, count in counters.refused.copy().items():
             yield point("wsgifast_requests_refused_total", count, str(status))

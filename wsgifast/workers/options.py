@@ -39,6 +39,7 @@ ATTRIBUTES: dict[str, Rule] = {
     "responses_on_disk_bytes": BYTES,
     "head_timeout_s": LIMITS["head_timeout_s"].rule,
     "body_timeout_s": LIMITS["body_timeout_s"].rule,
+    "connections_per_address": LIMITS["connections_per_address"].rule,
     "send_timeout_s": SECONDS,
     "kill_stuck_after_s": SECONDS,
     "max_lifetime_s": SECONDS,

@@ -76,8 +76,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         body_limit_bytes = 20 * 2**20
 
     A subclass may set them too, ``class worker_class(FastWorker)``. For `body_limit_bytes`,
-    `head_timeout_s` and `body_timeout_s` an environment variable takes precedence:
-    WSGIFAST_BODY_LIMIT_BYTES and so on. asgifast's protocols have these three, too.
+    `head_timeout_s`, `body_timeout_s` and `connections_per_address` an environment variable takes
+    precedence: WSGIFAST_BODY_LIMIT_BYTES and so on. asgifast's protocols have these four, too.
 
     :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads occupy
         no thread. False: the app's thread reads them from the client, as with gthread.
@@ -89,6 +89,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         answered 408; a connection on which nothing comes for so long is closed.
     :cvar body_timeout_s: a client that sends nothing of its body for this many seconds is answered
         408; so is one that has sent, after this time, less than 500 bytes a second on average.
+    :cvar connections_per_address: further connections to a worker from a client's address are
+        closed at once; those of an IPv6 network of 64 bits count together. Peers of
+        forwarded_allow_ips, Unix sockets and proxy_protocol are proxies: they have no limit.
     :cvar send_timeout_s: a client that takes no byte of a response for this many seconds is
         dropped; so is one that has taken, after this time, less than 500 bytes a second on average.
     :cvar responses_on_disk_bytes: the most bytes that a worker keeps of responses in temporary
@@ -112,6 +115,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     bodies_on_disk_bytes = 16 * 1024 * 1024 * 1024
     head_timeout_s = HEAD_TIMEOUT_S
     body_timeout_s = 30.0
+    connections_per_address = math.inf
     send_timeout_s = 60.0
     responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
     kill_stuck_after_s = math.inf
@@ -308,6 +312,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             options(self, settings),
             listeners=self.sockets,
             parser_for=parsers(self, settings),
+            has_many_clients=settings.is_proxy,
             secure=None if self._tls is None else self._secure,
             http2=http2(settings),
             log=self.log,

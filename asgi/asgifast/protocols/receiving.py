@@ -1,4 +1,4 @@
-"""Request bodies under uvicorn's protocols, and the timeouts of clients.
+"""Request bodies under uvicorn's protocols, and the limits of clients.
 
 Theory of operation. uvicorn appends what it reads to its cycle's `body`, stops reading while that
 is longer than HIGH_WATER_LIMIT, and resumes when the app asks for more. That does not change. Here
@@ -25,22 +25,25 @@ timeout.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sized
+from functools import lru_cache
 from typing import Any, cast
 
 from wsgifast.checks import needs
 from wsgifast.errors import BodyTooLarge, RequestError
-from wsgifast.sockets.client_limits import UploadPace
+from wsgifast.sockets.client_limits import ConnectionsByAddress, UploadPace
 from wsgifast.sockets.closing import Lingering
 
 from ..exporting import figures
 from ..messages import Message
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
+    from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
     from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 # What is buffered for a busy app before reading stops; one more read may come on top.
@@ -229,6 +232,28 @@ class ConnectionLoop:
             else:
                 left_s = min(left_s, deadline - now)
         return left_s
+
+
+def connections_by_address(protocol: Any) -> ConnectionsByAddress | None:
+    """Return the counter for a protocol's connection; None without a limit."""
+    most = protocol.connections_per_address
+    if most == math.inf:
+        return None
+    proxies = protocol.config.forwarded_allow_ips
+    return _counter(most, proxies if isinstance(proxies, str) else ",".join(proxies))
+
+
+@lru_cache(maxsize=64)
+def _counter(most: float, proxies: str) -> ConnectionsByAddress:
+    """For all connections of a process that have the same options."""
+    trusted: Any = ProxyHeadersMiddleware(cast("Any", None), proxies)
+    # The oldest uvicorns keep "*" apart from the hosts.
+    trusts_all = bool(getattr(trusted, "always_trust", False))
+    return ConnectionsByAddress(
+        most,
+        lambda address: trusts_all or address in trusted.trusted_hosts,
+        logging.getLogger("uvicorn.error").warning,
+    )
 
 
 def _never() -> float:

@@ -26,7 +26,12 @@ from ..messages import (
     response_start,
 )
 from ..pathsend import Offer
-from ..protocols.receiving import ConnectionLoop, Upload, read_plainly
+from ..protocols.receiving import (
+    ConnectionLoop,
+    Upload,
+    connections_by_address,
+    read_plainly,
+)
 from ..protocols.response import logger
 from ..protocols.transport import CoalescingTransport
 from ..request_bodies import declared
@@ -143,7 +148,7 @@ OPTIONS = {"pathsend", *LIMITS}
 class FileSending(_Base):
     """Mixed into one of uvicorn's protocols.
 
-    The first four are options, for a subclass to set. An environment variable comes before it for
+    The first five are options, for a subclass to set. An environment variable comes before it for
     all but `pathsend`: WSGIFAST_BODY_LIMIT_BYTES and so on.
 
     :cvar pathsend: as ASGIFast's option.
@@ -151,6 +156,8 @@ class FileSending(_Base):
     :cvar head_timeout_s: as FastWorker's; math.inf for any time.
     :cvar body_timeout_s: as FastWorker's, while the app waits for the body and has not begun its
         response; math.inf for any time.
+    :cvar connections_per_address: as FastWorker's, until a connection is a WebSocket's; math.inf
+        for any number. uvicorn's forwarded_allow_ips are proxies.
     :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
         receive().
     :ivar transport: a CoalescingTransport; the real one once the connection is a WebSocket's.
@@ -164,11 +171,14 @@ class FileSending(_Base):
     body_limit_bytes: ClassVar[int | None] = None
     head_timeout_s: ClassVar[float] = HEAD_TIMEOUT_S
     body_timeout_s: ClassVar[float] = math.inf
+    connections_per_address: ClassVar[float] = math.inf
 
     _response_class: MakeResponse
     # One request at a time.
     _is_http1 = True
     app: Any
+    client: Any
+    config: Any
     cycle: Any
     flow: Any
     loop: Any
@@ -215,6 +225,10 @@ class FileSending(_Base):
         self.loop.check_in(min(self.head_timeout_s, self.timeout_keep_alive))
         _make_small(self.flow._is_writable_event)
         self.server = _shared(self.server)
+        by_address = connections_by_address(self)
+        if by_address is not None and not by_address.open(self.client):
+            figures.connections_refused += 1
+            self.transport.abort()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
@@ -362,6 +376,9 @@ class FileSending(_Base):
 
     def _detach(self) -> None:
         """The connection is lost, or another protocol's: drop what refers to this one."""
+        by_address = connections_by_address(self)
+        if by_address is not None and self in figures.open:
+            by_address.close(self.client)
         figures.open.pop(self, None)
         self.transport.lost()
         self.loop.stop()

@@ -135,7 +135,7 @@ def add_command(commands: Any) -> None:
     option(parser, "--certfile", "FILE", "serve TLS, and HTTP/2 to a WSGI app if h2 is installed")
     option(parser, "--keyfile", "FILE", "the certificate's key")
     for name, limit in LIMITS.items():
-        value = "BYTES" if name.endswith("_bytes") else "SECONDS"
+        value = {"bytes": "BYTES", "s": "SECONDS"}.get(name.rpartition("_")[2], "NUMBER")
         option(parser, _flag(name), value, limit.help, type=partial(_limit, name))
     config = "gunicorn's configuration file: what it sets takes the place of these defaults"
     option(parser, "--config", "FILE", config)
