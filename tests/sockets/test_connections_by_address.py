@@ -65,7 +65,7 @@ def is_answered(server: LiveServer, client: socket.socket) -> bool:
 
 
 def connect(server: LiveServer, source: str) -> socket.socket:
-    _, port = server.address
+    port = server.address[1]
     return socket.create_connection((PROXY, int(port)), 30.0, source_address=(source, 0))
 
 
