@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.asgi.servers import OURS, OURS_ON_GUNICORN, asgi_server
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast.sockets.client_limits import ConnectionsByAddress
 
 LIMIT = 2
