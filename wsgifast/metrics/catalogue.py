@@ -140,7 +140,7 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
         Metric("wsgifast_connections_accepted_total", "counter", "{connection}", (),
                "Connections accepted."),
         Metric("wsgifast_connections_refused_total", "counter", "{connection}", (),
-               "Connections closed at once, since their address had connections_per_address others."),
+               "Connections closed at once, by connections_per_address."),
         Metric("wsgifast_slow_clients", "gauge", "{connection}", (),
                "Clients that receive their response more slowly than it is produced."),
         Metric("wsgifast_output_queued_bytes", "gauge", "By", (),
