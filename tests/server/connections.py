@@ -40,8 +40,6 @@ def answers(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
 
 
 def answers_wrapped(make: Callable[[], Any], *headers: Any, status: str = "200 OK") -> App:
-    """An app that hands a file to the server's own wrapper."""
-
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response(status, list(headers))
         wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](make())

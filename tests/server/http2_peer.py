@@ -55,14 +55,12 @@ class Peer(http2.Client):
 
     @property
     def near(self) -> HTTP2Connection:
-        """The worker's end."""
         near = self.socket.near
         assert isinstance(near, HTTP2Connection)
         return near
 
     @property
     def streams(self) -> int:
-        """How many the worker has."""
         return len(self.near.streams)
 
     @property

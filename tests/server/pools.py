@@ -108,7 +108,6 @@ class Harness:
         return sock
 
     def stop(self) -> None:
-        """Stop the pool, and see that all its threads end."""
         self.stopping = True
         self.pool.monitor.interrupt()
         self._monitor.join(PATIENCE_S)
@@ -274,11 +273,9 @@ class Monitored:
     # What a member does.
 
     def serve(self, member: Any) -> None:
-        """One turn, and what it does then."""
         self.pool._serve(member)
 
     def turn(self, member: Any) -> list[Any]:
-        """One turn; who would have led or followed then."""
         came_back: list[Any] = []
         follow, self.pool._lead_or_follow = self.pool._lead_or_follow, came_back.append  # type: ignore[method-assign,assignment]
         try:
@@ -295,7 +292,6 @@ class Monitored:
         self.pool.monitor.watch(ticks * TICK_S)
 
     def enter(self, member: Any) -> None:
-        """Let a member begin with a request."""
         member.turn += 1
         member.since = self.now
         member.busy = True

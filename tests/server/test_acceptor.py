@@ -129,7 +129,6 @@ class Server:
         return self.poller.fds == {LISTENER}
 
     def accept(self) -> None:
-        """The listener has an event."""
         self.acceptor.accept(LISTENER)
 
     def accept_all(self) -> None:
@@ -209,8 +208,6 @@ def test_accepting_without_descriptors_pauses(clock: Clock) -> None:
 def test_accepting_without_a_watch_for_a_listener_pauses(
     behind_others: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are connected are served all the same."""
-
     def refuse(fd: int) -> None:
         server.poller.fds.discard(fd)  # as one that could be forgotten, and not be put back
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -240,9 +237,7 @@ def test_accepting_without_a_watch_for_a_listener_pauses(
     assert server.listens
 
 
-def test_listener_that_cannot_be_watched_at_all_ends_the_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_listener_that_cannot_be_watched_ends_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -369,7 +364,6 @@ def test_newcomers_are_accepted_between_the_events_of_a_crowd() -> None:
 
 
 def test_connections_closing_at_once_have_accepting_begin_once() -> None:
-    """Both make room, and both see that nobody is accepted."""
     server = Server(waiting=1, room=1)
     server.accept()
     assert not server.listens

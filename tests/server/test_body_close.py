@@ -118,7 +118,7 @@ def wait_until_closed(bench: Bench, watched: Watched, times: int = 1) -> None:
 @pytest.mark.parametrize("make", [*KINDS, _generator])
 @pytest.mark.parametrize("end", CLIENT_ENDS)
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_body_is_closed_once_at_every_end(
+def test_body_is_closed_once_at_each_end(
     make_bench: MakeBench, make: Any, end: str, wrapped: bool
 ) -> None:
     watched = Watched(make)
@@ -132,8 +132,7 @@ def test_body_is_closed_once_at_every_end(
         assert client.is_in(CLOSED)
         return
     assert len(received) > LARGE
-    client.send(GET)
-    bench.run()
+    client.run(GET)
     client.close()
     bench.run()
     assert watched.closed == 2  # once for each response
@@ -175,10 +174,7 @@ def test_bodies_of_streams_are_closed_once_at_every_end(begin: Begin, make: Any,
 
 
 @pytest.mark.parametrize("size", [0, 10, 60_000])
-def test_body_that_kernel_takes_whole_is_closed_within_its_turn(
-    make_bench: MakeBench, size: int
-) -> None:
-    """No other thread is asked for anything."""
+def test_body_that_kernel_takes_whole_is_closed_at_once(make_bench: MakeBench, size: int) -> None:
     watched = Watched(of_size(size))
     bench = make_bench(watched, keepalive=5)
     client = bench.connect()
@@ -203,8 +199,7 @@ def test_blocks_held_back_are_sent_before_body_is_closed(make_bench: MakeBench) 
     bench = make_bench(watched)
     bench.server.pool.monitor.ticking = True
     client = bench.connect()
-    client.send(b"GET / HTTP/1.0\r\n\r\n")
-    bench.run()
+    client.run(b"GET / HTTP/1.0\r\n\r\n")
     assert watched.closed == 1
     assert sent[0].endswith(b"firstsecondlast")
 
@@ -276,7 +271,6 @@ def test_close_that_fails_is_logged_with_its_request(make_bench: MakeBench, size
 
 
 def test_segments_are_closed_when_all_is_sent(make_bench: MakeBench) -> None:
-    """Ranges of a file: a body of WSGIFast's own."""
     watched = Watched(_list)
     with tempfile.TemporaryFile() as file:
         file.write(bytes(LARGE))

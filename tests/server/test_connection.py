@@ -106,15 +106,12 @@ def test_request_that_waits_for_a_busy_server_is_not_late(bench: Bench, sent: by
 def test_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
     client = bench.connect()
     bench.pass_time(Options.head_timeout_s - 1)
-    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
-    bench.run()
+    client.run(b"GET / HTTP/1.1\r\nHost: a\r\n")
     bench.pass_time(Options.head_timeout_s - 1)
-    client.send(b"\r\nGET / HTTP/1.1\r\n")
-    bench.run()
+    client.run(b"\r\nGET / HTTP/1.1\r\n")
     assert client.read_response().status == 200
     bench.pass_time(Options.head_timeout_s - 1)
-    client.send(b"Host: a\r\n")  # which gives it no more
-    bench.run()
+    client.run(b"Host: a\r\n")  # which gives it no more
     bench.pass_time(2)
     assert client.read_response().status == 408
 
@@ -155,8 +152,7 @@ def test_client_that_takes_nothing_while_app_runs_is_an_error_to_it(make_bench: 
 
     bench = make_bench(app)
     client = bench.connect()
-    client.send_request()
-    bench.run()
+    client.run_request()
     assert seen == ["before", "closed"]
     assert client.is_in(CLOSED)
 
@@ -165,8 +161,7 @@ def test_response_goes_on_after_its_app(make_bench: MakeBench) -> None:
     bench = make_bench(large, keepalive=5)
     client = bench.connect()
     client.send_request()
-    client.send_request()
-    bench.run()
+    client.run_request()
     assert client.is_in(SENDING)
     assert not bench.log.requests
     received = b""
@@ -182,8 +177,6 @@ def test_response_goes_on_after_its_app(make_bench: MakeBench) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_client_is_sent_to_while_app_runs(make_bench: MakeBench, method: str) -> None:
-    """By whichever thread its event comes to; nor does the end of what was before end it."""
-
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Length", str(LARGE + 3))])
         yield bytes(LARGE)
@@ -201,8 +194,7 @@ def test_client_is_sent_to_while_app_runs(make_bench: MakeBench, method: str) ->
         bench.run()
     assert bench.log.requests.pop() == ("GET /", "200 OK", LARGE)
     bench.worker.application.app = app
-    client.send_request(method=method, body=b"body" if method == "POST" else b"")
-    bench.run()
+    client.run_request(method=method, body=b"body" if method == "POST" else b"")
     assert client.read(3) == b"end"
     assert bench.log.requests == [(f"{method} /", "200 OK", LARGE + 3)]
     assert not bench.log.says("Error in a connection")
@@ -228,8 +220,7 @@ def test_socket_taken_by_app_blocks_and_is_never_kept(make_bench: MakeBench) -> 
     client = bench.begin()
     assert client.read_response().keep_alive
     assert client.is_in(IDLE)
-    client.send_request("/mine")
-    bench.run()
+    client.run_request("/mine")
     assert client.read(4) == b"mine"
     assert client.read_response().keep_alive  # said, but no longer true
     assert client.is_in(LINGERING)
@@ -237,7 +228,6 @@ def test_socket_taken_by_app_blocks_and_is_never_kept(make_bench: MakeBench) -> 
 
 
 def test_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: MakeBench) -> None:
-    """What the app sends by itself does not land in the middle of it."""
     received = bytearray()
 
     def read() -> None:
@@ -257,8 +247,7 @@ def test_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: Mak
     other = threading.Thread(target=read, daemon=True)
     bench = make_bench(app, keepalive=5)
     client = bench.connect()
-    client.send(GET)
-    bench.run()
+    client.run(GET)
     other.join(60)
     assert bytes(received).partition(b"\r\n\r\n")[2] == bytes(LARGE) + b"mine"
 
@@ -285,16 +274,14 @@ def test_number_of_a_socket_that_app_has_closed_may_be_anothers(
     others: list[Client] = []
     bench = make_bench(app, attributes={"poller": poller})
     client = bench.connect()
-    client.send_request("/mine")
-    bench.run()
+    client.run_request("/mine")
     if ends != "in the app":
         assert client.is_in(LINGERING)
         taken[0].close()
         others.append(bench.connect(number=client.near.fd))
     (other,) = others
     assert other.near.fd == client.near.fd
-    other.send_request("/next")
-    bench.run()
+    other.run_request("/next")
     assert other.read_response().status == 200
     assert client.is_in(CLOSED)
     assert client.near not in bench.server.connections
@@ -331,8 +318,7 @@ def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench)
     bench.log_no_access()  # which would ask for the lock too
     bench.server.pool.monitor.ticking = True
     client = bench.connect()
-    client.send(b"GET / HTTP/1.0\r\n\r\n")
-    bench.run()
+    client.run(b"GET / HTTP/1.0\r\n\r\n")
     assert client.receive_all_there_is().endswith(b"\r\n\r\nfirst, second")
 
 
@@ -343,8 +329,7 @@ def test_connection_that_is_kept_alive_alone_is_idle(make_bench: MakeBench) -> N
     bench = make_bench(app, keepalive=60)
     idle, begun, silent = bench.begin(), bench.begin(b"GET / HT"), bench.connect()
     taking = bench.connect()
-    taking.send_request("/?large")
-    bench.run()
+    taking.run_request("/?large")
     cap = bench.server.registry.cap_deadlines
     cap(bench.clock.now + LINGER_S, type(idle.near).is_idle)
     cap(bench.clock.now + 10, type(idle.near).is_idle)  # the earliest counts

@@ -27,8 +27,7 @@ TOO_LARGE = KNOWN.replace(b"10", b"9" * 11)
 def test_refusal_arrives_although_client_goes_on_sending(bench: Bench) -> None:
     """A socket that is closed with something unread resets what it has sent."""
     client = bench.begin(NONSENSE + bytes(10_000))
-    client.send(bytes(10_000))
-    bench.run()
+    client.run(bytes(10_000))
     assert client.is_in(LINGERING)
     assert client.read_response().status == 400
     assert client.read_to_end() == b""
@@ -41,8 +40,7 @@ def test_client_that_sends_on_lingers_for_so_long(bench: Bench) -> None:
     client = bench.begin(TOO_LARGE)
     began = bench.clock.now
     while client.is_in(LINGERING) and bench.clock.now < began + 100:
-        client.send(bytes(100_000))
-        bench.run()
+        client.run(bytes(100_000))
         bench.pass_time(LINGER_S / 2)
     assert 30 <= bench.clock.now - began <= 32
     assert client.read_response().status == 413
@@ -59,9 +57,7 @@ def test_ending_server_waits_for_no_client_that_sends_on(bench: Bench) -> None:
     assert client.is_in(CLOSED)
 
 
-def test_lingering_is_limited_in_bytes_and_time(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lingering_is_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wsgifast.sockets.closing._LINGER_BYTES", 1_000_000)
     silent, talking = bench.begin(NONSENSE), bench.begin(NONSENSE)
     sent = 0
@@ -80,13 +76,10 @@ def test_lingering_is_limited_in_bytes_and_time(
     ("sent", "status"),
     [(NONSENSE, 400), (TOO_LARGE, 413), (b"GET / HT", 408), (KNOWN, 408)],
 )
-def test_refusal_that_is_not_taken_at_once_is_sent_later(
-    bench: Bench, sent: bytes, status: int
-) -> None:
+def test_refusal_not_taken_at_once_is_sent_later(bench: Bench, sent: bytes, status: int) -> None:
     client = bench.connect()
     filled = fill(client.near.sock)
-    client.send(sent)
-    bench.run()
+    client.run(sent)
     if status == 408:
         bench.pass_time(FastWorker.body_timeout_s + 1)
     assert client.is_in(SENDING)
@@ -128,17 +121,14 @@ def test_internal_error_ends_one_connection_only(
         patch.setattr(type(client.near), failing, fail)
         bench.clock.now += Options.head_timeout_s - 1
         if failing == "on_overdue":
-            other.send_request()
-            bench.run()
+            other.run_request()
             bench.pass_time(2)
         else:
-            client.send_request()
-            bench.run()
+            client.run_request()
     assert client.is_in(CLOSED)
     assert bench.log.lines.count("Error in a connection") == 1
     if failing != "on_overdue":
-        other.send_request()
-        bench.run()
+        other.run_request()
     assert other.read_response().status == 200
 
 
@@ -247,13 +237,11 @@ def test_connection_that_kernel_cannot_watch_while_app_runs_ends_after_it(
 
     bench = make_bench(app)
     client = bench.connect()
-    client.send_request()
-    bench.run()
+    client.run_request()
     assert client.is_in(CLOSED)
 
 
 def test_connection_that_sweep_takes_while_kernel_refuses_stays(make_bench: MakeBench) -> None:
-    """Then it is no longer ours to close."""
     bench = make_bench(large)
 
     def lose(fd: int, events: int) -> None:
@@ -262,8 +250,7 @@ def test_connection_that_sweep_takes_while_kernel_refuses_stays(make_bench: Make
 
     client = bench.connect()
     bench.server.poller.arm = lose
-    client.send(HEAD)
-    bench.run()
+    client.run(HEAD)
     assert client.is_in(RECEIVING)
 
 
@@ -285,8 +272,7 @@ def test_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBench
     assert bench.log.requests == [("GET /", "200 OK", LARGE)]
     assert not client.near.retries
     # And that has an end.
-    client.send_request()
-    bench.run()
+    client.run_request()
     for _ in range(int(FastWorker.send_timeout_s)):
         bench.server.pool.push((client.near.fd, WRITE))
         bench.run()

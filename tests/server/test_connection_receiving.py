@@ -35,8 +35,7 @@ def test_pipelined_requests_keep_no_other_waiting(make_bench: MakeBench) -> None
     bench = make_bench(app, keepalive=5)
     client, other = bench.connect(), bench.connect()
     paths = ("/first", "/second", "/third")
-    client.send(b"".join(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % p.encode() for p in paths))
-    bench.run()
+    client.run(b"".join(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % p.encode() for p in paths))
     served = [line for line, *_ in bench.log.requests]
     assert served == ["GET /first", "GET /other", "GET /second", "GET /third"]
 
@@ -49,8 +48,7 @@ def test_client_that_leaves_its_request_leaves_nothing_behind(
     bench = make_bench(echo, attributes={"body_memory_bytes": 0})
     client = bench.connect()
     before = descriptors()
-    client.send(sent)
-    bench.run()
+    client.run(sent)
     if reset:
         # A Unix socket resets if it is closed with something that was not read.
         client.near.sock.send(b"unread")
@@ -76,12 +74,10 @@ def test_continue_is_sent_before_the_body(make_bench: MakeBench, buffered: bool)
 
     bench = make_bench(app, attributes={"buffer_bodies": buffered})
     client = bench.connect()
-    client.send(EXPECTS)
-    bench.run()
+    client.run(EXPECTS)
     assert client.read_head().status == 100
     if buffered:
-        client.send(b"body")
-        bench.run()
+        client.run(b"body")
     assert client.read_response().body == b"body"
 
 
@@ -90,8 +86,7 @@ def test_continue_not_taken_at_once_is_sent_before_the_body(bench: Bench) -> Non
     near = client.near
     filled = fill(near.sock)
     events = bench.armed()
-    client.send(EXPECTS)
-    bench.run()
+    client.run(EXPECTS)
     assert near.output.draining
     bench.server.pool.push((near.fd, READ))  # which changes nothing
     bench.run()
@@ -100,16 +95,13 @@ def test_continue_not_taken_at_once_is_sent_before_the_body(bench: Bench) -> Non
     assert client.read(filled) == bytes(filled)
     bench.pass_time(1)  # the kernel takes it now; the sweep asks, or the event says so
     assert client.read_head().status == 100
-    client.send(b"body")
-    bench.run()
+    client.run(b"body")
     assert client.read_response().body == b"body"
     assert near.state is IDLE
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_client_that_has_gone_is_not_asked_to_continue(
-    make_bench: MakeBench, buffered: bool
-) -> None:
+def test_client_that_left_is_not_asked_to_continue(make_bench: MakeBench, buffered: bool) -> None:
     bench = make_bench(echo, attributes={"buffer_bodies": buffered})
     client = bench.connect()
     client.send(EXPECTS)
@@ -131,8 +123,7 @@ def test_body_of_a_request_is_not_kept_behind_it(make_bench: MakeBench) -> None:
         bench.log.environs = type("Nothing", (), {"append": lambda self, environ: None})()
         client = bench.connect()
         before = descriptors()
-        client.send_request(method="POST", body=bytes(10_000))
-        bench.run()
+        client.run_request(method="POST", body=bytes(10_000))
         assert client.read_response().keep_alive
         assert bodies[-1]() is None
         assert descriptors() == before
@@ -152,21 +143,17 @@ UNREAD = answers((), ("Content-Length", "0"))
 def test_streamed_body_left_unread_is_skipped(
     make_bench: MakeBench, there: bytes, fields: bytes, state: str
 ) -> None:
-    """The next request is behind it, if there is to be another."""
     bench = make_bench(UNREAD, attributes=STREAMED, keepalive=5)
     client = bench.begin(KNOWN.replace(b"Host", fields + b"Host") + b"01234" + there)
     assert client.read_response().status == 200
     assert client.is_in(state)
     if state is SKIPPING:
-        client.send(b"56")
-        bench.run()
+        client.run(b"56")
         assert client.is_in(SKIPPING)
-        client.send(b"789")
-        bench.run()
+        client.run(b"789")
         assert client.is_in(IDLE)
     if state is not LINGERING:
-        client.send_request(method="POST", body=b"next")
-        bench.run()
+        client.run_request(method="POST", body=b"next")
         assert client.read_response().status == 200
 
 
@@ -190,14 +177,11 @@ def test_kept_connection_is_armed_once_for_each_request(bench: Bench) -> None:
     assert client.read_response().status == 200
     calls = bench.armed()
     for _ in range(3):
-        client.send(GET)
-        bench.run()
+        client.run(GET)
         assert client.read_response().status == 200
     assert calls == [READ] * 3
-    client.send(GET + GET[:7])
-    bench.run()
-    client.send(GET[7:])
-    bench.run()
+    client.run(GET + GET[:7])
+    client.run(GET[7:])
     assert [client.read_response().status for _ in range(2)] == [200, 200]
     assert client.is_in(IDLE)
 
@@ -219,8 +203,7 @@ def test_urgent_data_hides_nothing_behind_it(bench: Bench) -> None:
     for _ in range(2):
         client.send(GET[:7])
         client.sock.send(b"!", socket.MSG_OOB)
-        client.send(GET[7:])
-        bench.run()
+        client.run(GET[7:])
         assert client.read_response().status == 200
     assert client.is_in(IDLE)
 
@@ -242,8 +225,7 @@ def test_event_while_app_runs_is_not_lost(make_bench: MakeBench, what: bytes) ->
     asked: list[bool] = []
     bench = make_bench(app, keepalive=5)
     client = bench.connect()
-    client.send(GET)
-    bench.run()
+    client.run(GET)
     for _ in range(2 if what else 1):
         assert client.read_response().status == 200
     assert client.is_in(IDLE if what else CLOSED)
@@ -259,6 +241,5 @@ def test_socket_taken_by_app_is_watched_no_more(make_bench: MakeBench) -> None:
 
     bench = make_bench(app, keepalive=5)
     client = bench.connect()
-    client.send(GET)
-    bench.run()
+    client.run(GET)
     assert client.receive_all_there_is() == b"taken"

@@ -35,30 +35,24 @@ def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeBench) -> No
     # One record each; the first is more than one receive takes.
     for size in (0, 9, 15_000):
         body = b"a" * size
-        client.send(head % size + body + head % 3 + b"end")
-        bench.run()
+        client.run(head % size + body + head % 3 + b"end")
         assert client.read_response().body == body
         assert client.read_response().body == b"end"
-        client.send(head % (size + 1))
-        bench.run()
+        client.run(head % (size + 1))
         # The body is received for itself, and what follows it is decrypted then.
-        client.send(b"b" + body + head % 3 + b"end")
-        bench.run()
+        client.run(b"b" + body + head % 3 + b"end")
         assert client.read_response().body == b"b" + body
         assert client.read_response().body == b"end"
     # A head across two records, and a body across several.
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 8000 + b"\r\nY: " + b"b" * 7900)
     client.send(b"\r\n\r\n")
     body = bytes(range(250)) * 280
-    client.send_request(method="POST", body=body)
-    bench.run()
+    client.run_request(method="POST", body=body)
     assert client.read_response().status == 200
     assert client.read_response().body == body
 
 
-def test_tls_handshake_that_fails_or_stalls_ends(
-    tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_handshake_failing_ends(tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = tls_bench(keepalive=0)
     silent, nonsense = bench.connect(), bench.begin()
     assert nonsense.is_in(LINGERING)
@@ -118,8 +112,7 @@ def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeBench) -> Non
         else:
             break
         finally:
-            succeeds.send(out.read())
-            bench.run()
+            succeeds.run(out.read())
             received.write(succeeds.receive_all_there_is())
     bench.run()
     assert list(handshakes) == [silent.near]
@@ -134,7 +127,6 @@ def test_silent_handshake_is_idle(tls_bench: MakeBench) -> None:
 
 
 def test_bytes_of_a_tls_record_give_client_no_more_time(tls_bench: MakeBench) -> None:
-    """One look after its time is all that it has of them."""
     bench = tls_bench(keepalive=5)
     client = bench.begin(tls=client_context())
     assert client.read_response().status == 200

@@ -66,9 +66,7 @@ def test_device_that_hangs_leaves_the_others_their_threads(disks: Disks) -> None
     disks.wait_for(lambda: disks.done.count("hung") == 20)
 
 
-def test_devices_take_turns_at_the_disk_threads(
-    disks: Disks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_take_turns(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_MOST", 1)
     disks.threads.submit(1, disks.hang)
     disks.wait_for(lambda: disks.hanging == 1)
@@ -94,9 +92,7 @@ def test_error_in_a_job_ends_no_thread(disks: Disks, monkeypatch: pytest.MonkeyP
     assert disks.errors == [error]
 
 
-def test_disk_threads_end_when_they_are_not_needed(
-    disks: Disks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_threads_end_when_idle(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_IDLE_S", 0.01)
     started: list[threading.Thread] = []
     start = threading.Thread.start
@@ -137,9 +133,7 @@ def test_system_that_starts_no_thread_fails_jobs_without_one(
     disks.wait_for(lambda: "later" in disks.done)
 
 
-def test_idle_disk_thread_keeps_nothing_of_its_last_job(
-    disks: Disks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_disk_thread_keeps_no_job(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_IDLE_S", PATIENCE_S)
 
     def job() -> None:

@@ -82,7 +82,6 @@ def exchanged(cfg: Any, head: bytes, peer: object, parser: str = "gunicorn") -> 
 
 
 def connected(sock: object, peer: object, address: object) -> Any:
-    """What an environ needs of a connection."""
     return SimpleNamespace(app_socket=sock, peer=peer, address=address, proxy=None)
 
 
@@ -182,7 +181,6 @@ def test_wsgi_errors_are_written_to_the_log(
 
 
 def test_peer_is_trusted_as_by_gunicorn() -> None:
-    """As gunicorn decides it for each request."""
     for allowed, peer, trusted in (
         ("127.0.0.1", PEER, True),
         ("127.0.0.1", ("192.0.2.1", 1), False),

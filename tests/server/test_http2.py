@@ -311,7 +311,7 @@ def test_max_requests_ends_connection_by_goaway(begin: Begin) -> None:
     assert peer.has_ended
 
 
-def test_internal_error_ends_its_connection_alone(
+def test_internal_error_ends_http2_connection(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = begin(answers([bytes(LARGE)]), window=10)

@@ -152,7 +152,6 @@ def test_stream_beyond_the_limit_alone_is_refused(begin: Begin) -> None:
 
 
 def test_bodies_of_refused_streams_are_dropped(begin: Begin) -> None:
-    """They are on their way by then, however many there are."""
     peer = without_limit(begin(http2_max_concurrent_streams=1))
     first = peer.ask("/", "POST", ends=False)
     refused = [peer.ask("/", "POST", ends=False) for _ in range(150)]
@@ -279,9 +278,7 @@ def test_client_cannot_enlarge_the_encoders_table(begin: Begin) -> None:
     assert len(peer.near.mux.frames.encoder.header_table.dynamic_entries) < 40
 
 
-def test_long_headers_are_sent_without_huffman_coding(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_headers_are_not_huffman_coded(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """hpack's Huffman coder takes quadratic time."""
     coded: list[int] = []
     encode = HuffmanEncoder.encode

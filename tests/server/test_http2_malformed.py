@@ -130,7 +130,6 @@ def test_malformed_body_resets_its_stream_and_reaches_no_app(
 
 
 def test_app_reading_a_body_of_another_length_gets_an_error(begin: Begin) -> None:
-    """It runs already where bodies are not buffered."""
     read = Recording()
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -226,9 +225,7 @@ def test_app_sees_the_declared_body_or_none(
 # What an app sends.
 
 
-def test_early_hints_and_trailers_have_no_field_of_the_connection_or_framing(
-    begin: Begin,
-) -> None:
+def test_early_hints_and_trailers_have_no_framing_fields(begin: Begin) -> None:
     given_ones = [(name.title(), "5") for name in (*HOP_BY_HOP, "content-length")]
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -71,10 +71,7 @@ def test_upload_that_does_not_come_is_408(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize(("each", "status"), [(10_000, 200), (10, 408)])
-def test_upload_waits_for_another_as_long_as_that_is_quick(
-    begin: Begin, each: int, status: int
-) -> None:
-    """A client may send one body after the other, if only it sends quickly enough."""
+def test_upload_waits_for_another_that_is_quick(begin: Begin, each: int, status: int) -> None:
     peer = begin()
     waiting = peer.ask(method="POST", body=b"begun", ends=False)
     sending = peer.ask(method="POST", body=b"", ends=False)
@@ -176,7 +173,6 @@ def test_window_opens_as_the_app_reads(begin: Begin) -> None:
 
 @pytest.mark.parametrize(("each", "status"), [(10_000, 200), (0, 408)])
 def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, status: int) -> None:
-    """It would be too long for a client that sends nothing."""
     waits: list[float] = []
 
     def wait(seconds: float) -> bool:

@@ -21,9 +21,7 @@ from wsgifast.workers.worker import FastWorker
 
 @pytest.mark.parametrize("kind", ["list", "generator", "file"])
 @pytest.mark.parametrize("window", [0, 1, 1000, 65_535])
-def test_slow_reader_occupies_no_thread(
-    begin: Begin, tmp_path: Path, kind: str, window: int
-) -> None:
+def test_slow_reader_takes_no_thread(begin: Begin, tmp_path: Path, kind: str, window: int) -> None:
     """The app's turn ends (else the bench would hang), and the rest comes as windows open."""
     bodies: dict[str, Callable[[], Iterable[bytes]]] = {
         "list": lambda: [bytes(LARGE)],
@@ -220,8 +218,6 @@ def test_write_into_a_negative_window_waits(begin: Begin) -> None:
 
 
 def test_stream_whose_window_opens_is_waited_for_no_more(begin: Begin) -> None:
-    """An app may then send nothing for as long as it likes, such as one of server-sent events."""
-
     def body() -> Iterator[bytes]:
         yield bytes(2000)
         peer.open(5000, 1)
@@ -236,8 +232,6 @@ def test_stream_whose_window_opens_is_waited_for_no_more(begin: Begin) -> None:
 
 
 def test_wait_for_the_connections_window_ends_with_its_last_stream(begin: Begin) -> None:
-    """The stream that did is reset; others need none, and are not cut off."""
-
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
         return events() if environ["PATH_INFO"] == "/events" else [bytes(LARGE)]

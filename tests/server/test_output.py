@@ -121,9 +121,7 @@ def test_socket_that_has_taken_something_is_waited_for(
     assert other.armed == [False]
 
 
-def test_quick_client_gets_one_turn_at_a_time(
-    near: Near, file: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_client_gets_turns(near: Near, file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     offered: list[int] = []
 
     def takes_everything(out: int, source: int, offset: int, count: int) -> int:
@@ -143,7 +141,6 @@ def test_quick_client_gets_one_turn_at_a_time(
 def test_quick_tls_client_gets_one_turn_at_a_time_while_work_is_shared(
     make_near: MakeNear, tls: TLS, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others go on meanwhile: but not for a client that takes little."""
     ways: list[int] = []
     near = make_near(tls=tls, share_work=lambda: ways.append(1))
     offered: list[int] = []
@@ -177,9 +174,7 @@ def test_quick_tls_client_gets_one_turn_at_a_time_while_work_is_shared(
     assert not ways
 
 
-def test_tls_file_for_slow_client_waits_in_no_memory(
-    make_near: MakeNear, tls: TLS, file: int
-) -> None:
+def test_tls_file_for_slow_client_uses_no_memory(make_near: MakeNear, tls: TLS, file: int) -> None:
     near = make_near(tls=tls)
     near.queue.write_file(b"head", file, 0, SIZE)
     assert near.queue.draining
@@ -247,7 +242,6 @@ def test_queues_share_nothing(make_near: MakeNear, content: int) -> None:
 def test_nothing_follows_what_an_error_has_dropped(
     near: Near, content: int, write: Callable[[Near, int], object], more: int
 ) -> None:
-    """The client would take it for the bytes that are missing."""
     descriptors = open_descriptors()
     near.queue.write_file(b"head", content, 0, len(CONTENT))
     near.queue.write_file(b"", content, 0, 1000)

@@ -194,9 +194,7 @@ def test_writer_waits_where_no_file_may_take_more(
     assert len(warnings) == fails
 
 
-def test_temporary_file_that_has_been_sent_makes_room_for_the_next_one(
-    make_near: MakeNear,
-) -> None:
+def test_sent_temporary_file_makes_room_for_the_next_one(make_near: MakeNear) -> None:
     near = make_near(ahead_bytes=100_000, response_on_disk_bytes=1_000_000)
     disk = near.rules.memory.disk
     with writing_ahead(near, 50_000):
@@ -266,8 +264,6 @@ WRITTEN = BLOCK * BLOCKS
 
 
 class HangingWrites:
-    """pwrite() waits until it is let go."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.began = threading.Event()
@@ -325,9 +321,7 @@ def test_output_that_slow_disk_has_written_is_sent_from_there(disk: HangingWrite
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 2_000_000])
-def test_writer_waits_for_disk_once_too_much_is_in_memory(
-    disk: HangingWrites, memory_bytes: int
-) -> None:
+def test_writer_waits_for_disk_at_the_memory_limit(disk: HangingWrites, memory_bytes: int) -> None:
     """Its own share is an eighth, and never less than three times `ahead_bytes`."""
     with spilling(memory_bytes=memory_bytes) as near:
         with started(lambda: write_blocks(near)) as (writer,):

@@ -98,7 +98,6 @@ def test_blocks_that_leave_together_are_framed_together(near: Near) -> None:
 
 
 def test_stream_without_a_pause_learns_of_the_end(near: Near) -> None:
-    """However little of it comes from tick to tick."""
     near.write_next(b"a")
     near.write_next(b"b")
     near.queue.fail(TimeoutError("the client took no byte in time"))

@@ -95,7 +95,6 @@ def test_evicted_file_is_brought_in_by_a_disk_thread(near: Near, file: int) -> N
 def test_file_is_sent_as_far_as_a_short_probe_finds_it_cached(
     near: Near, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest is a disk thread's."""
     asked: list[tuple[int, int]] = []
 
     def cached_bytes(fd: int, offset: int, size: int) -> int:

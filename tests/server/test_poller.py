@@ -363,9 +363,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 @LINUX_ONLY
-def test_connection_is_reported_to_one_poller_of_a_listener_in_turn(
-    listener: socket.socket,
-) -> None:
+def test_pollers_of_a_listener_take_turns(listener: socket.socket) -> None:
     """Two pollers are to the kernel what two processes are."""
     pollers = [EpollPoller(), EpollPoller()]
     fd = listener.fileno()
@@ -451,7 +449,6 @@ def test_poll_gathers_events_reported_in_parts(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_wake_is_no_event_of_the_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the kernel reports it in each part of the events."""
     monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
     poller = EpollPoller()
     epoll = poller._epoll

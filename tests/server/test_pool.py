@@ -64,9 +64,7 @@ def test_as_many_apps_run_at_once_as_there_are_threads(harness: Harness, start: 
     assert harness.ran_in == {thread.name for thread in harness.threads} - {SPARE}
 
 
-def test_apps_run_once_each_and_never_more_at_once_than_threads(
-    harness: Harness, start: Start
-) -> None:
+def test_no_more_apps_run_at_once_than_threads(harness: Harness, start: Start) -> None:
     lock = threading.Lock()
     inside = most = 0
     ran: Counter[int] = Counter()
@@ -134,7 +132,6 @@ def test_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None
 
 
 def test_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
-    """As after a poll that gave several: nobody else has seen them."""
     seen: list[bool] = []
     done = threading.Event()
 
@@ -188,7 +185,6 @@ def block_a_turn(harness: Harness) -> Gate:
 
 @pytest.mark.parametrize("blocked", range(1, SIZE + 1))
 def test_blocked_turns_keep_nobody_else_waiting(harness: Harness, blocked: int) -> None:
-    """Up to all threads: the spare one goes on."""
     gates = [block_a_turn(harness) for _ in range(blocked)]
     assert harness.sees_an_event()
     ran = threading.Event()

@@ -55,7 +55,6 @@ class Sent:
 
 
 def test_idle_thread_is_woken_to_close(harness: Harness) -> None:
-    """Whether it polls or follows, and whoever has sent the last byte."""
     for _ in range(50):
         Sent(harness).deliver().end().assert_closed_in_its_thread()
 
@@ -235,7 +234,6 @@ class Turn:
 
 @pytest.mark.parametrize("what", ["job", "event", "close"])
 def test_idle_thread_keeps_nothing_of_its_last_turn(harness: Harness, what: str) -> None:
-    """Those at the end of the line may be idle for days."""
     seen: list[weakref.ref[Any]] = []
     done: list[str] = []
 

@@ -27,7 +27,6 @@ def test_monitor_without_a_turn_sleeps(monitored: Monitored) -> None:
 
 
 def test_quick_turns_put_the_alarm_off_now_and_then_only(monitored: Monitored) -> None:
-    """The monitor does not wake, and who leads keeps the lead."""
     turns = 1000
 
     def come_and_go() -> None:
@@ -60,8 +59,6 @@ def test_turn_that_begins_while_the_monitor_sleeps_is_seen(monitored: Monitored)
 
 
 def test_turn_that_begins_as_the_monitor_looks_is_seen(monitored: Monitored) -> None:
-    """It still saw that the alarm need not be put off."""
-
     def begin_at_the_tick() -> None:
         if not monitored.first.turn:
             monitored.first.turn += 1
@@ -163,7 +160,7 @@ def test_leader_that_only_waits_for_a_processor_is_given_time(
     assert monitored.leader is monitored.others[-1]
 
 
-def test_turns_at_work_are_looked_at_less_often(
+def test_turns_at_work_are_seldom_looked_at(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = True
@@ -297,7 +294,6 @@ def test_job_without_a_free_thread_is_reported_before_it_is_taken(monitored: Mon
 
 
 def test_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None:
-    """Whatever blocks it: reading a disk, or a log that nobody reads."""
     monitored.follow(*monitored.others)
 
     def receive(item: Any) -> None:

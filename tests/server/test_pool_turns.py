@@ -14,7 +14,6 @@ from wsgifast.server.pool import _DEFERRED_S
 
 
 def test_slow_app_has_another_promoted_before_the_next_ones(monitored: Monitored) -> None:
-    """They come in bursts; so many quick ones in a row end that."""
     pool = monitored.pool
     monitored.follow(monitored.others[0])
     monitored.in_app = lambda: monitored.run(1.5)
@@ -44,7 +43,6 @@ def test_slow_app_has_another_promoted_before_the_next_ones(monitored: Monitored
 
 
 def test_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
-    """While apps are slow: who comes out of one takes it, without waiting for the monitor."""
     pool = monitored.pool
     monitored.early_promotions = 3
     back = monitored.others[0]
@@ -134,7 +132,6 @@ def test_turn_changes_its_number_before_it_is_seen_busy(monitored: Monitored) ->
 
 
 def test_request_that_waited_for_a_thread_comes_first(monitored: Monitored) -> None:
-    """It has waited longest; events behind it cannot starve it."""
     monitored.pool.work.append(lambda: "event")
     monitored.pool.ready.append("request")
     monitored.turn(monitored.first)
@@ -146,7 +143,6 @@ def test_request_that_waited_for_a_thread_comes_first(monitored: Monitored) -> N
 def test_deferred_items_have_their_turn_between_two_polls(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as the events before it have taken, at least a moment and at most a few."""
     monkeypatch.setattr("wsgifast.server.pool._FEW_EVENTS", 3)
     monkeypatch.setattr("wsgifast.server.pool._DEFERRED_S", 1.0)
     monkeypatch.setattr("wsgifast.server.pool._MOST_DEFERRED_S", 8.0)
@@ -201,7 +197,6 @@ def test_deferred_items_have_their_turn_between_two_polls(
 
 
 def test_deferred_items_may_be_ready_to_run(monitored: Monitored) -> None:
-    """Others go on where it was left, as long as there is time."""
     pool = monitored.pool
     monitored.in_app = lambda: setattr(monitored, "now", monitored.now + 0.3 * _DEFERRED_S)
     monitored.at_poll = list
@@ -260,9 +255,7 @@ def test_spare_polls_not_while_there_is_work(monitored: Monitored) -> None:
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_member_woken_in_place_of_the_leader_passes_it_on(
-    monitored: Monitored, spare: bool
-) -> None:
+def test_member_woken_for_the_leader_passes_it_on(monitored: Monitored, spare: bool) -> None:
     """Two may poll for a moment, and only one of them is woken."""
     me = monitored.spare if spare else monitored.first
     monitored.leader = me

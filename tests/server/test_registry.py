@@ -143,9 +143,7 @@ def test_sweep_leaves_a_connection_that_has_had_a_turn_alone(registry: Any, why:
     assert registry.claim(8) is second
 
 
-def test_event_of_a_swept_connection_comes_again_when_it_waits(
-    registry: Any, poller: Armed
-) -> None:
+def test_event_of_a_swept_connection_comes_again(registry: Any, poller: Armed) -> None:
     connection = Waits(fd=7, overdue=True)
     wait(registry, connection)
 
@@ -159,9 +157,7 @@ def test_event_of_a_swept_connection_comes_again_when_it_waits(
     assert registry.claim(7) is connection
 
 
-def test_error_at_the_end_of_a_connection_closes_it_and_stops_no_sweep(
-    registry: Any,
-) -> None:
+def test_error_at_the_end_of_a_connection_stops_no_sweep(registry: Any) -> None:
     sock, peer = socket.socketpair()
     with peer:
         failing, other = Waits(sock, overdue=True), Waits(fd=-7, overdue=True)
@@ -221,9 +217,7 @@ def test_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: bo
     poller.close()
 
 
-def test_event_that_comes_while_a_connection_is_armed_is_not_lost(
-    registry: Any, poller: Armed
-) -> None:
+def test_event_while_a_connection_is_armed_is_not_lost(registry: Any, poller: Armed) -> None:
     connection = Waits(fd=7)
     claimed: list[Waits | None] = []
     poller.meanwhile = lambda: claimed.append(registry.claim(7))
@@ -233,7 +227,6 @@ def test_event_that_comes_while_a_connection_is_armed_is_not_lost(
 
 
 def test_connection_whose_number_is_anothers_by_now_ends(registry: Any) -> None:
-    """The app has closed a socket that it had taken over: its connection ends with that."""
     connection = Waits(socket.socket())
     fd = connection.fd
     registry.wait(connection, READ)

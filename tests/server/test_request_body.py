@@ -56,7 +56,7 @@ cuts = st.lists(st.integers(0, 10_000), max_size=12)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300)), cuts, st.integers(0, 600))
-def test_chunks_in_any_pieces_are_the_same_body(
+def test_chunks_in_any_pieces_are_one_body(
     chunks: list[bytes], cuts: list[int], in_memory: int
 ) -> None:
     data = b"".join(b"%x;a=b\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
@@ -65,7 +65,7 @@ def test_chunks_in_any_pieces_are_the_same_body(
 
 
 @given(st.binary(min_size=1, max_size=3000), cuts, st.integers(0, 50), st.sampled_from([0, 9999]))
-def test_known_length_in_any_pieces_is_the_same_body(
+def test_known_length_in_any_pieces_is_one_body(
     body: bytes, cuts: list[int], early: int, in_memory: int
 ) -> None:
     collector = known(len(body), spool(in_memory))
@@ -135,9 +135,7 @@ def test_chunks_over_the_limit_are_refused() -> None:
         collect(chunked(limit=9), data, [])
 
 
-def test_temporary_file_that_takes_less_than_given_is_written_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_temporary_file_taking_less_is_written_on(monkeypatch: pytest.MonkeyPatch) -> None:
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
     body = bytes(range(100))

@@ -87,8 +87,6 @@ class ClosingBadly(Body):
 def body(
     *headers: tuple[str, str], status: str = "200 OK", kind: Any = Body, **options: Any
 ) -> Answer:
-    """An answer with a body."""
-
     def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         environ["wsgi.input"].read()
         start_response(status, list(headers))
@@ -190,7 +188,7 @@ def assert_nothing_is_left(app: App, bench: Bench) -> None:
 @pytest.mark.parametrize("answer", ENDS_BY_ITSELF.values(), ids=ENDS_BY_ITSELF)
 @pytest.mark.parametrize("sent", [GET, POST, POST_IN_CHUNKS, GET.replace(b"GET", b"HEAD")])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_nothing_is_left_of_a_request_that_has_ended(
+def test_nothing_is_left_of_a_whole_request(
     make_bench: MakeBench, answer: Any, sent: bytes, streamed: bool
 ) -> None:
     app = App(answer)
@@ -202,7 +200,7 @@ def test_nothing_is_left_of_a_request_that_has_ended(
 
 @pytest.mark.parametrize("answer", LEFT_MIDWAY.values(), ids=LEFT_MIDWAY)
 @pytest.mark.parametrize("end", CLIENT_ENDS)
-def test_nothing_is_left_of_a_response_whose_client_leaves(
+def test_nothing_is_left_of_a_response_at_its_end(
     make_bench: MakeBench, answer: Any, end: str
 ) -> None:
     app = App(answer)
@@ -216,7 +214,7 @@ def test_nothing_is_left_of_a_response_whose_client_leaves(
 
 @pytest.mark.parametrize("end", CLIENT_ENDS)
 @pytest.mark.parametrize("sendfile", [True, False])
-def test_nothing_is_left_of_a_file_whose_client_leaves(
+def test_nothing_is_left_of_a_file_at_its_end(
     make_bench: MakeBench, tmp_path: Path, end: str, sendfile: bool
 ) -> None:
     path = tmp_path / "file"
@@ -229,9 +227,7 @@ def test_nothing_is_left_of_a_file_whose_client_leaves(
     assert_nothing_is_left(app, bench)
 
 
-def test_nothing_is_left_of_an_app_that_writes_to_a_client_that_has_left(
-    make_bench: MakeBench,
-) -> None:
+def test_nothing_is_left_of_an_app_whose_client_has_left(make_bench: MakeBench) -> None:
     def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         start_response("200 OK", [])
         client.close()
@@ -240,8 +236,7 @@ def test_nothing_is_left_of_an_app_that_writes_to_a_client_that_has_left(
     app = App(answer)
     bench = make_bench(app)
     client = bench.connect()
-    client.send(GET)
-    bench.run()
+    client.run(GET)
     assert_nothing_is_left(app, bench)
 
 
@@ -259,8 +254,7 @@ def test_nothing_is_left_of_an_app_whose_upload_breaks_off(make_bench: MakeBench
     app = App(answer)
     bench = make_bench(app, attributes=STREAMED)
     client = bench.connect()
-    client.send(CHUNKED)
-    bench.run()
+    client.run(CHUNKED)
     assert_nothing_is_left(app, bench)
 
 
@@ -282,10 +276,8 @@ def test_nothing_is_left_of_a_request_that_is_refused(
     bench = make_bench(app, keepalive=5)
     client = bench.connect()
     note_parsed(client.near._receiver.parser, "parse", app, monkeypatch)
-    client.send(CHUNKED)
-    bench.run()
-    client.send(b"no chunk\r\n")
-    bench.run()
+    client.run(CHUNKED)
+    client.run(b"no chunk\r\n")
     assert b" 400 " in client.receive_all_there_is()
     assert_nothing_is_left(app, bench)
 
@@ -295,8 +287,7 @@ def test_nothing_is_left_of_requests_before_on_an_idle_connection(make_bench: Ma
     bench = make_bench(app, keepalive=5)
     client = bench.connect()
     for _ in range(3):
-        client.send(POST)
-        bench.run()
+        client.run(POST)
     assert client.is_in("idle")
     assert len(app.seen) >= 12
     assert_nothing_is_left(app, bench)
@@ -305,7 +296,7 @@ def test_nothing_is_left_of_requests_before_on_an_idle_connection(make_bench: Ma
 @pytest.mark.parametrize("answer", ENDS_BY_ITSELF.values(), ids=ENDS_BY_ITSELF)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_nothing_is_left_of_a_stream_that_has_ended(
+def test_nothing_is_left_of_a_whole_stream(
     begin: Begin, answer: Any, method: str, streamed: bool
 ) -> None:
     app = App(answer)
@@ -318,9 +309,7 @@ def test_nothing_is_left_of_a_stream_that_has_ended(
 
 @pytest.mark.parametrize("answer", LEFT_MIDWAY.values(), ids=LEFT_MIDWAY)
 @pytest.mark.parametrize("end", STREAM_ENDS)
-def test_nothing_is_left_of_a_stream_whose_client_leaves(
-    begin: Begin, answer: Any, end: str
-) -> None:
+def test_nothing_is_left_of_a_stream_at_its_end(begin: Begin, answer: Any, end: str) -> None:
     app = App(answer)
     peer = begin(app, window=1000, attributes={"output_ahead_bytes": 64 * LARGE})
     peer.get()
@@ -329,7 +318,7 @@ def test_nothing_is_left_of_a_stream_whose_client_leaves(
 
 
 @pytest.mark.parametrize("end", STREAM_ENDS)
-def test_nothing_is_left_of_a_file_on_a_stream_whose_client_leaves(
+def test_nothing_is_left_of_a_streams_file_at_its_end(
     begin: Begin, tmp_path: Path, end: str
 ) -> None:
     path = tmp_path / "file"

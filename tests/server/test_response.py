@@ -65,8 +65,7 @@ def test_endless_write_without_a_body_ends_when_client_leaves(
 
     bench = make_bench(app, keepalive=5)
     client = bench.connect()
-    client.send_request(method=method)
-    bench.run()
+    client.run_request(method=method)
     assert [type(error) for error in ended] == [ClientGone]
     assert not bench.server.connections
     assert not bench.log.failures
@@ -108,8 +107,6 @@ def test_empty_blocks_are_not_sent(ask: Ask, chunked: bool) -> None:
 
 
 def test_block_of_a_subclass_is_sent_by_its_bytes(ask: Ask) -> None:
-    """Whatever a subclass says of it."""
-
     class Longer(bytes):
         def __len__(self) -> int:
             return 99
@@ -169,8 +166,7 @@ def test_head_request_gets_the_head_at_the_first_write(
     monkeypatch.setattr(OutputQueue, "write", look)
     bench = make_bench(app)
     client = bench.connect()
-    client.send_request(method="HEAD")
-    bench.run()
+    client.run_request(method="HEAD")
     assert seen[0].startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"".join(written) == seen[0]
 
@@ -248,7 +244,6 @@ def test_blocks_beyond_the_length_are_not_asked_for(ask: Ask, status: str, metho
 
 
 def test_last_block_of_known_length_is_not_held_back(make_bench: MakeBench) -> None:
-    """Nothing can follow that would be worth waiting for."""
     seen: list[bytes] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -260,8 +255,7 @@ def test_last_block_of_known_length_is_not_held_back(make_bench: MakeBench) -> N
     bench = make_bench(app)
     bench.server.pool.monitor.ticking = True
     client = bench.connect()
-    client.send_request()
-    bench.run()
+    client.run_request()
     assert seen == [b"\n1", b"", b"23"]
 
 
@@ -332,8 +326,6 @@ def test_endless_write_ends_at_the_content_length(ask: Ask, swallows: bool) -> N
 
 
 def test_write_beyond_the_length_of_head_is_accepted(ask: Ask) -> None:
-    """An app may answer to HEAD as it does to GET."""
-
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         write = start_response("200 OK", [("Content-Length", "4")])
         write(b"body")

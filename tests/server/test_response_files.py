@@ -56,9 +56,7 @@ def sent_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("offset", [0, 1, SIZE - 16 * 1024 - 1, SIZE - 16 * 1024, SIZE - 1, SIZE])
-def test_wrapped_file_of_any_size_is_sent_from_its_position(
-    ask: Ask, content: Path, offset: int
-) -> None:
+def test_wrapped_file_is_sent_from_its_position(ask: Ask, content: Path, offset: int) -> None:
     expected = content.read_bytes()[offset:]
     rest = len(expected)
     asked = ask(wrapped(content, rest, offset))
@@ -99,8 +97,6 @@ def test_file_shorter_than_its_length_ends_the_connection(ask: Ask, content: Pat
 
 def test_file_without_a_descriptor_is_sent_block_by_block(ask: Ask) -> None:
     class Own:
-        """A file of the app's own, without a descriptor."""
-
         def __init__(self) -> None:
             self.blocks = [b"bo", b"dy", b""]
 
@@ -110,7 +106,7 @@ def test_file_without_a_descriptor_is_sent_block_by_block(ask: Ask) -> None:
     assert ask(answers_wrapped(Own)).body == b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"
 
 
-def test_part_of_a_file_is_sent_by_sendfile(
+def test_file_slice_is_sent_by_sendfile(
     ask: Ask, content: Path, sent_by_kernel: list[tuple[int, int]]
 ) -> None:
     def part() -> FileSlice:
@@ -170,7 +166,6 @@ def test_small_file_that_has_shrunk_is_a_500(ask: Ask, content: Path, headers: H
 def test_file_without_a_free_descriptor_ends_the_connection(
     ask: Ask, content: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """A client that has seen nothing gets a 500, one that has seen a part the end."""
     duplicate = os.dup
     calls: list[int] = []
 
@@ -256,9 +251,7 @@ def _flask_response(environ: dict[str, Any], start_response: Any) -> Any:
 @pytest.mark.parametrize(
     "app", [_bytes_io, _spooled, _repaired, _open_file, _flask_send, _flask_response]
 )
-def test_body_that_is_there_already_is_queued_at_once(
-    make_bench: MakeBench, app: Any, tmp_path: Path
-) -> None:
+def test_body_at_hand_is_queued_at_once(make_bench: MakeBench, app: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(IN_ONE)
     CLOSED.clear()
     bench = make_bench(app, keepalive=5)

@@ -61,8 +61,6 @@ def test_exc_info_in_the_first_call_is_accepted(ask: Ask) -> None:
 
 
 class Again:
-    """Not a list, and iterated anew each time."""
-
     def __init__(self, blocks: list[Any]) -> None:
         self._blocks = blocks
 

@@ -29,8 +29,6 @@ LENGTHS = pytest.mark.parametrize("length", [10, None])
 
 
 class Ends:
-    """The two ends of a connection."""
-
     def __init__(self) -> None:
         self.near, self.client = socket.socketpair()
         self.near.setblocking(False)
@@ -56,9 +54,7 @@ def ends() -> Iterator[Ends]:
 
 @LENGTHS
 @pytest.mark.parametrize("early", [0, 1, 7, 1000])
-def test_streamed_body_is_read_to_its_end_and_no_further(
-    ends: Ends, length: int | None, early: int
-) -> None:
+def test_streamed_body_is_read_to_its_end(ends: Ends, length: int | None, early: int) -> None:
     data = (CHUNKS if length is None else b"0123456789") + NEXT
     ends.client.sendall(data[early:])
     body = ends.body(length, data[:early])
@@ -88,10 +84,7 @@ def test_rest_that_app_has_not_read_is_skipped(ends: Ends, length: int | None) -
 
 @pytest.mark.parametrize("there", [0, 5])
 @LENGTHS
-def test_rest_that_has_not_come_is_skipped_later(
-    ends: Ends, length: int | None, there: int
-) -> None:
-    """It may be thrown away later."""
+def test_rest_of_a_body_is_skipped_later(ends: Ends, length: int | None, there: int) -> None:
     data = CHUNKS + NEXT if length is None else b"0123456789"
     ends.client.sendall(data[:there])
     body = ends.body(length)
@@ -102,10 +95,7 @@ def test_rest_that_has_not_come_is_skipped_later(
 
 
 @pytest.mark.parametrize("length", [UNREAD_BODY_BYTES, None])
-def test_rest_that_comes_a_little_at_a_time_is_skipped_up_to_a_limit(
-    ends: Ends, length: int | None
-) -> None:
-    """Of chunks, whatever they hold."""
+def test_rest_of_a_body_in_parts_is_limited(ends: Ends, length: int | None) -> None:
     body = ends.body(length)
     part = bytes(65_536) if length else b"1\r\nx\r\n" * 10_000
     sent = 0
@@ -265,9 +255,7 @@ def test_lost_connection_is_client_gone() -> None:
         receive(SimpleNamespace(recv=lose))
 
 
-def test_receive_is_no_larger_whatever_is_promised(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_receives_are_limited_in_size(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
     def receive(sock: Any, lock: Any, size: int, timeout_s: float) -> bytes:

@@ -115,15 +115,26 @@ def _is_a_tests(error: BaseException) -> bool:
 class Client(Connection):
     """The client's end of a connection; `near` is the worker's."""
 
-    def __init__(self, sock: socket.socket, near: Any) -> None:
+    def __init__(self, sock: socket.socket, near: Any, bench: Bench) -> None:
         sock.settimeout(_PATIENCE_S)
         self.sock = sock
         self.near = near
+        self._bench = bench
         Answers.__init__(self, sock.makefile("rb"))
 
     def is_in(self, state: str) -> bool:
         """Whether the worker's end is in a state."""
         return bool(self.near.state == state)
+
+    def run(self, data: bytes) -> None:
+        """Send something, and have the worker do all that there is to do."""
+        self.send(data)
+        self._bench.run()
+
+    def run_request(self, target: str = "/", **more: Any) -> None:
+        """The same with a request."""
+        self.send_request(target, **more)
+        self._bench.run()
 
     def receive_all_there_is(self) -> bytes:
         """What has come, at its end b""; never waits."""
@@ -225,7 +236,7 @@ class Bench:
                     break
                 except ssl.SSLWantReadError:
                     self.run()
-        client = Client(far, near)
+        client = Client(far, near, self)
         self._clients.append(client)
         return client
 
@@ -243,8 +254,7 @@ class Bench:
     def begin(self, sent: bytes = GET, **more: Any) -> Client:
         """A connection on which something has come, and been worked through."""
         client = self.connect(**more)
-        client.send(sent)
-        self.run()
+        client.run(sent)
         return client
 
     def armed(self) -> list[int]:
