@@ -8,7 +8,13 @@ from time import monotonic, time_ns
 
 from wsgifast.compression.codings import Compressor
 from wsgifast.compression.dictionaries import DCZ
-from wsgifast.compression.policy import Compression, Decision, with_vary
+from wsgifast.compression.policy import (
+    DECISIVE_LENGTHS,
+    Compression,
+    Decision,
+    coded_type,
+    with_vary,
+)
 from wsgifast.compression.response import ResponseCoding
 from wsgifast.files import RequestFacts
 from wsgifast.http.head import raw_headers
@@ -91,12 +97,31 @@ class ContentCoding(ResponseCoding):
         if preconditions:
             self._restore_tags()
 
-    def may_change(self, start: Message, message: Message) -> bool:
-        """Whether a response may be changed, of which this is the head and the first message."""
+    def uncoded_head(self, start: Message, message: Message) -> Message | None:
+        """Return the head of a response that is sent as it is; None if it may be compressed.
+
+        It gives the answer of :meth:`whole` for most of those responses, at less cost.
+
+        :param start: the app's head.
+        :param message: its first message.
+        """
         body = message.get("body")
         if type(body) is not bytes or message.get("more_body", False):
-            return True
-        return self.applies_to(start["status"], len(body))
+            return None
+        if not self.applies_to(start["status"], len(body)):
+            return start
+        if start["status"] != 200 or self.method != "GET" or self.wish.compress is not None:
+            return None
+        headers = start["headers"]
+        decisive = [header for header in headers if len(header[0]) in DECISIVE_LENGTHS]
+        if coded_type(self.compression, text_headers(decisive), None) is None:
+            return start
+        if self.coding is not None or self._pages is not None:
+            return None
+        for name, _ in headers:
+            if len(name) == 4 and name.lower() == b"vary":
+                return None
+        return {**start, "headers": [*headers, (b"vary", b"Accept-Encoding")]}
 
     async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
         """Return the head and the only message of a response as they are to be sent."""

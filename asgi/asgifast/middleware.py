@@ -284,9 +284,12 @@ class _Exchange:
         start = self.start
         if start is not None:
             coding = self._coding
-            if coding is not None and not self._is_examined and coding.may_change(start, message):
-                await self._in_order(self._send_coded, message)
-                return
+            if coding is not None and not self._is_examined:
+                head = coding.uncoded_head(start, message)
+                if head is None:
+                    await self._in_order(self._send_coded, message)
+                    return
+                self.start = start = head
             send = self._server_send
             send_whole = whole_sender_for(send)
             if send_whole is not None and not self._is_examined:

@@ -66,7 +66,7 @@ _OF_THE_UNCODED = frozenset(
     {"content-length", "content-md5", "digest", "content-digest", "repr-digest", "accept-ranges"}
 )
 # Lengths of the names that matter, so that most headers are passed over by a comparison of numbers.
-_NAME_LENGTHS = frozenset(map(len, ["content-type", "content-encoding", "cache-control"]))
+DECISIVE_LENGTHS = frozenset(map(len, ["content-type", "content-encoding", "cache-control"]))
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
@@ -279,7 +279,7 @@ def decide(
         has_body(method, code) or (method == "HEAD" and has_body("GET", code))
     ):
         return None
-    content_type = _coded_type(compression, headers, asked)
+    content_type = coded_type(compression, headers, asked)
     if content_type is None:
         return None
     if code == 206:
@@ -307,13 +307,13 @@ def decide(
     return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
 
 
-def _coded_type(
+def coded_type(
     compression: Compression, headers: Sequence[Header], asked: bool | None
 ) -> str | None:
     """Return the Content-Type of a response that its head allows to compress; else None."""
     content_type = None
     for name, value in headers:
-        if len(name) not in _NAME_LENGTHS:
+        if len(name) not in DECISIVE_LENGTHS:
             continue
         match name.lower():
             case "content-type":

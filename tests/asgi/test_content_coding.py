@@ -1,0 +1,100 @@
+"""The short way for responses that compression leaves as they are, beside the long one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast.content_coding import ContentCoding
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.asgi.support import scope_of
+from wsgifast import Compression
+
+DICTIONARY = b"<html><title>a page</title>" * 20
+BODIES = [b"", b"small", b"x" * 999, b"text " * 200, b"text " * 2000]
+HEADERS = [
+    (b"content-type", b"text/html"),
+    (b"Content-Type", b"text/plain; charset=utf-8"),
+    (b"content-type", b"image/png"),
+    (b"content-encoding", b"br"),
+    (b"cache-control", b"public, no-transform"),
+    (b"cache-control", b"max-age=60"),
+    (b"vary", b"Cookie"),
+    (b"Vary", b"Accept-Encoding"),
+    (b"vary", b"*"),
+    (b"etag", b'"one"'),
+    (b"accept-ranges", b"bytes"),
+]
+
+
+@pytest.fixture(scope="module")
+def dictionary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pages") / "pages.dict"
+    path.write_bytes(DICTIONARY)
+    return path
+
+
+def sent(start: Any, message: Any) -> Any:
+    headers = [(name.lower(), value) for name, value in start["headers"]]
+    return start["status"], headers, message["body"]
+
+
+@given(
+    method=st.sampled_from(["GET", "HEAD", "POST"]),
+    accepted=st.sampled_from(["", "gzip", "identity", "gzip;q=0"]),
+    status=st.sampled_from([200, 201, 204, 206, 304, 404]),
+    headers=st.lists(st.sampled_from(HEADERS), max_size=4, unique_by=lambda item: item[0].lower()),
+    body=st.sampled_from(BODIES),
+    wish=st.sampled_from([None, True, False]),
+    has_dictionary=st.booleans(),
+)
+def test_uncoded_head_is_that_of_the_whole_response(
+    dictionary: Path,
+    method: str,
+    accepted: str,
+    status: int,
+    headers: list[tuple[bytes, bytes]],
+    body: bytes,
+    wish: bool | None,
+    has_dictionary: bool,
+) -> None:
+    compression = Compression(padding=False, dictionary=dictionary if has_dictionary else None)
+    coding = ContentCoding(compression, scope_of(method=method, accept_encoding=accepted))
+    coding.wish.compress = wish
+    start = {"type": "http.response.start", "status": status, "headers": [*headers]}
+    message = {"type": "http.response.body", "body": body}
+    head = coding.uncoded_head(start, message)
+    if head is not None:
+        assert start["headers"] == headers, "the app's own head has been changed"
+        assert sent(head, message) == sent(*asyncio.run(coding.whole(start, message)))
+
+
+def test_uncoded_head_of_a_stream_or_a_file_is_not_decided() -> None:
+    coding = ContentCoding(Compression(), scope_of())
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+    for message in ({"body": b"first", "more_body": True}, {"body": "text"}, {"path": "/file"}):
+        assert coding.uncoded_head(start, message) is None
+
+
+@pytest.mark.parametrize(
+    ("accepted", "content_type", "body"),
+    [
+        ("", b"text/html", BODIES[-1]),
+        ("gzip", b"text/html", b"small"),
+        ("gzip", b"image/png", BODIES[-1]),
+    ],
+)
+def test_uncoded_head_is_known_without_the_long_way(
+    accepted: str, content_type: bytes, body: bytes
+) -> None:
+    coding = ContentCoding(Compression(), scope_of(accept_encoding=accepted))
+    start = {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [(b"content-type", content_type)],
+    }
+    assert coding.uncoded_head(start, {"type": "http.response.body", "body": body}) is not None
