@@ -1,45 +1,48 @@
-"""Files as ASGI messages: what an app or a request asks for, and how a file is sent on any server.
+"""Files as ASGI messages: how the files of an app and of StaticFiles are sent on any server.
 
 Reads happen on the event loop while the page cache has the bytes, else in a thread.
 """
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wsgifast.compression.dictionaries import client_dictionary
-from wsgifast.errors import BodyError
-from wsgifast.files import ByteRange, RequestFacts
-from wsgifast.sockets import FileSegment, FileTruncated, file_segment
+from wsgifast.files import ByteRange, Plan, RequestFacts
+from wsgifast.files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
+from wsgifast.files.coded_copies import COPIES, MAX_FILE_BYTES
+from wsgifast.files.directory import identity_of
+from wsgifast.files.plan import UNCONDITIONAL
+from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES, read_cached
 
+from .instrumented import note_sent_as
 from .loops import ended, in_thread, next_turn, running_loop
 from .messages import (
     PATHSEND,
     PLANNED,
     ZEROCOPYSEND,
     Message,
-    PathSend,
     PlannedBody,
     Receive,
+    RequestedPath,
     Scope,
     Send,
-    ZeroCopySend,
+    declared_length,
+    forward_start,
+    open_for_pathsend,
+    parse_pathsend,
+    parse_zerocopysend,
     response_body,
+    text_headers,
 )
 
 if TYPE_CHECKING:
     from .content_coding import ContentCoding
 
-# A file up to this size is read, and leaves in one write with the head; for a larger one sendfile's
-# own system calls cost less than the copy that they save.
-SMALL_FILE_BYTES = 64 * 1024
 # Cannot be opened: a server that heeds the path alone would send the whole file for a part of it.
 _NO_PATH = "/dev/null/asgifast.planned"
 # From this size on the client's disconnect is listened for while a file is read and sent.
@@ -48,6 +51,7 @@ _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
 # to listen on would take an upload of any size into memory.
 _KEPT_BYTES = 64 * 1024
 _KEPT_MESSAGES = 64
+_VALIDATORS = frozenset({b"etag", b"last-modified"})
 
 
 class Received:
@@ -96,20 +100,31 @@ class FileSender:
     The ways, in this order: asgifast's own extension (PLANNED), pathsend or zerocopysend where the
     server has them, or body messages read from the page cache. Descriptors stay the caller's.
 
+    An app's pathsend and zerocopysend messages are sent by :meth:`send_message`. A whole file then
+    answers Range and the preconditions (RFC 9110, sections 13 and 14) where the app has answered
+    200.
+
     :param received: listens for the client's disconnect while a file is read and sent: servers
         ignore what is sent after it, and the rest would be read for nobody.
     :param coding: of the response, if it may be compressed.
+    :param ranges: ASGIFast's option, as `conditional` is.
+    :ivar start: the head, while a message is sent and the head is not: that of a file may change.
     """
 
-    __slots__ = ("_coding", "_received", "_scope", "_send")
+    __slots__ = ("_coding", "_headers", "_options", "_received", "_scope", "_send", "start")
+
+    _headers: Sequence[tuple[bytes, bytes]]
 
     def __init__(
-        self, scope: Scope, received: Received, send: Send, coding: ContentCoding | None = None
-    ) -> None:
+        self, scope: Scope, received: Received, send: Send, coding: ContentCoding | None = None,
+        *, ranges: bool = True, conditional: bool = True,
+    ) -> None:  # fmt: skip
         self._scope = scope
         self._received = received
         self._send = send
         self._coding = coding
+        self._options = {"ranges": ranges, "conditional": conditional}
+        self.start: Message | None = None
 
     def offers(self, name: str) -> bool:
         """Whether the server has an extension, such as http.response.pathsend."""
@@ -188,6 +203,190 @@ class FileSender:
         finally:
             await ended(listener)
 
+    # An app's messages
+
+    async def send_message(
+        self, message: Message, start: Message | None, headers: Sequence[tuple[bytes, bytes]]
+    ) -> None:
+        """Send a pathsend or zerocopysend message, and the head before it.
+
+        :param start: the head; None if it has been sent. Afterwards the attribute has it if the
+            message has failed and the head has not been sent.
+        :param headers: those of the head.
+        """
+        self.start = start
+        self._headers = headers
+        if message["type"] == ZEROCOPYSEND:
+            await self._send_zero_copy(message)
+        elif PLANNED in message:
+            await self._send_planned(message)
+        else:
+            await self._send_path(parse_pathsend(message))
+
+    async def _send_path(self, asked: RequestedPath) -> None:
+        start, coding, facts = self.start, self._coding, None
+        is_coded = False
+        if start is not None and asked.is_whole:
+            is_coded = coding is not None and coding.file_coding(start) is not None
+            facts = self._facts_to_plan(start)
+        if start is None or not (is_coded or facts is not None):
+            await self._send_as_asked(asked)
+            return
+        path = asked.path
+        fd, size = open_for_pathsend(path)
+        try:
+            declared = declared_length(self._headers)
+            segment = FileSegment(fd, 0, size if declared is None else declared)
+            if is_coded and segment.size <= size and await self._send_coded_file(path, segment):
+                return
+            plan = None
+            if facts is not None:
+                headers = text_headers(self._headers)
+                plan = plan_file_body(facts, headers, _NamedFile(path), segment, **self._options)
+            if plan is None:
+                await self._send_as_asked(asked)
+            else:
+                await self._send_plan(start, plan, fd, path)
+        finally:
+            os.close(fd)
+
+    def _facts_to_plan(self, start: Message) -> RequestFacts | None:
+        """What the client asks, if that may change the answer of an app that sends a whole file."""
+        is_read = self._scope["method"] in ("GET", "HEAD") and start.get("status") == 200
+        if not is_read or not any(self._options.values()):
+            return None
+        facts = request_facts(self._scope)
+        names = {name.lower() for name, _ in self._headers}
+        if facts[2:8] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
+            return None  # the plan would be the same
+        return facts
+
+    async def _send_plan(
+        self, start: Message, plan: Plan, fd: int | None = None, path: str | None = None
+    ) -> None:
+        """Send a plan in place of the app's answer."""
+        headers = list(plan.raw_headers)
+        await self._forward_start({**start, "status": plan.status, "headers": headers})
+        if path is not None and plan.status == 200 and plan.segments and self.offers(PATHSEND):
+            await self.send_path(path)
+        else:
+            await self.send_segments(plan.segments, fd, path)
+
+    async def _send_coded_file(self, path: str | None, segment: FileSegment) -> bool:
+        """Send a whole file compressed, from a copy or as it is read; False to send it as it is."""
+        start, coding = self.start, self._coding
+        assert start is not None
+        assert coding is not None
+        name = coding.file_coding(start, segment.size)
+        if name is None or segment.size > MAX_FILE_BYTES:
+            return False
+        facts = request_facts(self._scope)
+        file, headers = _NamedFile(path or ""), text_headers(start["headers"])
+        may_plan = start.get("status") == 200 and facts.method in ("GET", "HEAD")
+        if may_plan and not is_made_for_one_answer(file, segment.fd, coding.began_ns):
+            identity = identity_of(os.fstat(segment.fd))
+            copy = COPIES.kept(identity, segment.offset, segment.size, name)
+            if copy is None:
+                copy = await in_thread(COPIES.get, segment, name)
+            if copy is not None and copy.body is None:
+                return False
+            if copy is not None:
+                plan = plan_coded_file(facts, headers, file, segment, copy, name, **self._options)
+                if plan is None:
+                    return False
+                note_sent_as(self._scope, "copy")
+                await self._send_plan(start, plan)
+                return True
+        if may_plan:
+            asked = coding.restored_facts(facts)._replace(range=None)
+            plan = plan_file_body(
+                asked, headers, file, segment, began_ns=coding.began_ns, **self._options
+            )
+            if plan is not None and plan.status != 200:
+                await self._send_plan(start, plan)
+                return True
+        coding.leave_file(leaves=False)
+        note_sent_as(self._scope, "blocks")
+        await self._forward_start()
+        if facts.method == "HEAD":
+            await self._send(response_body())
+        else:
+            await self.send_file(*segment)
+        return True
+
+    async def _send_as_asked(self, asked: RequestedPath) -> None:
+        """Send the file and the head unchanged."""
+        is_head = self._scope["method"] == "HEAD"
+        if self.offers(PATHSEND) if asked.is_whole else self.offers_ranges():
+            if not self.offers(PLANNED) and not is_head:
+                # Other servers send the head before they look.
+                os.close(open_for_pathsend(asked.path)[0])
+            await self._forward_start()
+            await self.send_path(asked.path, asked.offset, asked.count)
+            return
+        if is_head:
+            await self._forward_start()
+            await self._send(response_body())
+            return
+        note_sent_as(self._scope, "blocks")
+        fd, size = open_for_pathsend(asked.path)
+        try:
+            await self._forward_start()
+            run = asked.byte_range(size, declared_length(self._headers))
+            await self.send_file(fd, run.offset, run.size)
+        finally:
+            os.close(fd)
+
+    async def _send_planned(self, message: Message) -> None:
+        file, segments, path = message[PLANNED]
+        try:
+            if self._coding is not None and self.start is not None and len(segments) == 1:
+                run = segments[0]
+                if isinstance(run, ByteRange) and await self._send_coded_file(
+                    path, FileSegment(file.fileno(), run.offset, run.size)
+                ):
+                    return
+            await self._forward_start()
+            if self.offers(PLANNED):
+                await self._send(message)
+                file = None  # the receiver closes it
+            else:
+                await self.send_segments(segments, file.fileno(), path)
+        finally:
+            if file is not None:
+                file.close()
+
+    async def _send_zero_copy(self, message: Message) -> None:
+        if self.offers(PLANNED):  # asgifast's own middleware or protocol
+            await self._forward_start()
+            await self._send(message)
+            return
+        more = bool(message.get("more_body", False))
+        if self._scope["method"] == "HEAD":
+            await self._forward_start()
+            if not more:
+                await self._send(response_body())
+            return
+        note_sent_as(self._scope, "blocks")
+        file = parse_zerocopysend(message)
+        await self._forward_start()
+        if file.segment is None:
+            await send_unsized(self._send, file.fd, message.get("count"))
+            if not more:
+                await self._send(response_body())
+            return
+        await self.send_file(*file.segment, more_body=more)
+        file.advance()
+
+    async def _forward_start(self, planned: Message | None = None) -> None:
+        await forward_start(self, self._send, planned)
+
+
+class _NamedFile(NamedTuple):
+    """The file as plan_file_body wants it."""
+
+    name: str
+
 
 class _Descriptor:
     """A descriptor as a file object, as "Zero Copy Send" of the ASGI specification asks for."""
@@ -199,124 +398,6 @@ class _Descriptor:
 
     def fileno(self) -> int:
         return self._fd
-
-
-class RequestedFile(NamedTuple):
-    """The file of a zerocopysend message, which stays the app's."""
-
-    fd: int
-    # None for what has no size: a pipe, a device.
-    segment: FileSegment | None
-    # The file whose position moves, where the message has no offset.
-    moving: Any = None
-
-    def advance(self) -> None:
-        """Move the file's position behind what was sent, where the message has no offset."""
-        if self.moving is None or self.segment is None:
-            return
-        position = self.segment.offset + self.segment.size
-        if isinstance(self.moving, int):
-            os.lseek(self.moving, position, os.SEEK_SET)
-        else:
-            self.moving.seek(position)
-
-
-def parse_zerocopysend(message: Message) -> RequestedFile:
-    """Return what a zerocopysend message asks for.
-
-    :raises BodyError: if its file has no descriptor, or one whose bytes are others than the file's
-        (a GzipFile, say), or if offset or count is no number of bytes.
-    """
-    asked = cast("ZeroCopySend", message)
-    file, offset, count = asked["file"], asked.get("offset"), asked.get("count")
-    _check_range(ZEROCOPYSEND, offset, count)
-    if isinstance(file, int):
-        fd = file
-    else:
-        try:
-            fd = file.fileno()
-        except (AttributeError, OSError):
-            raise BodyError(
-                f"{ZEROCOPYSEND} needs a file with a descriptor, not {type(file).__name__}; "
-                "send its bytes with http.response.body"
-            ) from None
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        return RequestedFile(fd, None)
-    moving = None
-    if offset is None:
-        moving = file
-        if isinstance(file, int):
-            offset = os.lseek(fd, 0, os.SEEK_CUR)
-        else:
-            found = file_segment(file)
-            if found is None and status.st_size:
-                raise BodyError(
-                    f"{ZEROCOPYSEND}: the descriptor of a {type(file).__name__} has other bytes "
-                    "than the file object; open it with open(path, 'rb')"
-                )
-            offset = found.offset if found is not None else 0
-    left = max(0, status.st_size - offset)
-    return RequestedFile(fd, FileSegment(fd, offset, left if count is None else count), moving)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedPath:
-    """The file of a pathsend message; offset 0 and count None are the whole file."""
-
-    # Absolute.
-    path: str
-    offset: int
-    count: int | None
-
-    @property
-    def is_whole(self) -> bool:
-        return self.offset == 0 and self.count is None
-
-    def byte_range(self, size: int, declared: int | None) -> ByteRange:
-        """The range to send of a file of `size` bytes.
-
-        :param declared: the response's Content-Length, which decides: since the app looked, the
-            file may have grown or shrunk.
-        """
-        count = declared if self.count is None else self.count
-        if count is None:
-            count = max(0, size - self.offset)
-        elif declared is not None:
-            count = min(count, declared)
-        return ByteRange(self.offset, count)
-
-
-def parse_pathsend(message: Message) -> RequestedPath:
-    """Return what a pathsend message asks for, with its path made absolute.
-
-    The extension requires an absolute path. Starlette's FileResponse passes on the path that it was
-    made with, which may be relative to the working directory.
-
-    :raises BodyError: if it has no path, or if offset or count is no number of bytes.
-    """
-    asked = cast("PathSend", message)
-    path, offset, count = asked.get("path"), asked.get("offset"), asked.get("count")
-    if not isinstance(path, (str, os.PathLike)):
-        raise BodyError(f"{PATHSEND} needs a path, not {path!r}")
-    _check_range(PATHSEND, offset, count)
-    path = os.fsdecode(path)
-    if not os.path.isabs(path):
-        path = os.path.join(os.getcwd(), path)
-    return RequestedPath(path, offset or 0, count)
-
-
-def _check_range(kind: str, offset: object, count: object) -> None:
-    for name, value in (("offset", offset), ("count", count)):
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise BodyError(f"{kind}: {name} is a number of bytes, not {value!r}")
-
-
-def open_for_pathsend(path: str) -> tuple[int, int]:
-    """Open the file of a pathsend message; return its descriptor, the caller's, and its size."""
-    # On the event loop: the app has just had its size, so that its inode is in memory.
-    fd, status = open_regular(path)
-    return fd, status.st_size
 
 
 _FIELDS = {
@@ -347,41 +428,6 @@ def request_facts(scope: Scope) -> RequestFacts:
         return None if value is None else value.decode("latin-1")
 
     return RequestFacts(scope["method"], **found, dictionary=client_dictionary(available, header))
-
-
-class NotAFile(OSError):
-    """A path leads to a directory, a device, a socket or a FIFO."""
-
-
-def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
-    """Open a regular file; return its descriptor, which the caller closes, and its status.
-
-    :raises NotAFile: if it is not a regular file.
-    :raises OSError: if it cannot be opened.
-    """
-    # O_NONBLOCK: opening a FIFO would wait for its other end.
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a Unix socket, or a device without a driver
-            raise NotAFile(errno.EINVAL, "not a regular file", os.fspath(path)) from None
-        raise
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise NotAFile(errno.EINVAL, "not a regular file", os.fspath(path))
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, status
-
-
-def read_small(fd: int, segment: bytes | ByteRange) -> bytes | None:
-    """A small segment's bytes, if all of them are in the page cache."""
-    if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
-        return None
-    data = read_cached(fd, segment.offset, segment.size)
-    return None if data is None or len(data) < segment.size else data
 
 
 async def read_block(fd: int, offset: int, size: int) -> bytes:

@@ -20,8 +20,7 @@ from wsgifast.metrics.requests import Recorder
 from .buffered_bodies import buffer_bytes
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
 from .content_coding import ContentCoding
-from .file_messages import FileMessages
-from .files import Received
+from .files import FileSender, Received
 from .instrumented import INSTRUMENTED, Examined, Instrumented, note_sent_as
 from .loops import BackgroundTask, Loop, outcome, running_loop
 from .messages import (
@@ -265,7 +264,7 @@ class _Exchange:
     start: Message | None
     _headers: list[tuple[bytes, bytes]]
     # None until the app sends a file.
-    _files: FileMessages | None
+    _files: FileSender | None
     _coalescer: Coalescer | None
     _has_text: bool
     _head_sent: BackgroundTask | None
@@ -447,13 +446,13 @@ class _Exchange:
         await self._flush()
         files = self._files
         if files is None:
-            files = self._files = FileMessages(
+            files = self._files = FileSender(
                 self._scope, self._all_received(), self._server_send, self._coding,
                 ranges=self._options.ranges, conditional=self._options.conditional,
             )  # fmt: skip
         start, self.start = self.start, None
         try:
-            await files.send(message, start, self._headers)
+            await files.send_message(message, start, self._headers)
         finally:
             self.start, files.start = files.start, None
 

@@ -8,8 +8,9 @@ from collections import OrderedDict
 
 from wsgifast.checks import needs
 from wsgifast.files import Plan, RequestFacts, describe, stat_etag
+from wsgifast.sockets.sending import NotAFile, open_regular
 
-from .files import FileSender, NotAFile, Received, open_regular, request_facts
+from .files import FileSender, Received, request_facts
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start, text_headers
 

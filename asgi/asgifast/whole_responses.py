@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wsgifast.http.framing import LAST_CHUNK, chunk, has_body
 
 from .coalescing import COALESCED_BYTES
-from .messages import Message, Send, copied_head, whole_body
-
-if TYPE_CHECKING:
-    from .protocols.response import Response
-    from .protocols.transport import CoalescingTransport
+from .messages import Message, Send
 
 
 class UvicornVersions(NamedTuple):
@@ -53,9 +49,6 @@ UVICORN = UvicornVersions(
 
 # Called as send_whole().
 SendWhole = Callable[[Any, Message, Message, "Callable[[bytes], object] | None"], bool]
-
-# Made of uvicorn's RequestResponseCycle and its transport.
-MakeResponse = Callable[[Any, "CoalescingTransport"], "Response"]
 
 _MODULE = "uvicorn.protocols.http.httptools_impl"
 # That module. None until uvicorn's send() is met: uvicorn may not be installed.
@@ -241,100 +234,3 @@ def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
         if len(_lines) >= _MAX_LINES:
             _lines.clear()
         _lines[name, value] = line
-
-
-class SimpleResponse:
-    """One response, as long as it is simple; FileSending sets the attributes.
-
-    Most are a head with a Content-Length and one message of bytes. The head is held, as servers
-    hold it (ASGI, "Response Start"), and both leave in one write. Any other message makes a
-    Response, which handles the head, it and all that follow.
-
-    ASGIFast, with this send(), has both at once (:meth:`send_both`).
-
-    :ivar send_whole: None where uvicorn's cycle has none.
-    :ivar start: the head, while it is held.
-    """
-
-    __slots__ = ("cycle", "make_response", "response", "send_whole", "start")
-
-    cycle: Any
-    make_response: MakeResponse
-    response: Response | None
-    send_whole: SendWhole | None
-    start: Message | None
-
-    def send(self, message: Message) -> Awaitable[None]:
-        """The send() that the app is given."""
-        return self._send(message) if self.response is None else self.response.send(message)
-
-    def send_both(self, start: Message, message: Message, write: object = None) -> bool:
-        """See :func:`send_whole`. `write` has no effect."""
-        if self.send_whole is None or self.start is not None or self.response is not None:
-            return False
-        cycle = self.cycle
-        return self.send_whole(cycle, start, message, cycle.transport.write_now)
-
-    async def _send(self, message: Message) -> None:
-        response = self.response
-        if response is not None:  # another message's, since this one's call
-            await response.send(message)
-            return
-        cycle = self.cycle
-        start = self.start
-        if start is None:
-            if message["type"] == "http.response.start" and not cycle.response_started:
-                message, _, is_declared = copied_head(message)
-                if is_declared:
-                    self.start = message
-                    cycle.waiting_for_100_continue = False
-                    return
-            elif (
-                cycle.response_started
-                and not cycle.flow.write_paused
-                and whole_body(message) == b""
-            ):
-                await cycle.send(message)  # the end of what was sent whole
-                return
-        else:
-            self.start = None
-            send_whole = self.send_whole
-            if send_whole is not None:
-                if send_whole(cycle, start, message, cycle.transport.write_now):
-                    return
-            elif (
-                (body := whole_body(message)) is not None
-                and len(body) < COALESCED_BYTES
-                and not cycle.flow.write_paused
-            ):
-                await self._send_both(start, message)
-                return
-        response = self.response = self.make_response(cycle, cycle.transport)
-        response.start = start
-        if not cycle.flow.write_paused and message["type"] == "http.response.body":
-            await response.send_start()  # which has not to wait
-        await response.send(message)
-
-    async def _send_both(self, start: Message, message: Message) -> None:
-        """Leave a head and its body to uvicorn, and write both at once nevertheless."""
-        cycle = self.cycle
-        transport = cycle.transport
-        try:
-            for each in (start, message):
-                transport.flush_follows = True
-                await cycle.send(each)
-        finally:
-            transport.flush_follows = False
-            transport.flush()
-
-    async def send_held(self) -> None:
-        """The app has returned: send what it sent, as far as that is held."""
-        if self.start is not None:
-            start, self.start = self.start, None
-            await self.cycle.send(start)
-        if self.response is not None:
-            await self.response.send_start()
-            self.response.write_held()
-
-
-add_sender(SimpleResponse, SimpleResponse.send, SimpleResponse.send_both)

@@ -55,7 +55,7 @@ ALLOWED = (
         "once, when the app is built",
     ),
     AllowedCalls(
-        "asgifast.files.open_for_pathsend",
+        "asgifast.messages.open_for_pathsend",
         ("os.open",),
         "the app has just looked at the file: its inode is in memory",
     ),

@@ -15,8 +15,9 @@ import uvicorn
 from asgifast import ASGIFast, whole_responses
 from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
 from asgifast.middleware import _Exchange
+from asgifast.protocols.response import Response
 from asgifast.uvicorn import HttpToolsProtocol
-from asgifast.whole_responses import UVICORN, SimpleResponse, send_whole, whole_sender_for
+from asgifast.whole_responses import UVICORN, send_whole, whole_sender_for
 from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.protocols.http import httptools_impl
@@ -355,17 +356,18 @@ def test_a_head_and_its_body_leave_in_one_write(
 @is_sent_whole
 @pytest.mark.parametrize("app", [two_bytes, _two_bytes_and_an_end])
 def test_a_plain_response_needs_little(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No message of it is examined, none makes a Response, and both leave at once."""
+    """No message of it is examined, none is sent in an order, and both leave at once."""
     monkeypatch.setattr(_Exchange, "_examine", pytest.fail)
-    monkeypatch.setattr(HttpToolsProtocol, "_response_class", pytest.fail)
+    monkeypatch.setattr(Response, "begin", pytest.fail)
     given: list[str] = []
-    passed_on = SimpleResponse._send
+    passed_on = Response.send
 
     async def noted(self: Any, message: Message) -> None:
         given.append(message["type"])
         await passed_on(self, message)
 
-    monkeypatch.setattr(SimpleResponse, "_send", noted)
+    monkeypatch.setattr(Response, "send", noted)
+    monkeypatch.setitem(whole_responses._known, Response, (noted, Response.send_both))
 
     async def conversation(client: Client) -> None:
         for _ in range(2):

@@ -12,8 +12,8 @@ from typing import Any
 import asgifast
 import pytest
 import uvloop
-from asgifast import ASGIFast, files
-from asgifast.messages import ASGIApp, Receive, Scope, Send
+from asgifast import ASGIFast
+from asgifast.messages import ASGIApp, Receive, Scope, Send, open_for_pathsend
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -384,7 +384,7 @@ def test_a_file_that_cannot_be_opened_is_a_500(
     app: ASGIApp = gone_app(tmp_path, base=base)
     served = ASGIFast(app) if wrapped else app
     monkeypatch.setattr("asgifast.protocols.response.open_for_pathsend", _open_all_but_large)
-    monkeypatch.setattr("asgifast.file_messages.open_for_pathsend", _open_all_but_large)
+    monkeypatch.setattr("asgifast.files.open_for_pathsend", _open_all_but_large)
 
     async def talk(path: str) -> bytes:
         async with serving(protocol, served, pathsend=None) as client:
@@ -397,11 +397,8 @@ def test_a_file_that_cannot_be_opened_is_a_500(
         assert b"Internal Server Error" in answer.partition(b"\r\n\r\n")[2]
 
 
-_open = files.open_for_pathsend
-
-
 def _open_all_but_large(path: str) -> Any:
-    return refuse(path) if os.path.basename(path) == "large" else _open(path)
+    return refuse(path) if os.path.basename(path) == "large" else open_for_pathsend(path)
 
 
 def test_a_file_that_has_gone_is_no_head_on_another_server(tmp_path: Path) -> None:

@@ -163,6 +163,33 @@ def file_segment(file: object) -> FileSegment | None:
     return FileSegment(fd, position, max(0, facts.st_size - position))
 
 
+class NotAFile(OSError):
+    """A path leads to a directory, a device, a socket or a FIFO."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
+    """Open a regular file; return its descriptor, which the caller closes, and its status.
+
+    :raises NotAFile: if it is not a regular file.
+    :raises OSError: if it cannot be opened.
+    """
+    # O_NONBLOCK: opening a FIFO would wait for its other end.
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a Unix socket, or a device without a driver
+            raise NotAFile(errno.EINVAL, "not a regular file", os.fspath(path)) from None
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFile(errno.EINVAL, "not a regular file", os.fspath(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status
+
+
 def send_file_segment(
     sock: socket.socket,
     segment: FileSegment,

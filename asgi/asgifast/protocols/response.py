@@ -1,37 +1,18 @@
-"""One response under uvicorn's protocols: the app's messages on their way to uvicorn.
-
-send() opens a large file at the end of the body, sends what the socket takes, and hands the rest
-over, so that the app can end and free its memory long before the client has the last byte. The
-caller of the app sends the rest (:meth:`Response.sent`) if the app returns in the same turn of the
-loop, as most do; otherwise a task does, which costs more memory.
-"""
+"""One response under uvicorn's protocols: the app's messages on their way to uvicorn."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.files import ByteRange
 from wsgifast.http.framing import chunk, chunk_size_line
-from wsgifast.sockets import FileSegment, FileTruncated
-from wsgifast.sockets.sending import BLOCK_BYTES, SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
-from ..files import (
-    SMALL_FILE_BYTES,
-    RequestedFile,
-    RequestedPath,
-    open_for_pathsend,
-    parse_pathsend,
-    parse_zerocopysend,
-    read_small,
-    send_segment,
-    send_unsized,
-)
+from ..files import send_unsized
 from ..messages import (
     PATHSEND,
     PLANNED,
@@ -40,13 +21,19 @@ from ..messages import (
     ZEROCOPYSEND,
     Message,
     PlannedBody,
+    RequestedFile,
+    RequestedPath,
     SendOrder,
     copied_head,
-    declared_length,
     forward_start,
+    open_for_pathsend,
+    parse_pathsend,
+    parse_zerocopysend,
     response_body,
+    whole_body,
 )
-from .transport import CoalescingTransport, Rest
+from ..whole_responses import add_sender, whole_sender_for
+from .file_body import FileBody
 
 if TYPE_CHECKING:
     from ..instrumented import Request
@@ -54,57 +41,82 @@ if TYPE_CHECKING:
 logger = logging.getLogger("uvicorn.error")
 
 
-class HandedOver(NamedTuple):
-    """The rest of a body, before anyone sends it."""
-
-    rest: Rest
-    fd: int
-    # What follows in the body, of the same file.
-    segments: Iterator[bytes | ByteRange]
-    close: Callable[[], object]
-
-
 class Response:
-    """The send() of one request: coalesces small body messages, sends files, passes on the rest.
+    """The send() of one request. FileSending sets the attributes; :meth:`begin` sets the others.
 
-    Small body messages are held until the end of the loop's turn or a little longer (see Held),
-    and until any other message. In the chunked coding they become one chunk.
+    Most responses are a head with a Content-Length and one message of bytes. The head is held, as
+    servers hold it (ASGI, "Response Start"), and both leave in one write. ASGIFast, with this
+    send(), has both at once (:meth:`send_both`). Any other message begins the order of messages:
+
+    - Small body messages are held until the end of the loop's turn or a little longer (see Held),
+      and until any other message. In the chunked coding they become one chunk.
+    - A file is a :class:`FileBody`, whose rest may be sent when the app has returned.
+    - Everything else is uvicorn's.
 
     While a send() waits, for the client or for a file, the others wait behind it, and no message is
     held.
 
-    :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
+    :ivar cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
     :ivar start: a head that is to be sent before the next message.
-    :ivar handed_over: the rest of the body, or the task that sends it.
+    :ivar order: of the messages; None while the response is a simple one.
+    :ivar body: of which the rest is to be sent.
     """
 
     # Lives as long as the slowest download, of which there may be thousands.
-    __slots__ = (
-        "_cycle", "_error", "_headers", "_held", "_left", "_order", "_transport", "end_turn",
-        "handed_over", "start",
-    )  # fmt: skip
+    __slots__ = ("_error", "_held", "body", "cycle", "end_turn", "order", "start")
 
+    _body_class: ClassVar[type[FileBody]] = FileBody
+
+    cycle: Any
+    start: Message | None
+    order: SendOrder | None
+    body: FileBody | None
+    # None until the first message that may be held, and again behind the last one.
+    _held: Held | None
+    # uvicorn's error for held messages, which the next send() raises.
+    _error: Exception | None
     # Held's, for the transport.
     end_turn: Callable[[], bool]
 
-    def __init__(self, cycle: Any, transport: CoalescingTransport) -> None:
-        self._cycle = cycle
-        self._transport = transport
-        self._headers: list[tuple[bytes, bytes]] | None = None
-        self.handed_over: HandedOver | asyncio.Task[Any] | None = None
-        # None until the first message that may be held, and again behind the last one.
-        self._held: Held | None = None
-        self._order = SendOrder()
-        self.start: Message | None = None
-        # Bytes of the range being sent that were not sent.
-        self._left = 0
-        # uvicorn's error for held messages, which the next send() raises.
-        self._error: Exception | None = None
+    def begin(self) -> SendOrder:
+        """From now on messages are sent in order, and the small ones held."""
+        self._held = self._error = None
+        self.order = order = SendOrder()
+        return order
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
-        order = self._order
-        cycle = self._cycle
+        cycle = self.cycle
+        order = self.order
+        if order is None:
+            start = self.start
+            if start is not None:
+                self.start = None
+                if self.send_both(start, message):
+                    return
+                if self._fits_one_write(message):
+                    await self._send_in_one_write(start, message)
+                    return
+                order = self.begin()
+                self.start = start
+                if not cycle.flow.write_paused and message["type"] == "http.response.body":
+                    await self.send_start()  # which has not to wait
+            elif message["type"] == "http.response.start" and not cycle.response_started:
+                message, _, is_declared = copied_head(message)
+                if is_declared:
+                    self.start = message
+                    cycle.waiting_for_100_continue = False
+                    return
+                order = self.begin()
+            elif (
+                cycle.response_started
+                and not cycle.flow.write_paused
+                and whole_body(message) == b""
+            ):
+                await cycle.send(message)  # the end of what was sent whole
+                return
+            else:
+                order = self.begin()
         if order.is_taken:
             await order.wait()
         elif (
@@ -119,15 +131,15 @@ class Response:
             if held.to_pass_on:
                 held.to_pass_on -= 1
                 if body and not cycle.disconnected:
-                    self._transport.write_now(self._frame(body))
+                    cycle.transport.write_now(self._frame(body))
                 return
             if not held.chunks:
-                self._transport.keep(self)
+                cycle.transport.keep(self)
             held.chunks.append(body)
             held.size += len(body)
             if held.size >= COALESCED_BYTES:
                 self.release()
-                self._transport.flush()
+                cycle.transport.flush()
             return
         order.is_taken = True
         try:
@@ -135,15 +147,44 @@ class Response:
         finally:
             order.release()
 
+    # A head and its body in one write
+
+    def send_both(self, start: Message, message: Message, write: object = None) -> bool:
+        """See :func:`~asgifast.whole_responses.send_whole`. `write` has no effect."""
+        cycle = self.cycle
+        send_whole = whole_sender_for(cycle.send)
+        if send_whole is None or self.start is not None or self.order is not None:
+            return False
+        return send_whole(cycle, start, message, cycle.transport.write_now)
+
+    def _fits_one_write(self, message: Message) -> bool:
+        body = whole_body(message)
+        is_small = body is not None and len(body) < COALESCED_BYTES
+        return is_small and not self.cycle.flow.write_paused
+
+    async def _send_in_one_write(self, *messages: Message) -> None:
+        """Have uvicorn send messages, and what it writes leave at once."""
+        cycle = self.cycle
+        try:
+            for each in messages:
+                # If it has to wait, others on the connection may write meanwhile.
+                cycle.transport.flush_follows = not cycle.flow.write_paused
+                await cycle.send(each)
+        finally:
+            cycle.transport.flush_follows = False
+            cycle.transport.flush()
+
+    # The order of messages
+
     def _begin_to_hold(self) -> Held | None:
-        cycle = self._cycle
+        cycle = self.cycle
         if (
             not cycle.response_started
             or cycle.response_complete
             or cycle.disconnected
-            or self.handed_over is not None
+            or self.body is not None
             or self._error is not None
-            or self._is_bodyless()
+            or self.is_bodyless()
         ):
             return None
         held = self._held = Held()
@@ -152,22 +193,22 @@ class Response:
 
     async def _send_next(self, message: Message) -> None:
         """Send a message; those behind it wait."""
-        if self.handed_over is not None:
-            await self._sent_by_task()
+        if self.body is not None:
+            await self._body_sent()
         kind = message["type"]
         if kind in (PATHSEND, ZEROCOPYSEND):
             await self._send_file(message)
             return
         if self.start is not None:
             await self.send_start()
-        cycle = self._cycle
+        cycle = self.cycle
         if kind == "http.response.body":
             body = message.get("body", b"")
             if message.get("more_body"):
                 self.write_held()
                 await cycle.send(message)
                 if type(body) is not bytes:
-                    self._transport.flush()  # its owner may change it in this very turn
+                    cycle.transport.flush()  # its owner may change it in this very turn
                 return
             held = self._held
             # A waiting send() may be cancelled; held messages are not lost then.
@@ -176,22 +217,77 @@ class Response:
                 message = {**message, "body": held.take(body)}
             self.write_held()
             self._held = None
-            # If it has to wait, others on the connection may write meanwhile.
-            self._transport.flush_follows = not waits
-            try:
-                await cycle.send(message)
-            finally:
-                self._transport.flush_follows = False
-                self._transport.flush()
+            await self._send_in_one_write(message)
         elif kind == "http.response.start":
             await self._send_start(message)
         else:
             self.write_held()
             await cycle.send(message)
 
+    async def send_start(self) -> None:
+        """Send the head that the app has sent before; it is kept if this is cancelled."""
+        await forward_start(self, self._send_start)
+
+    @property
+    def response_started(self) -> bool:
+        return bool(self.cycle.response_started)
+
+    async def _send_start(self, message: Message) -> None:
+        message, _, is_declared = copied_head(message)
+        cycle = self.cycle
+        if is_declared:
+            cycle.transport.flush_follows = not cycle.flow.write_paused
+        try:
+            await cycle.send(message)
+        finally:
+            cycle.transport.flush_follows = False
+
+    async def returned(self) -> None:
+        """The app has returned: send what it sent, as far as that is held."""
+        if self.start is not None:
+            await self.send_start()
+        if self.order is not None:
+            self.write_held()
+
+    async def failed(self) -> None:
+        """The app has raised: send what it sent before."""
+        if self.order is None:
+            return
+        if self._held is not None and self._held.chunks:
+            self.release()
+            self.cycle.transport.flush()
+        if self.body is not None:
+            await self._body_sent()
+
+    def write_held(self) -> None:
+        """Write what is held, before anything else is sent and when the app has returned.
+
+        :raises Exception: uvicorn's error.
+        """
+        if self._held is not None and self._held.chunks:
+            self.release()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def release(self) -> None:
+        """Write what is held; called by the transport, too. The next send() raises its error."""
+        data = self._held.take() if self._held is not None else b""
+        if not data or self.cycle.disconnected:
+            return
+        try:
+            framed = self._frame(data)
+        except Exception as error:  # noqa: BLE001 - raised by write_held()
+            self._error = error
+            self._held = None
+            return
+        self.cycle.transport.write(framed)
+
+    # Files
+
     async def _send_file(self, message: Message) -> None:
         """Send a pathsend or zerocopysend message, if it may come here."""
-        cycle = self._cycle
+        cycle = self.cycle
         planned: PlannedBody | None = message.get(PLANNED)
         recording: Request | None = message.get(RECORDING)
         is_path = message["type"] == PATHSEND
@@ -222,23 +318,23 @@ class Response:
             elif not is_path:
                 await self._send_zero_copy(message, file)
             elif close is None:
-                await self._finish()
+                await self.finish()
             else:
-                if self._is_bodyless():
+                if self.is_bodyless():
                     segments = ()
                 elif asked is not None:
                     segments = (self._range_of(asked, size),)
-                closed_by_it, close = close, None
-                await self._send_body(fd, segments, closed_by_it, recording)
+                body = self._body_class(self, fd, close, recording)
+                close = None
+                if await body.begin(segments):
+                    self.body = body
         finally:
             if close is not None:
                 close()
 
     def _range_of(self, asked: RequestedPath, size: int) -> ByteRange:
         """The range to send of a file of `size` bytes."""
-        declared = declared_length(self._headers or ())
-        self._headers = None
-        run = asked.byte_range(size, declared)
+        run = asked.byte_range(size, self._declared())
         if run.offset + run.size > size:
             logger.error(
                 "%s has %d bytes where its head says %d: it has shrunk, or %s",
@@ -246,273 +342,71 @@ class Response:
             )  # fmt: skip
         return run
 
-    async def send_start(self) -> None:
-        """Send the head that the app has sent before; it is kept if this is cancelled."""
-        await forward_start(self, self._send_start)
-
-    @property
-    def response_started(self) -> bool:
-        return bool(self._cycle.response_started)
-
-    async def _send_start(self, message: Message) -> None:
-        message, self._headers, is_declared = copied_head(message)
-        cycle = self._cycle
-        if is_declared:
-            self._transport.flush_follows = not cycle.flow.write_paused
-        try:
-            await cycle.send(message)
-        finally:
-            self._transport.flush_follows = False
-
-    def write_held(self) -> None:
-        """Write what is held, before anything else is sent and when the app has returned.
-
-        :raises Exception: uvicorn's error.
-        """
-        if self._held is not None and self._held.chunks:
-            self.release()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    async def failed(self) -> None:
-        """The app has raised: send what it sent before."""
-        if self._held is not None and self._held.chunks:
-            self.release()
-            self._transport.flush()
-        await self.sent()
-
-    def release(self) -> None:
-        """Write what is held; called by the transport, too. The next send() raises its error."""
-        data = self._held.take() if self._held is not None else b""
-        if not data or self._cycle.disconnected:
-            return
-        try:
-            framed = self._frame(data)
-        except Exception as error:  # noqa: BLE001 - raised by write_held()
-            self._error = error
-            self._held = None
-            return
-        self._transport.write(framed)
-
-    # Files
-
-    def sent(self) -> Awaitable[Any]:
-        """Awaited by the app's caller when the app has returned: until the body is sent."""
-        if isinstance(self.handed_over, HandedOver):
-            handed_over, self.handed_over = self.handed_over, asyncio.current_task()
-            return self._send_rest(*handed_over)
-        return self._sent_by_task()
-
     async def _send_zero_copy(self, message: Message, file: RequestedFile | None) -> None:
         """Send a part of a file, which is None if the request is a HEAD."""
-        if file is not None and not self._is_bodyless():
+        if file is not None and not self.is_bodyless():
             if file.segment is None:
-                await send_unsized(self._send_part, file.fd, message.get("count"))
+                await send_unsized(self.send_part, file.fd, message.get("count"))
             else:
-                rest = await self._begin_segment(file.segment)
-                if rest is not None:
-                    await rest()
+                await self._body_class(self, file.fd).send(file.segment)
                 file.advance()
         if not message.get("more_body", False):
-            await self._finish()
+            await self.finish()
 
-    # Bodies
-
-    async def _send_body(
-        self,
-        fd: int,
-        segments: Sequence[bytes | ByteRange],
-        close: Callable[[], None],
-        recording: Request | None,
-    ) -> None:
-        """Send the rest of the body, or hand over what the socket does not take now.
-
-        :param close: called when the file is no longer needed.
-        :param recording: records the body's end.
-        """
-        self._left = 0
-        following = iter(segments)
-        if recording is not None:
-            close = partial(self._close_and_record, close, recording, following)
+    async def _body_sent(self) -> None:
+        assert self.body is not None
         try:
-            if len(segments) == 1 and (data := read_small(fd, segments[0])) is not None:
-                next(following)
-                await self._finish(data)
-                return
-            rest = await self._send_until_full(fd, following)
-            if rest is not None:
-                if recording is not None:
-                    recording.handed_over()
-                self.handed_over = HandedOver(rest, fd, following, close)
-                asyncio.get_running_loop().call_soon(self._start_task)
+            await self.body.sent()
         finally:
-            if self.handed_over is None:
-                close()
+            self.body = None
 
-    def _close_and_record(
-        self,
-        close: Callable[[], None],
-        recording: Request,
-        following: Iterator[bytes | ByteRange],
-    ) -> None:
-        close()
-        left = (each.size if isinstance(each, ByteRange) else len(each) for each in following)
-        recording.ended(self._left + sum(left))
+    # What a FileBody needs
 
-    async def _send_until_full(self, fd: int, segments: Iterator[bytes | ByteRange]) -> Rest | None:
-        """Send segments and the body's end; or return what sends the rest of one, if it takes long.
-
-        The segments behind that are not taken then.
-        """
-        for segment in segments:
-            if isinstance(segment, bytes):
-                await self._send_part(response_body(segment, more_body=True))
-            else:
-                file = FileSegment(fd, segment.offset, segment.size)
-                if (rest := await self._begin_segment(file)) is not None:
-                    return rest
-        await self._finish()
-        return None
-
-    def _start_task(self) -> None:
-        """Have a task send what was handed over, if the app's caller does not."""
-        if isinstance(self.handed_over, HandedOver):
-            rest, fd, segments, close = self.handed_over
-            task = asyncio.get_running_loop().create_task(self._send_rest(rest, fd, segments))
-            # Not by the task itself, which may be cancelled before its first step.
-            task.add_done_callback(lambda task: close())
-            self.handed_over = task
-
-    async def _sent_by_task(self) -> None:
-        self._start_task()
-        if isinstance(self.handed_over, asyncio.Task):
-            try:
-                await self.handed_over
-            finally:
-                self.handed_over = None
-
-    async def _send_rest(
-        self,
-        rest: Rest | None,
-        fd: int,
-        segments: Iterator[bytes | ByteRange],
-        close: Callable[[], object] = lambda: None,
-    ) -> None:
-        try:
-            while rest is not None:
-                sending = rest()
-                rest = None  # else it is kept for as long as the client reads
-                await sending
-                rest = await self._send_until_full(fd, segments)
-        finally:
-            close()
-
-    async def _send_part(self, message: Message) -> None:
+    async def send_part(self, message: Message) -> None:
         """Send a body message that is a part of a file's body."""
-        await self._cycle.send(message)
+        await self.cycle.send(message)
 
-    async def _finish(self, data: bytes = b"") -> None:
-        await self._cycle.send(response_body(data))
-        self._transport.flush()
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the end of the body."""
+        await self.cycle.send(response_body(data))
+        self.cycle.transport.flush()
 
-    # Segments
-
-    async def _begin_segment(self, segment: FileSegment) -> Rest | None:
-        """Send the first bytes of a segment; return what sends the others, if there are any."""
-        self._left = segment.size
-        if segment.size <= SMALL_FILE_BYTES or not self._transport.can_sendfile:
-            first = min(BLOCK_BYTES, segment.size)
-            await self._send_by_reads(segment._replace(size=first))
-            if first == segment.size:
-                return None
-            following = FileSegment(segment.fd, segment.offset + first, segment.size - first)
-            return partial(self._send_by_reads, following)
-        before, after = self._frame_for(segment.size)
-        self._transport.write(before)
-        rest: Rest | None
-        try:
-            rest = self._transport.begin_file(segment)
-        except SendfileUnavailable:
-            rest = partial(self._send_by_reads, segment, is_framed=True)
-        except ConnectionError:
-            return None  # the client has gone: uvicorn ignores what is sent after that, too
-        if rest is None:
-            self._left = 0
-            self._transport.write(after)
-            return None
-        return partial(self._finish_segment, rest, segment, after)
-
-    async def _finish_segment(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
-        try:
-            try:
-                sending = rest()
-                del rest  # as above
-                await sending
-            except SendfileUnavailable:
-                await self._send_by_reads(segment, is_framed=True)
-        except ConnectionError:
-            return  # as above
-        except BaseException:
-            self._cut_off()
-            raise
-        finally:
-            self._left = self._transport.unsent
-        self._transport.write(after)
-
-    async def _send_by_reads(self, segment: FileSegment, *, is_framed: bool = False) -> None:
-        """Send a segment in blocks.
-
-        :param is_framed: its framing is written already; else the server frames each block.
-        """
-        try:
-            await send_segment(
-                self._write_block if is_framed else self._send_block,
-                segment,
-                more_body=True,
-                is_disconnected=lambda: bool(self._cycle.disconnected),
-            )
-        except FileTruncated:
-            self._cut_off()
-            raise
-
-    async def _send_block(self, message: Message) -> None:
-        await self._cycle.send(message)
-        self._left -= len(message["body"])
-
-    async def _write_block(self, message: Message) -> None:
-        self._transport.write(message["body"])
-        self._transport.unsent -= len(message["body"])
-        if self._cycle.flow.write_paused:
-            await self._cycle.flow.drain()
-
-    def _cut_off(self) -> None:
+    def cut_off(self) -> None:
         """Close the connection, and have uvicorn ignore what the app sends from now on.
 
         It would be taken for the missing bytes, or for the end of the body.
         """
-        self._transport.close()
-        self._cycle.disconnected = True
-
-    def _is_bodyless(self) -> bool:
-        """Whether the response may have no body; body bytes of the app are then dropped."""
-        return bool(self._cycle.scope["method"] == "HEAD")
+        self.cycle.transport.close()
+        self.cycle.disconnected = True
 
     # Framing: as over httptools and zttp, where uvicorn's cycle counts and frames the body itself.
 
+    def is_bodyless(self) -> bool:
+        """Whether the response may have no body; body bytes of the app are then dropped."""
+        return bool(self.cycle.scope["method"] == "HEAD")
+
+    def frame_for(self, size: int) -> tuple[bytes, bytes]:
+        """Have the server count body bytes; return what is written before and behind them."""
+        if self.cycle.chunked_encoding:
+            return chunk_size_line(size), b"\r\n"
+        count(self.cycle, size)
+        return b"", b""
+
     def _frame(self, data: bytes) -> bytes:
         """Have the server count body bytes; return them in their framing."""
-        if self._cycle.chunked_encoding:
+        if self.cycle.chunked_encoding:
             return chunk(data)
-        count(self._cycle, len(data))
+        count(self.cycle, len(data))
         return data
 
-    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
-        cycle = self._cycle
-        if cycle.chunked_encoding:
-            return chunk_size_line(size), b"\r\n"
-        count(cycle, size)
-        return b"", b""
+    def _declared(self) -> int | None:
+        """The Content-Length of the head that was sent."""
+        cycle = self.cycle
+        declared: int = cycle.expected_content_length
+        return declared if cycle.chunked_encoding is False else None
+
+
+add_sender(Response, Response.send, Response.send_both)
 
 
 def count(cycle: Any, size: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from wsgifast.checks import needs
 
+from ..messages import Message, copied_head, declared_length
 from ..protocols.response import Response
 from .protocol import FileSending, check
 
@@ -27,15 +28,23 @@ class _Bytes:
 
 
 class H11Response(Response):
-    __slots__ = ()
+    __slots__ = ("_content_length",)
+
+    async def _send_start(self, message: Message) -> None:
+        message, headers, _ = copied_head(message)
+        self._content_length = declared_length(headers)
+        await super()._send_start(message)
+
+    def _declared(self) -> int | None:
+        return self._content_length
 
     def _frame(self, data: bytes) -> bytes:
-        before, after = self._frame_for(len(data))
+        before, after = self.frame_for(len(data))
         return before + data + after if before else data
 
-    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
+    def frame_for(self, size: int) -> tuple[bytes, bytes]:
         stand_in: Any = _Bytes(size)
-        parts = self._cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
+        parts = self.cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
         place = parts.index(stand_in)
         return b"".join(parts[:place]), b"".join(parts[place + 1 :])
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -32,10 +32,10 @@ from ..protocols.receiving import (
     connections_by_address,
     read_plainly,
 )
-from ..protocols.response import logger
+from ..protocols.response import Response, logger
 from ..protocols.transport import CoalescingTransport
 from ..request_bodies import declared
-from ..whole_responses import UVICORN, MakeResponse, SimpleResponse, whole_sender_for
+from ..whole_responses import UVICORN
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -173,7 +173,7 @@ class FileSending(_Base):
     body_timeout_s: ClassVar[float] = math.inf
     connections_per_address: ClassVar[float] = math.inf
 
-    _response_class: MakeResponse
+    _response_class: Callable[[], Response]
     # One request at a time.
     _is_http1 = True
     app: Any
@@ -249,27 +249,24 @@ class FileSending(_Base):
         offered = scope.get("extensions")
         scope["extensions"] = {**offered, **extensions} if offered else {**extensions}
         # Attribute by attribute: a constructor would be one more call for every request.
-        simple = SimpleResponse()
-        simple.cycle = cycle
-        simple.make_response = self._response_class
-        simple.send_whole = whole_sender_for(send)
-        simple.start = simple.response = None
+        response = self._response_class()
+        response.cycle = cycle
+        response.start = response.order = response.body = None
         upload = None
         if self._is_http1:
             self._answered = cycle
         else:  # other streams write to the same transport
-            simple.response = self._response_class(cycle, cycle.transport)
+            response.begin()
         if cycle.more_body:
             upload = self._upload(cycle)
             receive = upload.receive
         try:
             # Reported by uvicorn, if it is not None.
-            result = await served.call(scope, receive, simple.send)  # type: ignore[func-returns-value]
-            if simple.start is not None or simple.response is not None:
-                await simple.send_held()
+            result = await served.call(scope, receive, response.send)  # type: ignore[func-returns-value]
+            if response.start is not None or response.order is not None:
+                await response.returned()
         except Exception:
-            if simple.response is not None:
-                await simple.response.failed()
+            await response.failed()
             if upload is not None and upload.error is not None:
                 return None  # the client has its answer
             raise
@@ -279,14 +276,13 @@ class FileSending(_Base):
         if not cycle.response_started and not cycle.disconnected:
             # uvicorn then logs that no response was started.
             logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
-        response = simple.response
-        if response is not None and response.handed_over is not None:
+        if response.body is not None:
             path = scope["path"]
             if self._is_http1:
                 _forget_request(self, cycle, scope)
             del scope, receive, send
             try:
-                await response.sent()
+                await response.body.sent()
             except asyncio.CancelledError:
                 # By uvicorn's shutdown. The app has returned: it would log where this waits.
                 logger.warning("The file for %r was cut off, since the server shuts down", path)

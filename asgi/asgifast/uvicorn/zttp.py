@@ -18,12 +18,13 @@ from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES
 
 from ..exporting import figures
-from ..files import SMALL_FILE_BYTES, read_block
+from ..files import read_block
 from ..loops import next_turn
 from ..messages import Message, copied_head, declared_length, response_body
+from ..protocols.file_body import SMALL_FILE_BYTES, FileBody
 from ..protocols.receiving import Upload
 from ..protocols.response import Response, count
-from ..protocols.transport import CoalescingTransport, Rest
+from ..protocols.transport import Rest
 from .protocol import OPTIONS, FileSending, UnsupportedUvicorn, check
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
@@ -88,7 +89,7 @@ class ZttpResponse(Response):
     __slots__ = ()
 
     async def _send_start(self, message: Message) -> None:
-        cycle = self._cycle
+        cycle = self.cycle
         if not cycle.response_started:
             message, headers, _ = copied_head(message)
             if (
@@ -99,67 +100,25 @@ class ZttpResponse(Response):
                 cycle.conn = _Uncounted(cycle.conn)
         await super()._send_start(message)
 
-    def _is_bodyless(self) -> bool:
-        return bool(self._cycle.bodyless)
+    def is_bodyless(self) -> bool:
+        return bool(self.cycle.bodyless)
 
     def _frame(self, data: bytes) -> bytes:
-        cycle = self._cycle
+        cycle = self.cycle
         if cycle.chunked_encoding or type(cycle.conn) is _Uncounted:
             return super()._frame(data)
-        self._frame_for(len(data))
+        count(cycle, len(data))
         cycle.conn.send_data(data)
         framed: bytes = cycle.conn.data_to_send()
         return framed
 
 
-class ZttpH2Response(Response):
-    """Over HTTP/2: send() waits while too much of the response waits for the client's window."""
+class _WindowedBody(FileBody):
+    """Reads as much of a file as the client's window has room for."""
 
-    __slots__ = ("_window_updated",)
+    __slots__ = ()
 
-    def __init__(
-        self, window_updated: asyncio.Event, cycle: Any, transport: CoalescingTransport
-    ) -> None:
-        super().__init__(cycle, transport)
-        self._window_updated = window_updated
-
-    async def send(self, message: Message) -> None:
-        await super().send(message)
-        if message.get("more_body"):
-            await self._drain(_QUEUED_BYTES)
-
-    async def _send_next(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and self.start is None:
-            start, _, is_declared = copied_head(message)
-            if is_declared and not self._cycle.response_started:
-                self.start = start  # until its body, or file, is there
-                return
-        await super()._send_next(message)
-
-    def _is_bodyless(self) -> bool:
-        return bool(self._cycle.bodyless)
-
-    async def _drain(self, queued: int) -> None:
-        """Wait until at most `queued` bytes of the stream wait for the client's window."""
-        cycle = self._cycle
-        while not cycle.disconnected and (cycle.stream.pending_bytes or 0) > queued:
-            self._window_updated.clear()
-            await self._window_updated.wait()
-
-    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
-        if self._cycle.expected_content_length is not None:
-            count(self._cycle, size)
-        return b"", b""  # zttp makes the frames
-
-    def _frame(self, data: bytes) -> bytes:
-        self._frame_for(len(data))
-        self._cycle.stream.send_data(data)
-        framed: bytes = self._cycle.conn.data_to_send()
-        return framed
-
-    async def _send_part(self, message: Message) -> None:
-        await super()._send_part(message)
-        await self._drain(_QUEUED_BYTES)
+    _response: ZttpH2Response
 
     async def _begin_segment(self, segment: FileSegment) -> Rest | None:
         self._left = segment.size
@@ -169,17 +128,18 @@ class ZttpH2Response(Response):
         return None
 
     async def _send_by_reads(self, segment: FileSegment, *, is_framed: bool = False) -> None:
-        cycle = self._cycle
+        response = self._response
+        cycle = response.cycle
         fd, offset, size = segment
         end = offset + size
         while offset < end and not cycle.disconnected:
-            await self._drain(0)
+            await response.drain(0)
             window = min(cycle.stream.send_window or 0, cycle.conn.send_window)
             block = await read_block(
                 fd, offset, min(max(window, _FRAME_BYTES), BLOCK_BYTES, end - offset)
             )
             if not block:
-                self._cut_off()
+                response.cut_off()
                 raise FileTruncated(end - offset, size)
             offset += len(block)
             await cycle.send(response_body(block, more_body=True))
@@ -187,9 +147,59 @@ class ZttpH2Response(Response):
             if offset < end:
                 await next_turn()
 
-    def _cut_off(self) -> None:
+
+class ZttpH2Response(Response):
+    """Over HTTP/2: send() waits while too much of the response waits for the client's window."""
+
+    __slots__ = ("_window_updated",)
+
+    _body_class = _WindowedBody
+
+    def __init__(self, window_updated: asyncio.Event) -> None:
+        self._window_updated = window_updated
+
+    async def send(self, message: Message) -> None:
+        await super().send(message)
+        if message.get("more_body"):
+            await self.drain(_QUEUED_BYTES)
+
+    async def _send_next(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and self.start is None:
+            start, _, is_declared = copied_head(message)
+            if is_declared and not self.cycle.response_started:
+                self.start = start  # until its body, or file, is there
+                return
+        await super()._send_next(message)
+
+    async def send_part(self, message: Message) -> None:
+        await super().send_part(message)
+        await self.drain(_QUEUED_BYTES)
+
+    async def drain(self, queued: int) -> None:
+        """Wait until at most `queued` bytes of the stream wait for the client's window."""
+        cycle = self.cycle
+        while not cycle.disconnected and (cycle.stream.pending_bytes or 0) > queued:
+            self._window_updated.clear()
+            await self._window_updated.wait()
+
+    def cut_off(self) -> None:
         """Reset the stream; the connection goes on with the others."""
-        self._cycle.abort_stream()
+        self.cycle.abort_stream()
+
+    def is_bodyless(self) -> bool:
+        return bool(self.cycle.bodyless)
+
+    def _frame(self, data: bytes) -> bytes:
+        cycle = self.cycle
+        if cycle.expected_content_length is not None:
+            count(cycle, len(data))
+        cycle.stream.send_data(data)
+        framed: bytes = cycle.conn.data_to_send()  # zttp makes the frames
+        return framed
+
+    def _declared(self) -> int | None:
+        declared: int | None = self.cycle.expected_content_length
+        return declared
 
 
 class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
