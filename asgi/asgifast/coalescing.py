@@ -85,18 +85,21 @@ class Coalescer:
     The app's next send() awaits that task, which keeps the order and the back-pressure, and raises
     the error of the server's send() to the app.
 
-    :param order: all but :meth:`offer` and :meth:`cancel` are called by whoever it lets through.
+    :param order: all but :meth:`offer`, :meth:`send_apart` and :meth:`cancel` are called by whoever
+        it lets through.
+    :param holds: False to hold nothing: small messages are passed on at once, too.
     """
 
-    __slots__ = ("_held", "_loop", "_order", "_send", "_task", "_turn_scheduled")
+    __slots__ = ("_held", "_loop", "_order", "_send", "_task", "_turn_scheduled", "holds")
 
-    def __init__(self, send: Send, order: SendOrder) -> None:
+    def __init__(self, send: Send, order: SendOrder, *, holds: bool) -> None:
         self._loop: Loop = running_loop()
         self._send = send
         self._order = order
         self._held = Held()
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
+        self.holds = holds
 
     def offer(self, body: bytes, *, in_order: bool = False) -> bool | None:
         """Hold a message's body, if it is small and nothing is to be awaited for it.
@@ -107,6 +110,8 @@ class Coalescer:
         """
         if self._task is not None or (self._order.is_taken and not in_order):
             return None
+        if not self.holds:
+            return False
         held = self._held
         if held.to_pass_on:
             held.to_pass_on -= 1
@@ -122,8 +127,7 @@ class Coalescer:
 
     async def add(self, body: bytes) -> None:
         """Send a small message, mostly later."""
-        if self._task is not None:
-            await self._wait(self._task)
+        await self.sent()
         is_held = self.offer(body, in_order=True)
         if is_held is None:  # there are many
             await self.flush()
@@ -144,8 +148,8 @@ class Coalescer:
         # A task that is about to send what was held finds nothing.
         message = {**message, "body": self._held.take(body)}
         if waits is None:
-            self._task = self._loop.create_task(sending(self._send, message))
-            await self._wait(self._task)
+            self.send_apart(message)
+            await self.sent()
         else:
             await self._send(message)
 
@@ -153,8 +157,21 @@ class Coalescer:
         """Send what is held."""
         if self._task is None and self._held.chunks:
             self._task = self._loop.create_task(self._send_held())
-        if self._task is not None:
-            await self._wait(self._task)
+        await self.sent()
+
+    def send_apart(self, message: Message) -> None:
+        """Have a task send a message."""
+        self._task = self._loop.create_task(_sending(self._send, message))
+
+    async def sent(self) -> None:
+        """Wait for the task, if one is sending."""
+        task = self._task
+        if task is not None:
+            try:
+                await outcome(task)
+            finally:
+                if task.done() and self._task is task:
+                    self._task = None
 
     def cancel(self) -> None:
         """Send nothing more."""
@@ -179,14 +196,7 @@ class Coalescer:
         if self._held.chunks:
             await self._send(response_body(self._held.take(), more_body=True))
 
-    async def _wait(self, task: BackgroundTask) -> None:
-        try:
-            await outcome(task)
-        finally:
-            if task.done() and self._task is task:
-                self._task = None
 
-
-async def sending(send: Send, message: Message) -> None:
+async def _sending(send: Send, message: Message) -> None:
     """A coroutine, which some server's send() is not, for a task."""
     await send(message)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.bodies.slow_shapes import Reports, check_rate
@@ -18,11 +16,11 @@ from wsgifast.metrics import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
 from .buffered_bodies import buffer_bytes
-from .coalescing import SMALL_MESSAGE_BYTES, Coalescer, sending
+from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .content_coding import ContentCoding
 from .files import FileSender, Received
 from .instrumented import INSTRUMENTED, Examined, Instrumented, note_sent_as
-from .loops import BackgroundTask, Loop, outcome, running_loop
+from .loops import running_loop
 from .messages import (
     COALESCING,
     FILE_EXTENSIONS,
@@ -169,12 +167,9 @@ class ASGIFast:
             )
         inner = scope
         offered = scope["extensions"] if "extensions" in scope else None  # noqa: SIM401
-        offer = self.offer
-        if offer.is_outdated():
-            await offer.decide()
-        extensions: Mapping[str, Any] = offer.extensions
-        if offer.withheld:
-            extensions = offer.offered_at(scope["path"])
+        extensions = self.offer.offered_at(scope["path"])
+        if extensions is None:
+            extensions = await self.offer.decided_at(scope["path"])
         if not offered:
             if extensions:
                 inner = {**scope, "extensions": {**extensions}}
@@ -239,8 +234,7 @@ class _Exchange:
 
     `start` is the head, held until the next message, as servers hold it (ASGI, "Response Start"):
     that of a file may still change. Without a Content-Length it may be the head of a stream, whose
-    first message may take a while: then it is held until the end of the loop's turn, and the task
-    `_head_sent` sends it. The first small message that is not the last makes the `_coalescer`.
+    first message may take a while: then it is held until the end of the loop's turn.
 
     What may have to wait for the server is sent in `_order`.
 
@@ -248,9 +242,8 @@ class _Exchange:
     """
 
     __slots__ = (
-        "_coalescer", "_coding", "_files", "_has_text", "_head_sent", "_headers", "_is_examined",
-        "_may_coalesce", "_offer", "_options", "_order", "_received", "_scope", "_server_receive",
-        "_server_send", "start",
+        "_coalescer", "_coding", "_files", "_has_text", "_headers", "_is_examined", "_offer",
+        "_options", "_order", "_received", "_scope", "_server_receive", "_server_send", "start",
     )  # fmt: skip
 
     _options: ASGIFast
@@ -265,12 +258,10 @@ class _Exchange:
     _headers: list[tuple[bytes, bytes]]
     # None until the app sends a file.
     _files: FileSender | None
-    _coalescer: Coalescer | None
+    _coalescer: Coalescer
     _has_text: bool
-    _head_sent: BackgroundTask | None
-    _may_coalesce: bool
-    # What becomes of a stream's message: see Coalescer.offer().
-    _offer: Callable[[bytes], bool | None]
+    # The coalescer's, for the messages of a stream; None where each one is examined.
+    _offer: Callable[[bytes], bool | None] | None
     # None until something may have to wait.
     _order: SendOrder | None
 
@@ -301,13 +292,14 @@ class _Exchange:
                 self._hold(message)
                 return
         elif (
-            "more_body" in message
+            (offer := self._offer) is not None
+            and "more_body" in message
             and message["more_body"]
             and "body" in message
             and type(body := message["body"]) is bytes
             and message["type"] == "http.response.body"
         ):
-            is_held = self._offer(body)
+            is_held = offer(body)
             if is_held:
                 return
             if is_held is not None:
@@ -317,9 +309,7 @@ class _Exchange:
 
     async def _in_order(self, send: Callable[..., Awaitable[None]], *message: Message) -> None:
         """Call and await `send`, behind what was sent before."""
-        order = self._order
-        if order is None:
-            order = self._order = SendOrder()
+        order = self._order or self._begin_order()
         if order.is_taken:
             await order.wait()
         order.is_taken = True
@@ -327,6 +317,10 @@ class _Exchange:
             await send(*message)
         finally:
             order.release()
+
+    def _begin_order(self) -> SendOrder:
+        self._order = order = SendOrder()
+        return order
 
     async def _send_next(self, message: Message) -> None:
         """Send a message, after the head if that is held."""
@@ -369,16 +363,16 @@ class _Exchange:
             self._server_send = self._coding.stream(self._server_send)
         self._headers = self.start["headers"] if self.start is not None else []
         self._has_text = False
-        self._head_sent = None
-        self._coalescer = self._files = None
-        self._offer = _examine_it
+        self._files = self._offer = None
         # asgifast's protocols do it themselves, but behind the compressor.
         extensions = self._scope.get("extensions") or ()
-        self._may_coalesce = (
+        holds = (
             self._options.coalesce
             and self._scope["method"] != "HEAD"
             and (self._coding is not None or COALESCING not in extensions)
         )
+        order = self._order or self._begin_order()
+        self._coalescer = Coalescer(self._server_send, order, holds=holds)
 
     def _converted(self, body: object) -> bytes:
         data = to_bytes(
@@ -393,10 +387,11 @@ class _Exchange:
 
     async def _send_examined(self, message: Message) -> None:
         kind = message["type"]
-        if self._head_sent is not None:
-            await self._wait_for_head()
+        coalescer = self._coalescer
+        is_body = kind == "http.response.body"
+        await (coalescer.sent() if is_body else coalescer.flush())
         start = self.start
-        if kind == "http.response.body":
+        if is_body:
             body = message.get("body", b"")
             if type(body) is not bytes:
                 note_sent_as(self._scope, "rescued")
@@ -407,27 +402,21 @@ class _Exchange:
                 message = {**message, "body": body}
             if start is not None:
                 await forward_start(self, self._server_send)
-            if message.get("more_body"):
-                if not self._may_coalesce:
-                    self._offer = _examine_it if is_head else self._pass_it_on
-                elif len(body) <= SMALL_MESSAGE_BYTES:
-                    if self._coalescer is None:
-                        assert self._order is not None  # it has let this message through
-                        self._coalescer = Coalescer(self._server_send, self._order)
-                        self._offer = self._coalescer.offer
-                        note_sent_as(self._scope, "coalesced")
-                    await self._coalescer.add(body)
-                    return
-                elif self._coalescer is not None:
-                    await self._coalescer.flush()
-            else:
+            if not message.get("more_body"):
                 # The server handles messages after the end.
-                self._may_coalesce = False
-                self._offer = _examine_it
-                if self._coalescer is not None:
-                    await self._coalescer.end(message, body)
-                    return
-            await self._server_send(message)
+                coalescer.holds = False
+                self._offer = None
+                await coalescer.end(message, body)
+            elif coalescer.holds and len(body) <= SMALL_MESSAGE_BYTES:
+                if self._offer is None:
+                    self._offer = coalescer.offer
+                    note_sent_as(self._scope, "coalesced")
+                await coalescer.add(body)
+            else:
+                if not coalescer.holds and not is_head:
+                    self._offer = coalescer.offer
+                await coalescer.flush()
+                await self._server_send(message)
         elif kind == "http.response.start":
             if start is not None:
                 await forward_start(self, self._server_send)  # the server raises for the second one
@@ -435,7 +424,6 @@ class _Exchange:
         elif kind in (PATHSEND, ZEROCOPYSEND):
             await self._send_file(message)
         else:
-            await self._flush()
             if start is not None:
                 await forward_start(self, self._server_send)
             await self._server_send(message)
@@ -443,7 +431,6 @@ class _Exchange:
     async def _send_file(self, message: Message) -> None:
         if self._coding is not None:
             self._coding.leave_file()
-        await self._flush()
         files = self._files
         if files is None:
             files = self._files = FileSender(
@@ -477,50 +464,25 @@ class _Exchange:
             except Exception:  # noqa: BLE001 - the app's own is raised
                 pass
             return
-        if self._head_sent is not None:
-            self._head_sent.cancel()
-        if self._coalescer is not None:
-            self._coalescer.cancel()
+        self._coalescer.cancel()
 
     async def _send_held(self) -> None:
         if self._is_examined:
-            await self._wait_for_head()
+            await self._coalescer.flush()
         if self.start is not None:
             await forward_start(self, self._server_send)
-        await self._flush()
 
     def _hold(self, message: Message) -> list[tuple[bytes, bytes]]:
         """Hold a head, whose headers it returns; without a Content-Length to the turn's end."""
         start, headers, is_declared = copied_head(message)
         self.start = start
         if not is_declared:
-            loop = running_loop()
-            loop.call_soon(partial(self._on_turn_end, loop))
+            running_loop().call_soon(self._on_turn_end)
         return headers
 
-    def _on_turn_end(self, loop: Loop) -> None:
+    def _on_turn_end(self) -> None:
         if self.start is not None and not self._is_examined:
             self._examine()
         start, self.start = self.start, None
         if start is not None:
-            self._head_sent = loop.create_task(sending(self._server_send, start))
-
-    async def _wait_for_head(self) -> None:
-        head_sent = self._head_sent
-        if head_sent is not None:
-            try:
-                await outcome(head_sent)
-            finally:
-                if head_sent.done():
-                    self._head_sent = None
-
-    async def _flush(self) -> None:
-        if self._is_examined and self._coalescer is not None:
-            await self._coalescer.flush()
-
-    def _pass_it_on(self, body: bytes) -> bool | None:
-        return None if self._order is not None and self._order.is_taken else False
-
-
-def _examine_it(body: bytes) -> None:
-    return None
+            self._coalescer.send_apart(start)

@@ -152,11 +152,25 @@ class Offer:
 
     @property
     def decision(self) -> PathsendDecision:
-        if self._decision is None or self.is_outdated():
+        if self._decision is None or self.offered_at("") is None:
             return self._decide()
         return self._decision
 
-    async def decide(self) -> None:
+    def offered_at(self, path: str) -> Mapping[str, dict[str, Any]] | None:
+        """What is offered to a request of this path; None if it is to be decided, or again."""
+        if self._decision is None:
+            return None
+        for known, count in self._lists:
+            if len(known) != count:
+                return None
+        for app, stack in self._stacks:
+            if app.middleware_stack is not stack:
+                return None
+        if self.withheld and any(part in path for part in self.withheld):
+            return self.always
+        return self.extensions
+
+    async def decided_at(self, path: str) -> Mapping[str, dict[str, Any]]:
         """Decide on an event loop; what is decided is logged."""
         before = self._decision
         try:
@@ -166,22 +180,7 @@ class Offer:
         is_new = before is None or before[:2] != decision[:2] or before[3] != decision[3]
         if self._is_logged and is_new:
             _log(decision)
-
-    def offered_at(self, path: str) -> Mapping[str, dict[str, Any]]:
-        """What is offered to a request of this path, where something is withheld."""
-        return self.always if any(part in path for part in self.withheld) else self.extensions
-
-    def is_outdated(self) -> bool:
-        """Whether it is to be decided, for the first time or again."""
-        if self._decision is None:
-            return True
-        for known, count in self._lists:
-            if len(known) != count:
-                return True
-        for app, stack in self._stacks:  # noqa: SIM110 - quicker than any()
-            if app.middleware_stack is not stack:
-                return True
-        return False
+        return self.offered_at(path) or self.always
 
     def _decide(self, *, may_read: bool = True) -> PathsendDecision:
         if self._asked is not None:

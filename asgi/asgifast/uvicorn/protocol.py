@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -240,12 +240,9 @@ class FileSending(_Base):
             await self._refuse(cycle, BodyTooLarge(limit_bytes))
             return None
         served = self._app
-        offer = served.offer
-        if offer.is_outdated():
-            await offer.decide()
-        extensions: Mapping[str, Any] = offer.extensions
-        if offer.withheld:
-            extensions = offer.offered_at(scope["path"])
+        extensions = served.offer.offered_at(scope["path"])
+        if extensions is None:
+            extensions = await served.offer.decided_at(scope["path"])
         offered = scope.get("extensions")
         scope["extensions"] = {**offered, **extensions} if offered else {**extensions}
         # Attribute by attribute: a constructor would be one more call for every request.
