@@ -91,15 +91,17 @@ class Response:
         if order is None:
             start = self.start
             if start is not None:
-                self.start = None
-                if self.send_both(start, message):
-                    return
-                if self._fits_one_write(message):
-                    await self._send_in_one_write(start, message)
-                    return
+                is_body = message["type"] == "http.response.body"
+                if is_body:
+                    self.start = None
+                    if self.send_both(start, message):
+                        return
+                    if self._fits_one_write(message):
+                        await self._send_in_one_write(start, message)
+                        return
+                    self.start = start
                 order = self.begin()
-                self.start = start
-                if not cycle.flow.write_paused and message["type"] == "http.response.body":
+                if is_body and not cycle.flow.write_paused:
                     await self.send_start()  # which has not to wait
             elif message["type"] == "http.response.start" and not cycle.response_started:
                 message, _, is_declared = copied_head(message)
