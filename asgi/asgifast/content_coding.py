@@ -80,6 +80,8 @@ class ContentCoding(ResponseCoding):
     _restored: tuple[str | None, str | None] | None = None
     _is_file = False
     _send: Send
+    # From this size on a block is compressed in a thread.
+    _thread_bytes: int
 
     def __init__(self, compression: Compression, scope: Scope) -> None:
         self._headers = scope["headers"]
@@ -134,11 +136,7 @@ class ContentCoding(ResponseCoding):
             return start, message
         changed = decision.headers
         if decision.coding is not None and not is_head:
-            compressor = self._made(decision, len(body))
-            if len(body) < _THREAD_BYTES[decision.coding]:
-                coded = compressor.whole(body)
-            else:
-                coded = await _load.in_thread(compressor.whole, body)
+            coded = await self._compressed(self._made(decision, len(body)).whole, body)
             if len(coded) < len(body):
                 changed = [*changed, ("content-length", str(len(coded)))]
                 message = {**message, "body": coded}
@@ -177,9 +175,10 @@ class ContentCoding(ResponseCoding):
             body = message.get("body", b"")
             if message.get("more_body"):
                 if body:
-                    message = {**message, "body": await self._flushed(body)}
+                    flushed = await self._compressed(self.compressor.flushed, body)
+                    message = {**message, "body": flushed}
             else:
-                coded = await self._added(body) if body else b""
+                coded = await self._compressed(self.compressor.add, body) if body else b""
                 message = {**message, "body": coded + self.compressor.finish()}
                 self.compressor = None
         await self._send(message)
@@ -200,24 +199,16 @@ class ContentCoding(ResponseCoding):
 
     def _made(self, decision: Decision, size: int | None) -> Compressor:
         assert decision.coding is not None
+        self._thread_bytes = _THREAD_BYTES[decision.coding]
         is_behind = _load.is_behind()
         return self.compression.compressor(
             decision.coding, decision.content_type, size, is_behind=is_behind
         )
 
-    async def _flushed(self, block: bytes) -> bytes:
-        assert self.compressor is not None
-        assert self.coding is not None
-        if len(block) < _THREAD_BYTES[self.coding]:
-            return self.compressor.flushed(block)
-        return await _load.in_thread(self.compressor.flushed, block)
-
-    async def _added(self, block: bytes) -> bytes:
-        assert self.compressor is not None
-        assert self.coding is not None
-        if len(block) < _THREAD_BYTES[self.coding]:
-            return self.compressor.add(block)
-        return await _load.in_thread(self.compressor.add, block)
+    async def _compressed(self, compress: Callable[[bytes], bytes], block: bytes) -> bytes:
+        if len(block) < self._thread_bytes:
+            return compress(block)
+        return await _load.in_thread(compress, block)
 
     def _header(self, name: str) -> str | None:
         key = name.lower().encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -51,8 +50,8 @@ def test_file_response_passes_through_few_files(large: Path) -> None:
         asyncio.run(run())
     finally:
         sys.setprofile(None)
-    ours = [os.path.dirname(each.__file__) for each in (asgifast, wsgifast)]
-    files = [each.co_filename for each in called if each.co_filename.startswith(tuple(ours))]
+    ours = tuple(str(Path(each.__file__ or "").parent) for each in (asgifast, wsgifast))
+    files = [each.co_filename for each in called if each.co_filename.startswith(ours)]
     for code in called:
         if code.co_filename in files:
             print(f"    {code.co_filename}: {code.co_name}")
