@@ -50,7 +50,7 @@ EXPORTED = {
 
 
 @pytest.mark.parametrize("package", EXPORTED)
-def test_exported_names(package: str) -> None:
+def test_package_exports_its_names(package: str) -> None:
     module = importlib.import_module(package)
     assert sorted(module.__all__) == EXPORTED[package].split()
     assert all(hasattr(module, name) for name in module.__all__)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from werkzeug import serving
 
+from tests.support.http import Connection
 from wsgifast.devservers import (
     ThreadingWSGIServer,
     WerkzeugRequestHandler,
@@ -23,7 +24,7 @@ from wsgifast.devservers import (
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
-__all__ = ["KINDS", "SINGLE", "THREADED", "Served", "serve"]
+__all__ = ["KINDS", "SINGLE", "THREADED", "Served", "serve", "talking"]
 
 THREADED = ("wsgiref", "werkzeug")
 SINGLE = ("wsgiref-single", "werkzeug-single")
@@ -87,6 +88,13 @@ def serve(
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextlib.contextmanager
+def talking(app: WSGIApplication, kind: str, **handler: Any) -> Iterator[tuple[Served, Connection]]:
+    """A running server and a connection to it; see :func:`serve`."""
+    with serve(app, kind, **handler) as served, Connection(served.address) as client:
+        yield served, client
 
 
 class _Lines(io.TextIOBase):

@@ -18,7 +18,7 @@ from tests.support.servers import wait_for
 from wsgifast.bodies import response_writer
 
 from .apps import answering, each_threaded, path_of, router
-from .serving import Served, serve
+from .serving import Served, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -70,7 +70,7 @@ def test_error_before_the_first_byte_is_a_500(kind: str) -> None:
 
     iterated = answering(lambda _: raising(b""), headers=[("X-Secret", "no")])
     app = router(called=called, iterated=iterated)
-    with serve(app, kind) as served, Connection(served.address) as client:
+    with talking(app, kind) as (served, client):
         for path in ("/called", "/iterated"):
             response = client.request(path, method="POST", body=b"unread")
             assert response.status == 500
@@ -105,10 +105,7 @@ def test_error_in_close_is_logged_and_ends_the_connection(kind: str) -> None:
         def close(self) -> None:
             raise LookupError("the app's own")
 
-    with (
-        serve(answering(lambda _: Unclosable(iter([b"whole"]))), kind) as served,
-        Connection(served.address) as client,
-    ):
+    with talking(answering(lambda _: Unclosable(iter([b"whole"]))), kind) as (served, client):
         assert client.request("/").body == b"whole"
         assert client.read_to_end() == b""
         assert "LookupError: the app's own" in served.log
@@ -182,7 +179,7 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
         write(b"4567")
         return []
 
-    with serve(app, kind) as served, Connection(served.address) as client:
+    with talking(app, kind) as (served, client):
         assert client.request("/").body == b"12345"
         assert client.read_to_end() == b""
     assert "longer than its Content-Length" in served.log
@@ -311,7 +308,7 @@ def test_request_body_cannot_be_read_after_its_request(kind: str) -> None:
         kept.append(environ["wsgi.input"])
         return [repr(stolen).encode(), environ["wsgi.input"].read()]
 
-    with serve(answering(echo), kind) as served, Connection(served.address) as client:
+    with talking(answering(echo), kind) as (_, client):
         assert client.request("/", method="POST", body=b"first").body == b"Nonefirst"
         second = client.request("/", method="POST", body=b"second").body
         assert second.startswith(b"ValueError")

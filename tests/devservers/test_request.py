@@ -18,7 +18,7 @@ from wsgifast.devservers.request import BodyFraming, CheckedLines, RequestBody, 
 from wsgifast.errors import ClientGone, RequestError
 
 from .apps import TEXT, answering, assert_alive, path_of, router
-from .serving import serve
+from .serving import serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
@@ -27,7 +27,7 @@ NEXT = b"GET /next HTTP/1.1\r\n"
 
 
 def test_connection_with_many_requests_answers_each(kind: str) -> None:
-    with serve(answering(path_of), kind) as served, Connection(served.address) as client:
+    with talking(answering(path_of), kind) as (_, client):
         for number in range(20):
             response = client.request(f"/{number}")
             assert response.body == b"/%d" % number
@@ -40,7 +40,7 @@ def test_server_under_validator_keeps_to_wsgi(kind: str) -> None:
         return iter([environ["wsgi.input"].read(3), environ["wsgi.input"].readline()])
 
     app = validator(answering(echo))
-    with serve(app, kind) as served, Connection(served.address) as client:
+    with talking(app, kind) as (served, client):
         for _ in range(2):
             assert client.request("/a?b", method="POST", body=b"one\ntwo\n").body == b"one\n"
             assert client.request("/a?b", method="HEAD").status == 200
@@ -52,7 +52,7 @@ def test_absolute_target_is_split(kind: str) -> None:
         names = ("HTTP_HOST", "PATH_INFO", "QUERY_STRING")
         return [" ".join([environ[name] for name in names]).encode("latin-1")]
 
-    with serve(answering(echo), kind) as served, Connection(served.address) as client:
+    with talking(answering(echo), kind) as (_, client):
         for target, expected in [
             ("http://elsewhere:81/a%20b%C3%BC?c=d", b"elsewhere:81 /a b\xc3\xbc c=d"),
             ("HTTP://[::1]:81/?c", b"[::1]:81 / c"),
@@ -86,7 +86,7 @@ def test_dev_server_answers_pipelined_requests_in_order(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         return [environ["PATH_INFO"].encode(), environ["wsgi.input"].read()]
 
-    with serve(answering(echo), kind) as served, Connection(served.address) as client:
+    with talking(answering(echo), kind) as (_, client):
         for number in range(10):
             client.send_request(f"/{number}", method="POST", body=b"body%d" % number)
         for number in range(10):
@@ -96,7 +96,7 @@ def test_dev_server_answers_pipelined_requests_in_order(kind: str) -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_unread_body_does_not_become_a_request(kind: str, chunked: bool) -> None:
     smuggled = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
-    with serve(answering(path_of), kind) as served, Connection(served.address) as client:
+    with talking(answering(path_of), kind) as (served, client):
         for _ in range(3):
             headers = [("Transfer-Encoding", "chunked")] if chunked else []
             body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(smuggled), smuggled) if chunked else smuggled
@@ -108,7 +108,7 @@ def test_unread_body_does_not_become_a_request(kind: str, chunked: bool) -> None
 
 def test_large_unread_body_closes_after_the_response(kind: str) -> None:
     app = answering(path_of, "413 Content Too Large")
-    with serve(app, kind) as served, Connection(served.address) as client:
+    with talking(app, kind) as (_, client):
         # Sent whole before the answer is read, as http.client does.
         response = client.request("/big", method="POST", body=b"x" * 20_000_000)
         assert (response.status, response.header("Connection")) == (413, "close")
@@ -121,7 +121,7 @@ def test_chunked_request_is_decoded(kind: str) -> None:
         return [environ["wsgi.input"].read()]
 
     wire = b"3;x=y\r\nabc\r\n" + b"2\r\nde\r\n" + b"0\r\nX-Sum: t\r\n\r\n"
-    with serve(router(echo=answering(echo)), kind) as served, Connection(served.address) as client:
+    with talking(router(echo=answering(echo)), kind) as (_, client):
         headers = [("Transfer-Encoding", "chunked")]
         response = client.request("/echo", method="POST", headers=headers, body=wire)
         assert response.body == b"abcde"
@@ -132,7 +132,7 @@ def test_chunked_request_is_decoded(kind: str) -> None:
 
 
 def test_malformed_unread_chunks_end_the_connection(kind: str) -> None:
-    with serve(answering(path_of), kind) as served, Connection(served.address) as client:
+    with talking(answering(path_of), kind) as (served, client):
         headers = [("Transfer-Encoding", "chunked")]
         smuggled = b"x\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
         response = client.request("/outer", method="POST", headers=headers, body=smuggled)
@@ -179,7 +179,7 @@ def test_broken_request_gets_a_status(kind: str) -> None:
 
 
 def test_empty_line_before_a_request_is_skipped(kind: str) -> None:
-    with serve(answering(path_of), kind) as served, Connection(served.address) as client:
+    with talking(answering(path_of), kind) as (_, client):
         client.send(b"\r\n")
         assert_alive(client)
 
@@ -209,7 +209,7 @@ def test_continue_is_never_sent_inside_a_response(kind: str) -> None:
         yield environ["wsgi.input"].read(5)
 
     headers = [("Expect", "100-continue"), ("Content-Length", "5")]
-    with serve(answering(late), kind) as served, Connection(served.address) as client:
+    with talking(answering(late), kind) as (_, client):
         client.send_request(method="POST", headers=headers, body=b"hello")
         assert client.read_response().body == b"first hello"
         assert client.read_to_end() == b""

@@ -20,7 +20,7 @@ from wsgifast.errors import BodyTooShort, ClientGone
 from wsgifast.sockets.sending import FileSegment
 
 from .apps import answering, assert_alive, path_of, router
-from .serving import serve
+from .serving import serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -33,7 +33,7 @@ def test_response_that_has_no_body_sends_none(kind: str, body: Any) -> None:
         status[:3]: answering(lambda _: body([b"some", b" ", b"body"]), status, [])
         for status in statuses
     }
-    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+    with talking(router(**apps), kind) as (_, client):
         for code in apps:
             response = client.request(f"/{code}")
             assert response.status == int(code)
@@ -53,7 +53,7 @@ def test_head_request_gets_the_head_of_get_alone(kind: str, tmp_path: Path) -> N
         "declared": answering(lambda _: [], headers=[("Content-Length", "77")]),
     }
     lengths = {"list": "5", "iterator": "5", "stream": None, "file": "100000", "declared": "77"}
-    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+    with talking(router(**apps), kind) as (_, client):
         for name, length in lengths.items():
             response = client.request(f"/{name}", method="HEAD")
             assert response.header("Content-Length") == length
@@ -68,7 +68,7 @@ def test_empty_body_has_length_0(kind: str) -> None:
         "iterator": answering(lambda _: iter([b"", b""])),
         "file": answering(lambda environ: environ["wsgi.file_wrapper"](io.BytesIO())),
     }
-    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+    with talking(router(**apps), kind) as (_, client):
         for name in apps:
             response = client.request(f"/{name}")
             assert (response.body, response.header("Content-Length")) == (b"", "0")
@@ -97,7 +97,7 @@ def test_body_over_its_content_length_is_cut_and_logged(kind: str) -> None:
         "list": answering(lambda _: [b"12", b"345678"], headers=length),
         "stream": answering(lambda _: (b for b in [b"12", b"3456", b"78"]), headers=length),
     }
-    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+    with talking(router(**apps), kind) as (served, client):
         for name in apps:
             assert client.request(f"/{name}").body == b"1234"
             assert_alive(client)
@@ -108,8 +108,7 @@ def test_body_over_its_content_length_is_cut_and_logged(kind: str) -> None:
 def test_body_below_its_content_length_ends_the_connection(kind: str, body: Any) -> None:
     app = answering(lambda _: body([b"12", b"34"]), headers=[("Content-Length", "5")])
     with (
-        serve(app, kind) as served,
-        Connection(served.address) as client,
+        talking(app, kind) as (served, client),
         pytest.raises(EOFError, match="4 of 5"),
     ):
         client.request("/")
@@ -136,10 +135,7 @@ def test_file_is_sent_from_its_position_on(
         files[-1].read(size // 3)
         return environ["wsgi.file_wrapper"](files[-1])
 
-    with (
-        serve(router(file=answering(wrapped)), kind, use_sendfile=sendfile) as served,
-        Connection(served.address) as client,
-    ):
+    with talking(router(file=answering(wrapped)), kind, use_sendfile=sendfile) as (served, client):
         for _ in range(2):
             response = client.request("/file")
             assert response.body == content[size // 3 :]
@@ -152,7 +148,7 @@ def test_file_is_sent_from_its_position_on(
 def test_open_file_without_a_wrapper_is_sent_whole(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 300_000)
     app = answering(lambda _: path.open("rb"))
-    with serve(router(file=app), kind) as served, Connection(served.address) as client:
+    with talking(router(file=app), kind) as (_, client):
         response = client.request("/file")
         assert response.body == content
         assert response.header("Content-Length") == "300000"
@@ -166,7 +162,7 @@ def test_file_after_write_is_framed(kind: str, tmp_path: Path) -> None:
         start_response("200 OK", [])(b"written ")
         return environ["wsgi.file_wrapper"](path.open("rb"))
 
-    with serve(router(file=app), kind) as served, Connection(served.address) as client:
+    with talking(router(file=app), kind) as (_, client):
         assert client.request("/file").body == b"written " + content
         assert_alive(client)
 
@@ -190,7 +186,7 @@ def test_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -> 
         return SegmentedBody(parts, close)
 
     apps = {"slice": answering(sliced), "segments": answering(segmented)}
-    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+    with talking(router(**apps), kind) as (served, client):
         assert client.request("/slice").body == content[10:70_010]
         response = client.request("/segments")
         assert response.body == b"<" + content[5:60_005] + b"|" + content[:7] + b">"
@@ -205,7 +201,7 @@ def test_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -> 
     [[b"x"] * 100_000, [b"y" * 20_000] * 100, [b"", b"z" * 2_000_000, b"1"], (b"a", b"b")],
 )
 def test_list_of_blocks_is_one_sized_body(kind: str, blocks: Any) -> None:
-    with serve(answering(lambda _: blocks), kind) as served, Connection(served.address) as client:
+    with talking(answering(lambda _: blocks), kind) as (_, client):
         response = client.request("/")
         assert response.body == b"".join(blocks)
         assert response.header("Content-Length") == str(len(response.body))
@@ -275,7 +271,7 @@ def test_small_writes_are_not_delayed(kind: str) -> None:
                 handler = handler.f_back
         return [b"ok"]
 
-    with serve(answering(look), kind) as served, Connection(served.address) as client:
+    with talking(answering(look), kind) as (_, client):
         client.request("/")
     assert seen
     assert all(seen)
@@ -288,7 +284,7 @@ def test_wrapped_app_sends_the_same(kind: str, tmp_path: Path) -> None:
         "file": answering(lambda _: path.open("rb")),
         "wrapper": answering(lambda environ: environ["wsgi.file_wrapper"](path.open("rb"))),
     }
-    with serve(WSGIFast(router(**apps)), kind) as served, Connection(served.address) as client:
+    with talking(WSGIFast(router(**apps)), kind) as (_, client):
         assert client.request("/text").body == b"text"
         for name in ("file", "wrapper"):
             response = client.request(f"/{name}")

@@ -16,7 +16,7 @@ from wsgifast.devservers import ThreadingWSGIServer, WSGIRequestHandler, WSGISer
 from wsgifast.devservers import simple_server as ours
 
 from .apps import answering, path_of
-from .serving import serve
+from .serving import serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -79,10 +79,7 @@ def test_handle_request_serves_one_request() -> None:
 
 @pytest.mark.parametrize("kind", ["wsgiref", "wsgiref-single"])
 def test_shutdown_does_not_wait_for_idle_connections(kind: str) -> None:
-    with (
-        serve(ok, kind, keep_alive_timeout=3600.0) as served,
-        Connection(served.address) as client,
-    ):
+    with talking(ok, kind, keep_alive_timeout=3600.0) as (served, client):
         assert client.request("/").keep_alive
         served.server.shutdown()
         assert client.read_to_end() == b""
@@ -111,7 +108,7 @@ def test_response_that_does_not_end_in_time_is_cut(monkeypatch: pytest.MonkeyPat
         go_on.wait(60)
         yield b"never arrives"
 
-    with serve(stuck, "wsgiref") as served, Connection(served.address) as client:
+    with talking(stuck, "wsgiref") as (served, client):
         client.send_request("/")
         assert inside.wait(60)
         served.server.shutdown()

@@ -14,7 +14,7 @@ from tests.support.servers import PATIENCE_S, wait_for
 from wsgifast.devservers import connection
 
 from .apps import answering, assert_alive, each_single, each_threaded, path_of
-from .serving import Served, serve
+from .serving import Served, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 @each_single
 def test_idle_connection_does_not_lock_others_out(kind: str) -> None:
-    with (
-        serve(answering(path_of), kind, keep_alive_timeout=60.0) as served,
-        Connection(served.address) as idle,
-    ):
+    with talking(answering(path_of), kind, keep_alive_timeout=60.0) as (served, idle):
         assert idle.request("/").keep_alive
         with Connection(served.address) as other:
             assert_alive(other)
@@ -38,8 +35,7 @@ def test_silent_connection_is_closed_after_a_grace(
 ) -> None:
     monkeypatch.setattr(connection, "FRESH_GRACE_S", 0.05)
     with (
-        serve(answering(path_of), kind) as served,
-        Connection(served.address) as silent,
+        talking(answering(path_of), kind) as (served, silent),
         Connection(served.address) as other,
     ):
         assert_alive(other)
@@ -64,7 +60,7 @@ def test_busy_connection_ends_when_others_wait(kind: str) -> None:
         assert go_on.wait(PATIENCE_S)
         return path_of(environ)
 
-    with serve(answering(app), kind) as served, Connection(served.address) as busy:
+    with talking(answering(app), kind) as (served, busy):
         busy.send_request("/busy")
         assert inside.wait(PATIENCE_S)
         with Connection(served.address) as other:
@@ -74,10 +70,7 @@ def test_busy_connection_ends_when_others_wait(kind: str) -> None:
 
 
 def test_idle_connection_is_closed_in_time(kind: str) -> None:
-    with (
-        serve(answering(path_of), kind, keep_alive_timeout=0.05) as served,
-        Connection(served.address) as client,
-    ):
+    with talking(answering(path_of), kind, keep_alive_timeout=0.05) as (served, client):
         assert client.request("/").keep_alive
         assert client.read_to_end() == b""
     assert "out" not in served.log  # nothing went wrong
@@ -123,7 +116,7 @@ def test_response_while_the_server_stops_ends_its_connection(kind: str) -> None:
     def closed_listener(served: Any) -> bool:
         return bool(served.server.fileno() < 0)
 
-    with serve(answering(app), kind) as served, Connection(served.address) as client:
+    with talking(answering(app), kind) as (served, client):
         client.send_request("/")
         assert inside.wait(PATIENCE_S)
         closer = threading.Thread(target=served.server.server_close)

@@ -19,7 +19,7 @@ from tests.support.servers import free_port, live_server, wait_for
 from tests.support.tls import client_context, server_context
 
 from .apps import answering, path_of
-from .serving import serve
+from .serving import serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -85,7 +85,7 @@ def test_flask_sends_files_and_ranges(kind: str, large_file: Path) -> None:
         return flask.request.form["name"]
 
     content = large_file.read_bytes()
-    with serve(app, kind) as served, Connection(served.address) as client:
+    with talking(app, kind) as (_, client):
         assert client.request("/file").body == content
         response = client.request("/file", headers=[("Range", "bytes=500000-500099")])
         assert (response.status, response.body) == (206, content[500_000:500_100])
@@ -111,10 +111,7 @@ def test_debugger_shows_its_page_and_the_connection_goes_on(kind: str, large_fil
         start_response("200 OK", [])
         return environ["wsgi.file_wrapper"](large_file.open("rb"))
 
-    with (
-        serve(DebuggedApplication(app, evalex=True), kind) as served,
-        Connection(served.address) as client,
-    ):
+    with talking(DebuggedApplication(app, evalex=True), kind) as (_, client):
         response = client.request("/fails")
         assert response.status == 500
         assert b"look here" in response.body
@@ -126,14 +123,14 @@ def test_debugger_shows_its_page_and_the_connection_goes_on(kind: str, large_fil
 
 def test_address_of_a_client_is_not_that_of_the_last_request() -> None:
     app = answering(lambda environ: [environ["REMOTE_ADDR"].encode()])
-    with serve(ProxyFix(app), "werkzeug") as served, Connection(served.address) as client:
+    with talking(ProxyFix(app), "werkzeug") as (_, client):
         forwarded = [("X-Forwarded-For", "10.9.8.7")]
         assert client.request("/", headers=forwarded).body == b"10.9.8.7"
         assert client.request("/").body == b"127.0.0.1"
 
 
 def test_bad_request_is_not_logged_as_the_last_one() -> None:
-    with serve(answering(path_of), "werkzeug") as served, Connection(served.address) as client:
+    with talking(answering(path_of), "werkzeug") as (served, client):
         client.request("/first")
         client.send(b"nonsense\r\n\r\n")
         assert client.read_response().status == 400
@@ -144,7 +141,7 @@ def test_absolute_target_that_is_no_url_is_refused_by_werkzeug() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         raise AssertionError("the app was called")
 
-    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+    with talking(app, "werkzeug") as (_, client):
         assert client.request("http://[").status == 400
         assert client.read_to_end() == b""
 
@@ -154,7 +151,7 @@ def test_app_that_took_the_socket_over_is_left_alone() -> None:
         environ["werkzeug.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\nhello")
         raise ConnectionError  # as Flask-Sock ends
 
-    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+    with talking(app, "werkzeug") as (served, client):
         client.send_request("/")
         assert client.read_head().status == 101
         assert client.read_to_end() == b"hello"
@@ -175,7 +172,7 @@ def test_errors_pass_through_by_the_option() -> None:
         raise OSError("through")
 
     caught: list[BaseException] = []
-    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+    with talking(app, "werkzeug") as (served, client):
         served.server.passthrough_errors = True
 
         def handle_error(*_: object) -> None:

@@ -26,13 +26,15 @@ from wsgifast.sockets.options import Address
 
 @contextlib.contextmanager
 def serving(folder: Path, log: Callable[[str], object] = print) -> Iterator[Address]:
-    """The address of an exporter's server."""
+    """The address of an exporter's server, whose threads end with it."""
+    before = set(threading.enumerate())
     address = Address("127.0.0.1", free_port())
     server = _Server(address, _app(Directory(str(folder), own=True), lambda: None, log))
     try:
         yield address
     finally:
         server.close()
+    wait_for(lambda: not {*threading.enumerate()} - before, "its threads end")
 
 
 def asked(address: Address, path: str) -> tuple[int, bytes]:
@@ -56,7 +58,6 @@ def test_silent_clients_do_not_delay_others(tmp_path: Path) -> None:
             lambda: len({*threading.enumerate()} - before) == 1,
             "the threads of the silent ones end",
         )
-    wait_for(lambda: not {*threading.enumerate()} - before, "the others end")
     address.check_free()
 
 
@@ -79,7 +80,6 @@ def test_client_beyond_the_limit_replaces_the_oldest(
             lambda: len({*threading.enumerate()} - before) <= _MOST_CLIENTS + 1,
             "the threads of those who gave way end",
         )
-    wait_for(lambda: not {*threading.enumerate()} - before, "its threads end")
 
 
 def test_exporter_that_cannot_read_the_address_goes_on(tmp_path: Path) -> None:
@@ -141,9 +141,7 @@ def test_exporter_without_threads_answers_in_turn(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    before = set(threading.enumerate())
     with serving(tmp_path) as address, monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for _ in range(3):
             assert asked(address, "/livez")[0] == 200
-    wait_for(lambda: not {*threading.enumerate()} - before, "it ends")

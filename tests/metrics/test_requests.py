@@ -43,6 +43,11 @@ def _distribution(metrics: RequestMetrics, name: str, *labels: str) -> Distribut
     return value
 
 
+def _only_duration(metrics: RequestMetrics) -> Distribution:
+    (labels,) = _points(metrics, _DURATION)
+    return _distribution(metrics, _DURATION, *labels)
+
+
 def test_request_is_counted_once_in_each_metric() -> None:
     metrics = RequestMetrics()
     _record(metrics, seconds=0.003, size=2000)
@@ -60,18 +65,15 @@ def test_bound_belongs_to_its_bucket() -> None:
     metrics = RequestMetrics()
     for seconds in (0.0005, 0.00051, 10.0, 10.1):
         _record(metrics, seconds=seconds)
-    (point,) = _points(metrics, _DURATION).values()
-    assert isinstance(point.value, Distribution)
-    assert [n for n, count in enumerate(point.value.counts) if count] == [0, 1, 16, 17]
+    counts = _only_duration(metrics).counts
+    assert [n for n, count in enumerate(counts) if count] == [0, 1, 16, 17]
 
 
 def test_responses_of_one_pattern_share_its_duration() -> None:
     metrics = RequestMetrics()
     for sent_as in ("as-is", "joined", "joined", "rescued"):
         _record(metrics, sent_as=sent_as)
-    (point,) = _points(metrics, _DURATION).values()
-    assert isinstance(point.value, Distribution)
-    assert sum(point.value.counts) == 4
+    assert sum(_only_duration(metrics).counts) == 4
     assert _value(metrics, "wsgifast_responses_repaired_total", "/items/<id>") == 3
 
 
@@ -101,9 +103,7 @@ def test_distinct_patterns_are_limited() -> None:
         _record(metrics, pattern=f"/made/{number}")
     durations = _points(metrics, _DURATION)
     assert len(durations) == request_metrics._MAX_PATTERNS + 1
-    other = durations["GET", "http", "200", "_OTHER"].value
-    assert isinstance(other, Distribution)
-    assert sum(other.counts) == 50
+    assert sum(_distribution(metrics, _DURATION, "GET", "http", "200", "_OTHER").counts) == 50
 
 
 def _active(metrics: RequestMetrics) -> dict[tuple[str, ...], float]:
@@ -170,9 +170,7 @@ def test_records_of_several_threads_are_all_counted() -> None:
         list(metrics.collect())
     for thread in threads:
         thread.join()
-    (point,) = _points(metrics, _DURATION).values()
-    assert isinstance(point.value, Distribution)
-    assert sum(point.value.counts) == 4 * each
+    assert sum(_only_duration(metrics).counts) == 4 * each
     assert _value(metrics, "wsgifast_response_body_bytes_total", "as-is") == 4 * each * 2000
     assert _active(metrics) == {("GET", "http"): 0}
 
