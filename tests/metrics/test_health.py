@@ -15,11 +15,9 @@ import pytest
 
 from wsgifast.metrics import health
 from wsgifast.metrics.health import (
-    ProcessEnd,
     SlowClient,
     State,
     StateFile,
-    is_alive,
     liveness,
     name_of_process,
     readiness,
@@ -111,18 +109,6 @@ def test_state_is_written_on_change_or_when_old(tmp_path: Path) -> None:
     soon = impatient._replace(beat_at=impatient.beat_at + 1)
     file.update(soon)
     assert found(tmp_path) == [soon]
-
-
-def test_process_end_waits_for_the_end() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    name = name_of_process(child.pid)
-    end = ProcessEnd(name)
-    end.wait(0.01, 0.01)
-    assert is_alive(name)
-    child.communicate(b"")
-    end.wait(3600, 0.01)
-    assert not is_alive(name)
-    ProcessEnd(name).wait(3600, 0.01)  # that of one that has ended returns at once
 
 
 def test_states_of_ended_workers_are_removed(tmp_path: Path) -> None:

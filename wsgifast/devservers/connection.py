@@ -367,7 +367,8 @@ class Waiting:
         self._client = connection.fileno()
         # A server with one thread accepts no connection while it waits here.
         self.has_thread_of_its_own = isinstance(server, socketserver.ThreadingMixIn)
-        self._grace_s = _FORKING_GRACE_S if _is_forking(server) else 0.0
+        is_forking = isinstance(server, socketserver.ForkingMixIn)
+        self._grace_s = _FORKING_GRACE_S if is_forking else 0.0
         self._listener = -1 if self.has_thread_of_its_own else server.fileno()
         # Readable once the server stops; Werkzeug's servers have none.
         self._stop: int = getattr(server, "stop_fd", -1)
@@ -412,8 +413,3 @@ def _readable(within_s: float, *fds: int) -> set[int]:
         if fd >= 0:
             poll.register(fd, select.POLLIN)
     return {fd for fd, _ in poll.poll(None if within_s == math.inf else within_s * 1e3)}
-
-
-def _is_forking(server: socketserver.BaseServer) -> bool:
-    forking = getattr(socketserver, "ForkingMixIn", None)
-    return forking is not None and isinstance(server, forking)

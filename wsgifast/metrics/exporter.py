@@ -1,8 +1,8 @@
 """The exporter: the process that is scraped, for all workers of one server.
 
 It is a separate process, so that a scrape waits for no worker, and is answered even if all workers
-are stuck. It waits for the arbiter's end, and ends with it. The first worker that finds no exporter
-starts one (setup.py); it holds a lock as long as it lives, so there is only one.
+are stuck. It ends once the arbiter has ended. The first worker that finds no exporter starts one
+(setup.py); it holds a lock as long as it lives, so there is only one.
 
 If another process has the address, such as the exporter of a server that this one replaces (USR2),
 it tries again until the address is free.
@@ -27,16 +27,15 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.options import Address
 from .aggregation import UNREADABLE, Directory
-from .health import PATHS, PLAIN, Answer, ProcessEnd, answer, is_alive, remove_dead
+from .health import PATHS, PLAIN, Answer, answer, is_alive, remove_dead
 from .setup import ADDRESS_FILE, Export, check_space, metrics_address
 
 logger = logging.getLogger("wsgifast.metrics")
 
-# While it waits: for the address, for workers that end, and for the arbiter where the system does
-# not report its end (pidfd_open(2)).
+# While it waits for the address, or for workers that end.
 _LOOK_EVERY_S = 0.2
-# Whether the server wants to be scraped at another address.
-_CHECK_EVERY_S = 1.0
+# Whether the server has ended, or wants to be scraped at another address.
+_CHECK_EVERY_S = 0.5
 # Files of dead workers are cleaned up this often, and before a scrape, unless that was just now.
 _CLEAN_EVERY_S = 10.0
 _SCRAPE_CLEANS_AFTER_S = 1.0
@@ -75,13 +74,12 @@ class _Exporter:
 
     def run(self) -> None:
         export = self._export
-        arbiter = ProcessEnd(export.arbiter)
         while is_alive(export.arbiter) and self._is_wanted():
             # Before the first scrape: an earlier exporter may have been killed while it cleaned up.
             self._clean(_CLEAN_EVERY_S)
             if self._server is None:
                 self._serve()
-            arbiter.wait(_LOOK_EVERY_S if self._server is None else _CHECK_EVERY_S, _LOOK_EVERY_S)
+            time.sleep(_LOOK_EVERY_S if self._server is None else _CHECK_EVERY_S)
         if self._server is not None:
             self._server.close()
         if export.own and not is_alive(export.arbiter):

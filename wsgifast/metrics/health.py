@@ -19,10 +19,8 @@ import json
 import os
 import re
 import resource
-import select
 import sys
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -73,36 +71,6 @@ def is_alive(name: str) -> bool:
         return _started(pid) == started
     except OSError:
         return True
-
-
-class ProcessEnd:
-    """Waits for the end of a process that need not be a child.
-
-    :param name: see :func:`name_of_process`.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._poll: select.poll | None = None
-        pid = pid_in(name)
-        if pid and hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):  # an older kernel; or it has ended
-                fd = os.pidfd_open(pid)
-                weakref.finalize(self, os.close, fd)
-                self._poll = select.poll()
-                self._poll.register(fd, select.POLLIN)
-
-    def wait(self, timeout_s: float, period_s: float) -> None:
-        """Return when the process has ended, or after a timeout.
-
-        :param period_s: how often to look where the system does not report the end.
-        """
-        if self._poll is not None:
-            self._poll.poll(timeout_s * 1000)
-            return
-        deadline = time.monotonic() + timeout_s
-        while is_alive(self._name) and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, period_s))
 
 
 def _started(pid: int) -> int | None:
