@@ -24,7 +24,7 @@ from tests.mail.scripted import (
     connect,
     delivered,
     features,
-)  # fmt: skip
+)
 from wsgifast.mail import SMTP
 from wsgifast.mail import smtp as smtp_module
 

@@ -20,7 +20,7 @@ from tests.mail.scripted import (
     connect,
     delivered,
     features,
-)  # fmt: skip
+)
 from tests.support.effort import effort
 from wsgifast.mail import SMTP
 

@@ -21,7 +21,7 @@ from wsgifast.metrics.health import (
     liveness,
     name_of_process,
     readiness,
-)  # fmt: skip
+)
 
 NOW = 1000.0
 FREE = State(1, NOW - 0.5, None, True, 5.0, 60.0, [])
