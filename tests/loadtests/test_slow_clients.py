@@ -19,7 +19,7 @@ from tests.support.crowds import slow_clients as crowd_of
 from tests.support.servers import PATIENCE_S, wait_for
 from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
-from tests.support.tls import write_certificate
+from tests.support.tls import server_context
 
 pytestmark = pytest.mark.long
 
@@ -123,11 +123,8 @@ def test_dropped_client_comes_back() -> None:
     assert (counted["opened"], counted["ended"]) == (2, 1)
 
 
-def test_crowd_and_others_speak_tls(tmp_path: Path) -> None:
-    write_certificate(tmp_path / "server.pem")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "server.pem")
-    with listening(answers=ANSWER, tls=context) as listener:
+def test_crowd_and_others_speak_tls() -> None:
+    with listening(answers=ANSWER, tls=server_context()) as listener:
         with slow_clients("slow readers", listener.port, clients=2, tls=True) as crowd:
             assert crowd.gathered == 2
             assert others(listener.port, seconds=0.1, tls=True).failures == 0
@@ -136,12 +133,9 @@ def test_crowd_and_others_speak_tls(tmp_path: Path) -> None:
         assert counted["opened"] == 2
 
 
-def test_silent_crowd_under_tls_stays(tmp_path: Path) -> None:
+def test_silent_crowd_under_tls_stays() -> None:
     """It has a look whether it was dropped, which TLS does not have a flag for."""
-    write_certificate(tmp_path / "server.pem")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "server.pem")
-    with listening(tls=context) as listener:
+    with listening(tls=server_context()) as listener:
         with slow_clients("silent connections", listener.port, clients=2, tls=True) as crowd:
             wait_for(lambda: len(listener.received) == 2, "both have come")
             counted = crowd.end()

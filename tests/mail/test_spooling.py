@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import smtplib
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
+from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from wsgifast.mail import SMTP
 from wsgifast.mail import server as fast
@@ -211,8 +211,4 @@ def test_piece_of_a_message_restarts_the_timeout(command: bytes) -> None:
 
 def open_files_in(folder: Path) -> list[str]:
     """Files of this process in a folder, deleted ones too."""
-    names = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            names.append(str(link.readlink()))
-    return [name for name in names if name.startswith(str(folder))]
+    return [name for _, name in open_descriptors() if name.startswith(str(folder))]
