@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
 from tests.support.coded import decoded
 from tests.support.gunicorn import may_end_head_with_bare_lf
-from tests.support.http import Connection, Response
+from tests.support.http import Connection, Response, reset_on_close
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
 from tests.support.tls import client_context, write_certificate
@@ -254,8 +252,7 @@ def test_clients_that_leave_leave_no_file_open(server: LiveServer) -> None:
         with Connection(server.address, receive_buffer=4096) as connection:
             connection.send_request(target, headers=[("Range", range_)] if range_ else [])
             connection.read_head()
-            linger = struct.pack("ii", 1, 0)  # close with a reset
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            reset_on_close(connection.sock)
     wait_for(lambda: not open_shapes(server), "the files of clients that have left are closed")
     check(server.get("/open-file"), "open-file")
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http import Connection
+from tests.support.http import Connection, reset_on_close
 from tests.support.servers import STOP_S, LiveServer, wait_for
 
 from .servers import OURS, OURS_ON_GUNICORN, SERVERS, asgi_server
@@ -91,8 +90,7 @@ def test_clients_that_leave(server: LiveServer, folder: Path) -> None:
     for number, connection in enumerate(leavers):
         connection.read(1000 * number)
         if number % 2:  # RST instead of FIN
-            linger = struct.pack("ii", 1, 0)
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            reset_on_close(connection.sock)
         connection.close()
     wait_for(lambda: not has_open(server, folder / "huge"), "the file is closed for all of them")
     assert server.get("/hello").body == b"hello"

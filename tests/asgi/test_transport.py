@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 
 import pytest
 from asgifast.coalescing import COALESCED_BYTES
@@ -18,6 +17,7 @@ from tests.asgi.transports import (
     turns,
     writes,
 )
+from tests.support.http import reset_on_close
 from wsgifast.sockets import FileSegment, closing
 
 
@@ -134,7 +134,7 @@ def test_a_connection_that_its_client_has_reset_is_closed_while_nobody_reads() -
     async def run() -> None:
         async with connected() as (transport, client):
             transport.pause_reading()
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset_on_close(client)
             client.close()
             transport.close()
             await turns()

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.support.http import Connection, get
+from tests.support.http import Connection, get, reset_on_close
 from tests.support.servers import STOP_S, LiveServer, wait_for
 from tests.support.tls import client_context, write_certificate
 
@@ -64,7 +63,7 @@ def open_descriptors(server: LiveServer) -> list[str]:
 
 def reset(connection: Connection) -> None:
     """Close with RST instead of FIN."""
-    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset_on_close(connection.sock)
     connection.close()
 
 

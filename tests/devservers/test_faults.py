@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.http import Connection, get
+from tests.support.http import Connection, get, reset_on_close
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from wsgifast.bodies import response_writer
@@ -219,8 +218,7 @@ def test_client_that_leaves_leaves_nothing_open(kind: str, sent: bytes, reset: b
             client = Connection(served.address)
             client.send(sent)
             if reset:
-                linger = b"\1\0\0\0\0\0\0\0"  # struct linger: on, 0 s: close() resets
-                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                reset_on_close(client.sock)
             client.close()
         assert_serves(served)
         wait_for(lambda: threading.active_count() <= threads, "the threads end")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from loadtests.replaced import FAST_SERVER, Asking, Outcome, measure
+from tests.support.http import reset_on_close
 
 BODY = b"0123456789"
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + BODY
@@ -29,8 +29,7 @@ def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
                     for answer in answers:
                         sock.recv(1000)
                         if answer == b"reset":
-                            linger = struct.pack("ii", 1, 0)
-                            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                            reset_on_close(sock)
                             break
                         sock.sendall(answer)
 

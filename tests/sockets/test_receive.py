@@ -9,7 +9,6 @@ import mmap
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.sockets.support import TIMEOUT_S, Pair, sending, tcp_pair, tls_pair, unix_pair
+from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
 from wsgifast.sockets import (
     ClosedEarly,
@@ -56,7 +56,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 def reset(sock: socket.socket) -> None:
     """Close with a reset instead of an end."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset_on_close(sock)
     sock.close()
 
 

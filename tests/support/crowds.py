@@ -16,7 +16,6 @@ import pickle
 import select
 import socket
 import ssl
-import struct
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tests.support.http import reset_on_close
 from tests.support.servers import ROOT
 from wsgifast.commands.bench.processes import Address, raise_open_files, started
 from wsgifast.commands.client import unverified_tls
@@ -132,7 +132,7 @@ class Crowd:
                 self.seen[errno.errorcode.get(error.errno or 0, "ended")] += 1
                 back = now + RETURN_S
             if self.kind.leaves and len(self._away) % 2:  # with a reset
-                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                reset_on_close(client.sock)
             client.sock.close()
             self._away.append(back)
         self._present = stay

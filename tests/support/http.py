@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from io import BufferedReader
 from types import TracebackType
 
-__all__ = ["Address", "Answers", "Connection", "Response", "get"]
+__all__ = ["Address", "Answers", "Connection", "Response", "get", "reset_on_close"]
 
 # (host, port), or the path of a Unix socket.
 Address = tuple[str, int] | str
@@ -235,3 +236,8 @@ def get(
     with Connection(address, tls=tls, bare_lf=bare_lf) as connection:
         fields = [*headers, ("Connection", "close")]
         return connection.request(target, method=method, headers=fields, body=body)
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """Have close() reset the connection: what the peer has not read yet is lost to it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from unittest import mock
 
 import gunicorn.config
 
-from tests.support.http import Address
+from tests.support.http import Address, reset_on_close
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import block
 from wsgifast.server import poller, server
@@ -156,5 +155,5 @@ def nothing_left_behind(server: LiveServer, **options: Any) -> Iterator[None]:
 
 def reset(sock: socket.socket) -> None:
     """Close with a reset instead of a goodbye."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset_on_close(sock)
     sock.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import socket
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from gunicorn.http.wsgi import FileWrapper
 
 from tests.server.http2_peer import HTTP2, Peer
+from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
 from tests.workers.asking import MakeBench
 from tests.workers.bench import LARGE, Client, make_bench
@@ -30,7 +29,7 @@ def blocks() -> Iterator[bytes]:
 
 def reset(client: Client) -> None:
     """Leave without reading anything."""
-    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset_on_close(client.sock)
     client.stream.close()
     client.sock.close()
 
