@@ -17,14 +17,16 @@ from wsgifast.commands.arguments import check_writable
 from wsgifast.commands.terminal import progress_line
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"wsgifast {__version__}\n"
 
 
-def test_without_a_command_it_tells_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_without_a_command_prints_all_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli.main([]) == 2
     err = capsys.readouterr().err
     assert "wsgifast doctor shop.wsgi:application" in err
@@ -33,7 +35,7 @@ def test_without_a_command_it_tells_where_to_begin(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("command", ["doctor", "bench", "run"])
-def test_without_an_app_it_shows_how_one_is_named(
+def test_command_without_an_app_shows_how_one_is_named(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([command]) == 2
@@ -50,7 +52,7 @@ def test_without_an_app_it_shows_how_one_is_named(
         (("compress", "site", "--jobs", "0"), "--jobs: '0': expected a whole number"),
     ],
 )
-def test_unknown_options(
+def test_unknown_option_is_refused_with_a_similar_one(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -61,13 +63,13 @@ def test_unknown_options(
     assert said in err
 
 
-def test_paths_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_after_an_option_is_requested(capsys: pytest.CaptureFixture[str]) -> None:
     app = "tests.doctor.apps:wsgi_app"
     assert cli.main(["doctor", app, "/good", "--timeout", "9", "/list", "--silence", "WF001"]) == 0
     assert "2 endpoints: 2 good." in capsys.readouterr().out
 
 
-def test_progress_fits_the_terminal_that_it_is_shown_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_line_fits_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is a narrow one here, and stdout none at all."""
     primary, secondary = open_terminal(columns=40)
     with open(secondary, "w") as terminal, monkeypatch.context() as patch:
@@ -80,7 +82,7 @@ def test_progress_fits_the_terminal_that_it_is_shown_on(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_streams(closed: str) -> None:
+def test_command_with_closed_standard_streams_succeeds(closed: str) -> None:
     command = f"{sys.executable} -m wsgifast doctor tests.doctor.apps:wsgi_app /good {closed}"
     ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert ended.returncode == 0
@@ -88,7 +90,7 @@ def test_closed_standard_streams(closed: str) -> None:
     assert ended.stdout == ("" if ">&-" in closed.split() else "1 endpoint: 1 good.\n")
 
 
-def test_who_reads_no_further_is_shown_no_traceback() -> None:
+def test_command_whose_reader_has_ended_prints_no_traceback() -> None:
     command = [sys.executable, "-m", "wsgifast", "doctor", "--explain"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -98,14 +100,14 @@ def test_who_reads_no_further_is_shown_no_traceback() -> None:
     assert process.returncode == 128 + signal.SIGPIPE
 
 
-def test_a_full_disk_is_told_in_one_sentence() -> None:
+def test_command_on_a_full_disk_ends_with_one_sentence() -> None:
     command = [sys.executable, "-m", "wsgifast", "doctor", "--explain"]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (2, "wsgifast: No space left on device\n")
 
 
-def test_what_cannot_be_written_is_refused_first(
+def test_output_file_that_cannot_be_written_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = tmp_path / "file"

@@ -94,7 +94,7 @@ NAME = "a\x1b]0;pwn\x07\u202e.txt"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes")
 @pytest.mark.parametrize("command", ["compress", "files", "doctor", "run", "bench", "top"])
-def test_a_command_names_no_argument_raw(command: str) -> None:
+def test_argument_in_an_error_is_escaped(command: str) -> None:
     """In an error, whether it is the command's own or argparse's."""
     for argument in (NAME, f"--{NAME}", os.fsdecode(b"\xff\x1b[2J")):
         ended = subprocess.run(
