@@ -21,8 +21,7 @@ from tests.support.programs import program
 from wsgifast.commands.bench.report import problems
 from wsgifast.commands.bench.results import Result
 from wsgifast.commands.bench.runner import run, running_server
-from wsgifast.commands.bench.serving import served
-from wsgifast.commands.bench.tables import BYTES, Profile, Table, Task
+from wsgifast.commands.bench.tables import BYTES, Profile, Server, Table, Task
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
@@ -56,7 +55,8 @@ def test_client_counts_requests_bytes_and_errors() -> None:
         assert load.client_cpu_s > 0
         return load.requests, load.body_bytes, load.errors
 
-    with running_server(served("loadtests.app:app")) as server:
+    wsgiref = ("python", "-m", "tests.support.serve", "wsgiref", "{port}", "loadtests.app:app")
+    with running_server(Server(wsgiref)) as server:
         assert seen(5, "/small", 512) == (5, 5 * 512, {})
         assert seen(2, "/rows/4096", 4096) == (2, 2 * 4096, {})
         assert seen(1, "/small/9", 10) == (0, 0, {"status 200 with 9 bytes instead of 10": 1})
