@@ -7,14 +7,19 @@ attack was able to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+import psutil
 import pytest
 
-from tests.attacks.crowds import load_of, memory_of, served
 from tests.support.effort import LONG
 from tests.support.http import Connection
-from tests.workers.serving import nothing_left_behind, reset
+from tests.support.servers import LiveServer, wait_for
+from tests.support.slow_clients import KINDS, others, slow_clients
+from tests.workers.serving import fast_worker, nothing_left_behind, reset
 
 SECONDS = 20.0 if LONG else 1.0
 # Another client's p99 beside an attack, to that beside its control; and what is below is noise.
@@ -43,8 +48,83 @@ if LONG:
     }
 
 
+@dataclass(frozen=True)
+class Load:
+    """What a crowd does to a server.
+
+    :ivar p99_ms: of another client's short requests.
+    :ivar cpu_s: user and system time of the worker.
+    """
+
+    p99_ms: float
+    failures: int
+    cpu_s: float
+
+
+@contextlib.contextmanager
+def served() -> Iterator[LiveServer]:
+    """FastWorker, which waits for no client at its end."""
+    with fast_worker("--graceful-timeout=1", "--worker-connections=2000") as server:
+        yield server
+
+
+def load_of(kind: str, *, path: str, seconds: float, clients: int | None = None) -> Load:
+    """Measure what a crowd does to another client, and to the worker's CPU.
+
+    Beside readers its first answer is not measured: it has its turn behind their requests, and what
+    the app takes for those is not the attack. That it comes is seen.
+
+    :param kind: of tests.support.slow_clients.KINDS.
+    """
+    with served() as server:
+        process = _worker(server)
+        with slow_clients(kind, _port(server), clients=clients, path=path):
+            if KINDS[kind].does.receive_bytes_per_s:
+                assert server.get("/small/1").status == 200
+            before = _cpu_seconds(process)
+            seen = others(_port(server), seconds=seconds)
+            cpu_s = _cpu_seconds(process) - before
+    return Load(seen.percentile(99), seen.failures, cpu_s)
+
+
+def memory_of(kind: str, *, path: str, clients: int) -> int:
+    """Bytes of memory that a crowd adds to the worker, once all of it is there."""
+    with served() as server:
+        process = _worker(server)
+        before = process.memory_info().rss
+        seen = [-1.0]
+
+        def at_rest() -> bool:
+            time.sleep(0.2)
+            earlier, seen[0] = seen[0], _cpu_seconds(process)
+            return seen[0] - earlier <= 0.02
+
+        with slow_clients(kind, _port(server), clients=clients, path=path) as crowd:
+            assert crowd.gathered == clients
+            wait_for(at_rest, "the worker has taken in what there is")
+            return int(process.memory_info().rss - before)
+
+
+def _worker(server: LiveServer) -> psutil.Process:
+    assert server.get("/small/1").status == 200  # it has begun
+    (worker,) = psutil.Process(server.pid).children()
+    return worker
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _port(server: LiveServer) -> int:
+    assert isinstance(server.address, tuple)
+    return server.address[1]
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_others_are_answered_meanwhile(attack: str, count_cases: Callable[[int], None]) -> None:
+def test_other_clients_are_answered_beside_an_attack(
+    attack: str, count_cases: Callable[[int], None]
+) -> None:
     clients, path, control = ATTACKS[attack]
     seen = []
     for _ in range(TRIES):
@@ -62,14 +142,16 @@ def test_others_are_answered_meanwhile(attack: str, count_cases: Callable[[int],
     count_cases(clients)
 
 
-def test_a_promised_body_costs_no_memory(count_cases: Callable[[int], None]) -> None:
+def test_promised_body_costs_no_memory(count_cases: Callable[[int], None]) -> None:
     count = 400
     promised = memory_of("silent bodies", path="/echo", clients=count)
     assert promised < count * 16 * 1024, f"{promised / count:.0f} bytes for each head"
     count_cases(count)
 
 
-def test_small_chunks_are_no_larger_in_memory(count_cases: Callable[[int], None]) -> None:
+def test_small_chunks_cost_no_more_memory_than_large_ones(
+    count_cases: Callable[[int], None],
+) -> None:
     clients = 20 if LONG else 8
     large = memory_of("a beginning of 1 KiB chunks", path="/echo", clients=clients)
     small = memory_of("a beginning of two-byte chunks", path="/echo", clients=clients)
@@ -77,7 +159,7 @@ def test_small_chunks_are_no_larger_in_memory(count_cases: Callable[[int], None]
     count_cases(clients)
 
 
-def test_readers_who_do_not_read_hold_a_bounded_memory(count_cases: Callable[[int], None]) -> None:
+def test_readers_that_stop_reading_cost_bounded_memory(count_cases: Callable[[int], None]) -> None:
     count, size = 60, 5_000_000
     held = memory_of("readers of a list", path=f"/small/{size}", clients=count)
     assert held < count * size / 2, f"{held} bytes are held of {count * size}"
