@@ -125,6 +125,29 @@ def test_tick_leaves_a_queue_that_is_sending(make_near: MakeNear) -> None:
     assert not tick()
 
 
+def test_blocks_that_another_thread_has_taken_are_not_sent_again(near: Near) -> None:
+    near.write_next(b"first")
+    assert near.queue.held is not None
+    lock, held, taken = near.queue.lock, near.queue.held, list[bytes]()
+
+    class Late:
+        """The other thread has it first."""
+
+        def __enter__(self) -> None:
+            lock.acquire()
+            taken.append(held.take())
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    late: Any = Late()
+    near.queue.lock = late
+    near.write_next(bytes(1 << 17))
+    near.queue.lock = lock
+    assert taken == [b"first" + bytes(1 << 17)]
+    assert near.receive_all_there_is() == b""
+
+
 def test_tick_after_its_queues_are_emptied_is_no_error() -> None:
     """A queue's own thread may be quicker."""
 
@@ -287,7 +310,8 @@ def test_blocks_to_slow_client_cost_no_more_calls_than_to_a_quick_one(
     assert counts["slow"] <= most * counts["quick"], counts
 
 
-def test_blocks_waiting_for_slow_client_leave_when_it_has_taken_the_rest(near: Near) -> None:
+@pytest.mark.parametrize("flushes", [False, True])
+def test_blocks_waiting_for_slow_client_leave_behind_the_rest(near: Near, flushes: bool) -> None:
     queue, memory = near.queue, near.rules.memory
     write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=False)
     sent = 4 + near.write_until_full()
@@ -297,6 +321,9 @@ def test_blocks_waiting_for_slow_client_leave_when_it_has_taken_the_rest(near: N
     assert queue.bytes_left() == queue.bytes_queued + 9
     assert memory.used_bytes == before + (256 << 10)
     assert not near.rules.tick()  # nobody needs to come for them
+    if flushes:
+        queue.flush()
+        assert queue.bytes_left() == queue.bytes_queued
     received = b""
     while queue.draining:
         received += near.receive_all_there_is()
