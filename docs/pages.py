@@ -24,11 +24,8 @@ def command_line() -> str:
     parser = command_parser()
     parts = [
         "# Command line",
-        f"{parser.description} This page is generated from the commands' `--help`.",
-        "\n".join(
-            f"- [`wsgifast {action.dest}`](#wsgifast-{action.dest}): {action.help}"
-            for action in _commands(parser)._choices_actions
-        ),
+        f"{parser.description} This page is generated from the commands' `--help`, which has "
+        "examples, too.",
     ]
     for name, command in _commands(parser).choices.items():
         usage = " ".join(command.format_usage().removeprefix("usage: ").split())
@@ -36,24 +33,30 @@ def command_line() -> str:
         parts.append(f"```text\n{usage if command.usage else _short_usage(command)}\n```")
         for title, rows in _groups(command):
             parts.append(f"| {title} | |\n|---|---|\n" + "\n".join(rows))
-        examples = str(command.epilog).removeprefix("examples:\n")
-        lines = "\n".join(line.strip() for line in examples.splitlines())
-        parts.append(f"Examples:\n\n```text\n{lines}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+_SEVERITIES = {
+    "wrong": "broken on some server.",
+    "slow": "costs more than necessary.",
+    "info": "worth knowing.",
+}
 
 
 def findings() -> str:
     """The doctor's findings: their list, and the text that the command shows."""
-    rows = [f"| [{e.id}](#{e.id.lower()}) | {e.severity} | {e.title} |" for e in FINDINGS.values()]
-    table = "\n".join(rows)
+    parts = []
+    for severity, meaning in _SEVERITIES.items():
+        listed = [e for e in FINDINGS.values() if e.severity == severity]
+        rows = "\n".join(f"- [{e.id}](#{e.id.lower()}): {e.title}" for e in listed)
+        parts.append(f"**{severity}**: {meaning}\n\n{rows}")
+    lists = "\n\n".join(parts)
     return f"""# Findings of `wsgifast doctor`
 
-For those who read the doctor's report: what each finding means, and how to fix it. The ids never
-change. `wrong`: broken on some server. `slow`: costs more than necessary. `info`: worth knowing.
+For those who read the doctor's report, or that of `wsgifast run --check` (WF101 and on): what each
+finding means, and how to fix it. The ids never change.
 
-| id | severity | finding |
-|---|---|---|
-{table}
+{lists}
 
 ```{{include}} ../../wsgifast/commands/doctor/findings.md
 ```
@@ -160,16 +163,11 @@ def metrics_page() -> str:
         "",
         "## OpenTelemetry's names",
         "",
-        'The same with `metrics="opentelemetry"`. Its histogram of FastWorker, '
-        "`wsgifast.thread_wait`, has the requests that did wait; Prometheus's also those that "
-        "found a thread free.",
-        "",
-        "| metric | unit | in Prometheus |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| `{metric.opentelemetry_name}` | `{metric.unit}` | `{metric.name}` |"
-        for metric in metrics.CATALOGUE.values()
+        'With `metrics="opentelemetry"` the first three are `http.server.request.duration`, '
+        "`http.server.response.body.size` and `http.server.active_requests`. The others have a "
+        "dot after `wsgifast` and no unit or `total` at the end: `wsgifast_thread_wait_seconds` is "
+        "`wsgifast.thread_wait`, in `s`; bytes are `By`. That histogram has only the requests that "
+        "did wait; Prometheus's also those that found a thread free.",
     ]
     return "\n".join([*lines, _METRICS_NAMES])
 

@@ -57,8 +57,9 @@ def test_commands_of_the_short_dockerfile_and_the_procfile_serve_the_shop(tmp_pa
             assert server.get("/").body == b"<h1>The shop</h1>", server.log()
 
 
-def test_compose() -> None:
-    check("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml")
+@pytest.mark.parametrize("name", ["compose.yaml", "run.compose.yaml"])
+def test_compose(name: str) -> None:
+    check("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / name)
 
 
 def test_kubernetes() -> None:

@@ -2,7 +2,8 @@
 
 A block's language says what is done with it: `python` and `console` run, configuration is read by
 the program that it is for, and `text` is what something prints. What a page has no need to show is
-in comments: ``<!-- files`` writes files, ``<!-- python`` is Python. There is always a shop.py.
+in comments: ``<!-- files`` writes files, ``<!-- python`` is Python. A `diff` whose first line is
+``--- shop.py`` changes that file; any other one is only shown. There is always a shop.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DOCS", "PAGES", "Block", "blocks", "files_in"]
+__all__ = ["DOCS", "PAGES", "Block", "blocks", "files_in", "patched"]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # Those that tell what to do.
@@ -50,6 +51,13 @@ class Block:
         """The file that a Python block is."""
         found = self._first_line()
         return found["name"] if found else None
+
+    @property
+    def changes(self) -> str | None:
+        """The file that a diff changes."""
+        first = self.text.partition("\n")[0]
+        is_applied = self.language == "diff" and first.startswith("--- ")
+        return first.removeprefix("--- ") if is_applied else None
 
     @property
     def at_the_end(self) -> bool:
@@ -90,3 +98,13 @@ def files_in(block: Block) -> Iterator[tuple[str, str]]:
         else:
             lines.append(line)
     yield name, "".join(lines)
+
+
+def patched(block: Block, text: str) -> str:
+    """A file's text after a diff, whose hunks are separated by ``@@``."""
+    for hunk in block.text.partition("\n")[2].split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+        assert text.count(old) == 1, f"{block}: these lines are there once:\n{old}"
+        text = text.replace(old, new)
+    return text

@@ -11,7 +11,7 @@ import sys
 import types
 from pathlib import Path
 
-from .blocks import Block, blocks, files_in
+from .blocks import Block, blocks, files_in, patched
 
 
 def main(page: str, folder: str) -> None:
@@ -23,6 +23,10 @@ def main(page: str, folder: str) -> None:
         if block.language == "files":
             for name, text in files_in(block):
                 Path(name).write_text(text)
+        elif block.changes:
+            path = Path(block.changes)
+            path.write_text(patched(block, path.read_text()))
+            exec(compile(path.read_text(), path.name, "exec"), vars(module))
         elif block.language == "python" and not block.at_the_end:  # which its file's commands run
             if not block.hidden:
                 last = block.name or last

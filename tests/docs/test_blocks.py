@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import PAGES, Block, blocks, files_in
+from tests.docs.blocks import PAGES, Block, blocks, files_in, patched
 from tests.docs.configurations import CHECKS
 from tests.docs.shell import Shell
 from tests.support import forkserver
@@ -56,6 +56,8 @@ def test_page_runs_as_written(page: str, tmp_path: Path) -> None:
                 append = block.name is None or block.at_the_end
                 shell.write(block.name or last, block.text, append=append)
                 last = block.name or last
+            elif block.changes:
+                shell.write(block.changes, patched(block, (tmp_path / block.changes).read_text()))
             elif block.language == "console":
                 shell.run(block.text)
             elif block.language == "text":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 
 import pytest
@@ -11,6 +12,8 @@ from docs.pages import DOCS, PAGES
 from loadtests.applications.catalogue import APPLICATIONS
 from tests.asgi.servers import SERVERS as ASGI_SERVERS
 from tests.conftest import WSGI_SERVERS
+from wsgifast.metrics import CATALOGUE as METRICS
+from wsgifast.workers import FastWorker
 
 ROOT = DOCS.parent
 
@@ -35,6 +38,28 @@ def test_exported_name_is_in_the_reference(package: str) -> None:
     named = set(re.findall(directive, pages, re.MULTILINE))
     exported = {name for name in importlib.import_module(package).__all__ if name[0] != "_"}
     assert named == exported
+
+
+def test_opentelemetry_names_follow_the_rule_of_the_metrics_page() -> None:
+    for metric in METRICS.values():
+        stem = re.sub("(_(seconds|bytes|total))*$", "", metric.name)
+        if stem.startswith("wsgifast_"):
+            assert metric.opentelemetry_name == stem.replace("_", ".", 1)
+            of_unit = {"s": "seconds", "By": "bytes"}.get(metric.unit, "")
+            assert of_unit in metric.name
+        else:
+            assert metric.opentelemetry_name in (DOCS / "reference" / "metrics.md").read_text()
+
+
+def test_fastworker_page_has_the_defaults() -> None:
+    page = (DOCS / "reference" / "fastworker.md").read_text()
+    block = page.partition("```python\n# gunicorn.conf.py\n")[2].partition("```")[0]
+    shown: dict[str, object] = {}
+    exec(block, {}, shown)
+    assert shown.pop("worker_class") == "wsgifast.workers.FastWorker"
+    assert shown.pop("threads")
+    assert {name: getattr(FastWorker, name) for name in shown} == shown
+    assert {*shown} == {*re.findall(r":cvar (\w+):", inspect.getdoc(FastWorker) or "")}
 
 
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"])
