@@ -166,15 +166,16 @@ def mod_wsgi(port: int, app: str) -> list[str]:
         "APACHE_SCRIPT": support / "mod_wsgi_script.py", "MOD_WSGI_APP": app,
     }  # fmt: skip
     # It refuses to serve as root: it is somebody else, who may read and write what root may.
-    powers = ("-all,+dac_override",) * 3
-    as_nobody = (
-        "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set", powers[0],
-        "--inh-caps", powers[1], "--ambient-caps", powers[2],
-    )  # fmt: skip
+    as_nobody: list[str] = []
+    if os.geteuid() == 0:
+        powers = "-all,+dac_override"
+        as_nobody = [
+            program("setpriv"), "--reuid=65534", "--regid=65534", "--clear-groups",
+            "--bounding-set", powers, "--inh-caps", powers, "--ambient-caps", powers,
+        ]  # fmt: skip
     return [
         "env", *(f"{name}={value}" for name, value in environment.items()),
-        *(as_nobody if os.geteuid() == 0 else ()),
-        command, "-X", "-f", str(support / "mod_wsgi.conf"),
+        *as_nobody, command, "-X", "-f", str(support / "mod_wsgi.conf"),
     ]  # fmt: skip
 
 

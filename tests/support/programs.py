@@ -33,6 +33,7 @@ PACKAGES = {
     "promtool": "prometheus",
     "apache2": "apache2-bin",
     "mod_wsgi.so": "libapache2-mod-wsgi-py3",  # for Debian's own Python
+    "setpriv": "util-linux",  # starts Apache as somebody else
     "caddy": "caddy",
     "systemd-analyze": "systemd",
     "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python; it brings uwsgi-core
