@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from tests.support.process import open_descriptors, send_buffer_is_limited
 from tests.support.servers import wait_for
 from tests.support.tls import client_context, server_context
-from wsgifast.server import coalescing, sending
-from wsgifast.server.coalescing import OutputRules
+from wsgifast.server import backlog, sending
 from wsgifast.server.counters import Counters
-from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import OutputQueue
+from wsgifast.server.output_rules import DiskThreads, OutputRules
 from wsgifast.server.poller import WOULD_BLOCK
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.options import options as options_of
@@ -267,7 +266,7 @@ def near(make_near: MakeNear) -> Near:
 @pytest.fixture
 def in_quick_succession(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block comes right behind the one before."""
-    monkeypatch.setattr(coalescing, "_COALESCE_S", math.inf)
+    monkeypatch.setattr(backlog, "_COALESCE_S", math.inf)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 from tests.server.connections import KNOWN, MakeBench, answers_wrapped
 from tests.server.pools import Monitored, exhaust
 from tests.workers.bench import GET, LARGE, echo, large
-from wsgifast.server.counters import _MOST_WAITS, Counters, gauges
+from wsgifast.server.counters import _MOST_TIMES, Counters, gauges
 from wsgifast.server.server import Server
 from wsgifast.workers import FastWorker
 
@@ -91,8 +91,8 @@ def test_requests_without_a_free_thread_are_counted(make_bench: MakeBench) -> No
     assert (values["threads"], values["threads_busy"], values["requests_waiting"]) == (3, 0, 1)
     bench.clock.now += 2.5
     bench.answer(bench.take_waiting())
-    assert bench.server.counters.take_waits() == [2.5]
-    assert bench.server.counters.take_waits() == []
+    assert bench.server.counters.waits.take() == [2.5]
+    assert bench.server.counters.waits.take() == []
     assert gauges_of(bench.server)["requests_waiting"] == 0
 
 
@@ -114,9 +114,9 @@ def test_thread_taking_a_request_that_waited_reports_it(monitored: Monitored) ->
 
 def test_waits_that_are_not_collected_are_limited() -> None:
     counters = Counters()
-    for _ in range(_MOST_WAITS + 5):
-        counters.count_wait(0.1)
-    assert len(counters.take_waits()) == _MOST_WAITS
+    for _ in range(_MOST_TIMES + 5):
+        counters.waits.add(0.1)
+    assert len(counters.waits.take()) == _MOST_TIMES
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.servers import wait_for
-from wsgifast.server import disk
-from wsgifast.server.disk import DiskThreads
+from wsgifast.server import output_rules as disk
+from wsgifast.server.output_rules import DiskThreads
 
 PATIENCE_S = 60.0
 

@@ -13,7 +13,7 @@ from hyperframe.frame import PingFrame, SettingsFrame
 from tests.server.connections import answers
 from tests.server.http2_peer import ENHANCE_YOUR_CALM, REFUSED, Begin, Peer, raw_frame, raw_head
 from tests.workers.bench import LARGE, echo
-from wsgifast.server import coalescing
+from wsgifast.server import backlog
 
 
 def many(peer: Peer, count: int, make: Callable[[], object]) -> None:
@@ -194,7 +194,7 @@ def test_window_updates_for_each_small_frame_are_no_flood(begin: Begin) -> None:
 
     peer = begin(answers(body), reads=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coalescing, "_COALESCE_S", 0.0)  # each block is a frame
+        patch.setattr(backlog, "_COALESCE_S", 0.0)  # each block is a frame
         assert peer.get().ended
     assert len(peer.answers[1].body) == 3000
     assert not peer.goaways

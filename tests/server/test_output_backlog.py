@@ -34,7 +34,7 @@ from tests.support.servers import wait_for
 from tests.workers.bench import Clock
 from wsgifast.errors import ClientGone
 from wsgifast.server import backlog, sending
-from wsgifast.server.coalescing import OutputRules
+from wsgifast.server.output_rules import OutputRules
 
 pytestmark = pytest.mark.usefixtures("in_quick_succession")
 

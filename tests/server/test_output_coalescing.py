@@ -14,7 +14,7 @@ from tests.support.effort import effort
 from tests.workers.bench import Clock
 from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
-from wsgifast.server import coalescing
+from wsgifast.server import backlog
 from wsgifast.server.sending import Sender, Turn
 
 pytestmark = pytest.mark.usefixtures("in_quick_succession")
@@ -46,7 +46,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     make_near: MakeNear, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticking = True
-    monkeypatch.setattr(coalescing, "_COALESCE_S", 0.0005)
+    monkeypatch.setattr(backlog, "_COALESCE_S", 0.0005)
     shared = rules(request_tick=lambda: ticking)
     near = make_near(shared)
     write_next = near.queue.begin_stream(b"1", frame=None, may_run_ahead=False)
@@ -108,7 +108,7 @@ def test_stream_without_a_pause_learns_of_the_end(near: Near) -> None:
 
 
 def test_tick_leaves_a_queue_that_is_sending(make_near: MakeNear) -> None:
-    shared = rules()
+    shared: Any = rules()
     one, other = make_near(shared), make_near(shared)
     tick = shared.tick
     assert not tick()
@@ -155,14 +155,14 @@ def test_tick_after_its_queues_are_emptied_is_no_error() -> None:
         def __bool__(self) -> bool:
             return True
 
-    shared = rules()
+    shared: Any = rules()
     shared.queues = Emptied()
     assert shared.tick()
 
 
 def test_tick_ends_although_writers_go_on() -> None:
     """It comes between the worker's signs of life."""
-    shared = rules()
+    shared: Any = rules()
     flushed: list[int] = []
 
     class Busy:

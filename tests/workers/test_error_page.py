@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from gunicorn import util
 
-from wsgifast.workers.error_page import ErrorPage
+from wsgifast.workers.gunicorn_support import ErrorPage
 
 
 def recorded() -> tuple[Callable[[int, bytes], int], list[tuple[int, bytes]]]:

@@ -1,7 +1,7 @@
-"""What waits for one client, in order: bytes in memory and parts of files.
+"""What waits for one client, in order: blocks of a stream, bytes in memory and parts of files.
 
-A plain data structure without a socket. Every call needs the queue's lock, except for
-:meth:`Backlog.spill`.
+Plain data structures without a socket. Every call of a :class:`Backlog` needs the queue's lock,
+except for :meth:`Backlog.spill`.
 
 What goes to a temporary file is written by a disk thread, and has its place in the queue meanwhile.
 If its turn comes before it is written, it is sent from memory, and what is written is not used.
@@ -10,14 +10,18 @@ If its turn comes before it is written, it is sent from memory, and what is writ
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from ..files.temporary import Budget, TemporaryFile
+from ..files.temporary import TemporaryFile
 from ..sockets.sending import FileSegment
+
+if TYPE_CHECKING:
+    from .output import OutputQueue
+    from .output_rules import OutputMemory, OutputRules
 
 # This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
@@ -25,10 +29,104 @@ _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
 _JOINED_BYTES = 4 * 1024
 # The most buffers of one send.
 _BUFFERS = 64
+# A block is held back if it follows another one this soon.
+_COALESCE_S = 0.0005
+# Blocks are coalesced up to this size: larger writes are no cheaper per byte.
+_COALESCED_BYTES = 64 * 1024
+# The same of blocks that are compressed when they are framed: by whatever thread takes them, under
+# the queue's lock.
+_COMPRESSED_BYTES = 16 * 1024
+# What may wait there however little memory is left: a single block would be a system
+# call, or a write to a temporary file.
+_WAITING_ANYWAY_BYTES = 16 * 1024
 # Free space that is left on the file system of the temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
-# The least time between two warnings about a failed spill: the log may be on the same disk.
-_WARN_AGAIN_S = 10.0
+
+
+class HeldBlocks:
+    """The blocks of a stream that are held back, and framed together.
+
+    Only the writer adds some; the thread that takes them has the queue's lock. The two need no lock
+    between them: CPython copies a list in one step, and what is appended later stays.
+
+    Before a slow client, blocks wait here too: its queue takes them once it has nothing else to
+    send, or when there are many. Nobody needs to hurry, so no tick is requested.
+
+    :param frame: frames blocks that are sent together, as one chunk; None for no framing.
+    :param most_waiting: how many bytes may wait there.
+    :param compresses: whether `frame` compresses, too.
+    :ivar blocks: unframed, none of them empty.
+    :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
+    """
+
+    __slots__ = (
+        "_frame", "_last_block", "_most_held", "_most_waiting", "_queue", "_reserved", "_rules",
+        "blocks", "size",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        queue: OutputQueue,
+        rules: OutputRules,
+        frame: Callable[[bytes], bytes] | None,
+        *,
+        most_waiting: int,
+        compresses: bool = False,
+    ) -> None:
+        self.blocks: list[bytes] = []
+        self.size = 0
+        self._queue = queue
+        self._rules = rules
+        self._frame = frame
+        self._last_block = time.monotonic()  # when the app handed it over
+        self._most_held = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
+        self._most_waiting = _COMPRESSED_BYTES if compresses else most_waiting
+        self._reserved = 0  # the writer sets it, and who takes the blocks resets it
+
+    def write(self, block: bytes) -> None:
+        """As :meth:`.OutputQueue.write`, but the block may be held back for the next one."""
+        now = time.monotonic()
+        behind = now - self._last_block < _COALESCE_S
+        self._last_block = now
+        # Append first. A tick removes the queue from the rules' `queues` and then takes the blocks:
+        # if it came too early for this block, the check below finds the queue missing.
+        self.blocks.append(block)
+        self.size = size = self.size + len(block)
+        queue = self._queue
+        if queue.draining:
+            # Its thread sets `draining` to False before it takes the blocks for the last time: it
+            # finds this one.
+            if size < (self._reserved or self._reserve()) and queue.error is None:
+                return
+        elif behind and size < self._most_held and queue.error is None:
+            rules = self._rules
+            if queue in rules.queues or rules.hold_back(queue):
+                return
+        with queue.lock:
+            data = self.take()
+        if data:
+            queue.write(data)
+
+    def take(self) -> bytes:
+        """Remove all blocks, and return them joined and framed."""
+        taken = self.blocks[:]
+        del self.blocks[: len(taken)]
+        self.size = 0
+        reserved = self._reserved
+        if reserved:
+            self._reserved = 0
+            self._rules.memory.count(-reserved)
+        data = b"".join(taken)
+        return self._frame(data) if self._frame is not None and data else data
+
+    def _reserve(self) -> int:
+        """Reserve memory for blocks that wait before a slow client; returns how many bytes."""
+        size = self._most_waiting
+        if not self._rules.memory.take(size):
+            size = min(size, _WAITING_ANYWAY_BYTES)
+            self._rules.memory.count(size)
+        self._reserved = size
+        return size
 
 
 class Spilling:
@@ -336,50 +434,3 @@ class Backlog:
 def _bytes_in_memory(buffer: memoryview) -> int:
     whole = buffer.obj
     return len(whole) if isinstance(whole, bytes) else buffer.nbytes
-
-
-class OutputMemory(Budget):
-    """Counts the output in memory that waits for clients; beyond it, temporary files are used.
-
-    :param disk: counts the bytes of these.
-    :param warn: a logging function.
-    """
-
-    def __init__(self, limit_bytes: int, disk: Budget, warn: Callable[..., object]) -> None:
-        super().__init__(limit_bytes)
-        self.disk = disk
-        self._warn = warn
-        self._warned = False
-        self._warned_at = -_WARN_AGAIN_S  # of a failed spill; monotonic
-
-    @property
-    def most_of_one(self) -> int:
-        """What one response may have in memory while a disk is slow."""
-        return self._limit_bytes // 8
-
-    @property
-    def is_full(self) -> bool:
-        return self.used_bytes >= self._limit_bytes
-
-    def take(self, size: int) -> bool:
-        if super().take(size):
-            return True
-        with self._lock:
-            warned, self._warned = self._warned, True
-        if not warned:
-            self._warn(
-                "Slow clients leave more than %d bytes waiting in memory: from now on what "
-                "exceeds it goes to temporary files in %s",
-                self._limit_bytes,
-                tempfile.gettempdir(),
-            )
-        return False
-
-    def warn_of_failed_spill(self, error: OSError) -> None:
-        """Log, now and then, that output stays in memory beyond the limit."""
-        now = time.monotonic()
-        with self._lock:
-            if now - self._warned_at < _WARN_AGAIN_S:
-                return
-            self._warned_at = now
-        self._warn("Output stays in memory, as it cannot be written to a temporary file: %s", error)

@@ -22,17 +22,35 @@ if TYPE_CHECKING:
     from .endpoint import Endpoint
     from .server import Server
 
-# Most waits kept between two reads.
-_MOST_WAITS = 10_000
+# Most times kept between two reads.
+_MOST_TIMES = 10_000
 # tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
 # tcpi_sacked the limit.
 _TCP_INFO_UNACKED_AT = 24
 _TCP_LISTEN = 10
 
 
+class Times:
+    """Times in seconds, since they were last taken."""
+
+    def __init__(self) -> None:
+        self._kept: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        if len(self._kept) < _MOST_TIMES:
+            self._kept.append(seconds)
+
+    def take(self) -> list[float]:
+        taken = self._kept[:]
+        del self._kept[: len(taken)]
+        return taken
+
+
 class Counters:
     """Totals since the server started.
 
+    :ivar waits: for how long requests have waited for a free thread.
+    :ivar queued: for how long they waited before they came.
     :ivar accepted: connections accepted.
     :ivar connections_refused: connections closed at once, as their address had too many.
     :ivar sendfile_bytes: bytes of files sent by sendfile.
@@ -46,30 +64,7 @@ class Counters:
         self.sendfile_bytes = 0
         self.timeouts = Counter[str]()
         self.refused = Counter[int]()
-        self._waits: list[float] = []
-        self._queued: list[float] = []
-
-    def count_wait(self, seconds: float) -> None:
-        """Record that a request waited for a free thread."""
-        if len(self._waits) < _MOST_WAITS:
-            self._waits.append(seconds)
-
-    def count_queued(self, seconds: float) -> None:
-        """Record that a request waited before it came."""
-        if len(self._queued) < _MOST_WAITS:
-            self._queued.append(seconds)
-
-    def take_queued(self) -> list[float]:
-        """Return what :meth:`count_queued` has recorded since the last call."""
-        taken = self._queued[:]
-        del self._queued[: len(taken)]
-        return taken
-
-    def take_waits(self) -> list[float]:
-        """Return the waits recorded since the last call, in seconds."""
-        taken = self._waits[:]
-        del self._waits[: len(taken)]
-        return taken
+        self.waits, self.queued = Times(), Times()
 
 
 class Exhaustion:

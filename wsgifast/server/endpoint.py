@@ -104,7 +104,7 @@ class Registry:
             if self._claim_if_waiting(other):
                 if self._poller.must_forget:
                     self._poller.forget(fd)
-                self._have_step(other, other.on_overdue)
+                self.attempt(other, other.on_overdue)
         with self._lock:
             self.waiting[fd] = connection
             try:
@@ -170,9 +170,9 @@ class Registry:
             if not self._claim_if_waiting(connection, overdue_at=now):
                 continue
             if connection.deadline < now:
-                self._have_step(connection, connection.on_overdue)
+                self.attempt(connection, connection.on_overdue)
             else:
-                self._have_step(connection, connection.retry)
+                self.attempt(connection, connection.retry)
 
     def cap_deadlines(self, deadline: float, applies: Callable[[Endpoint], bool]) -> None:
         """Have the waiting connections for which `applies` is true end by `deadline`."""
@@ -180,12 +180,14 @@ class Registry:
             if applies(connection):
                 connection.deadline = min(connection.deadline, deadline)
 
-    def _have_step(self, connection: Endpoint, step: Callable[[], object]) -> None:
+    def attempt(self, connection: Endpoint, step: Callable[[], Channel | None]) -> Channel | None:
+        """Have the owner of a connection take a step; an error in it is logged, and closes it."""
         try:
-            step()
+            return step()
         except Exception:
             self.log.exception("Error in a connection")
             connection.close()
+            return None
 
     def _claim_if_waiting(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
         fd = connection.fd

@@ -15,8 +15,8 @@ one TLS object at once.
 
 *Coalescing.* A generator's block that closely follows another is held back for the next one, until
 the monitor's next tick at most, which sends it while the app goes on (PEP 3333, "Buffering and
-Streaming"). Blocks are held back without the lock, and framed together (coalescing.py): the thread
-that takes the lock next adds them to the backlog.
+Streaming"). Blocks are held back without the lock, and framed together (:class:`.HeldBlocks`): the
+thread that takes the lock next adds them to the backlog.
 
     nothing held --a block, soon after another--> held --tick, or enough--> sent
                  --a block, before a slow client--> held --the queue is empty, or enough--> queued
@@ -48,8 +48,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import ClientGone, without_frames
 from ..sockets.sending import FileSegment
-from .backlog import Backlog, Spilling
-from .coalescing import HeldBlocks, OutputRules
+from .backlog import Backlog, HeldBlocks, Spilling
+from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
 from .sending import Turn
 

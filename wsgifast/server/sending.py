@@ -43,7 +43,7 @@ from .backlog import Backlog
 from .poller import WOULD_BLOCK
 
 if TYPE_CHECKING:
-    from .coalescing import OutputRules
+    from .output_rules import OutputRules
 
 # What a connection sends before the others have their turn.
 _TURN_BYTES = 4 * 1024 * 1024

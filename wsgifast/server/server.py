@@ -19,12 +19,12 @@ from ..sockets.client_limits import ConnectionsByAddress
 from ..sockets.closing import LINGER_S
 from .acceptor import Acceptor
 from .application import Application
-from .coalescing import OutputRules
 from .connection import Connection
 from .counters import Counters
 from .endpoint import Endpoint, Registry
 from .monitor import Watchdog
 from .options import HTTP2Options, Options
+from .output_rules import OutputRules
 from .poller import HUNG_UP, Event, make_poller
 from .pool import Close, Pool, Task
 from .receiving import Exchange, Parser, Receiver
@@ -254,7 +254,7 @@ class Server:
 
     def resume(self, connection: Endpoint) -> None:
         """Have a thread of the pool call :meth:`Connection.on_event` without an event."""
-        self.pool.defer(partial(self._go_on, connection, 0))
+        self.pool.defer(partial(self.registry.attempt, connection, partial(connection.on_event, 0)))
 
     def begin_http2(
         self, connection: Endpoint, parser: Parser, received: bytes, exchange: Exchange | None
@@ -278,12 +278,7 @@ class Server:
         """
 
         def job() -> None:
-            try:
-                ready = step()
-            except Exception:
-                self.log.exception("Error in a connection")
-                connection.close()
-                return
+            ready = self.registry.attempt(connection, step)
             if ready is not None:
                 self.pool.defer(lambda: ready)
 
@@ -328,14 +323,6 @@ class Server:
             return None
         return ready
 
-    def _go_on(self, connection: Endpoint, events: int) -> Channel | None:
-        try:
-            return connection.on_event(events)
-        except Exception:
-            self.log.exception("Error in a connection")
-            connection.close()
-            return None
-
     def run(self, channel: Channel) -> None:
         """Run an app; called by every thread but the spare one and the monitor's."""
         try:
@@ -374,7 +361,7 @@ class Server:
         """A thread takes such a request."""
         exchange = channel.exchange
         if exchange is not None:
-            self.counters.count_wait(time.monotonic() - exchange.queued)
+            self.counters.waits.add(time.monotonic() - exchange.queued)
 
     def on_tick(self) -> bool:
         """The monitor looks, or a tick was requested; returns whether there was something to do."""

@@ -131,7 +131,7 @@ class WorkerCollector:
         yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
         yield Point(_WAIT, (), self._wait())
         with self._lock:
-            self._queue.add(counters.take_queued())
+            self._queue.add(counters.queued.take())
             queue = Distribution(tuple(self._queue.counts), self._queue.total_s)
         yield Point(_QUEUE, (), queue)
         ended = {} if self._ended_as is None else {self._ended_as: 1}
@@ -151,7 +151,7 @@ class WorkerCollector:
 
     def _wait(self) -> Distribution:
         with self._lock:
-            self._waits.add(self.server.counters.take_waits())
+            self._waits.add(self.server.counters.waits.take())
             first, *others = self._waits.counts
             # All other requests found a thread free.
             at_once = max(0, self.server.requests - sum(self._waits.counts))
@@ -227,7 +227,7 @@ class ResponseRecorder:
         elif resp is not None and error is None:
             return  # the app has taken its connection over
         if self._counters is not None and (queued_s := queued_seconds(exchange)) is not None:
-            self._counters.count_queued(queued_s)
+            self._counters.queued.add(queued_s)
         length_error = environ.get(LENGTH_ERROR)
         left = False
         if error is not None or resp is None or resp.must_close or resp.dropped:

@@ -24,8 +24,9 @@ from ..metrics.health import resident_bytes
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
 from ..sockets.client_limits import HEAD_TIMEOUT_S
-from .error_page import Answering, ErrorPage
 from .gunicorn_support import (
+    Answering,
+    ErrorPage,
     Settings,
     arbiters_signals,
     environ_part,
