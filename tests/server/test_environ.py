@@ -62,9 +62,7 @@ def settings(**options: Any) -> Any:
 
 
 def parse(cfg: Any, head: bytes, peer: object) -> Any:
-    unreader = Unreader(head)
-    unreader.wait = lambda size: b""
-    return Request(cfg, unreader, peer, 1)
+    return Request(cfg, Unreader(head), peer, 1)
 
 
 def made_by_gunicorn(cfg: Any, head: bytes, peer: object, server: object) -> Any:

@@ -97,9 +97,9 @@ def test_flood_counts_leak_away() -> None:
     floods = Floods(0.0)
     for now in (0.0, PERIOD_S, 2.5 * PERIOD_S):
         for _ in range(RESETS):
-            floods.count_reset(now)
+            floods.count("resets", now)
     with pytest.raises(Flood, match="reset"):
-        floods.count_reset(2.5 * PERIOD_S)
+        floods.count("resets", 2.5 * PERIOD_S)
 
 
 def test_sent_data_earns_window_updates() -> None:
@@ -107,23 +107,23 @@ def test_sent_data_earns_window_updates() -> None:
     for _ in range(2000):
         floods.earn_windows(10, frames=1)
     for _ in range(4000 + WINDOWS):
-        floods.count_window(0.0)
+        floods.count("windows", 0.0)
     # 10 bytes a frame have earned a little more.
     for _ in range(39):
-        floods.count_window(0.0)
+        floods.count("windows", 0.0)
     with pytest.raises(Flood):
-        floods.count_window(0.0)
+        floods.count("windows", 0.0)
 
 
 def test_frame_cut_by_a_window_earns_no_window_updates() -> None:
     floods = Floods(0.0)
     for _ in range(WINDOWS):
-        floods.count_window(0.0)
+        floods.count("windows", 0.0)
         floods.earn_windows(1, frames=0)
     for _ in range(int(WINDOWS * 2 / 1024)):
-        floods.count_window(0.0)
+        floods.count("windows", 0.0)
     with pytest.raises(Flood):
-        floods.count_window(0.0)
+        floods.count("windows", 0.0)
 
 
 OPTIONS = HTTP2Options(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gunicorn import http
@@ -154,41 +154,27 @@ class Unreader:
     """The received bytes, as gunicorn's parsers read them.
 
     :ivar data: the bytes that have not been read.
-    :ivar wait: returns more, b"" at the end of the connection; None if there are no more yet.
     """
 
-    __slots__ = ("data", "wait")
+    __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.wait: Callable[[int], bytes] | None = None
 
     def read(self, size: int | None = None, read_ahead: int | None = None) -> bytes:
         """Read `size` bytes, or all that there are if it is None.
 
-        :raises NeedMoreData: if there are fewer.
+        :raises NeedMoreData: if there are fewer, or none.
         """
-        if size is None or size < 0:
-            return self.take_buffered() or self._more(read_ahead or 0)
-        while len(self.data) < size:
-            more = self._more(size - len(self.data))
-            if not more:
-                break
-            self.data += more
+        if size is None:
+            size = len(self.data) or 1
+        if len(self.data) < size:
+            raise NeedMoreData
         data, self.data = self.data[:size], self.data[size:]
         return data
 
     def unread(self, data: bytes) -> None:
         self.data = bytes(data) + self.data
-
-    def take_buffered(self) -> bytes:
-        data, self.data = self.data, b""
-        return data
-
-    def _more(self, wanted: int) -> bytes:
-        if self.wait is None:
-            raise NeedMoreData
-        return self.wait(wanted)
 
 
 class _Persistence:

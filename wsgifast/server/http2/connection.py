@@ -266,7 +266,7 @@ class HTTP2Connection(Endpoint):
         if number > self._last_stream:
             with self._lock:
                 self._frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
-            self._floods.count_reset(time.monotonic())
+            self._floods.count("resets", time.monotonic())
             return
         is_head = (b":method", b"HEAD") in event.headers
         stream = Stream(self.mux, number, is_head=is_head)
@@ -311,7 +311,7 @@ class HTTP2Connection(Endpoint):
             peer = self.peer
             core.log.warning("Invalid request from %s: %s", peer, event.malformed)
         self._fail(event.stream_id, "the stream has been reset")
-        self._floods.count_reset(time.monotonic())
+        self._floods.count("resets", time.monotonic())
 
     def _fail(self, number: int, reason: str) -> None:
         stream = self.streams.get(number)
@@ -345,7 +345,7 @@ class HTTP2Connection(Endpoint):
             self._make_ready(stream)
 
     def _on_reset(self, event: events.StreamReset) -> None:
-        self._floods.count_reset(time.monotonic())
+        self._floods.count("resets", time.monotonic())
         self._fail(event.stream_id, "the stream is reset")
 
     def _on_window(self, event: events.WindowUpdated) -> None:

@@ -373,19 +373,29 @@ class Flood(WSGIFastError):
     """A client exceeds one of the limits (RFC 9113 section 10.5)."""
 
 
+# What each bucket holds, and what a client has done that fills it.
+_BUCKETS = {
+    "resets": (RESETS, "too many streams are reset"),
+    "control": (CONTROL_FRAMES, "too many frames ask for nothing"),
+    "windows": (WINDOWS, "windows are opened too often, by too little"),
+}
+
+
 class Floods:
     """The buckets of one connection."""
 
-    __slots__ = ("_control", "_resets", "_since", "_windows")
+    __slots__ = ("_levels", "_since")
 
     def __init__(self, now: float) -> None:
         self._since = now
-        self._resets = self._control = self._windows = 0.0
+        self._levels = dict.fromkeys(_BUCKETS, 0.0)
 
     def admit(self, frame: Frame) -> None:
         """Count a received frame by what it costs, before anything is done with it.
 
         Streams that are reset are counted apart, as they cost more than the frame that does it.
+
+        :raises Flood: as :meth:`count`.
         """
         if isinstance(frame, HeadersFrame):
             return
@@ -393,31 +403,25 @@ class Floods:
             if frame.data or "END_STREAM" in frame.flags:
                 return
         elif isinstance(frame, WindowUpdateFrame):
-            self.count_window(time.monotonic())
+            self.count("windows", time.monotonic())
             return
         cost = 1
         if isinstance(frame, SettingsFrame):
             cost += frame.body_len // _SETTINGS_BYTES
-        self.count_control_frame(time.monotonic(), cost)
+        self.count("control", time.monotonic(), cost)
 
-    def count_reset(self, now: float) -> None:
-        """:raises Flood: if the bucket is full; so do the other methods."""
-        self._leak(now)
-        self._resets += 1
-        if self._resets > RESETS:
-            raise Flood("too many streams are reset")
-
-    def count_control_frame(self, now: float, cost: int = 1) -> None:
-        self._leak(now)
-        self._control += cost
-        if self._control > CONTROL_FRAMES:
-            raise Flood("too many frames ask for nothing")
-
-    def count_window(self, now: float) -> None:
-        self._leak(now)
-        self._windows += 1
-        if self._windows > WINDOWS:
-            raise Flood("windows are opened too often, by too little")
+    def count(self, bucket: str, now: float, cost: int = 1) -> None:
+        """:raises Flood: if the bucket is full."""
+        levels = self._levels
+        share = (now - self._since) / PERIOD_S
+        self._since = now
+        for each, (most, _) in _BUCKETS.items():
+            if levels[each] > 0:  # a credit does not leak
+                levels[each] = max(0.0, levels[each] - share * most)
+        levels[bucket] += cost
+        most, done = _BUCKETS[bucket]
+        if levels[bucket] > most:
+            raise Flood(done)
 
     def earn_windows(self, size: int, *, frames: int) -> None:
         """Allow WINDOW_UPDATE frames for data that has been sent.
@@ -425,12 +429,4 @@ class Floods:
         :param size: bytes.
         :param frames: DATA frames, except one that a window cut short.
         """
-        self._windows -= size * _EARNED_PER_BYTE + 2 * frames
-
-    def _leak(self, now: float) -> None:
-        share = (now - self._since) / PERIOD_S
-        self._since = now
-        self._resets = max(0.0, self._resets - share * RESETS)
-        self._control = max(0.0, self._control - share * CONTROL_FRAMES)
-        if self._windows > 0:  # a credit does not leak
-            self._windows = max(0.0, self._windows - share * WINDOWS)
+        self._levels["windows"] -= size * _EARNED_PER_BYTE + 2 * frames
