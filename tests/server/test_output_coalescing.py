@@ -108,7 +108,7 @@ def test_stream_without_a_pause_learns_of_the_end(near: Near) -> None:
 
 
 def test_tick_leaves_a_queue_that_is_sending(make_near: MakeNear) -> None:
-    shared: Any = rules()
+    shared = rules()
     one, other = make_near(shared), make_near(shared)
     tick = shared.tick
     assert not tick()
@@ -155,7 +155,7 @@ def test_tick_after_its_queues_are_emptied_is_no_error() -> None:
         def __bool__(self) -> bool:
             return True
 
-    shared: Any = rules()
+    shared = rules()
     shared.queues = Emptied()
     assert shared.tick()
 

@@ -42,6 +42,11 @@ _PATIENCE_S = 60.0
 _TURNS = 2000
 
 
+def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Length", "5")])
+    return [b"hello"]
+
+
 def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     """An app that answers with the request's body."""
     data = environ["wsgi.input"].read()
@@ -361,3 +366,17 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
             return bench
 
         yield make
+
+
+MakeBench = Callable[..., Bench]
+
+
+def ask(bench: Bench, client: Client | None = None, **more: Any) -> tuple[int, bool, bytes]:
+    """One request; returns its status, whether the connection is kept, and the body."""
+    client = client or bench.connect()
+    client.send_request(**more)
+    bench.run()
+    response = client.read_response()
+    if not response.keep_alive:
+        assert client.read_to_end() == b""
+    return response.status, response.keep_alive, response.body

@@ -13,12 +13,9 @@ from gunicorn.http.wsgi import FileWrapper
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
-from tests.workers.asking import MakeBench
-from tests.workers.bench import LARGE, Client, make_bench
+from tests.workers.bench import LARGE, Client, MakeBench
 from tests.workers.serving import fast_worker
 from wsgifast.errors import RequestError
-
-__all__ = ["make_bench"]
 
 BLOCKS = [bytes(LARGE // 4)] * 4
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from tests.workers.bench import Bench, echo, make_bench
+from tests.workers.bench import MakeBench, echo
 from tests.workers.serving import has_setting
-
-__all__ = ["make_bench"]
-
-MakeBench = Callable[..., Bench]
 
 
 def test_a_proxy_header_counts_on_its_connection_only(make_bench: MakeBench) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from tests.support import http2
-from tests.workers.bench import Bench, echo, make_bench
+from tests.workers.bench import MakeBench, echo
 from tests.workers.serving import has_setting
 from wsgifast.server.endpoint import RECEIVING, STREAMS
-
-__all__ = ["make_bench"]
 
 pytestmark = pytest.mark.skipif(
     not has_setting("http2_cleartext"), reason="came with gunicorn 26.2"
 )
 
-MakeBench = Callable[..., Bench]
 
 ALLOWED = {"http_protocols": "h2,h1", "forwarded_allow_ips": "*"}
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -55,9 +52,7 @@ def test_prior_knowledge(make_bench: MakeBench, mode: str, step: int) -> None:
 
 def test_only_a_connection_s_first_bytes_are_its_preface(make_bench: MakeBench) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext="both", keepalive=5)
-    client = bench.connect()
-    client.send_request()
-    bench.run()
+    client = bench.begin()
     assert client.read_response().body == b"hello"
     client.send(PREFACE + SETTINGS)
     bench.run()

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +21,10 @@ from tests.support.http import Connection
 from tests.support.servers import free_port, live_server, wait_for
 from tests.support.shapes import STREAMED_CRUMBS
 from tests.workers.app import FILE_BYTES
-from tests.workers.bench import LARGE, Bench, large, make_bench
+from tests.workers.bench import LARGE, MakeBench, large
 from tests.workers.serving import fast_worker, gunicorn_command
 from wsgifast.workers import JSONLogger
 
-__all__ = ["make_bench"]
-
-MakeBench = Callable[..., Bench]
 ENVIRON = {
     "REQUEST_METHOD": "GET",
     "RAW_URI": "/caf%C3%A9?q=1",

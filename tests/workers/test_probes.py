@@ -15,14 +15,13 @@ import pytest
 
 from tests.support.http import Connection, Response, get
 from tests.support.servers import free_port, wait_for
-from tests.workers.bench import Bench, echo, large, make_bench
+from tests.workers.bench import MakeBench, echo, large
 from tests.workers.serving import fast_worker, reset
 from wsgifast.commands import cli
 from wsgifast.workers.metrics import UNREADY_AFTER_S, state_of
 
 pytestmark = pytest.mark.long
 
-__all__ = ["make_bench"]
 
 THREADS = 4
 # Not after seconds in which no thread was free.
@@ -89,8 +88,6 @@ def test_probes_while_every_thread_is_busy(
 
 
 # What a worker writes.
-
-MakeBench = Callable[..., Bench]
 
 
 def test_the_state_of_a_worker(make_bench: MakeBench) -> None:

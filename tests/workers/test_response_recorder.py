@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.bench import GET, Bench, large, make_bench
+from tests.workers.bench import GET, Bench, MakeBench, large
 from wsgifast import WSGIFast
 from wsgifast.metrics import (
     CATALOGUE,
@@ -29,10 +29,6 @@ from wsgifast.server.counters import gauges
 from wsgifast.workers import FastWorker
 from wsgifast.workers import metrics as worker_metrics
 from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_reporting
-
-__all__ = ["make_bench"]
-
-MakeBench = Callable[..., Bench]
 
 
 class Recording(RequestMetrics):

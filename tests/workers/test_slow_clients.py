@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tests.workers.bench import LARGE, PEER, Bench, large, make_bench
+from tests.workers.bench import LARGE, PEER, MakeBench, large
 from wsgifast.server.counters import slowest_clients
-
-__all__ = ["make_bench"]
-
-MakeBench = Callable[..., Bench]
 
 
 def download(path: str) -> bytes:

@@ -16,17 +16,13 @@ import pytest
 from gunicorn.config import Config
 
 from tests.support.tls import write_certificate
-from tests.workers.asking import MakeBench, ask, hello
-from tests.workers.bench import Bench, Log, make_bench
+from tests.workers.bench import Bench, Log, MakeBench, ask, hello
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.connection import Connection
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers import worker as module
 from wsgifast.workers.worker import FastWorker
-
-__all__ = ["make_bench"]
-
 
 # Options
 

@@ -15,12 +15,9 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.asking import MakeBench, ask, hello
-from tests.workers.bench import PEER, Log, make_bench
+from tests.workers.bench import PEER, Log, MakeBench, ask, hello
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server.response import Response
-
-__all__ = ["make_bench"]
 
 
 def test_when_connections_are_kept(make_bench: MakeBench) -> None:
@@ -95,9 +92,7 @@ def test_a_hook_that_ends_the_iteration(make_bench: MakeBench) -> None:
     """As an app does that has taken the socket over; there is no response yet."""
     hooks = Hooks("pre", StopIteration)
     bench = make_bench(hello, keepalive=5, pre_request=hooks.pre_request)
-    client = bench.connect()
-    client.send_request()
-    bench.run()
+    client = bench.begin()
     assert client.read_to_end() == b""
     assert not bench.log.says("Error")
 
@@ -108,9 +103,7 @@ def test_an_app_that_has_taken_the_socket_over_may_still_say_so(make_bench: Make
         raise StopIteration
 
     bench = make_bench(app, keepalive=5)
-    client = bench.connect()
-    client.send_request()
-    bench.run()
+    client = bench.begin()
     assert client.read_to_end() == b""
     assert not bench.log.says("Error")
 
@@ -130,9 +123,7 @@ def test_an_app_that_fails_behind_an_empty_body(make_bench: MakeBench) -> None:
         return Body()
 
     bench = make_bench(app, keepalive=5)
-    client = bench.connect()
-    client.send_request()
-    bench.run()
+    client = bench.begin()
     raw = client.read_to_end()
     assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
     assert raw.count(b"HTTP/1.1") == 1
@@ -162,9 +153,7 @@ def test_an_app_that_fails(make_bench: MakeBench, error: type[BaseException], wh
         return Body()
 
     bench = make_bench(app, keepalive=5)
-    client = bench.connect()
-    client.send_request()
-    bench.run()
+    client = bench.begin()
     raw = client.read_to_end()
     if where in ("app", "head"):
         assert raw.startswith(b"HTTP/1.1 500 ")
@@ -209,9 +198,7 @@ def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> 
 
     for made in (app, wrapped):
         bench = make_bench(made)
-        client = bench.connect()
-        client.send_request()
-        bench.run()
+        client = bench.begin()
         assert not bench.server.registry.connections
         assert bench.log.says("Ignoring a lost connection")
         assert not bench.log.says("Error")
@@ -228,9 +215,7 @@ def test_an_error_of_the_app_is_told_although_its_client_has_gone(make_bench: Ma
         return FailsToClose(app(environ, start_response), ValueError("of the app"))
 
     bench = make_bench(wrapped)
-    client = bench.connect()
-    client.send_request()
-    bench.run()
+    client = bench.begin()
     assert bench.log.says("Error handling request")
 
 
@@ -381,9 +366,7 @@ def test_a_response_without_a_status_is_not_logged_as_one(make_bench: MakeBench)
         raise StopIteration
 
     bench = make_bench(app)
-    client = bench.connect()
-    client.send_request()
-    bench.run()
+    client = bench.begin()
     assert client.read_to_end() == b"mine"
     assert not bench.log.requests
 
