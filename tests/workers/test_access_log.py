@@ -44,7 +44,7 @@ BODIES: dict[str, Callable[[Path], Iterable[bytes]]] = {
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("length", [True, False])
 @pytest.mark.parametrize("when", ["before the head", "after the head"])
-def test_bytes_for_a_client_that_has_left_are_not_logged_as_sent(
+def test_access_log_omits_bytes_for_client_that_left(
     make_bench: MakeBench, tmp_path: Path, body: str, length: bool, when: str
 ) -> None:
     path = tmp_path / "file"
@@ -71,7 +71,7 @@ def test_bytes_for_a_client_that_has_left_are_not_logged_as_sent(
 
 
 @pytest.mark.parametrize("body", ["one block", "list", "generator", "file"])
-def test_what_the_kernel_has_not_taken_is_not_logged_as_sent(
+def test_access_log_omits_bytes_the_kernel_did_not_take(
     make_bench: MakeBench, tmp_path: Path, body: str
 ) -> None:
     path = tmp_path / "file"
@@ -93,7 +93,7 @@ def test_what_the_kernel_has_not_taken_is_not_logged_as_sent(
     assert size <= taken
 
 
-def test_a_stream_that_is_reset_has_sent_what_its_window_let_through(
+def test_access_log_of_reset_stream_counts_what_its_window_allowed(
     make_bench: MakeBench,
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -111,7 +111,7 @@ def test_a_stream_that_is_reset_has_sent_what_its_window_let_through(
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_frames_that_the_kernel_has_not_taken_are_not_logged_as_sent(
+def test_access_log_omits_frames_the_kernel_did_not_take(
     make_bench: MakeBench, streams: int
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -156,7 +156,7 @@ class Unreadable:
 )
 @pytest.mark.parametrize("started", [True, False])
 @pytest.mark.parametrize("http2", [True, False])
-def test_the_line_of_a_failed_request_has_its_path_its_times_and_what_was_sent(
+def test_access_log_of_failed_request_has_path_times_and_size(
     make_bench: MakeBench, error: BaseException, status: str, started: bool, http2: bool
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -186,7 +186,7 @@ def test_the_line_of_a_failed_request_has_its_path_its_times_and_what_was_sent(
     assert environ["wsgifast.app_us"] >= 0
 
 
-def test_the_line_of_a_request_that_a_hook_refuses_has_its_path(make_bench: MakeBench) -> None:
+def test_access_log_of_request_refused_by_hook_has_path(make_bench: MakeBench) -> None:
     def refuse(worker: Any, req: Any) -> None:
         raise ValueError("of the hook")
 
@@ -200,7 +200,7 @@ def test_the_line_of_a_request_that_a_hook_refuses_has_its_path(make_bench: Make
     assert bench.log.environs[0]["PATH_INFO"] == "/orders/17"
 
 
-def test_the_line_of_a_request_that_cannot_be_read_has_its_path(make_bench: MakeBench) -> None:
+def test_access_log_of_unreadable_request_has_path(make_bench: MakeBench) -> None:
     bench = make_bench(lambda environ, start_response: [])
     client = bench.begin(b"GET /orders/17%20?q=1 HTTP/1.1\r\nHost: a\r\nBad Name: x\r\n\r\n")
     response = client.read_response()
@@ -211,7 +211,7 @@ def test_the_line_of_a_request_that_cannot_be_read_has_its_path(make_bench: Make
         assert environ["PATH_INFO"] == "/orders/17 "
 
 
-def test_a_subclass_may_answer_errors_in_its_own_way(make_bench: MakeBench) -> None:
+def test_subclass_handle_error_answers_and_is_logged_once(make_bench: MakeBench) -> None:
     seen: list[object] = []
 
     def handle_error(self: Any, req: Any, client: Any, addr: Any, error: Any) -> None:
@@ -232,7 +232,7 @@ def test_a_subclass_may_answer_errors_in_its_own_way(make_bench: MakeBench) -> N
     assert bench.log.says("Error handling request GET /orders/17")
 
 
-def test_gunicorns_text_log_of_a_failed_request(tmp_path: Path) -> None:
+def test_text_access_log_of_failed_request_has_status_and_size(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with fast_worker(
         f"--access-logfile={log}", "--access-logformat=%(m)s %(U)s %(s)s %(B)s"

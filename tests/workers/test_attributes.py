@@ -19,7 +19,7 @@ from wsgifast.workers.options import InvalidWorkerOption, check_attributes
         ("max_rss", "max_rss_bytes"),
     ],
 )
-def test_misspelt_attribute_is_named_with_those_that_there_are(name: str, meant: str) -> None:
+def test_misspelt_attribute_error_names_the_right_one(name: str, meant: str) -> None:
     worker = type("Worker", (FastWorker,), {name: 1})
     child = type("Child", (worker,), {"body_limit_bytes": 5})
     for each in (worker, child):
@@ -31,7 +31,7 @@ def test_misspelt_attribute_is_named_with_those_that_there_are(name: str, meant:
         assert "body_limit_bytes, bodies_on_disk_bytes, responses_on_disk_bytes" in sentence
 
 
-def test_attributes_of_a_subclass_of_its_own() -> None:
+def test_attributes_of_subclass_with_other_names_are_accepted() -> None:
     class Mixin:
         body_limit = 5
 

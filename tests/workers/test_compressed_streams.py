@@ -131,7 +131,7 @@ def test_each_block_arrives_before_the_next_is_made(server: LiveServer, coding: 
     assert came == b"".join(b"event %02d\n" % number for number in range(20))
 
 
-def test_what_is_written_stays_in_order(server: LiveServer) -> None:
+def test_written_and_yielded_blocks_stay_in_order_compressed(server: LiveServer) -> None:
     for coding in CODINGS:
         answer = server.get("/written", headers=[("Accept-Encoding", coding)])
         assert decoded(coding, answer.body) == b"written" + b"".join(ROWS)
@@ -140,7 +140,7 @@ def test_what_is_written_stays_in_order(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_stream_that_fails_has_no_end(server: LiveServer, coding: str) -> None:
+def test_compressed_stream_that_fails_has_no_end(server: LiveServer, coding: str) -> None:
     with Connection(server.address) as connection:
         connection.send_request("/failing", headers=[("Accept-Encoding", coding)])
         connection.read_head()
@@ -148,7 +148,7 @@ def test_stream_that_fails_has_no_end(server: LiveServer, coding: str) -> None:
     assert not rest.endswith(b"0\r\n\r\n")
 
 
-def test_http_1_0_gets_the_same_without_chunks(server: LiveServer) -> None:
+def test_http_1_0_client_gets_compressed_stream_without_chunks(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         connection.send(b"GET /rows HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n")
         head = connection.read_head()
@@ -162,7 +162,7 @@ def test_middleware_around_sees_compressed_blocks() -> None:
         assert decoded("br", answer.body) == b"".join(ROWS)
 
 
-def test_slow_client_gets_all_of_it(server: LiveServer) -> None:
+def test_slow_client_gets_all_of_compressed_stream(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         for _ in range(20):  # pipelined: the server is ahead of this client
             connection.send_request("/large", headers=[("Accept-Encoding", "gzip")])
@@ -172,7 +172,7 @@ def test_slow_client_gets_all_of_it(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_http2_shares_flushes_too(coding: str, tmp_path: Path) -> None:
+def test_quick_blocks_share_a_flush_over_http2(coding: str, tmp_path: Path) -> None:
     pem = write_certificate(tmp_path / "server.pem")
     options = [f"--certfile={pem}", f"--keyfile={pem}", "--http-protocols=h2,h1"]
     with (

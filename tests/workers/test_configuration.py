@@ -38,7 +38,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     configure(FastWorker, FastWorker)
 
 
-def test_names_of_options_are_taken_until_they_are_gone(names: Any) -> None:
+def test_options_in_configuration_apply_until_removed(names: Any) -> None:
     before = FastWorker.body_limit_bytes, FastWorker.metrics_bind
     names.body_limit_bytes, names.metrics_bind = 5, "127.0.0.1:9100"
     configure(FastWorker, FastWorker)
@@ -49,7 +49,7 @@ def test_names_of_options_are_taken_until_they_are_gone(names: Any) -> None:
     assert (FastWorker.body_limit_bytes, FastWorker.metrics_bind) == before
 
 
-def test_a_subclass_gets_them_and_the_class_itself_does_not(names: Any) -> None:
+def test_options_in_configuration_apply_to_subclass_only(names: Any) -> None:
     worker: Any = type("Worker", (FastWorker,), {"body_timeout_s": 3})
     names.body_limit_bytes = 5
     configure(worker, FastWorker)
@@ -60,7 +60,7 @@ def test_a_subclass_gets_them_and_the_class_itself_does_not(names: Any) -> None:
     assert worker.body_limit_bytes == FastWorker.body_limit_bytes
 
 
-def test_names_of_its_own_are_left_alone(names: Any) -> None:
+def test_other_names_in_configuration_are_ignored(names: Any) -> None:
     names.check_host = ModuleType("check_host")
     names.buffer_bodies = lambda: None
     names.metrics, names.check, names.timeout = True, 1, 30
@@ -86,7 +86,7 @@ def test_names_of_its_own_are_left_alone(names: Any) -> None:
         ("check_host", {"a"}, "FastWorker.check_host={'a'}: expected True or False"),
     ],
 )
-def test_a_wrong_one_is_an_error_at_the_start(
+def test_wrong_option_in_configuration_is_refused(
     names: Any, name: str, value: object, sentence: str
 ) -> None:
     setattr(names, name, value)
@@ -96,7 +96,7 @@ def test_a_wrong_one_is_an_error_at_the_start(
     assert getattr(FastWorker, name, None) != value
 
 
-def test_one_that_a_subclass_sets_too_is_an_error(names: Any) -> None:
+def test_option_in_configuration_and_subclass_is_refused(names: Any) -> None:
     worker: Any = type("Mine", (FastWorker,), {"body_limit_bytes": 7})
     names.body_limit_bytes = 5
     with pytest.raises(InvalidWorkerOption) as caught:
@@ -107,7 +107,7 @@ def test_one_that_a_subclass_sets_too_is_an_error(names: Any) -> None:
     )
 
 
-def test_a_wrong_one_at_a_reload_leaves_the_options_as_they_were(
+def test_wrong_option_at_reload_leaves_options_unchanged(
     names: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     names.body_limit_bytes = 5
@@ -132,7 +132,7 @@ def _answers(server: LiveServer) -> int:
 
 
 @pytest.mark.parametrize("kind", ["file", "module"])
-def test_options_of_a_live_server_and_its_reload(kind: str, tmp_path: Path) -> None:
+def test_reload_applies_options_of_configuration_file(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "settings_of_gunicorn.py"
     path.write_text(_WORKER + "body_limit_bytes = 100\n")
     config = str(path) if kind == "file" else f"python:{path.stem}"
@@ -170,7 +170,7 @@ def _wait_for_line(server: LiveServer, text: str) -> None:
         ),
     ],
 )
-def test_what_a_module_cannot_have_is_an_error_at_the_start(
+def test_wrong_option_in_configuration_module_is_refused_at_start(
     settings: str, sentence: str, tmp_path: Path
 ) -> None:
     Path(tmp_path, "settings_of_gunicorn.py").write_text(f"{_WORKER}{settings}\n")
@@ -184,7 +184,7 @@ def test_what_a_module_cannot_have_is_an_error_at_the_start(
     assert "Traceback" not in done.stderr
 
 
-def test_metrics_of_a_subclass_in_a_module_go_with_preload_app(tmp_path: Path) -> None:
+def test_metrics_of_subclass_in_module_work_with_preload_app(tmp_path: Path) -> None:
     port, metrics = free_port(), free_port()
     Path(tmp_path, "settings_of_gunicorn.py").write_text(
         "from wsgifast.workers import FastWorker\n"
@@ -199,9 +199,7 @@ def test_metrics_of_a_subclass_in_a_module_go_with_preload_app(tmp_path: Path) -
         wait_for(lambda: is_listening(metrics), "the metrics are served")
 
 
-def test_environment_comes_before_the_configuration(
-    monkeypatch: pytest.MonkeyPatch, names: Any
-) -> None:
+def test_environment_overrides_configuration(monkeypatch: pytest.MonkeyPatch, names: Any) -> None:
     names.body_limit_bytes = 5
     monkeypatch.setenv("WSGIFAST_BODY_LIMIT_BYTES", "7")
     monkeypatch.setenv("WSGIFAST_HEAD_TIMEOUT_S", "2.5")

@@ -27,7 +27,7 @@ HEAD = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 6\r\n\
 @pytest.mark.parametrize(
     "head", [HEAD, HEAD[:-2] + b"\n", HEAD.replace(b"\r", b"")], ids=["right", "last", "all"]
 )
-def test_the_head_is_repaired_and_the_page_left_alone(head: bytes, page: bytes) -> None:
+def test_error_page_head_is_repaired_and_body_unchanged(head: bytes, page: bytes) -> None:
     send, sent = recorded()
     page_socket = ErrorPage(send)
     page_socket.sendall(head + page)
@@ -35,7 +35,7 @@ def test_the_head_is_repaired_and_the_page_left_alone(head: bytes, page: bytes) 
     assert page_socket.size == 5
 
 
-def test_gunicorns_own_page() -> None:
+def test_error_page_of_gunicorn_is_valid() -> None:
     send, sent = recorded()
     page_socket = ErrorPage(send)
     util.write_error(page_socket, 400, "Bad Request", "what <came>\n\n")

@@ -67,7 +67,7 @@ def served(**attributes: object) -> AbstractContextManager[LiveServer]:
         b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n" * 20,
     ],
 )
-def test_client_vanishes(patient: LiveServer, stage: bytes) -> None:
+def test_vanished_client_leaves_nothing_behind(patient: LiveServer, stage: bytes) -> None:
     with nothing_left_behind(patient):
         for vanish in ("close", "reset") * 5:
             connection = Connection(patient.address)
@@ -77,7 +77,7 @@ def test_client_vanishes(patient: LiveServer, stage: bytes) -> None:
             connection.close()
 
 
-def test_reset_in_the_middle_of_a_file(patient: LiveServer) -> None:
+def test_reset_during_response_leaves_nothing_behind(patient: LiveServer) -> None:
     with nothing_left_behind(patient):
         for target in ("/file", "/segments", "/chunks/100-100000"):
             connection = Connection(patient.address, receive_buffer=4096)
@@ -98,7 +98,7 @@ def test_dripping_head_gets_408_and_holds_no_thread(server: LiveServer) -> None:
             assert connection.read_to_end() == b""
 
 
-def test_silent_connection_is_closed_without_a_word(server: LiveServer) -> None:
+def test_silent_connection_is_closed_without_answer(server: LiveServer) -> None:
     with nothing_left_behind(server), Connection(server.address) as connection:
         assert connection.read_to_end() == b""
 
@@ -133,7 +133,7 @@ def test_body_over_the_limit_gets_413() -> None:
             assert connection.read_response().status == 413
 
 
-def test_who_sends_on_behind_a_413_reads_it() -> None:
+def test_client_that_sends_on_after_413_reads_it() -> None:
     """A socket that is closed with something unread resets what it has sent."""
     with served(body_limit_bytes=1000) as server, Connection(server.address) as connection:
         length = ("Content-Length", "20000000")
@@ -153,7 +153,7 @@ class logger_class(Logger):
 """
 
 
-def test_an_error_in_the_log_costs_no_client_its_answer() -> None:
+def test_failing_access_log_costs_no_client_its_answer() -> None:
     """Neither those that never reach the app, nor the others; and keep-alive goes on."""
     with fast_worker(attributes=LIMITS, configuration=FAILING_LOGGER) as server:
         for framing, body, status in (
@@ -176,7 +176,7 @@ def test_an_error_in_the_log_costs_no_client_its_answer() -> None:
         assert "Error in a connection" not in server.log()
 
 
-def test_refused_requests_are_logged_with_their_client_and_status() -> None:
+def test_refused_request_is_logged_with_client_and_status() -> None:
     """The client that a PROXY header names, where there is one."""
     with (
         fast_worker("--proxy-protocol=auto", attributes=LIMITS) as server,
@@ -202,7 +202,7 @@ def test_stalled_readers_hold_no_thread_and_are_dropped(server: LiveServer) -> N
         wait_for(lambda: stats(server)["fds"] < 25, "the stalled readers are dropped")
 
 
-def test_stalled_reader_of_a_stream_of_events_gives_its_thread_back(server: LiveServer) -> None:
+def test_stalled_reader_of_event_stream_releases_thread(server: LiveServer) -> None:
     with nothing_left_behind(server), Connection(server.address, receive_buffer=4096) as stalled:
         stalled.send_request("/events/500-100000?stalled")
         wait_for(
@@ -237,7 +237,7 @@ def test_file_that_shrinks_ends_the_connection(patient: LiveServer) -> None:
     wait_for(lambda: "Cutting off /shrinking: the file shrank" in patient.log(), "the log says why")
 
 
-def test_a_thousand_connections_opened_and_dropped(patient: LiveServer) -> None:
+def test_thousand_dropped_connections_leave_nothing_behind(patient: LiveServer) -> None:
     rss = stats(patient)["rss_kib"]
     with nothing_left_behind(patient):
         for number in range(1000):
@@ -289,7 +289,7 @@ def test_app_that_never_returns_holds_its_own_thread_only(patient: LiveServer) -
         assert stuck.read_response().body == b"ok"
 
 
-def test_descriptors_exhausted() -> None:
+def test_worker_without_descriptors_recovers() -> None:
     """Out of descriptors: those who have one are served, the others as soon as one is free."""
     with fast_worker("--worker-connections=3000", attributes=LIMITS) as server:
         worker = stats(server)["pid"]

@@ -14,7 +14,7 @@ from tests.workers.serving import fast_worker
 SOURCE = Path(__file__).with_name("frameworks.py").read_bytes()
 
 
-def test_flask() -> None:
+def test_flask_uploads_streams_and_files_work_on_fastworker() -> None:
     with fast_worker(app="tests.workers.frameworks:flask_app") as server:
         part = b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nme\r\n'
         part += b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
@@ -36,7 +36,7 @@ def test_flask() -> None:
 
 
 @pytest.mark.parametrize("app", ["flask_app", "django_app"])
-def test_lines_are_gathered_and_none_is_held_back(app: str) -> None:
+def test_quick_lines_of_framework_stream_share_chunks(app: str) -> None:
     expected = "".join(f"line {number}\n" for number in range(1000)).encode()
     with (
         fast_worker(app=f"tests.workers.frameworks:{app}") as server,
@@ -62,7 +62,7 @@ def test_lines_are_gathered_and_none_is_held_back(app: str) -> None:
         assert fewest < 500
 
 
-def test_falcon() -> None:
+def test_falcon_bodies_and_files_work_on_fastworker() -> None:
     app = "tests.workers.frameworks:falcon_app"
     with fast_worker(app=app) as server, Connection(server.address) as connection:
         headers = [("Content-Type", "application/json")]

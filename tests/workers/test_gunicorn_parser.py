@@ -11,7 +11,7 @@ from tests.workers.bench import MakeBench, echo
 from tests.workers.serving import has_setting
 
 
-def test_a_proxy_header_counts_on_its_connection_only(make_bench: MakeBench) -> None:
+def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench) -> None:
     addresses: list[tuple[str, str]] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -42,7 +42,7 @@ def test_a_proxy_header_counts_on_its_connection_only(make_bench: MakeBench) -> 
 
 
 @pytest.mark.parametrize(("allowed", "scheme"), [("192.0.2.1", "https"), ("192.0.2.3", "http")])
-def test_forwarded_headers_are_believed_of_some(
+def test_forwarded_headers_are_trusted_from_allowed_peers_only(
     make_bench: MakeBench, allowed: str, scheme: str
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -70,7 +70,7 @@ def uwsgi(body: bytes = b"", **variables: str) -> bytes:
 
 @pytest.mark.skipif(not has_setting("protocol"), reason="this gunicorn speaks HTTP only")
 @pytest.mark.parametrize("step", [1, 7, 10_000])
-def test_uwsgi(make_bench: MakeBench, step: int) -> None:
+def test_uwsgi_requests_in_any_packets_are_answered(make_bench: MakeBench, step: int) -> None:
     paths: list[str] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

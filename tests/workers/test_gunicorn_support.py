@@ -23,7 +23,7 @@ def configured(**options: Any) -> Config:
     return cfg
 
 
-def test_every_setting_is_as_gunicorn_has_it() -> None:
+def test_settings_equal_those_of_gunicorn() -> None:
     for options in ({}, {"sendfile": False, "workers": 3, "threads": 4, "proxy_protocol": "auto"}):
         cfg = configured(**options)
         settings = Settings(cfg)
@@ -36,7 +36,7 @@ def test_every_setting_is_as_gunicorn_has_it() -> None:
         assert not settings.is_ssl
 
 
-def test_a_hook_that_does_nothing_is_not_called() -> None:
+def test_default_hooks_are_not_called() -> None:
     class Own(Logger):  # type: ignore[misc]
         def debug(self, msg: str, *args: object, **kwargs: object) -> None:
             said.append(msg % args)
@@ -68,7 +68,7 @@ def test_a_hook_that_does_nothing_is_not_called() -> None:
     assert called == [quiet, quiet]
 
 
-def test_heads_have_the_limit_that_gunicorn_gives_them() -> None:
+def test_head_limit_equals_that_of_gunicorn() -> None:
     for fields, size, line in itertools.product((1, 100, 0, 40_000), (0, 10, 9000), (0, 100, 8000)):
         settings = Settings(
             configured(
@@ -83,7 +83,7 @@ def test_heads_have_the_limit_that_gunicorn_gives_them() -> None:
         assert parser.head_limit_bytes <= request.max_buffer_headers + max(longest, 8190)
 
 
-def test_a_changed_copy_of_gunicorn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_copy_of_gunicorn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_gunicorn()
     monkeypatch.delattr(Message, "parse_headers")
     with pytest.raises(UnsupportedGunicorn, match=r"has no Message\.parse_headers"):

@@ -27,7 +27,9 @@ def unsupported() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["wsgifast.FastWorker", "wsgifast.workers.FastWorker"])
-def test_the_command_says_a_sentence(unsupported: dict[str, str], name: str) -> None:
+def test_unsupported_gunicorn_is_refused_without_traceback(
+    unsupported: dict[str, str], name: str
+) -> None:
     argv = [sys.executable, "-m", "gunicorn", "-k", name, "-b", "127.0.0.1:0", "a:a"]
     done = subprocess.run(
         argv, env={**os.environ, **unsupported}, capture_output=True, text=True, timeout=100
@@ -37,7 +39,9 @@ def test_the_command_says_a_sentence(unsupported: dict[str, str], name: str) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_wsgifast_files_takes_gthread(unsupported: dict[str, str], tmp_path: Path) -> None:
+def test_files_command_uses_gthread_with_unsupported_gunicorn(
+    unsupported: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "page.html").write_text("a page")
     port = free_port()
     argv = ["python", "-m", "wsgifast", "files", str(tmp_path), "--bind", str(port)]
@@ -48,7 +52,7 @@ def test_wsgifast_files_takes_gthread(unsupported: dict[str, str], tmp_path: Pat
         assert "Traceback" not in server.log()
 
 
-def test_the_range_is_named() -> None:
+def test_unsupported_gunicorn_error_names_supported_versions() -> None:
     check_gunicorn("25.0.0")
     check_gunicorn("27.9.1")
     for version in ("23.0.0", "28.0.0"):

@@ -73,7 +73,7 @@ def client(
         yield Client(server, tls, parser_options)
 
 
-def test_keep_alive(client: Client) -> None:
+def test_fastworker_keeps_connection_alive(client: Client) -> None:
     with client.connect() as connection:
         for size in (0, 1, 1024, 100_000, 3_000_000, 5):
             response = connection.request(f"/small/{size}")
@@ -82,7 +82,7 @@ def test_keep_alive(client: Client) -> None:
             assert response.header("Server") == "gunicorn"
 
 
-def test_next_request_behind_a_body(client: Client) -> None:
+def test_request_in_packet_of_previous_body_is_answered(client: Client) -> None:
     """It is found where it lies, also if TLS has decrypted it along with the body's end."""
     with client.connect() as connection:
         connection.send(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n")
@@ -91,14 +91,14 @@ def test_next_request_behind_a_body(client: Client) -> None:
         assert connection.read_response().body == block(5)
 
 
-def test_connection_close(client: Client) -> None:
+def test_connection_close_of_client_is_respected(client: Client) -> None:
     with client.connect() as connection:
         response = connection.request("/small", headers=[("Connection", "close")])
         assert not response.keep_alive
         assert connection.read_to_end() == b""
 
 
-def test_http_1_0(client: Client) -> None:
+def test_http_1_0_requests_are_answered(client: Client) -> None:
     with client.connect() as connection:
         response = connection.request("/chunks/3-10", version="1.0")
         assert response.header("Transfer-Encoding") is None
@@ -112,7 +112,7 @@ def test_http_1_0(client: Client) -> None:
             assert response.keep_alive
 
 
-def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
+def test_fastworker_answers_pipelined_requests_in_order(client: Client) -> None:
     with client.connect() as connection:
         for size in range(1, 40):
             connection.send_request(f"/small/{size * 1000}")
@@ -120,7 +120,7 @@ def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
             assert connection.read_response().body == block(size * 1000)
 
 
-def test_pipelined_bodies_and_files(client: Client) -> None:
+def test_pipelined_bodies_and_files_are_answered_in_order(client: Client) -> None:
     with client.connect() as connection:
         connection.send_request("/echo", method="POST", body=b"one")
         connection.send_request("/file/10000000")
@@ -137,7 +137,7 @@ def test_pipelined_bodies_and_files(client: Client) -> None:
         assert connection.read_response().body == block(7)
 
 
-def test_requests_byte_by_byte(client: Client) -> None:
+def test_request_byte_by_byte_is_answered(client: Client) -> None:
     request = b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     request += b"3;a=b\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\nX-T: 1\r\n\r\n"
     with client.connect() as connection:
@@ -147,7 +147,7 @@ def test_requests_byte_by_byte(client: Client) -> None:
         assert connection.request("/small/3").body == block(3)
 
 
-def test_head_and_bodyless_statuses(client: Client) -> None:
+def test_head_and_bodyless_statuses_have_no_body(client: Client) -> None:
     with client.connect() as connection:
         head = connection.request("/small/1000", method="HEAD")
         assert head.header("Content-Length") == "1000"
@@ -158,7 +158,7 @@ def test_head_and_bodyless_statuses(client: Client) -> None:
         assert connection.request("/small/5").body == block(5)
 
 
-def test_chunked_responses(client: Client) -> None:
+def test_generators_are_sent_in_chunks(client: Client) -> None:
     with client.connect() as connection:
         response = connection.request("/chunks/200-1000?chunked")
         assert response.header("Transfer-Encoding") == "chunked"
@@ -177,7 +177,7 @@ def test_blocks_are_not_held_back_while_the_app_waits(client: Client) -> None:
         assert connection.read_to_end_of_chunks() == b"third"
 
 
-def test_files(client: Client) -> None:
+def test_file_wrapper_sends_file_from_its_position(client: Client) -> None:
     with client.connect() as connection:
         for offset in (0, 1, FILE_BYTES - 100, FILE_BYTES):
             for chunked in ("", "?chunked"):
@@ -185,7 +185,7 @@ def test_files(client: Client) -> None:
                 assert response.body == block(FILE_BYTES)[offset:], f"from {offset}{chunked}"
 
 
-def test_segments(client: Client) -> None:
+def test_segments_of_file_are_sent_in_order(client: Client) -> None:
     data = block(FILE_BYTES)
     expected = b"--a\r\n" + data[100:1100] + b"--b\r\n" + data[4096:2_004_096] + b"--end"
     with client.connect() as connection:
@@ -196,7 +196,7 @@ def test_segments(client: Client) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000, 65_536, 600_000, 3_000_000])
-def test_request_bodies(client: Client, size: int) -> None:
+def test_request_bodies_of_any_size_are_read(client: Client, size: int) -> None:
     data = block(size)
     with client.connect() as connection:
         response = connection.request("/echo", method="POST", body=data)
@@ -222,7 +222,7 @@ def test_unread_body_does_not_poison_the_next_request(client: Client) -> None:
         assert connection.request("/small/3").body == block(3)
 
 
-def test_expect_100_continue(client: Client) -> None:
+def test_fastworker_sends_100_continue(client: Client) -> None:
     with client.connect() as connection:
         connection.send_request(
             "/echo",
@@ -234,7 +234,7 @@ def test_expect_100_continue(client: Client) -> None:
         assert connection.read_response().body == b"body"
 
 
-def test_early_hints(client: Client) -> None:
+def test_early_hints_precede_response(client: Client) -> None:
     with client.connect() as connection:
         connection.send_request("/hints")
         hints = connection.read_head()
@@ -243,7 +243,7 @@ def test_early_hints(client: Client) -> None:
         assert connection.read_response().body == b"ok"
 
 
-def test_environ(client: Client) -> None:
+def test_environ_over_http(client: Client) -> None:
     response = client.get(
         "/environ/a%20b?x=1",
         headers=[("X-Two", "1"), ("X-Two", "2"), ("Content-Type", "text/x"), ("X_Bad", "1")],
@@ -283,7 +283,7 @@ BAD_REQUESTS = {
 }
 
 
-def test_generators_run_ahead_of_slow_readers_who_get_all_of_it(client: Client) -> None:
+def test_generators_run_ahead_of_slow_readers(client: Client) -> None:
     targets = ["/chunks/30-100000", "/chunks/300-10000"] * 3
     with contextlib.ExitStack() as stack:
         readers = []
@@ -325,9 +325,7 @@ SAID_IN_OUR_WORDS = ("chunk size", "chunk end", "endless field")
 @pytest.mark.skipif(
     not has_setting("http_parser"), reason="gthread before 25.3 resets some of them unanswered"
 )
-def test_bad_requests_are_answered_as_gthread_answers_them(
-    client: Client, gthread: LiveServer
-) -> None:
+def test_bad_requests_get_answers_of_gthread(client: Client, gthread: LiveServer) -> None:
     bare_lf = may_end_head_with_bare_lf(gthread)
     for name, request in BAD_REQUESTS.items():
         answers = []
@@ -349,7 +347,7 @@ def test_bad_requests_are_answered_as_gthread_answers_them(
             assert answers[1][0] >= 400, name
 
 
-def test_app_errors_before_the_response(client: Client) -> None:
+def test_app_error_before_response_is_500(client: Client) -> None:
     for kind in ("before", "first", "exit", "header"):
         with client.connect() as connection:
             response = connection.request(f"/raise/{kind}")
@@ -359,7 +357,7 @@ def test_app_errors_before_the_response(client: Client) -> None:
     client.wait_until_closed("first same thread")
 
 
-def test_app_error_after_some_of_the_response(client: Client) -> None:
+def test_app_error_during_response_cuts_it_off(client: Client) -> None:
     with client.connect() as connection:
         connection.send_request("/raise/after")
         assert connection.read_head().header("Content-Length") == "100"
@@ -367,7 +365,7 @@ def test_app_error_after_some_of_the_response(client: Client) -> None:
     client.wait_until_closed("after same thread")
 
 
-def test_content_length_that_the_body_does_not_keep(client: Client) -> None:
+def test_body_that_breaks_content_length_is_cut_and_logged(client: Client) -> None:
     with client.connect() as connection:
         assert connection.request("/long").body == b"long,"
         connection.send_request("/short")
@@ -382,7 +380,7 @@ def test_wsgi_errors_reaches_the_log(client: Client) -> None:
     wait_for(lambda: "said by the app" in client.server.log(), "wsgi.errors is in the log")
 
 
-def test_hijacked_socket(client: Client) -> None:
+def test_hijacked_socket_is_the_app_s(client: Client) -> None:
     with client.connect() as connection:
         connection.send_request("/hijack")
         assert connection.read(7) == b"yours: "
@@ -390,7 +388,7 @@ def test_hijacked_socket(client: Client) -> None:
         assert connection.read_to_end() == b"HELLO"
 
 
-def test_the_servers_name_comes_from_its_listener(client: Client) -> None:
+def test_server_name_comes_from_listener(client: Client) -> None:
     """Not from the client, which may say anything, or nothing, as HTTP/1.0 may."""
     for host in (b"", b"Host: elsewhere:99\r\n"):
         with client.connect() as connection:
@@ -400,7 +398,7 @@ def test_the_servers_name_comes_from_its_listener(client: Client) -> None:
             assert named == list(client.server.address)
 
 
-def test_a_socket_that_is_only_looked_at_stays_with_http(client: Client) -> None:
+def test_inspected_socket_keeps_speaking_http(client: Client) -> None:
     with client.connect() as connection:
         for _ in range(2):
             response = connection.request("/peer")
@@ -418,7 +416,7 @@ def test_half_closed_client_gets_its_answer(client: Client, tmp_path: Path) -> N
         assert connection.read_to_end() == b""
 
 
-def test_access_log_tells_status_and_bytes(client: Client) -> None:
+def test_access_log_has_status_and_bytes(client: Client) -> None:
     client.get("/file?logged")
     client.get("/chunks/3-5?logged")
     wait_for(

@@ -88,7 +88,7 @@ def answers(worker: str, folder: Path) -> dict[str, object]:
     return said
 
 
-def test_over_tls_as_gthread_answers(tmp_path: Path) -> None:
+def test_http2_over_tls_gets_answers_of_gthread(tmp_path: Path) -> None:
     expected = answers("gthread", tmp_path)
     said = answers("FastWorker", tmp_path)
     for path in ("/raise/before", "/raise/first"):
@@ -108,7 +108,7 @@ def test_over_tls_as_gthread_answers(tmp_path: Path) -> None:
     assert echoed.body == block(200_000)
 
 
-def test_over_tls_beside_http_1(tmp_path: Path) -> None:
+def test_http2_and_http_1_share_a_tls_listener(tmp_path: Path) -> None:
     with tls_server("FastWorker", tmp_path) as (server, context):
         with Connection(server.address, tls=context) as connection:
             client = Client(connection.sock)
@@ -145,7 +145,7 @@ def cleartext(request: pytest.FixtureRequest) -> Iterator[tuple[str, LiveServer]
 
 
 @needs_cleartext
-def test_prior_knowledge(cleartext: tuple[str, LiveServer]) -> None:
+def test_http2_with_prior_knowledge_is_served(cleartext: tuple[str, LiveServer]) -> None:
     mode, server = cleartext
     with Connection(server.address) as connection:
         client = Client(connection.sock)
@@ -166,7 +166,7 @@ def test_prior_knowledge(cleartext: tuple[str, LiveServer]) -> None:
 
 
 @needs_cleartext
-def test_nonsense_behind_the_preface(cleartext: tuple[str, LiveServer]) -> None:
+def test_nonsense_after_preface_ends_its_connection_only(cleartext: tuple[str, LiveServer]) -> None:
     mode, server = cleartext
     if mode == "upgrade":
         return
@@ -180,13 +180,15 @@ def test_nonsense_behind_the_preface(cleartext: tuple[str, LiveServer]) -> None:
                 pass
     # An end that no other thread has taken the connection over from.
     assert "Error in a connection" not in server.log()
-    test_prior_knowledge(cleartext)
+    test_http2_with_prior_knowledge_is_served(cleartext)
 
 
 @needs_cleartext
 @pytest.mark.parametrize("body", [b"", b"a body"])
 @pytest.mark.parametrize("eager", [False, True])
-def test_upgrade(cleartext: tuple[str, LiveServer], body: bytes, eager: bool) -> None:
+def test_upgrade_to_http2_answers_first_request(
+    cleartext: tuple[str, LiveServer], body: bytes, eager: bool
+) -> None:
     """RFC 7540 section 3.2: the request itself becomes stream 1.
 
     :param eager: the client's preface and its next request follow at once, before the 101.
@@ -227,7 +229,7 @@ def _read_switch(sock: socket.socket) -> None:
 
 
 @needs_cleartext
-def test_requests_that_ask_for_no_valid_upgrade_stay_http_1(
+def test_request_with_invalid_upgrade_stays_http_1(
     cleartext: tuple[str, LiveServer],
 ) -> None:
     mode, server = cleartext
@@ -277,7 +279,7 @@ def read_all(client: Client, streams: list[int]) -> None:
 
 
 @needs_cleartext
-def test_slow_readers_and_idle_connections_hold_no_thread(
+def test_slow_http2_readers_hold_no_thread(
     cleartext: tuple[str, LiveServer],
 ) -> None:
     mode, server = cleartext
@@ -304,7 +306,7 @@ def test_slow_readers_and_idle_connections_hold_no_thread(
 
 
 @needs_cleartext
-def test_streams_end_well_when_workers_are_replaced() -> None:
+def test_replaced_worker_completes_http2_streams() -> None:
     options = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--graceful-timeout=30")
     with fast_worker(*options) as server, slow_readers(server, 3) as readers:
         first = stats(server)["pid"]
@@ -322,7 +324,7 @@ def test_streams_end_well_when_workers_are_replaced() -> None:
                 assert client.sock.recv(1) == b""
 
 
-def test_h2spec(tmp_path: Path) -> None:
+def test_h2spec_passes(tmp_path: Path) -> None:
     """The conformance tests of RFC 9113's forerunner and of HPACK."""
     h2spec = program("h2spec")
     with tls_server("FastWorker", tmp_path) as (server, _):

@@ -34,7 +34,7 @@ def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 @pytest.mark.parametrize("mode", ["prior-knowledge", "both"])
 @pytest.mark.parametrize("step", [1, 1000])
-def test_prior_knowledge(make_bench: MakeBench, mode: str, step: int) -> None:
+def test_preface_in_any_packets_begins_http2(make_bench: MakeBench, mode: str, step: int) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext=mode)
     client = bench.connect()
     data = PREFACE + SETTINGS
@@ -50,7 +50,7 @@ def test_prior_knowledge(make_bench: MakeBench, mode: str, step: int) -> None:
     assert not bench.log.requests
 
 
-def test_only_a_connection_s_first_bytes_are_its_preface(make_bench: MakeBench) -> None:
+def test_preface_after_request_is_refused(make_bench: MakeBench) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext="both", keepalive=5)
     client = bench.begin()
     assert client.read_response().body == b"hello"
@@ -60,7 +60,7 @@ def test_only_a_connection_s_first_bytes_are_its_preface(make_bench: MakeBench) 
 
 
 @pytest.mark.parametrize("mode", ["prior-knowledge", "upgrade", "both"])
-def test_peers_that_are_not_trusted_speak_http_1(make_bench: MakeBench, mode: str) -> None:
+def test_untrusted_peer_cannot_begin_http2(make_bench: MakeBench, mode: str) -> None:
     options = {**ALLOWED, "forwarded_allow_ips": "192.0.2.9"}
     bench = make_bench(hello, http2_cleartext=mode, **options)
     client = bench.connect()
@@ -73,7 +73,7 @@ def test_peers_that_are_not_trusted_speak_http_1(make_bench: MakeBench, mode: st
     assert client.read_response().body == b"hello"
 
 
-def test_what_is_no_preface_is_refused_at_once(make_bench: MakeBench) -> None:
+def test_wrong_preface_is_refused_at_first_byte(make_bench: MakeBench) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext="prior-knowledge")
     client = bench.connect()
     client.send(b"GE")
@@ -93,7 +93,9 @@ def test_what_is_no_preface_is_refused_at_once(make_bench: MakeBench) -> None:
 @pytest.mark.parametrize("mode", ["upgrade", "both"])
 @pytest.mark.parametrize("early", [0, 2, 4])
 @pytest.mark.parametrize("buffers", [True, False])
-def test_upgrade(make_bench: MakeBench, mode: str, early: int, buffers: bool) -> None:
+def test_upgrade_waits_for_whole_request(
+    make_bench: MakeBench, mode: str, early: int, buffers: bool
+) -> None:
     """The request is the first of HTTP/2 once all of it is here, and what came behind it too."""
     attributes = {"buffer_bodies": buffers}
     bench = make_bench(echo, attributes=attributes, **ALLOWED, http2_cleartext=mode)
@@ -120,14 +122,14 @@ def test_upgrade(make_bench: MakeBench, mode: str, early: int, buffers: bool) ->
     assert bench.worker.nr == 1
 
 
-def test_an_upgrade_with_a_body_that_is_too_large_is_refused(make_bench: MakeBench) -> None:
+def test_upgrade_with_too_large_body_is_refused(make_bench: MakeBench) -> None:
     attributes = {"body_limit_bytes": 3}
     bench = make_bench(echo, attributes=attributes, **ALLOWED, http2_cleartext="upgrade")
     client = bench.begin(UPGRADE + b"body")
     assert client.read_response().status == 413
 
 
-def test_who_asks_for_an_upgrade_and_leaves_is_no_error(make_bench: MakeBench) -> None:
+def test_client_that_leaves_after_upgrade_is_no_error(make_bench: MakeBench) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext="both")
     client = bench.connect()
     client.send(UPGRADE + b"body")

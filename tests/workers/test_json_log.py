@@ -64,7 +64,7 @@ def fields(log: Any, **more: Any) -> dict[str, Any]:
     return value
 
 
-def test_the_fields_of_a_request(settings: Config) -> None:
+def test_json_log_has_fields_of_request(settings: Config) -> None:
     ours = {"wsgifast.sent_as": "joined", "wsgifast.chunks": 20, "wsgifast.pattern": "/<name>"}
     found = fields(JSONLogger(settings), **ours)
     assert found.pop("time").endswith("Z")
@@ -96,7 +96,7 @@ def test_the_fields_of_a_request(settings: Config) -> None:
         "\xff\xfe",
     ],
 )
-def test_whatever_a_client_sends_is_one_line_and_its_value(settings: Config, sent: str) -> None:
+def test_json_log_escapes_values_of_clients(settings: Config, sent: str) -> None:
     text = line(JSONLogger(settings), HTTP_USER_AGENT=sent, HTTP_REFERER=sent, RAW_URI=f"/{sent}")
     assert text.isascii()
     assert text.isprintable()
@@ -130,7 +130,7 @@ def test_whatever_a_client_sends_is_one_line_and_its_value(settings: Config, sen
         ("*", "192.0.2.1", "", "192.0.2.1"),
     ],
 )
-def test_the_client_behind_a_trusted_proxy_or_a_unix_socket(
+def test_json_log_client_address_trusts_allowed_proxies_only(
     settings: Config, allowed: str, peer: str, forwarded: str, client: str | None
 ) -> None:
     settings.set("forwarded_allow_ips", allowed)
@@ -141,11 +141,11 @@ def test_the_client_behind_a_trusted_proxy_or_a_unix_socket(
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", b"404 Not Found", 404])
-def test_the_status_of_every_kind_of_worker(settings: Config, status: Any) -> None:
+def test_json_log_reads_status_of_every_worker(settings: Config, status: Any) -> None:
     assert fields(JSONLogger(settings), status=status)["http.response.status_code"] == 404
 
 
-def test_the_time_of_every_kind_of_worker(settings: Config) -> None:
+def test_json_log_reads_time_of_every_worker(settings: Config) -> None:
     log = JSONLogger(settings)
     resp, req = SimpleNamespace(status=200, headers=[]), SimpleNamespace(headers=[])
     of_asgi: Any = SimpleNamespace(seconds=3, microseconds=4)  # gunicorn's _RequestTime
@@ -153,7 +153,7 @@ def test_the_time_of_every_kind_of_worker(settings: Config) -> None:
         assert log.fields(resp, req, ENVIRON, taken)["wsgifast.duration_us"] == expected
 
 
-def test_bytes_that_nobody_has_counted_are_left_out(settings: Config) -> None:
+def test_json_log_omits_bytes_nobody_counted(settings: Config) -> None:
     log = JSONLogger(settings)
     sendfile = {"wsgifast.sent_as": "file"}
     assert "http.response.body.size" not in fields(log, sent=0, **sendfile)
@@ -162,7 +162,7 @@ def test_bytes_that_nobody_has_counted_are_left_out(settings: Config) -> None:
     assert fields(log, sent=0)["http.response.body.size"] == 0
 
 
-def test_it_writes_to_stdout_unless_something_else_is_said(settings: Config, tmp_path: Any) -> None:
+def test_json_log_writes_to_stdout_by_default(settings: Config, tmp_path: Any) -> None:
     JSONLogger(settings)
     assert settings.accesslog == "-"
     settings.set("accesslog", str(tmp_path / "log"))
@@ -174,7 +174,7 @@ def test_it_writes_to_stdout_unless_something_else_is_said(settings: Config, tmp
     assert settings.accesslog is None
 
 
-def test_statsd_gets_its_counters(settings: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_log_keeps_statsd_counters(settings: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
     monkeypatch.setattr(Statsd, "_sock_send", lambda self, text: sent.append(text))
     assert not isinstance(JSONLogger(settings), Statsd)
@@ -186,7 +186,7 @@ def test_statsd_gets_its_counters(settings: Config, monkeypatch: pytest.MonkeyPa
     log.sock.close()
 
 
-def test_a_subclass_adds_fields(settings: Config) -> None:
+def test_json_log_subclass_adds_fields(settings: Config) -> None:
     class Own(JSONLogger):
         def fields(self, *args: Any) -> dict[str, Any]:
             return {**super().fields(*args), "shop.id": 7, "shop.odd": object}
@@ -204,7 +204,7 @@ def times(environ: dict[str, Any]) -> tuple[int, int, int]:
     return wait, app, send
 
 
-def test_waiting_the_app_and_sending_are_told_apart(make_bench: MakeBench) -> None:
+def test_access_log_times_wait_app_and_sending(make_bench: MakeBench) -> None:
     def slow(environ: dict[str, Any], start_response: Any) -> Any:
         bench.clock.now += 2
         return large(environ, start_response)
@@ -231,7 +231,7 @@ def test_waiting_the_app_and_sending_are_told_apart(make_bench: MakeBench) -> No
     assert bench.log.requests[0][2] == LARGE
 
 
-def test_who_finds_a_thread_free_has_not_waited(make_bench: MakeBench) -> None:
+def test_access_log_wait_is_zero_with_free_thread(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     client = bench.begin()
     while len(client.receive_all_there_is()):
@@ -239,7 +239,7 @@ def test_who_finds_a_thread_free_has_not_waited(make_bench: MakeBench) -> None:
     assert times(bench.log.environs[0]) == (0, 0, 0)
 
 
-def test_without_an_access_log_no_time_is_taken(make_bench: MakeBench) -> None:
+def test_times_are_not_taken_without_access_log(make_bench: MakeBench) -> None:
     seen: list[Any] = []
     bench = make_bench(large)
     bench.log_no_access()
@@ -256,7 +256,7 @@ def test_without_an_access_log_no_time_is_taken(make_bench: MakeBench) -> None:
 # Live.
 
 
-def test_queue_time_is_logged_and_measured() -> None:
+def test_queue_time_is_logged_and_counted() -> None:
     port = free_port()
     options = ("--logger-class=wsgifast.workers.JSONLogger",)
     with fast_worker(*options, env={"WSGIFAST_METRICS": f"127.0.0.1:{port}"}) as server:
@@ -279,7 +279,7 @@ def test_queue_time_is_logged_and_measured() -> None:
         assert queued["other"] is None
 
 
-def test_fast_worker_logs_json() -> None:
+def test_fastworker_logs_json() -> None:
     with fast_worker("--logger-class=wsgifast.workers.JSONLogger") as server:
         server.get("/file?logged")
         server.get("/events/20-50000?logged")
@@ -303,7 +303,7 @@ def test_fast_worker_logs_json() -> None:
 
 
 @pytest.mark.parametrize("worker", ["wsgifast.workers.FastWorker", "gthread"])
-def test_the_client_behind_a_proxy_on_a_unix_socket(worker: str, tmp_path: Path) -> None:
+def test_json_log_names_client_of_proxy_on_unix_socket(worker: str, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     options = ("--logger-class=wsgifast.workers.JSONLogger", "--threads=2")
     command = gunicorn_command(f"-k{worker}", f"-bunix:{path}", *options, "tests.workers.app:app")
@@ -321,7 +321,7 @@ def test_the_client_behind_a_proxy_on_a_unix_socket(worker: str, tmp_path: Path)
         ("asgi", "examples.starlette_app:app", "/nowhere"),
     ],
 )
-def test_gunicorns_own_workers_log_json(worker: str, app: str, path: str) -> None:
+def test_other_gunicorn_workers_log_json(worker: str, app: str, path: str) -> None:
     port = free_port()
     options = ("--logger-class=wsgifast.workers.JSONLogger", "--threads=2")
     command = gunicorn_command(f"-k{worker}", f"-b127.0.0.1:{port}", *options, app)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("poller", POLLERS)
-def test_term_lets_a_hundred_downloads_finish(poller: str) -> None:
+def test_term_lets_downloads_finish(poller: str) -> None:
     with (
         fast_worker("--graceful-timeout=200", attributes={"poller": poller}) as server,
         contextlib.ExitStack() as stack,
@@ -61,14 +61,14 @@ def test_term_ends_a_stuck_app_after_graceful_timeout() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
-def test_quick_stop(number: signal.Signals) -> None:
+def test_int_and_quit_end_worker_at_once(number: signal.Signals) -> None:
     with fast_worker() as server, Connection(server.address) as connection:
         connection.send_request("/sleep/100")
         assert server.get("/small/1").status == 200
         assert server.stop(number) == 0
 
 
-def test_stopping_worker_answers_what_is_under_way_with_close() -> None:
+def test_stopping_worker_answers_with_connection_close() -> None:
     with fast_worker("--keep-alive=60") as server, Connection(server.address) as connection:
         assert connection.request("/small/1").keep_alive
         server.process.send_signal(signal.SIGTERM)
@@ -83,7 +83,7 @@ def test_stopping_worker_answers_what_is_under_way_with_close() -> None:
         assert server.stop() == 0
 
 
-def test_hup_and_usr1(tmp_path: Path) -> None:
+def test_hup_replaces_worker_and_usr1_reopens_log(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     with fast_worker(f"--access-logfile={log}") as server:
         first = stats(server)["pid"]
@@ -107,14 +107,14 @@ def post_fork(server, worker):
 """
 
 
-def test_a_term_that_comes_while_a_worker_is_forked_is_not_lost() -> None:
+def test_term_during_fork_ends_worker() -> None:
     with fast_worker(configuration=EARLY_TERM) as server:
         wait_for(lambda: server.log().count("Booting worker") == 2, "another worker has its place")
         assert server.log().count("Worker exiting") == 1
         assert server.get("/small/5").body == block(5)
 
 
-def test_max_requests_replaces_the_worker_and_loses_no_request() -> None:
+def test_max_requests_replaces_worker() -> None:
     with fast_worker("--max-requests=20", "--max-requests-jitter=5") as server:
         pids = set()
 
@@ -126,7 +126,7 @@ def test_max_requests_replaces_the_worker_and_loses_no_request() -> None:
         assert "Autorestarting" in server.log()
 
 
-def test_worker_connections_and_keep_alive_limits() -> None:
+def test_worker_connections_limit_kept_connections() -> None:
     with fast_worker("--worker-connections=10", "--keep-alive=1") as server:
         with contextlib.ExitStack() as stack:
             kept = 0
@@ -139,7 +139,7 @@ def test_worker_connections_and_keep_alive_limits() -> None:
             assert idle.read_to_end() == b""  # after the keep-alive time
 
 
-def test_full_worker_accepts_again_when_there_is_room() -> None:
+def test_full_worker_accepts_again_after_close() -> None:
     with fast_worker("--worker-connections=8", "--keep-alive=60") as server:
         silent = [Connection(server.address) for _ in range(20)]
         for connection in silent:
@@ -159,7 +159,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.parametrize("poller", POLLERS)
-def test_reload_brings_the_new_app_and_cuts_no_download(tmp_path: Path, poller: str) -> None:
+def test_reloader_loads_new_app_and_cuts_no_download(tmp_path: Path, poller: str) -> None:
     module = tmp_path / "reloaded.py"
     module.write_text(RELOADED.replace("{version}", "1"))
     options = ["--reload", "--reload-engine=poll", f"--pythonpath={tmp_path}"]
@@ -190,7 +190,7 @@ def test_reload_brings_the_new_app_and_cuts_no_download(tmp_path: Path, poller: 
         assert "cut off" not in server.log()
 
 
-def test_unix_socket(tmp_path: Path) -> None:
+def test_unix_socket_is_served(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     with fast_worker(address=path) as server:
         environ = json.loads(server.get("/environ", headers=[("Host", "a.test:81")]).body)
@@ -199,7 +199,7 @@ def test_unix_socket(tmp_path: Path) -> None:
         assert server.get("/file").body == block(FILE_BYTES)
 
 
-def test_proxy_protocol() -> None:
+def test_proxy_protocol_sets_client_address() -> None:
     # A switch in old versions, a choice in newer ones.
     option = "--proxy-protocol=auto"
     one = b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 80\r\n"
@@ -220,7 +220,7 @@ def test_proxy_protocol() -> None:
             assert connection.read_response().status == 400
 
 
-def test_forwarded_allow_ips() -> None:
+def test_forwarded_scheme_is_trusted_from_allowed_ips() -> None:
     for allowed, scheme in (("127.0.0.1", "https"), ("192.0.2.9", "http")):
         with fast_worker(f"--forwarded-allow-ips={allowed}") as server:
             response = server.get("/environ", headers=[("X-Forwarded-Proto", "https")])
@@ -243,7 +243,7 @@ HOOKS = {
 }
 
 
-def test_hooks() -> None:
+def test_gunicorn_hooks_are_called() -> None:
     said = {"pre_request": "req.path", "post_request": "resp.status"}
     hooks = "import os\n"
     for name, parameters in HOOKS.items():
@@ -259,7 +259,7 @@ def test_hooks() -> None:
             assert f"hook {name} " in log, f"{name} was not called:\n{log}"
 
 
-def test_statsd() -> None:
+def test_statsd_gets_request_metrics() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sink:
         sink.bind(("127.0.0.1", 0))
         sink.settimeout(PATIENCE_S)
@@ -272,7 +272,7 @@ def test_statsd() -> None:
             assert b"gunicorn.request.duration" in seen
 
 
-def test_request_time_lasts_until_the_last_byte() -> None:
+def test_request_time_ends_with_last_byte() -> None:
     options = ("--access-logformat=%(U)s took %(L)s", "--access-logfile=-")
     with fast_worker(*options) as server:
         with Connection(server.address, receive_buffer=4096) as connection:
@@ -285,7 +285,7 @@ def test_request_time_lasts_until_the_last_byte() -> None:
         wait_for(lambda: "/file took" in server.log(), "the file is logged")
 
 
-def test_inherited_socket() -> None:
+def test_socket_of_systemd_is_served() -> None:
     """As systemd hands it over (LISTEN_FDS)."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -322,7 +322,7 @@ def test_inherited_socket() -> None:
         ("pass", "threads = 0", "threads=0: FastWorker needs 1 or more"),
     ],
 )
-def test_wrong_option_is_a_sentence_at_start(
+def test_wrong_option_is_refused_at_start(
     attribute: str, setting: str, sentence: str, tmp_path: Path
 ) -> None:
     conf = tmp_path / "conf.py"
@@ -338,7 +338,7 @@ def test_wrong_option_is_a_sentence_at_start(
     assert "Traceback" not in done.stderr
 
 
-def test_requests_run_at_once_on_every_thread() -> None:
+def test_requests_run_on_all_threads_at_once() -> None:
     with fast_worker() as server:
         barrier = threading.Barrier(4)
 
@@ -356,7 +356,7 @@ def test_requests_run_at_once_on_every_thread() -> None:
         wait_for(lambda: server.log().count('"GET /meet/4 HTTP/1.1" 200') == 4, "all have met")
 
 
-def test_worker_replaced_after_usr2_like_upgrade_keeps_the_socket() -> None:
+def test_old_worker_serves_on_after_abandoned_usr2() -> None:
     port = free_port()
     with fast_worker(address=("127.0.0.1", port)) as server:
         _upgrade(server)

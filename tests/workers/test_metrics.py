@@ -104,7 +104,7 @@ def workers_of(scrape: Scrape) -> set[int]:
     return {int(labels["pid"]) for labels, _ in scrape.samples("wsgifast_worker_memory_bytes")}
 
 
-def test_a_server_and_its_workers() -> None:
+def test_scrapes_report_server_and_survive_its_processes() -> None:
     """One server: what it tells, and what it survives."""
     patient = {"head_timeout_s": 300.0, "body_timeout_s": 300.0}
     with metered("--workers=2", "--threads=3", **patient) as (server, port):
@@ -212,7 +212,7 @@ def _another_address_by_hup(server: LiveServer, port: int) -> int:
     return new
 
 
-def test_workers_that_are_replaced_leave_no_more_files() -> None:
+def test_replaced_workers_leave_no_metric_files() -> None:
     with metered("--max-requests=3") as (server, port):
         first = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
         directory = directory_of(server, first)
@@ -250,7 +250,7 @@ def test_workers_that_are_replaced_leave_no_more_files() -> None:
         )
 
 
-def test_a_worker_that_is_to_end_at_once_tells_the_last() -> None:
+def test_killed_worker_reports_its_last_requests() -> None:
     port = free_port()
     with fast_worker("--workers=1", env={"WSGIFAST_METRICS": f"127.0.0.1:{port}"}) as server:
         worker = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
@@ -261,7 +261,7 @@ def test_a_worker_that_is_to_end_at_once_tells_the_last() -> None:
         assert scrape.value("http_server_request_duration_seconds_count") == 5
 
 
-def test_a_new_server_takes_over_by_usr2() -> None:
+def test_usr2_server_takes_over_metrics_address() -> None:
     port = free_port()
     env = {"WSGIFAST_METRICS": f"127.0.0.1:{port}"}
     with fast_worker("--workers=1", env=env, attributes={"metrics_bind": "127.0.0.1:1"}) as server:
@@ -286,7 +286,7 @@ def test_a_new_server_takes_over_by_usr2() -> None:
         assert not directory.exists()
 
 
-def test_what_cannot_work_is_said_at_the_start(tmp_path: Path) -> None:
+def test_unusable_metrics_directory_is_refused_at_start(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     argv = gunicorn_command(
         "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:0", "tests.workers.app:app"

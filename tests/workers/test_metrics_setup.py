@@ -49,7 +49,7 @@ def refused(bind: object) -> str:
     return str(caught.value)
 
 
-def test_nothing_is_done_unless_it_is_wanted(tmp_path: Path) -> None:
+def test_no_directory_is_made_without_metrics(tmp_path: Path) -> None:
     prepare_metrics(FastWorker)
     check_metrics(FastWorker, CFG)
     assert wants_metrics(FastWorker) is None
@@ -57,14 +57,14 @@ def test_nothing_is_done_unless_it_is_wanted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bind", ["localhost", "127.0.0.1:", "127.0.0.1:0", "::1:80", "a:b:80", 80])
-def test_what_is_no_address(bind: object) -> None:
+def test_wrong_metrics_address_is_refused(bind: object) -> None:
     assert refused(bind) == (
         f"FastWorker.metrics_bind={bind!r}: expected a host and a port such as '127.0.0.1:9100' "
         "or '[::1]:9100'"
     )
 
 
-def test_an_address_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_metrics_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         said = f"FastWorker.metrics_bind={address!r}: Address already in use"
@@ -76,7 +76,9 @@ def test_an_address_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     check_metrics(worker(address), CFG)
 
 
-def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_metrics_without_prometheus_client_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(setup, "find_spec", lambda name: None)
     monkeypatch.setenv("WSGIFAST_METRICS", "127.0.0.1:9100")
     prepare_metrics(FastWorker)
@@ -87,12 +89,12 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )
 
 
-def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_overrides_metrics_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WSGIFAST_METRICS", "nonsense")
     assert refused("127.0.0.1:9100").startswith("WSGIFAST_METRICS='nonsense': ")
 
 
-def test_a_directory_is_made_once(tmp_path: Path) -> None:
+def test_metrics_directory_is_made_once(tmp_path: Path) -> None:
     for _ in range(2):
         prepare_metrics(worker("9100"))
     (made,) = tmp_path.iterdir()
@@ -104,9 +106,7 @@ def test_a_directory_is_made_once(tmp_path: Path) -> None:
     assert elsewhere.address == "[::1]:9100"
 
 
-def test_a_directory_that_is_given_is_only_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_given_metrics_directory_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tmp_path / "given"
     given.mkdir()
     monkeypatch.setenv(DIRECTORY, str(given))
@@ -116,7 +116,7 @@ def test_a_directory_that_is_given_is_only_used(
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 
 
-def test_the_directory_of_the_server_before_is_not_taken_over(
+def test_metrics_directory_of_previous_server_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a reload and USR2 it is in the environment of the next arbiter."""
@@ -128,7 +128,7 @@ def test_the_directory_of_the_server_before_is_not_taken_over(
     assert os.environ[DIRECTORY] != str(before)
 
 
-def test_what_killed_servers_have_left_is_removed(tmp_path: Path) -> None:
+def test_metrics_directories_of_killed_servers_are_removed(tmp_path: Path) -> None:
     gone = tmp_path / "wsgifast-metrics-wsgifast-1-1"
     daemons = tmp_path / "wsgifast-metrics-wsgifast-1-2"
     exported = tmp_path / "wsgifast-metrics-wsgifast-1-3"
@@ -150,7 +150,7 @@ def test_what_killed_servers_have_left_is_removed(tmp_path: Path) -> None:
     assert unreadable.is_file()
 
 
-def test_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_without_directory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "_memory_folder", lambda: "/proc")
     prepare_metrics(worker("9100"))
     assert refused("9100") == (
@@ -160,7 +160,7 @@ def test_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-def test_a_directory_of_another_user_is_refused(
+def test_metrics_directory_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / f"wsgifast-metrics-{name_of_process(os.getpid())}").mkdir()

@@ -168,7 +168,7 @@ NOT_PLAIN = [
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_requests(name: str) -> None:
+def test_parsers_agree_on_plain_requests(name: str) -> None:
     pair = Pair(check_host=True)
     for data in (PLAIN[name], PLAIN[name] * 3, PLAIN[name] + PLAIN["body"], PLAIN[name][:-2]):
         for _ in range(2):  # a parser that has been used already
@@ -179,7 +179,7 @@ def test_plain_requests(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", NOT_PLAIN)
-def test_all_else_is_gunicorns(data: bytes) -> None:
+def test_requests_that_are_not_plain_are_parsed_by_gunicorn(data: bytes) -> None:
     pair = Pair()
     assert isinstance(pair.check(data, PLAIN["short"])[0], tuple)
     exchange = pair.httptools.parser.parse(data, TRUSTED, 1)
@@ -187,7 +187,7 @@ def test_all_else_is_gunicorns(data: bytes) -> None:
     assert type(exchange.req) is not PlainRequest
 
 
-def test_every_byte_at_every_place() -> None:
+def test_parsers_agree_on_any_byte_at_any_place() -> None:
     pair = Pair(configured(INSTALLED[0]))
     whole = PLAIN["body"]
     # In and between method, target, version, line ends, names and values.
@@ -215,7 +215,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
-def test_lines_that_change_the_meaning(number: int) -> None:
+def test_parsers_agree_on_lines_that_change_the_meaning(number: int) -> None:
     others = [b"Content-Length: 5", b"Transfer-Encoding: chunked", b"X-Forwarded-Ssl: on"]
     cfg = configured(**SETTINGS[number])
     body = b"0\r\n\r\nx"
@@ -232,7 +232,7 @@ def test_lines_that_change_the_meaning(number: int) -> None:
 
 
 @pytest.mark.parametrize("http_parser", HTTP_PARSERS)
-def test_limits(http_parser: str | None) -> None:
+def test_parsers_agree_on_limits(http_parser: str | None) -> None:
     for limit in (30, 0, 8190, 9000):
         cfg = configured(http_parser, limit_request_line=limit, limit_request_field_size=limit)
         pair = Pair(cfg)
@@ -247,7 +247,7 @@ def test_limits(http_parser: str | None) -> None:
             pair.check(head(b"GET / HTTP/1.1", *[b"X-%d: a" % n for n in range(count)]))
 
 
-def test_hosts() -> None:
+def test_parsers_agree_on_hosts() -> None:
     pair = Pair(check_host=True)
     for host in (b"a", b"a", b"", b"[::1]:80", b"a b", b"a/", b"a:x", b"a", b"a@b", b"\xe9"):
         for line in (b"GET / HTTP/1.1", b"GET / HTTP/1.0"):
@@ -257,7 +257,7 @@ def test_hosts() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
-def test_mutated_requests_in_any_packets(number: int) -> None:
+def test_parsers_agree_on_mutated_requests_in_any_packets(number: int) -> None:
     seed = random.randrange(2**32) if LONG else number
     chance = random.Random(seed)
     for http_parser in INSTALLED:
@@ -300,14 +300,16 @@ _pairs = [Pair(configured(http_parser)) for http_parser in INSTALLED]
 
 
 @given(st.lists(st.tuples(_starts, _lines), min_size=1, max_size=3), st.randoms())
-def test_made_up_requests(requests: list[tuple[bytes, list[bytes]]], chance: random.Random) -> None:
+def test_parsers_agree_on_generated_requests(
+    requests: list[tuple[bytes, list[bytes]]], chance: random.Random
+) -> None:
     data = b"".join(head(start, *lines) for start, lines in requests)
     for pair in _pairs:
         pair.check(data)
         pair.check(*cuts(data, chance))
 
 
-def test_which_parser_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parser_is_chosen_by_settings_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**changed: Any) -> str:
         settings = Settings(configured(**changed))
         return type(parsers(SimpleNamespace(check_host=True), settings)(TRUSTED)).__name__
@@ -323,7 +325,7 @@ def test_which_parser_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not CORPUS, reason="WSGIFAST_GUNICORN_CORPUS names no folder")
 @pytest.mark.parametrize("kind", ["valid", "invalid"])
-def test_gunicorns_own_requests(kind: str) -> None:
+def test_parsers_agree_on_test_requests_of_gunicorn(kind: str) -> None:
     files = sorted(Path(CORPUS, kind).glob("*.http"))
     assert len(files) > 50
     helpers = runpy.run_path(str(Path(CORPUS).parent / "treq.py"))

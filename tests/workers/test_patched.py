@@ -24,7 +24,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.parametrize("preload", [[], ["--preload"]])
-def test_an_app_that_gevent_has_patched_is_refused(tmp_path: Path, preload: list[str]) -> None:
+def test_app_patched_by_gevent_is_refused(tmp_path: Path, preload: list[str]) -> None:
     (tmp_path / "patched_app.py").write_text(APP)
     argv = gunicorn_command(
         "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:0", *preload, "patched_app:app"
@@ -36,7 +36,7 @@ def test_an_app_that_gevent_has_patched_is_refused(tmp_path: Path, preload: list
     assert "use `-k gevent`" in done.stderr
 
 
-def test_eventlet_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_patched_by_eventlet_are_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unfit_threads() is None
     patcher = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
@@ -54,7 +54,7 @@ def app(environ, start_response):
 
 
 @pytest.mark.parametrize("where", ["configuration", "app"])
-def test_python_without_gil_is_refused_with_the_way_out(tmp_path: Path, where: str) -> None:
+def test_python_without_gil_is_refused(tmp_path: Path, where: str) -> None:
     """No such Python is here: what one says of itself is put in its place."""
     (tmp_path / "free.py").write_text(NO_GIL)
     (tmp_path / "other.py").write_text(NO_GIL.replace("sys._is_gil_enabled =", "unused ="))
@@ -73,8 +73,6 @@ def test_python_without_gil_is_refused_with_the_way_out(tmp_path: Path, where: s
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_gil_that_an_extension_has_enabled_is_enough(
-    monkeypatch: pytest.MonkeyPatch, enabled: bool
-) -> None:
+def test_enabled_gil_is_accepted(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
     assert (unfit_threads() is None) is enabled

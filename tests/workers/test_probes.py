@@ -90,7 +90,7 @@ def test_probes_while_every_thread_is_busy(
 # What a worker writes.
 
 
-def test_the_state_of_a_worker(make_bench: MakeBench) -> None:
+def test_worker_state_has_beat_and_slow_clients(make_bench: MakeBench) -> None:
     bench = make_bench(large, timeout=20)
     bench.worker.beaten_at = 12.5
     bench.begin()
@@ -106,7 +106,7 @@ def test_the_state_of_a_worker(make_bench: MakeBench) -> None:
     assert (state.exhausted_since, state.accepts) == (3.25, False)
 
 
-def test_a_worker_with_all_the_connections_that_it_may_have(make_bench: MakeBench) -> None:
+def test_full_worker_does_not_accept_in_its_state(make_bench: MakeBench) -> None:
     bench = make_bench(echo, worker_connections=2)
     bench.connect()
     assert state_of(bench.server, bench.worker).accepts
@@ -117,12 +117,12 @@ def test_a_worker_with_all_the_connections_that_it_may_have(make_bench: MakeBenc
     assert state_of(bench.server, bench.worker).accepts
 
 
-def test_without_gunicorns_timeout_no_worker_is_lost(make_bench: MakeBench) -> None:
+def test_worker_is_never_lost_without_timeout(make_bench: MakeBench) -> None:
     bench = make_bench(echo, timeout=0)
     assert state_of(bench.server, bench.worker).lost_after_s == math.inf
 
 
-def test_each_beat_is_noted(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beat_sets_its_time(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench(echo)
     monkeypatch.setattr("time.monotonic", lambda: 5.5)
     bench.worker._beat()

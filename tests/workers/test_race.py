@@ -86,7 +86,7 @@ def _client(address: Address, seed: int, end: float, failures: list[str], done: 
 
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.parametrize("poller", POLLERS)
-def test_everything_at_once(poller: str) -> None:
+def test_bodies_are_right_with_many_clients_at_once(poller: str) -> None:
     with fast_worker(attributes={"poller": poller}) as server:
         before = stats(server)
         failures: list[str] = []

@@ -175,7 +175,7 @@ def test_slow_download_is_not_cut_off_when_its_worker_is_replaced() -> None:
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
 
 
-def test_who_is_kept_alive_keeps_no_worker_from_accepting() -> None:
+def test_kept_connections_do_not_delay_replacement() -> None:
     with (
         contextlib.ExitStack() as stack,
         fast_worker("--max-requests=20", "--keep-alive=60") as server,
@@ -187,7 +187,7 @@ def test_who_is_kept_alive_keeps_no_worker_from_accepting() -> None:
         wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced")
 
 
-def test_a_worker_that_is_replaced_loses_no_request_of_many_clients() -> None:
+def test_replaced_worker_loses_no_request() -> None:
     failures: list[str] = []
 
     def ask() -> None:
@@ -218,7 +218,7 @@ def app(environ, start_response):
 """
 
 
-def test_a_worker_that_has_grown_or_is_old_is_replaced_and_loses_no_request(
+def test_grown_or_old_worker_is_replaced(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "growing.py").write_text(GROWING)
@@ -239,14 +239,14 @@ def test_a_worker_that_has_grown_or_is_old_is_replaced_and_loses_no_request(
         wait_for(lambda: "max_lifetime_s is over" in server.log(), "the second one is old")
 
 
-def test_a_limit_that_the_app_alone_exceeds_ends_the_start() -> None:
+def test_max_rss_below_size_of_app_is_refused_at_start() -> None:
     with fast_worker(attributes={"max_rss_bytes": 1_000_000}, fails=True) as server:
         assert server.process.wait(STOP_S) == 4  # gunicorn's status where an app cannot be loaded
         assert "FastWorker.max_rss_bytes=1,000,000: with this app a worker has" in server.log()
         assert server.log().count("Booting worker") == 1
 
 
-def test_threads_that_are_all_stuck_are_told_with_their_stacks() -> None:
+def test_stuck_threads_are_logged_with_their_stacks() -> None:
     with (
         contextlib.ExitStack() as stack,
         fast_worker("--graceful-timeout=1", attributes={"stuck_after_s": 2.0}) as server,
@@ -258,7 +258,7 @@ def test_threads_that_are_all_stuck_are_told_with_their_stacks() -> None:
         assert server.log().count("All 4 threads") == 1
 
 
-def test_a_worker_whose_threads_are_all_stuck_may_be_replaced() -> None:
+def test_stuck_worker_is_replaced() -> None:
     limits = {"stuck_after_s": 1.0, "kill_stuck_after_s": 2.0}
     with contextlib.ExitStack() as stack, fast_worker(attributes=limits) as server:
         first = stats(server)["pid"]

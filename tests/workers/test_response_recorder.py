@@ -102,7 +102,7 @@ def app_of(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> Any:
     return app
 
 
-def test_a_request(begin: Begin) -> None:
+def test_recorder_records_method_status_and_size(begin: Begin) -> None:
     bench, told = begin(app_of([b"abc"], "201 Created"))
     bench.begin(GET.replace(b"GET", b"POST"))
     (request,) = told.requests
@@ -110,7 +110,7 @@ def test_a_request(begin: Begin) -> None:
     assert request.size == 3
 
 
-def test_requests_of_the_same_labels(make_bench: MakeBench) -> None:
+def test_recorder_aggregates_requests_of_same_labels(make_bench: MakeBench) -> None:
     bench, metrics = make_bench(app_of([b"abc"])), RequestMetrics()
     bench.worker._responses = ResponseRecorder(metrics, bench.log)
     bench.begin_anew()
@@ -125,7 +125,7 @@ def test_requests_of_the_same_labels(make_bench: MakeBench) -> None:
     assert values["http_server_active_requests"] == 0
 
 
-def test_what_wsgifast_knows_of_it(begin: Begin) -> None:
+def test_recorder_takes_pattern_and_sent_as_from_wsgifast(begin: Begin) -> None:
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)
     app.add_url_rule("/lines", "lines", lambda: flask.Response(["x"] * 1000))
@@ -137,7 +137,9 @@ def test_what_wsgifast_knows_of_it(begin: Begin) -> None:
     ]  # fmt: skip
 
 
-def test_a_framework_that_is_loaded_late(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorder_finds_framework_loaded_late(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker_metrics, "FRAMEWORKS", frozenset({"a_late_framework"}))
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: str(number))
@@ -158,20 +160,20 @@ def test_a_framework_that_is_loaded_late(begin: Begin, monkeypatch: pytest.Monke
         ([b"abcde"], None),
     ],
 )
-def test_bodies_that_break_their_length(begin: Begin, body: Any, kind: str | None) -> None:
+def test_recorder_counts_length_errors(begin: Begin, body: Any, kind: str | None) -> None:
     bench, told = begin(app_of(body, "200 OK", ("Content-Length", "5")))
     bench.begin()
     assert told.length_errors == ([] if kind is None else [kind])
     assert not told.clients_left
 
 
-def test_what_wsgifast_has_corrected(begin: Begin) -> None:
+def test_recorder_counts_length_corrected_by_wsgifast(begin: Begin) -> None:
     bench, told = begin(WSGIFast(app_of([b"abc"], "200 OK", ("Content-Length", "5"))))
     bench.begin()
     assert told.length_errors == ["corrected"]
 
 
-def test_a_file_that_shrinks(begin: Begin, tmp_path: Path) -> None:
+def test_recorder_counts_shrunk_file_as_short(begin: Begin, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(2_000_000))
 
@@ -190,7 +192,7 @@ def test_a_file_that_shrinks(begin: Begin, tmp_path: Path) -> None:
     assert 0 < told.requests[0].size < 2_000_000
 
 
-def test_a_client_that_is_given_up(begin: Begin) -> None:
+def test_recorder_counts_client_that_is_given_up(begin: Begin) -> None:
     bench, told = begin(large)
     bench.begin()
     assert not told.requests
@@ -202,7 +204,7 @@ def test_a_client_that_is_given_up(begin: Begin) -> None:
     assert 0 < request.size < 1024 * 1024
 
 
-def test_streams_of_http2(begin: Begin) -> None:
+def test_recorder_records_http2_streams(begin: Begin) -> None:
     bench, told = begin(WSGIFast(app_of([b"x"] * 100)), **HTTP2)
     peer = Peer(bench)
     assert peer.get().status == 200
@@ -219,7 +221,7 @@ def _raise() -> Any:
     raise ZeroDivisionError
 
 
-def test_an_app_that_raises(begin: Begin) -> None:
+def test_recorder_counts_app_error_as_500(begin: Begin) -> None:
     bench, told = begin(app_of(_raise))
     client = bench.begin()
     assert client.read_response().status == 500
@@ -227,7 +229,7 @@ def test_an_app_that_raises(begin: Begin) -> None:
     assert told.active_requests == 0
 
 
-def test_an_app_that_takes_the_connection_over(begin: Begin) -> None:
+def test_recorder_ignores_hijacked_connection(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["gunicorn.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
         raise StopIteration
@@ -238,13 +240,13 @@ def test_an_app_that_takes_the_connection_over(begin: Begin) -> None:
     assert told.active_requests == 0
 
 
-def test_a_request_that_never_reaches_the_app_is_none(begin: Begin) -> None:
+def test_recorder_ignores_refused_request(begin: Begin) -> None:
     bench, told = begin(app_of([b"abc"]))
     bench.begin(b"nonsense\r\n\r\n")
     assert not told.requests
 
 
-def test_a_back_end_that_raises_costs_no_response(begin: Begin) -> None:
+def test_failing_metrics_back_end_costs_no_response(begin: Begin) -> None:
     bench, _ = begin(app_of([b"abc"], "200 OK", ("Content-Length", "3")), Failing())
     client = bench.begin()
     for _ in range(3):
@@ -255,7 +257,7 @@ def test_a_back_end_that_raises_costs_no_response(begin: Begin) -> None:
     assert bench.log.says("further failures are not logged")
 
 
-def test_whoever_tells_of_the_process_tells_of_its_worker(
+def test_worker_metrics_are_collected_with_the_process(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WSGIFAST_METRICS", raising=False)
@@ -268,7 +270,7 @@ def test_whoever_tells_of_the_process_tells_of_its_worker(
     assert collectors == [collector.collect]
 
 
-def test_waits_for_a_thread_are_told_to_opentelemetry(
+def test_opentelemetry_gets_thread_waits_once(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(collecting.observers, "wsgifast_thread_wait_seconds", [])
@@ -289,7 +291,7 @@ def test_waits_for_a_thread_are_told_to_opentelemetry(
     provider.shutdown()
 
 
-def test_the_points_of_a_worker_that_has_ended(make_bench: MakeBench) -> None:
+def test_ended_worker_reports_counters_only(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     bench.server.requests = 5
     collector = WorkerCollector(bench.server)

@@ -46,7 +46,7 @@ def who_answers(server: LiveServer) -> int | None:
             return None
 
 
-def test_siblings_answer_for_a_worker_without_a_free_thread(tmp_path: Path) -> None:
+def test_siblings_answer_for_saturated_worker(tmp_path: Path) -> None:
     with (
         contextlib.ExitStack() as stack,
         fast_worker("--workers=2", "--keep-alive=60", "--graceful-timeout=1") as server,
@@ -76,7 +76,7 @@ def test_idle_workers_share_the_connections() -> None:
         wait_for(share, "they share the connections")
 
 
-def test_a_worker_alone_receives_while_every_thread_is_taken() -> None:
+def test_saturated_worker_alone_keeps_receiving() -> None:
     """Whoever comes meanwhile is answered as soon as a thread is free."""
     with contextlib.ExitStack() as stack, fast_worker("--keep-alive=60") as server:
         busy = [stack.enter_context(Connection(server.address)) for _ in range(THREADS)]
@@ -89,7 +89,7 @@ def test_a_worker_alone_receives_while_every_thread_is_taken() -> None:
             assert connection.read_response().body == block(5)
 
 
-def test_an_app_that_yields_nothing_without_end_leaves_the_others_their_turns() -> None:
+def test_endless_empty_blocks_leave_others_their_turns() -> None:
     """Its iterator is one of C's, so that no Python runs between two blocks."""
     with (
         fast_worker("--graceful-timeout=1") as server,
@@ -100,7 +100,7 @@ def test_an_app_that_yields_nothing_without_end_leaves_the_others_their_turns() 
             assert server.get("/small/5").body == block(5)
 
 
-def test_a_full_worker_says_so_once() -> None:
+def test_full_worker_logs_it_once() -> None:
     with fast_worker("--worker-connections=20") as server, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Connection(server.address)) for _ in range(20)]
         wait_for(lambda: "All 20 worker_connections are taken" in server.log(), "it says so")

@@ -37,7 +37,7 @@ def _head(line: int, fields: int, field: int) -> bytes:
     [_head(90, 4, 150), _head(150, 4, 150), _head(90, 6, 150), _head(90, 4, 300)],
     ids=["within", "line", "fields", "field"],
 )
-def test_limits_of_heads_are_those_of_gthread(head: bytes) -> None:
+def test_head_limits_equal_those_of_gthread(head: bytes) -> None:
     statuses = []
     address = ("127.0.0.1", free_port())
     argv = gunicorn_command(
@@ -53,7 +53,7 @@ def test_limits_of_heads_are_those_of_gthread(head: bytes) -> None:
     assert (statuses[1] == 200) == (head == _head(90, 4, 150))
 
 
-def test_proxy_header_of_a_peer_that_is_not_allowed() -> None:
+def test_proxy_header_of_other_peer_is_refused() -> None:
     with (
         fast_worker("--proxy-protocol=auto", "--proxy-allow-from=192.0.2.9") as server,
         Connection(server.address) as connection,
@@ -65,7 +65,7 @@ def test_proxy_header_of_a_peer_that_is_not_allowed() -> None:
         assert connection.read_to_end() == b""
 
 
-def test_two_servers_share_a_port() -> None:
+def test_servers_share_a_port_with_reuse_port() -> None:
     address = ("127.0.0.1", free_port())
     with ExitStack() as stack:
         servers = [
@@ -88,7 +88,7 @@ def worker_abort(worker):
 """
 
 
-def test_abort_calls_its_hook_and_the_worker_is_replaced() -> None:
+def test_abort_calls_hook_and_replaces_worker() -> None:
     with fast_worker(configuration=ABORT_HOOK) as server, Connection(server.address) as connection:
         pid = stats(server)["pid"]
         connection.send_request("/sleep/100")  # no app can keep it
@@ -98,7 +98,7 @@ def test_abort_calls_its_hook_and_the_worker_is_replaced() -> None:
         assert stats(server)["pid"] != pid
 
 
-def test_silent_worker_is_replaced_but_never_for_a_slow_app() -> None:
+def test_timeout_replaces_silent_worker_not_slow_app() -> None:
     with fast_worker("--timeout=4") as server:
         pid = stats(server)["pid"]
         assert server.get("/sleep/6").body == b"ok"
@@ -109,7 +109,7 @@ def test_silent_worker_is_replaced_but_never_for_a_slow_app() -> None:
         assert "WORKER TIMEOUT" in server.log()
 
 
-def test_more_and_fewer_workers() -> None:
+def test_ttin_and_ttou_change_number_of_workers() -> None:
     hook = (
         "import os\ndef nworkers_changed(server, new, old):\n"
         "    os.write(2, f'workers {old} to {new}\\n'.encode())\n"
@@ -126,7 +126,7 @@ def test_more_and_fewer_workers() -> None:
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no files in memory here")
 @pytest.mark.parametrize("chosen", [False, True])
-def test_signs_of_life_wait_for_no_disk(tmp_path: Path, chosen: bool) -> None:
+def test_heartbeat_file_is_in_memory_by_default(tmp_path: Path, chosen: bool) -> None:
     """The file of gunicorn's heartbeat is in memory, unless its place is configured."""
     options = [f"--worker-tmp-dir={tmp_path}"] if chosen else []
     with fast_worker(*options) as server:

@@ -10,7 +10,7 @@ def download(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
 
 
-def test_those_that_take_least_come_first(make_bench: MakeBench) -> None:
+def test_slowest_clients_of_worker_come_first(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     idle = bench.connect()
     stopped = bench.begin(download("/stopped?secret=1"))
@@ -33,7 +33,7 @@ def test_those_that_take_least_come_first(make_bench: MakeBench) -> None:
     assert stopped.is_in("sending")
 
 
-def test_who_has_taken_all_is_not_slow(make_bench: MakeBench) -> None:
+def test_client_that_took_all_is_not_slow(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     client = bench.begin(download("/"))
     assert len(slowest_clients(bench.server.connections, bench.clock.now, most=10)) == 1

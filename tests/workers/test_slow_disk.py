@@ -40,7 +40,7 @@ def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return [b"ok"]
 
 
-def test_a_slow_disk_holds_up_its_own_files_only(tmp_path: Path) -> None:
+def test_slow_disk_delays_its_own_files_only(tmp_path: Path) -> None:
     """More downloads than threads, and a timeout that kills a worker whose main thread waits."""
     (tmp_path / "mnt").mkdir()
     with (

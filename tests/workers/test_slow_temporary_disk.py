@@ -119,7 +119,7 @@ def connected(server: LiveServer) -> Iterator[socket.socket]:
         yield sock
 
 
-def test_slow_readers_of_generators(server: tuple[LiveServer, Path]) -> None:
+def test_hanging_disk_delays_slow_readers_only(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
     with contextlib.ExitStack() as stack:
         readers = []
@@ -134,7 +134,7 @@ def test_slow_readers_of_generators(server: tuple[LiveServer, Path]) -> None:
 
 
 @needs_cleartext
-def test_slow_readers_of_generators_over_http2(server: tuple[LiveServer, Path]) -> None:
+def test_hanging_disk_delays_slow_http2_readers_only(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
     with contextlib.ExitStack() as stack:
         readers = []
@@ -153,7 +153,7 @@ def test_slow_readers_of_generators_over_http2(server: tuple[LiveServer, Path]) 
                 assert reader.answer(stream).body == RESPONSE
 
 
-def test_uploads(server: tuple[LiveServer, Path]) -> None:
+def test_hanging_disk_delays_uploads_only(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
     head = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -174,7 +174,7 @@ def test_uploads(server: tuple[LiveServer, Path]) -> None:
 
 
 @needs_cleartext
-def test_uploads_over_http2(server: tuple[LiveServer, Path]) -> None:
+def test_hanging_disk_delays_http2_uploads_only(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
     answers: list[bytes] = []
 
@@ -194,7 +194,7 @@ def test_uploads_over_http2(server: tuple[LiveServer, Path]) -> None:
     assert answers == [hashlib.sha256(BODY).hexdigest().encode()] * CLIENTS
 
 
-def test_a_client_that_leaves_while_its_disk_hangs(server: tuple[LiveServer, Path]) -> None:
+def test_client_that_leaves_while_disk_hangs_is_no_error(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
     for target in (b"GET /generator", b"POST /upload"):
         for waits in disk.glob("waits-*"):

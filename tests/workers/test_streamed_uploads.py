@@ -75,7 +75,7 @@ def digest(response: Response) -> str:
     return value
 
 
-def test_large_body_is_read_in_pieces(client: Client) -> None:
+def test_large_streamed_body_is_read(client: Client) -> None:
     body = block(UPLOAD_BYTES)
     with client.connect() as connection:
         for _ in range(2):
@@ -84,7 +84,7 @@ def test_large_body_is_read_in_pieces(client: Client) -> None:
             assert response.keep_alive
 
 
-def test_large_chunked_body_is_read_in_pieces(client: Client) -> None:
+def test_large_chunked_streamed_body_is_read(client: Client) -> None:
     body = block(UPLOAD_BYTES)
     with client.connect() as connection:
         chunked = [("Transfer-Encoding", "chunked")]
@@ -97,7 +97,7 @@ def test_large_chunked_body_is_read_in_pieces(client: Client) -> None:
         assert connection.request("/small/5").body == block(5)
 
 
-def test_a_slow_client_is_read_and_answered_at_once(client: Client) -> None:
+def test_streamed_body_is_answered_piece_by_piece(client: Client) -> None:
     """Each piece is answered before the next one is sent: nothing waits for the whole body."""
     with client.connect() as connection:
         connection.send(ONE_OF_FIVE_PIECES[:-1])
@@ -113,7 +113,7 @@ def test_a_slow_client_is_read_and_answered_at_once(client: Client) -> None:
         assert connection.request("/small/5").body == block(5)
 
 
-def test_a_client_that_stops_sending_gives_its_thread_back(impatient: Client) -> None:
+def test_client_that_stops_sending_releases_thread(impatient: Client) -> None:
     before = impatient.closed_dialogues()
     # More of them than threads: each thread is needed again.
     with nothing_left_behind(impatient.server, tls=impatient.tls):
@@ -130,7 +130,7 @@ def test_a_client_that_stops_sending_gives_its_thread_back(impatient: Client) ->
 
 
 @pytest.mark.parametrize("leave", ["goodbye", "reset", "without a word"])
-def test_a_client_that_leaves_in_the_middle(client: Client, leave: str) -> None:
+def test_client_that_leaves_during_upload_releases_thread(client: Client, leave: str) -> None:
     before = client.closed_dialogues()
     with nothing_left_behind(client.server, tls=client.tls):
         for _ in range(THREADS + 1):
@@ -159,7 +159,7 @@ def test_a_client_that_leaves_in_the_middle(client: Client, leave: str) -> None:
     ids=["length", "chunked"],
 )
 @pytest.mark.parametrize("cut", ["one record", "after the head", "in the body"])
-def test_a_body_that_the_app_does_not_read(
+def test_request_after_unread_streamed_body_is_answered(
     client: Client, framing: bytes, cut: str, tmp_path: Path
 ) -> None:
     """The next request is found behind it, also where it came in the same TLS record."""
@@ -179,7 +179,7 @@ def test_a_body_that_the_app_does_not_read(
         assert connection.request("/small/7").body == block(7)
 
 
-def test_a_body_that_comes_behind_its_answer(client: Client) -> None:
+def test_body_that_follows_its_answer_is_skipped(client: Client) -> None:
     head = b"POST /ignore_body HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
     with client.connect() as connection:
         connection.send(head)
@@ -190,7 +190,7 @@ def test_a_body_that_comes_behind_its_answer(client: Client) -> None:
         assert connection.request("/small/7").body == block(7)
 
 
-def test_a_body_that_neither_comes_nor_is_read(impatient: Client) -> None:
+def test_unread_body_that_never_comes_ends_connection(impatient: Client) -> None:
     """Where the next request would start is not known: the answer, and then the end."""
     with (
         nothing_left_behind(impatient.server, tls=impatient.tls),

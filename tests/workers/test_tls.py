@@ -58,7 +58,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-def test_a_tls_context_is_made_again_for_a_changed_file_only(tmp_path: Path) -> None:
+def test_tls_context_is_renewed_for_changed_file_only(tmp_path: Path) -> None:
     path = tmp_path / "server.pem"
     authority = trustme.CA()
     pem = authority.issue_cert("localhost").private_key_and_cert_chain_pem.bytes()
@@ -92,7 +92,7 @@ def test_a_tls_context_is_made_again_for_a_changed_file_only(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("broken", ["key", "other key", "gone"])
-def test_files_that_do_not_work_are_told_once_and_the_last_good_context_goes_on(
+def test_broken_tls_files_are_logged_once_and_last_context_used(
     tmp_path: Path, broken: str
 ) -> None:
     cert, key = issue(tmp_path, trustme.CA())
@@ -122,7 +122,7 @@ def test_files_that_do_not_work_are_told_once_and_the_last_good_context_goes_on(
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_files_replaced_while_they_are_read_are_read_again(tmp_path: Path, started: bool) -> None:
+def test_tls_files_replaced_during_read_are_read_again(tmp_path: Path, started: bool) -> None:
     authority = trustme.CA()
     cert, key = issue(tmp_path, authority)
     log = Log()
@@ -152,7 +152,7 @@ def test_files_replaced_while_they_are_read_are_read_again(tmp_path: Path, start
     assert log.errors == []
 
 
-def test_files_that_never_worked(tmp_path: Path) -> None:
+def test_tls_files_that_never_worked_raise(tmp_path: Path) -> None:
     cert, key = issue(tmp_path, trustme.CA())
     key.write_text("no key at all")
     log = Log()
@@ -166,7 +166,7 @@ def test_files_that_never_worked(tmp_path: Path) -> None:
     assert contexts.current() is contexts.current()
 
 
-def test_a_hook_that_fails(tmp_path: Path) -> None:
+def test_failing_ssl_context_hook_is_logged(tmp_path: Path) -> None:
     cert, key = issue(tmp_path, trustme.CA())
 
     def ssl_context(cfg: Any, make_default: Any) -> ssl.SSLContext:
@@ -182,7 +182,7 @@ def test_a_hook_that_fails(tmp_path: Path) -> None:
 # Live
 
 
-def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
+def test_renewed_certificate_is_used_without_restart(tmp_path: Path) -> None:
     first, second = trustme.CA(), trustme.CA()
     pem = tmp_path / "server.pem"
     first.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
@@ -196,7 +196,7 @@ def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
             assert server.get("/small/5", tls=context).body == block(5)
 
 
-def test_a_key_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_key_that_does_not_fit_is_refused_at_start(tmp_path: Path) -> None:
     cert, key = issue(tmp_path, trustme.CA())
     key.write_text("no key at all")
     argv = gunicorn_command(
@@ -209,7 +209,7 @@ def test_a_key_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_a_certificate_without_its_key_is_told_and_cuts_nobody_off(tmp_path: Path) -> None:
+def test_certificate_without_its_key_is_logged_and_last_used(tmp_path: Path) -> None:
     """While it runs, and after a reload, whose worker has never read files that work."""
     authority = trustme.CA()
     cert, key = issue(tmp_path, authority)

@@ -55,7 +55,9 @@ def configured(name: str, value: object) -> type[FastWorker]:
         ("buffer_bodies", (1, "no", None), (True, False)),
     ],
 )
-def test_options(name: str, wrong: tuple[Any, ...], right: tuple[Any, ...]) -> None:
+def test_option_values_are_checked(
+    name: str, wrong: tuple[Any, ...], right: tuple[Any, ...]
+) -> None:
     for value in right:
         configured(name, value).check_config(Config(), Log())
     for value in wrong:
@@ -63,13 +65,13 @@ def test_options(name: str, wrong: tuple[Any, ...], right: tuple[Any, ...]) -> N
             configured(name, value).check_config(Config(), Log())
 
 
-def test_a_number_with_more_digits_than_python_prints_is_refused_all_the_same() -> None:
+def test_huge_number_as_option_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"send_timeout_s=an integer of 16610 bits: exp"):
         configured("send_timeout_s", 10**5000).check_config(Config(), Log())
 
 
 @pytest.mark.parametrize("name", ["keepalive", "graceful_timeout"])
-def test_times_of_gunicorn_that_no_clock_can_tell_are_refused(name: str) -> None:
+def test_times_of_gunicorn_beyond_the_clock_are_refused(name: str) -> None:
     cfg = Config()
     for value in (10**400, 10**10):
         cfg.set(name, value)
@@ -79,7 +81,7 @@ def test_times_of_gunicorn_that_no_clock_can_tell_are_refused(name: str) -> None
     FastWorker.check_config(cfg, Log())
 
 
-def test_settings_of_http2_that_no_frame_has_room_for_are_its_most(make_bench: MakeBench) -> None:
+def test_http2_settings_are_capped_at_32_bits(make_bench: MakeBench) -> None:
     most = make_bench(
         hello,
         http_protocols="h2,h1",
@@ -89,7 +91,7 @@ def test_settings_of_http2_that_no_frame_has_room_for_are_its_most(make_bench: M
     assert most.max_header_list_bytes == most.max_concurrent_streams == 2**32 - 1
 
 
-def test_threads_and_what_gthread_has_to_say() -> None:
+def test_threads_below_one_are_refused() -> None:
     cfg, log = Config(), Log()
     cfg.set("threads", 1)
     cfg.set("worker_connections", 1)
@@ -100,7 +102,7 @@ def test_threads_and_what_gthread_has_to_say() -> None:
         FastWorker.check_config(cfg, log)
 
 
-def test_the_installed_gunicorn_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_gunicorn_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise UnsupportedGunicorn("another one")
 
@@ -182,7 +184,7 @@ def nothing() -> None:
     pass
 
 
-def test_a_life(life: Life) -> None:
+def test_worker_serves_until_term(life: Life) -> None:
     worker, pool = life.worker, life.pool
     listened: list[bool] = []
     pool.at_monitor = [
@@ -200,7 +202,7 @@ def test_a_life(life: Life) -> None:
     worker.handle_exit(signal.SIGTERM, None)  # a second one does no harm
 
 
-def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
+def test_worker_without_arbiter_ends(life: Life) -> None:
     life.worker.ppid = -1
     life.worker.run()
     assert "monitor" not in life.said
@@ -208,7 +210,7 @@ def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
     assert not life.worker.alive
 
 
-def test_a_pool_that_has_failed_ends_the_worker_with_an_error(life: Life) -> None:
+def test_failed_pool_ends_worker_with_status_1(life: Life) -> None:
     def fail() -> None:
         life.pool.failed = True
         life.bench.server.on_failure()
@@ -223,7 +225,7 @@ def test_a_pool_that_has_failed_ends_the_worker_with_an_error(life: Life) -> Non
     assert life.bench.log.says("A thread of the worker has failed")
 
 
-def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
+def test_requests_finish_within_graceful_timeout(life: Life) -> None:
     worker, bench = life.worker, life.bench
     client = bench.connect()
     seen: list[float] = []
@@ -245,7 +247,7 @@ def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
     assert not bench.log.says("cut off")
 
 
-def test_a_connection_that_is_being_accepted_is_waited_for(life: Life) -> None:
+def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
     acceptor = life.bench.server._acceptor
 
     def begin() -> None:
@@ -262,7 +264,7 @@ def test_a_connection_that_is_being_accepted_is_waited_for(life: Life) -> None:
     assert acceptor._closed  # and nothing is accepted that nobody would wait for
 
 
-def test_what_does_not_finish_is_cut_off(life: Life) -> None:
+def test_requests_beyond_graceful_timeout_are_cut_off(life: Life) -> None:
     worker, bench = life.worker, life.bench
 
     def later() -> None:
@@ -281,7 +283,7 @@ def test_what_does_not_finish_is_cut_off(life: Life) -> None:
     assert life.said[-1] == "stop"
 
 
-def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
+def test_ending_worker_lets_idle_clients_ask_once_more(life: Life) -> None:
     worker, bench, server = life.worker, life.bench, life.bench.server
     client = bench.connect()
     assert ask(bench, client)[:2] == (200, True)
@@ -301,7 +303,7 @@ def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
     assert not server.connections
 
 
-def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
+def test_pool_has_the_threads_of_settings(make_bench: MakeBench) -> None:
     bench = make_bench(hello, threads=7)
     pool = bench.server.pool
     assert len(pool._members) == 7
@@ -311,7 +313,7 @@ def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
     assert pool.monitor._interrupted
 
 
-def test_what_is_coalesced_goes_out_with_the_tick(make_bench: MakeBench) -> None:
+def test_held_blocks_are_sent_at_tick(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     bench.server.pool.monitor.ticking = True
     client = bench.connect()
@@ -327,7 +329,7 @@ def test_what_is_coalesced_goes_out_with_the_tick(make_bench: MakeBench) -> None
 
 
 @pytest.mark.skipif(not hasattr(select, "EPOLLRDHUP"), reason="the system does not tell")
-def test_who_has_hung_up_comes_behind_who_waits(make_bench: MakeBench) -> None:
+def test_client_that_hung_up_is_answered_after_others(make_bench: MakeBench) -> None:
     asked: list[str] = []
 
     def app(environ: Any, start_response: Any) -> Any:
@@ -345,7 +347,7 @@ def test_who_has_hung_up_comes_behind_who_waits(make_bench: MakeBench) -> None:
         assert client.receive_all_there_is().startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:
+def test_full_worker_stops_listening(make_bench: MakeBench) -> None:
     bench = make_bench(hello, worker_connections=2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         bench.begin_anew(listener)
@@ -362,7 +364,7 @@ def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:
         assert not bench.listens
 
 
-def test_connection_that_the_kernel_reported_to_an_ending_worker_is_answered(
+def test_connection_reported_to_ending_worker_is_answered(
     make_bench: MakeBench,
 ) -> None:
     """With EPOLLEXCLUSIVE no other worker knows of it."""
@@ -387,7 +389,7 @@ def test_connection_that_the_kernel_reported_to_an_ending_worker_is_answered(
     ("settings", "leaves"),
     [({"workers": 2}, True), ({"workers": 1}, False), ({"workers": 2, "reuse_port": True}, False)],
 )
-def test_newcomers_are_left_to_siblings_that_may_have_a_free_thread(
+def test_saturated_worker_leaves_connections_to_siblings(
     make_bench: MakeBench, settings: dict[str, Any], leaves: bool
 ) -> None:
     bench = make_bench(hello, **settings)
@@ -403,7 +405,7 @@ def test_newcomers_are_left_to_siblings_that_may_have_a_free_thread(
 
 
 @pytest.mark.parametrize("poller_kind", ["epoll", "selectors"])
-def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str) -> None:
+def test_listener_event_is_accepted_and_answered(make_bench: MakeBench, poller_kind: str) -> None:
     bench = make_bench(hello, attributes={"poller": poller_kind})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         bench.begin_anew(listener)
@@ -425,7 +427,7 @@ def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str
     assert [status for _, status, _ in bench.log.requests] == ["200 OK"]
 
 
-def test_events_give_an_unfinished_listener_its_turn(make_bench: MakeBench) -> None:
+def test_events_count_for_unfinished_listener(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     counted: list[int] = []
     acceptor = bench.server._acceptor
@@ -444,7 +446,7 @@ def test_events_give_an_unfinished_listener_its_turn(make_bench: MakeBench) -> N
         (AttributeError(), "A connection could not be made"),  # a mistake, which nothing may hide
     ],
 )
-def test_a_connection_that_cannot_be_made(
+def test_connection_that_cannot_be_made_is_closed_and_logged(
     make_bench: MakeBench, tmp_path: Path, error: Exception, said: str
 ) -> None:
     def parser_for(peer: object) -> None:
@@ -464,7 +466,7 @@ def test_a_connection_that_cannot_be_made(
 
 
 @pytest.mark.parametrize("suppressed", [True, False])
-def test_tls_settings_reach_the_socket(
+def test_tls_settings_apply_to_sockets(
     make_bench: MakeBench, tmp_path: Path, suppressed: bool
 ) -> None:
     pem = write_certificate(tmp_path / "server.pem")
@@ -476,7 +478,7 @@ def test_tls_settings_reach_the_socket(
     assert not sock.getblocking()
 
 
-def test_the_sweep_takes_only_what_is_overdue_and_its_own(
+def test_sweep_takes_overdue_connections_only(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make_bench(hello)
@@ -510,7 +512,7 @@ def test_the_sweep_takes_only_what_is_overdue_and_its_own(
 # Requests
 
 
-def test_after_so_many_requests_it_is_replaced(make_bench: MakeBench) -> None:
+def test_worker_ends_after_max_requests(make_bench: MakeBench) -> None:
     bench = make_bench(hello, max_requests=3, keepalive=5)
     worker, server = bench.worker, bench.server
     worker.notify = lambda: None

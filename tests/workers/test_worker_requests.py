@@ -20,7 +20,7 @@ from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server.response import Response
 
 
-def test_when_connections_are_kept(make_bench: MakeBench) -> None:
+def test_keepalive_depends_on_settings_and_open_connections(make_bench: MakeBench) -> None:
     bench = make_bench(hello, keepalive=0)
     assert ask(bench)[:2] == (200, False)
     bench = make_bench(hello, keepalive=5, worker_connections=5, threads=3)
@@ -55,7 +55,7 @@ class Hooks:
 
 
 @pytest.mark.parametrize("failing", ["", "pre", "post"])
-def test_hooks(make_bench: MakeBench, failing: str) -> None:
+def test_failing_hook_ends_its_request_only(make_bench: MakeBench, failing: str) -> None:
     hooks = Hooks(failing, RuntimeError)
     bench = make_bench(
         hello, keepalive=5, pre_request=hooks.pre_request, post_request=hooks.post_request
@@ -69,9 +69,7 @@ def test_hooks(make_bench: MakeBench, failing: str) -> None:
 
 
 @pytest.mark.parametrize("speaks_http2", [False, True])
-def test_hooks_and_loggers_may_add_to_the_response(
-    make_bench: MakeBench, speaks_http2: bool
-) -> None:
+def test_hook_may_change_request_and_response(make_bench: MakeBench, speaks_http2: bool) -> None:
     """As to gunicorn's own, and change what is there."""
     seen: list[Any] = []
 
@@ -88,7 +86,7 @@ def test_hooks_and_loggers_may_add_to_the_response(
     assert not bench.log.errors
 
 
-def test_a_hook_that_ends_the_iteration(make_bench: MakeBench) -> None:
+def test_hook_that_raises_stop_iteration_closes_connection(make_bench: MakeBench) -> None:
     """As an app does that has taken the socket over; there is no response yet."""
     hooks = Hooks("pre", StopIteration)
     bench = make_bench(hello, keepalive=5, pre_request=hooks.pre_request)
@@ -97,7 +95,7 @@ def test_a_hook_that_ends_the_iteration(make_bench: MakeBench) -> None:
     assert not bench.log.says("Error")
 
 
-def test_an_app_that_has_taken_the_socket_over_may_still_say_so(make_bench: MakeBench) -> None:
+def test_app_that_raises_stop_iteration_closes_connection(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", "0")])
         raise StopIteration
@@ -108,7 +106,7 @@ def test_an_app_that_has_taken_the_socket_over_may_still_say_so(make_bench: Make
     assert not bench.log.says("Error")
 
 
-def test_an_app_that_fails_behind_an_empty_body(make_bench: MakeBench) -> None:
+def test_app_error_after_empty_body_sends_no_second_response(make_bench: MakeBench) -> None:
     """Its head has been sent by then."""
 
     class Body:
@@ -131,7 +129,9 @@ def test_an_app_that_fails_behind_an_empty_body(make_bench: MakeBench) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, ConnectionError])
 @pytest.mark.parametrize("where", ["app", "head", "body", "close"])
-def test_an_app_that_fails(make_bench: MakeBench, error: type[BaseException], where: str) -> None:
+def test_app_error_of_any_kind_is_answered_and_logged(
+    make_bench: MakeBench, error: type[BaseException], where: str
+) -> None:
     """Whatever it raises, it ends no thread; ConnectionError may be of another connection."""
 
     class Body:
@@ -183,7 +183,7 @@ class FailsToClose:
         raise self._error
 
 
-def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> None:
+def test_app_error_about_gone_client_is_no_error(make_bench: MakeBench) -> None:
     """It may say so in its own words; nothing of it is an error."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -205,7 +205,7 @@ def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> 
         assert len(bench.log.requests) == 1
 
 
-def test_an_error_of_the_app_is_told_although_its_client_has_gone(make_bench: MakeBench) -> None:
+def test_app_error_is_logged_although_client_has_gone(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         client.close()
@@ -220,9 +220,7 @@ def test_an_error_of_the_app_is_told_although_its_client_has_gone(make_bench: Ma
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter, "segments", "file"])
-def test_bodies_are_closed_once_and_only_if_they_can_be(
-    make_bench: MakeBench, kind: Any, tmp_path: Path
-) -> None:
+def test_body_is_closed_once(make_bench: MakeBench, kind: Any, tmp_path: Path) -> None:
     closed: list[str] = []
     path = tmp_path / "file"
     path.write_bytes(b"body")
@@ -250,7 +248,7 @@ def test_bodies_are_closed_once_and_only_if_they_can_be(
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_a_list_goes_out_in_one_piece(
+def test_list_is_sent_in_one_call(
     make_bench: MakeBench, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
@@ -270,7 +268,7 @@ def test_a_list_goes_out_in_one_piece(
     assert calls == [kind([b"a", b"b"])]
 
 
-def test_how_long_a_request_took(make_bench: MakeBench) -> None:
+def test_access_log_gets_duration_and_environ(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         bench.clock.now += 1.5
         return hello(environ, start_response)
@@ -283,7 +281,7 @@ def test_how_long_a_request_took(make_bench: MakeBench) -> None:
 
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("own", [True, False])
-def test_log_lines_are_made_for_who_reads_them(
+def test_access_log_is_called_only_if_read(
     make_bench: MakeBench, writes: bool, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -315,7 +313,7 @@ def test_log_lines_are_made_for_who_reads_them(
     logging.getLogger("gunicorn.error").handlers.clear()
 
 
-def test_a_logger_that_fails_costs_nobody_an_answer(make_bench: MakeBench) -> None:
+def test_failing_logger_costs_no_answer(make_bench: MakeBench) -> None:
     class Failing(Log):
         def access(self, *args: Any) -> None:
             raise OSError("the log cannot be written")
@@ -336,7 +334,7 @@ def test_a_logger_that_fails_costs_nobody_an_answer(make_bench: MakeBench) -> No
     assert not log.says("Error in a connection")
 
 
-def test_a_path_outside_script_name_is_the_client_s_error(
+def test_path_outside_script_name_is_400(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRIPT_NAME", "/inside")
@@ -358,7 +356,7 @@ def test_a_path_outside_script_name_is_the_client_s_error(
     ]
 
 
-def test_a_response_without_a_status_is_not_logged_as_one(make_bench: MakeBench) -> None:
+def test_hijacked_response_is_not_logged(make_bench: MakeBench) -> None:
     """An app that speaks for itself on the socket."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -371,7 +369,7 @@ def test_a_response_without_a_status_is_not_logged_as_one(make_bench: MakeBench)
     assert not bench.log.requests
 
 
-def test_early_hints_are_offered(make_bench: MakeBench) -> None:
+def test_environ_offers_early_hints(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["wsgi.early_hints"](iter([("Link", "</a>")]))
         return hello(environ, start_response)
@@ -380,7 +378,7 @@ def test_early_hints_are_offered(make_bench: MakeBench) -> None:
     assert ask(bench)[0] == 103
 
 
-def test_gthread_finds_what_it_looks_for(make_bench: MakeBench) -> None:
+def test_worker_has_attributes_of_gthread(make_bench: MakeBench) -> None:
     """HTTP/2 is served by its code, and hooks know its attributes."""
     worker = make_bench(hello, worker_connections=20, threads=3).worker
     assert isinstance(worker, gthread.ThreadWorker)
