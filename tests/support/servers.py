@@ -55,6 +55,13 @@ class LiveServer:
         """Everything that the process has written to stdout and stderr so far."""
         return self.log_path.read_text(errors="replace")
 
+    def wait_for_log(self, text: str, times: int = 1) -> None:
+        """Wait until the process has written a text so many times."""
+        wait_for(
+            lambda: self.log().count(text) >= times,
+            lambda: f"{text!r} is logged {times} times\n{self.log()}",
+        )
+
     def get(self, target: str = "/", **options: object) -> Response:
         """One request on a connection of its own; see tests.support.http.get."""
         return get(self.address, target, **options)  # type: ignore[arg-type]

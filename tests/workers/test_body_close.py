@@ -101,7 +101,7 @@ def test_worker_that_has_served_its_requests_closes_when_all_is_sent(notes: Path
         fast_worker("--max-requests=2", "--graceful-timeout=60") as server,
         stalled(server, notes) as reader,
     ):
-        wait_for(lambda: "Autorestarting" in server.log(), "the worker is to end")
+        server.wait_for_log("Autorestarting")
         assert lines(notes) == []
         reader.read(SIZE)
         wait_for(lambda: lines(notes) == ["same"], "it is closed")

@@ -99,7 +99,7 @@ def test_quick_blocks_share_a_flush(server: LiveServer, coding: str) -> None:
     # With a flush for each row it has about as many bytes as before.
     assert len(answer.body) < len(whole) / 2
     line = f"/rows {len(answer.body)} {coding} {len(whole)} {len(answer.body)}"
-    wait_for(lambda: line in server.log(), server.log)
+    server.wait_for_log(line)
 
 
 @pytest.mark.parametrize("coding", CODINGS)

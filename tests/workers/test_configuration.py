@@ -144,7 +144,7 @@ def test_reload_applies_options_of_configuration_file(kind: str, tmp_path: Path)
         rewrite_module(path, _WORKER + "body_limit_bytes = 3000\n")
         server.process.send_signal(signal.SIGHUP)
         if kind == "module":  # gunicorn imports it once
-            wait_for(lambda: "Worker exiting" in server.log(), "the worker is replaced")
+            server.wait_for_log("Worker exiting")
             assert _answers(server) == 413
             return
         wait_for(lambda: _answers(server) == 200, lambda: f"the new limit holds\n{server.log()}")
@@ -157,7 +157,7 @@ def test_reload_applies_options_of_configuration_file(kind: str, tmp_path: Path)
 
 
 def _wait_for_line(server: LiveServer, text: str) -> None:
-    wait_for(lambda: text in server.log(), lambda: f"the log has {text}\n{server.log()}")
+    server.wait_for_log(text)
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def test_body_that_breaks_content_length_is_cut_and_logged(client: Client) -> No
 
 def test_wsgi_errors_reaches_the_log(client: Client) -> None:
     assert client.get("/errors").status == 200
-    wait_for(lambda: "said by the app" in client.server.log(), "wsgi.errors is in the log")
+    client.server.wait_for_log("said by the app")
 
 
 def test_hijacked_socket_is_the_app_s(client: Client) -> None:
@@ -419,11 +419,5 @@ def test_half_closed_client_gets_its_answer(client: Client, tmp_path: Path) -> N
 def test_access_log_has_status_and_bytes(client: Client) -> None:
     client.get("/file?logged")
     client.get("/chunks/3-5?logged")
-    wait_for(
-        lambda: f'"GET /file?logged HTTP/1.1" 200 {FILE_BYTES} ' in client.server.log(),
-        "the file's bytes are logged",
-    )
-    wait_for(
-        lambda: '"GET /chunks/3-5?logged HTTP/1.1" 200 15 ' in client.server.log(),
-        "the chunks' bytes are logged",
-    )
+    client.server.wait_for_log(f'"GET /file?logged HTTP/1.1" 200 {FILE_BYTES} ')
+    client.server.wait_for_log('"GET /chunks/3-5?logged HTTP/1.1" 200 15 ')

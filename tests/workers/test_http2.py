@@ -84,7 +84,7 @@ def answers(worker: str, folder: Path) -> dict[str, object]:
         # Several at once, and a connection that goes on after all of these.
         streams = [client.send(f"/small/{size}") for size in range(5)]
         said["at once"] = [client.answer(stream).body for stream in streams]
-        wait_for(lambda: '"GET /small/4 HTTP/2.0" 200' in server.log(), "it is in the access log")
+        server.wait_for_log('"GET /small/4 HTTP/2.0" 200')
     return said
 
 

@@ -309,7 +309,7 @@ def test_json_log_names_client_of_proxy_on_unix_socket(worker: str, tmp_path: Pa
     command = gunicorn_command(f"-k{worker}", f"-bunix:{path}", *options, "tests.workers.app:app")
     with live_server(command, str(path)) as server:
         server.get("/nowhere", headers=[("X-Forwarded-For", "198.51.100.1, 203.0.113.9")])
-        wait_for(lambda: "/nowhere" in server.log(), lambda: f"it is logged\n{server.log()}")
+        server.wait_for_log("/nowhere")
         (text,) = [text for text in server.log().splitlines() if "/nowhere" in text]
     assert json.loads(text)["client.address"] == "203.0.113.9"
 
@@ -327,7 +327,7 @@ def test_other_gunicorn_workers_log_json(worker: str, app: str, path: str) -> No
     command = gunicorn_command(f"-k{worker}", f"-b127.0.0.1:{port}", *options, app)
     with live_server(command, ("127.0.0.1", port)) as server:
         answer = server.get(path)
-        wait_for(lambda: "url.path" in server.log(), lambda: f"it is logged\n{server.log()}")
+        server.wait_for_log("url.path")
         (text,) = [text for text in server.log().splitlines() if "url.path" in text]
     found = json.loads(text)
     assert found["http.response.status_code"] == answer.status

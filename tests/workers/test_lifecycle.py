@@ -45,7 +45,7 @@ def test_term_lets_downloads_finish(poller: str) -> None:
         for connection in downloads:
             assert connection.read_head().header("Content-Length") == str(FILE_BYTES // 2)
         server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: "Handling signal: term" in server.log(), "TERM has arrived")
+        server.wait_for_log("Handling signal: term")
         expected = block(FILE_BYTES)[FILE_BYTES // 2 :]
         for connection in downloads:
             assert connection.read(len(expected)) == expected
@@ -109,7 +109,7 @@ def post_fork(server, worker):
 
 def test_term_during_fork_ends_worker() -> None:
     with fast_worker(configuration=EARLY_TERM) as server:
-        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker has its place")
+        server.wait_for_log("Booting worker", 2)
         assert server.log().count("Worker exiting") == 1
         assert server.get("/small/5").body == block(5)
 
@@ -185,7 +185,7 @@ def test_reloader_loads_new_app_and_cuts_no_download(tmp_path: Path, poller: str
         # The only worker there is: the next one starts when it has finished.
         assert download.read(FILE_BYTES) == block(FILE_BYTES)
         download.close()
-        wait_for(lambda: server.log().count("Booting worker") == 2, "the next worker starts")
+        server.wait_for_log("Booting worker", 2)
         assert server.get("/version").body == b"2"
         assert "cut off" not in server.log()
 
@@ -251,7 +251,7 @@ def test_gunicorn_hooks_are_called() -> None:
         hooks += f"    os.write(2, f'hook {name} {{{said.get(name, '0')}}}\\n'.encode())\n"
     with fast_worker(configuration=hooks) as server:
         assert server.get("/small").status == 200
-        wait_for(lambda: "hook post_request 200 OK" in server.log(), "post_request is called")
+        server.wait_for_log("hook post_request 200 OK")
         assert "hook pre_request /small" in server.log()
         server.stop(signal.SIGINT)
         log = server.log()
@@ -279,10 +279,10 @@ def test_request_time_ends_with_last_byte() -> None:
             connection.send_request("/file")
             connection.read_head()
             assert server.get("/small").status == 200
-            wait_for(lambda: "/small took 0." in server.log(), "the other one is logged")
+            server.wait_for_log("/small took 0.")
             assert "/file took" not in server.log()
             connection.read(FILE_BYTES)
-        wait_for(lambda: "/file took" in server.log(), "the file is logged")
+        server.wait_for_log("/file took")
 
 
 def test_socket_of_systemd_is_served() -> None:
@@ -353,7 +353,7 @@ def test_requests_run_on_all_threads_at_once() -> None:
         for thread in threads:
             thread.join()
         assert server.log().count('"GET /meet/4 HTTP/1.1" 200') <= 4
-        wait_for(lambda: server.log().count('"GET /meet/4 HTTP/1.1" 200') == 4, "all have met")
+        server.wait_for_log('"GET /meet/4 HTTP/1.1" 200', 4)
 
 
 def test_old_worker_serves_on_after_abandoned_usr2() -> None:
@@ -365,10 +365,7 @@ def test_old_worker_serves_on_after_abandoned_usr2() -> None:
 def _upgrade(server: LiveServer) -> None:
     old = stats(server)["pid"]  # before there is another one that may answer
     server.process.send_signal(signal.SIGUSR2)
-    wait_for(
-        lambda: server.log().count("Booting worker") == 2,
-        lambda: f"a second master has a worker\n{server.log()}",
-    )
+    server.wait_for_log("Booting worker", 2)
     new_master = int(server.log().rsplit("Listening at: ", 1)[1].split("(")[1].split(")")[0])
     os.kill(new_master, signal.SIGTERM)
     wait_for(lambda: stats(server)["pid"] == old, "the old one serves on")

@@ -94,8 +94,8 @@ def test_reload_old_workers_answer_until_the_new_ones_have_imported_the_app(tmp_
             assert app.version() == "one"
         assert app.booted() == 3  # the others wait for their turn
         app.open()
-        wait_for(lambda: "All workers are replaced" in app.server.log(), "it is over")
-        wait_for(lambda: app.server.log().count("Worker exiting") == 2, "the old ones have ended")
+        app.server.wait_for_log("All workers are replaced")
+        app.server.wait_for_log("Worker exiting", 2)
         assert app.version() == "two"
         assert app.booted() == 4
 
@@ -124,14 +124,14 @@ def test_reload_to_an_app_that_fails_leaves_the_old_one_serving(tmp_path: Path) 
         assert "not today" in app.server.log()
         app.write(GATED.replace("{version}", "two"))
         wait_for(lambda: app.version() == "two", "it is tried again")
-        wait_for(lambda: "All workers are replaced" in app.server.log(), "the old one ends")
+        app.server.wait_for_log("All workers are replaced")
 
 
 def test_reload_again_tries_a_mended_app_at_once(tmp_path: Path) -> None:
     with gated(tmp_path) as app:
         app.write("raise ValueError('not today')")
         app.server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "is started in 4 s" in app.server.log(), "it has failed thrice")
+        app.server.wait_for_log("is started in 4 s")
         app.write(GATED.replace("{version}", "two"))
         app.server.process.send_signal(signal.SIGHUP)
         wait_for(lambda: app.version() == "two", "the new one answers")
@@ -155,7 +155,7 @@ def test_one_worker_more_during_a_reload_is_kept(tmp_path: Path) -> None:
         app.server.process.send_signal(signal.SIGTTIN)
         app.open()
         wait_for(lambda: app.booted() == 3, "there is another one")
-        wait_for(lambda: app.server.log().count("Worker exiting") == 1, "the old one ends")
+        app.server.wait_for_log("Worker exiting", 1)
         wait_for(lambda: len({app.pid() for _ in range(20)}) == 2, "two answer")
 
 
@@ -231,12 +231,12 @@ def test_grown_or_old_worker_is_replaced(
         slow.send_request("/file")
         assert slow.read_head().status == 200
         server.get("/grow")
-        wait_for(lambda: "max_rss_bytes=250,000,000." in server.log(), "it is told")
+        server.wait_for_log("max_rss_bytes=250,000,000.")
         assert stats(server)["pid"] == first  # which goes on while others are served
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
         slow.close()
         wait_for(lambda: stats(server)["pid"] != first, "it is replaced")
-        wait_for(lambda: "max_lifetime_s is over" in server.log(), "the second one is old")
+        server.wait_for_log("max_lifetime_s is over")
 
 
 def test_max_rss_below_size_of_app_is_refused_at_start() -> None:
@@ -253,7 +253,7 @@ def test_stuck_threads_are_logged_with_their_stacks() -> None:
     ):
         for _ in range(THREADS):
             stack.enter_context(Connection(server.address)).send_request("/stuck")
-        wait_for(lambda: server.log().count("in do_stuck") == THREADS, "it is told")
+        server.wait_for_log("in do_stuck", THREADS)
         assert "All 4 threads have been" in server.log()
         assert server.log().count("All 4 threads") == 1
 
@@ -267,7 +267,7 @@ def test_stuck_worker_is_replaced() -> None:
         assert slow.read_head().status == 200
         for _ in range(THREADS):
             stack.enter_context(Connection(server.address)).send_request("/stuck")
-        wait_for(lambda: "the worker ends" in server.log(), "it ends")
+        server.wait_for_log("the worker ends")
         # What is on its way is sent to its end.
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
         assert stats(server)["pid"] != first

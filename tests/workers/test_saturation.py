@@ -64,7 +64,7 @@ def test_siblings_answer_for_saturated_worker(tmp_path: Path) -> None:
 
 def test_idle_workers_share_the_connections() -> None:
     with fast_worker("--workers=2") as server:
-        wait_for(lambda: server.log().count("Booting worker") == 2, "both have been started")
+        server.wait_for_log("Booting worker", 2)
         first = stats(server)["pid"]
         wait_for(lambda: stats(server)["pid"] != first, "both serve")
 
@@ -103,7 +103,7 @@ def test_endless_empty_blocks_leave_others_their_turns() -> None:
 def test_full_worker_logs_it_once() -> None:
     with fast_worker("--worker-connections=20") as server, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Connection(server.address)) for _ in range(20)]
-        wait_for(lambda: "All 20 worker_connections are taken" in server.log(), "it says so")
+        server.wait_for_log("All 20 worker_connections are taken")
         late = stack.enter_context(Connection(server.address))
         late.send_request("/small/5")
         clients[0].close()

@@ -93,8 +93,8 @@ def test_abort_calls_hook_and_replaces_worker() -> None:
         pid = stats(server)["pid"]
         connection.send_request("/sleep/100")  # no app can keep it
         os.kill(pid, signal.SIGABRT)
-        wait_for(lambda: "hook worker_abort" in server.log(), "the hook is called")
-        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker starts")
+        server.wait_for_log("hook worker_abort")
+        server.wait_for_log("Booting worker", 2)
         assert stats(server)["pid"] != pid
 
 
@@ -104,7 +104,7 @@ def test_timeout_replaces_silent_worker_not_slow_app() -> None:
         assert server.get("/sleep/6").body == b"ok"
         assert stats(server)["pid"] == pid
         os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker starts")
+        server.wait_for_log("Booting worker", 2)
         assert server.get("/small/5").body == block(5)
         assert "WORKER TIMEOUT" in server.log()
 
@@ -116,11 +116,11 @@ def test_ttin_and_ttou_change_number_of_workers() -> None:
     )
     with fast_worker(configuration=hook) as server:
         server.process.send_signal(signal.SIGTTIN)
-        wait_for(lambda: "workers 1 to 2" in server.log(), "the hook is called")
-        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker starts")
+        server.wait_for_log("workers 1 to 2")
+        server.wait_for_log("Booting worker", 2)
         server.process.send_signal(signal.SIGTTOU)
-        wait_for(lambda: "workers 2 to 1" in server.log(), "the hook is called again")
-        wait_for(lambda: server.log().count("Worker exiting") == 1, "one of them ends")
+        server.wait_for_log("workers 2 to 1")
+        server.wait_for_log("Worker exiting", 1)
         assert server.get("/small/5").body == block(5)
 
 
