@@ -17,8 +17,9 @@ from unittest import mock
 
 import gunicorn.config
 
+from tests.support import forkserver
 from tests.support.http import Address, reset_on_close
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.app import block
 from wsgifast.server import poller, server
 from wsgifast.server.options import Options
@@ -115,6 +116,27 @@ def fast_worker(
         argv = gunicorn_command("-c", str(conf), "-b", bind, "--access-logfile=-", *options, app)
         with live_server(argv, address, env=env, fails=fails) as server:
             yield server
+
+
+def refused(
+    *options: str,
+    app: str = "tests.workers.app:app",
+    env: Mapping[str, str] | None = None,
+    app_fails: bool = False,
+) -> str:
+    """What gunicorn prints when it refuses to start with FastWorker.
+
+    :param app_fails: the app is at fault, so that there may be a traceback.
+    """
+    worker = () if "-c" in options else ("-k", "wsgifast.workers.FastWorker")
+    argv = gunicorn_command("-b", "127.0.0.1:0", *worker, *options, app)
+    done = forkserver.run(argv, cwd=ROOT, env={**os.environ, **(env or {})}, timeout=60)
+    if app_fails:
+        assert done.returncode != 0, done.stderr
+    else:
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 def rewrite_module(path: Path, text: str) -> None:

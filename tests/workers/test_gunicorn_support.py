@@ -1,19 +1,36 @@
-"""What is taken of gunicorn: its settings as they are, and its limits."""
+"""What FastWorker uses of gunicorn, and the gunicorns and threads that it refuses."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gunicorn import util
 from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from gunicorn.http.message import Message, Request
 
+from tests.support import forkserver
+from tests.support.programs import ProgramMissing
+from tests.support.servers import ROOT, free_port, live_server
+from tests.workers.serving import refused
+from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers.gunicorn_parser import GunicornParser, Unreader
-from wsgifast.workers.gunicorn_support import Settings, post_request, pre_request
-from wsgifast.workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
+from wsgifast.workers.gunicorn_support import (
+    ErrorPage,
+    Settings,
+    post_request,
+    pre_request,
+    unfit_threads,
+)
+from wsgifast.workers.gunicorn_version import check_gunicorn
+
+# Settings, hooks and limits
 
 
 def configured(**options: Any) -> Config:
@@ -83,8 +100,153 @@ def test_head_limit_equals_that_of_gunicorn() -> None:
         assert parser.head_limit_bytes <= request.max_buffer_headers + max(longest, 8190)
 
 
+# Error pages
+
+
+HEAD = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 6\r\n\r\n"
+
+
+class Sent(list[tuple[int, bytes]]):
+    """The pages that were sent."""
+
+    def send(self, status: int, page: bytes) -> int:
+        self.append((status, page))
+        return 5
+
+
+@pytest.mark.parametrize("page", [b"a\n\nb\r\n", b"\n\r\n\n\r\n"])
+@pytest.mark.parametrize(
+    "head", [HEAD, HEAD[:-2] + b"\n", HEAD.replace(b"\r", b"")], ids=["right", "last", "all"]
+)
+def test_error_page_head_is_repaired_and_body_unchanged(head: bytes, page: bytes) -> None:
+    sent = Sent()
+    page_socket = ErrorPage(sent.send)
+    page_socket.sendall(head + page)
+    assert sent == [(400, HEAD + page)]
+    assert page_socket.size == 5
+
+
+def test_error_page_of_gunicorn_is_valid() -> None:
+    sent = Sent()
+    page_socket = ErrorPage(sent.send)
+    util.write_error(page_socket, 400, "Bad Request", "what <came>\n\n")
+    ((status, answer),) = sent
+    assert status == 400
+    head, _, page = answer.partition(b"\r\n\r\n")
+    assert b"\n" not in head.replace(b"\r\n", b"")
+    assert f"Content-Length: {len(page)}".encode() in head.splitlines()
+    assert b"what &lt;came&gt;" in page
+
+
+# Versions
+
+
 def test_changed_copy_of_gunicorn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_gunicorn()
     monkeypatch.delattr(Message, "parse_headers")
     with pytest.raises(UnsupportedGunicorn, match=r"has no Message\.parse_headers"):
         check_gunicorn()
+
+
+# Where `make test` installs it.
+UNSUPPORTED = Path(sys.prefix, "unsupported-gunicorn")
+
+
+@pytest.fixture
+def unsupported() -> dict[str, str]:
+    """The environment in which Python finds an unsupported gunicorn."""
+    if not UNSUPPORTED.is_dir():
+        raise ProgramMissing("an old gunicorn is not installed: make test")
+    return {"PYTHONPATH": str(UNSUPPORTED)}
+
+
+@pytest.mark.parametrize("name", ["wsgifast.FastWorker", "wsgifast.workers.FastWorker"])
+def test_unsupported_gunicorn_is_refused_without_traceback(
+    unsupported: dict[str, str], name: str
+) -> None:
+    argv = [sys.executable, "-m", "gunicorn", "-k", name, "-b", "127.0.0.1:0", "a:a"]
+    done = forkserver.run(argv, cwd=ROOT, env={**os.environ, **unsupported})
+    assert done.returncode == 1
+    assert "Error: gunicorn 23.0.0 is installed, but FastWorker works with gunicorn" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_files_command_uses_gthread_with_unsupported_gunicorn(
+    unsupported: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_text("a page")
+    port = free_port()
+    argv = ["python", "-m", "wsgifast", "files", str(tmp_path), "--bind", str(port)]
+    with live_server(argv, ("127.0.0.1", port), env=unsupported) as server:
+        answer = server.get("/page.html")
+        assert (answer.status, answer.body) == (200, b"a page")
+        assert answer.header("Server") == "gunicorn"
+        assert "Traceback" not in server.log()
+
+
+def test_unsupported_gunicorn_error_names_supported_versions() -> None:
+    check_gunicorn("25.0.0")
+    check_gunicorn("27.9.1")
+    for version in ("23.0.0", "28.0.0"):
+        sentence = rf"gunicorn {version} is installed, but .* gunicorn 25\.0 to 27\.x"
+        with pytest.raises(UnsupportedGunicorn, match=sentence):
+            check_gunicorn(version)
+
+
+# Threads
+
+
+PATCHED = """
+from gevent import monkey
+monkey.patch_all()
+
+def app(environ, start_response):
+    pass
+"""
+
+
+def importing(folder: Path) -> dict[str, str]:
+    """The environment in which Python finds the modules of a folder."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+
+
+@pytest.mark.parametrize("preload", [[], ["--preload"]])
+def test_app_patched_by_gevent_is_refused(tmp_path: Path, preload: list[str]) -> None:
+    (tmp_path / "patched.py").write_text(PATCHED)
+    printed = refused(*preload, app="patched:app", env=importing(tmp_path), app_fails=True)
+    assert "replaced threads and sockets by gevent's" in printed
+    assert "use `-k gevent`" in printed
+
+
+def test_threads_patched_by_eventlet_are_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unfit_threads() is None
+    patcher = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+    assert "by eventlet's" in str(unfit_threads())
+
+
+# No such Python is here: what one says of itself is put in its place.
+NO_GIL = """
+import sys
+sys._is_gil_enabled = lambda: False
+
+def app(environ, start_response):
+    pass
+"""
+
+
+@pytest.mark.parametrize("where", ["configuration", "app"])
+def test_python_without_gil_is_refused(tmp_path: Path, where: str) -> None:
+    (tmp_path / "free.py").write_text(NO_GIL)
+    of_app = where == "app"
+    options = () if of_app else ("--config", str(tmp_path / "free.py"))
+    app = "free:app" if of_app else "tests.workers.app:app"
+    printed = refused(*options, app=app, env=importing(tmp_path), app_fails=of_app)
+    for text in ("without the GIL", "PYTHON_GIL=1", "`-k gthread`"):
+        assert text in printed
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_enabled_gil_is_accepted(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
+    assert (unfit_threads() is None) is enabled

@@ -15,11 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forkserver
 from tests.support.http import Connection
 from tests.support.servers import (
     PATIENCE_S,
-    ROOT,
     STOP_S,
     LiveServer,
     free_port,
@@ -306,36 +304,6 @@ def test_socket_of_systemd_is_served() -> None:
         finally:
             process.terminate()
             process.wait(STOP_S)
-
-
-@pytest.mark.parametrize(
-    ("attribute", "setting", "sentence"),
-    [
-        ("body_timeout_s = -1", "", "FastWorker.body_timeout_s=-1: expected seconds above 0"),
-        ("body_limit_bytes = 2e7", "", "FastWorker.body_limit_bytes=20000000.0: expected bytes"),
-        ("buffer_bodies = 'no'", "", "FastWorker.buffer_bodies='no': expected True or False"),
-        (
-            "body_limit = 9",
-            "",
-            "FastWorker.body_limit=9: there is no such attribute",
-        ),
-        ("pass", "threads = 0", "threads=0: FastWorker needs 1 or more"),
-    ],
-)
-def test_wrong_option_is_refused_at_start(
-    attribute: str, setting: str, sentence: str, tmp_path: Path
-) -> None:
-    conf = tmp_path / "conf.py"
-    conf.write_text(
-        "from wsgifast.workers import FastWorker\n"
-        f"class worker_class(FastWorker): {attribute}\n"
-        f"{setting}\n"
-    )
-    argv = [sys.executable, "-m", "gunicorn", "-c", str(conf), "-b", "127.0.0.1:0", "a:a"]
-    done = forkserver.run(argv, cwd=ROOT)
-    assert done.returncode == 1
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_requests_run_on_all_threads_at_once() -> None:

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support import forkserver
 from tests.support.http import Connection, get
-from tests.support.servers import ROOT, LiveServer, free_port, wait_for
+from tests.support.servers import LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES
-from tests.workers.serving import fast_worker, gunicorn_command, reset, rewrite_module, stats
+from tests.workers.serving import fast_worker, refused, reset, rewrite_module, stats
 from wsgifast.metrics import CATALOGUE
 
 pytestmark = pytest.mark.long
@@ -288,16 +287,8 @@ def test_usr2_server_takes_over_metrics_address() -> None:
 
 def test_unusable_metrics_directory_is_refused_at_start(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
-    argv = gunicorn_command(
-        "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:0", "tests.workers.app:app"
-    )
-    env = {
-        **os.environ, "WSGIFAST_METRICS": "127.0.0.1:1", "PROMETHEUS_MULTIPROC_DIR": missing
-    }  # fmt: skip
-    done = forkserver.run(argv, cwd=ROOT, env=env)
-    assert done.returncode == 1
+    env = {"WSGIFAST_METRICS": "127.0.0.1:1", "PROMETHEUS_MULTIPROC_DIR": missing}
     assert (
         "Error: WSGIFAST_METRICS='127.0.0.1:1': metrics are gathered in "
         f"PROMETHEUS_MULTIPROC_DIR={missing!r}, where no file can be written: No such file"
-    ) in done.stderr
-    assert "Traceback" not in done.stderr
+    ) in refused(env=env)

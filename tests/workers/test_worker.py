@@ -1,4 +1,4 @@
-"""The worker: its options, its life, and what it does around each request."""
+"""The worker: its life, its listeners, connections, and limits."""
 
 from __future__ import annotations
 
@@ -13,103 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gunicorn.config import Config
 
 from tests.support.tls import write_certificate
-from tests.workers.bench import Bench, Log, MakeBench, ask, hello
-from wsgifast.errors import ConfigurationError
+from tests.workers.bench import Bench, MakeBench, ask, hello
 from wsgifast.server.connection import Connection
 from wsgifast.sockets.closing import LINGER_S
-from wsgifast.workers import UnsupportedGunicorn
-from wsgifast.workers import worker as module
-from wsgifast.workers.worker import FastWorker
-
-# Options
-
-
-def configured(name: str, value: object) -> type[FastWorker]:
-    """A subclass as in a configuration file."""
-    made: type[FastWorker] = type("Configured", (FastWorker,), {name: value})
-    return made
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "right"),
-    [
-        *(
-            (
-                f"{which}_timeout_s",
-                (0, -1, "30", None, math.nan, True, 10**400),
-                (1, 0.5, 1e300, math.inf),
-            )
-            for which in ("body", "send")
-        ),
-        *(
-            (name, (-1, math.nan, 10**400), (1, 10**300, math.inf))
-            for name in ("max_rss_bytes", "max_lifetime_s")
-        ),
-        *(
-            (f"{which}_bytes", (-1, 1.0, "1", None, True), (0, 1, 2**40))
-            for which in ("body_limit", "bodies_on_disk", "responses_on_disk")
-        ),
-        ("buffer_bodies", (1, "no", None), (True, False)),
-    ],
-)
-def test_option_values_are_checked(
-    name: str, wrong: tuple[Any, ...], right: tuple[Any, ...]
-) -> None:
-    for value in right:
-        configured(name, value).check_config(Config(), Log())
-    for value in wrong:
-        with pytest.raises(ConfigurationError, match=rf"FastWorker\.{name}={value!r}: expected"):
-            configured(name, value).check_config(Config(), Log())
-
-
-def test_huge_number_as_option_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"send_timeout_s=an integer of 16610 bits: exp"):
-        configured("send_timeout_s", 10**5000).check_config(Config(), Log())
-
-
-@pytest.mark.parametrize("name", ["keepalive", "graceful_timeout"])
-def test_times_of_gunicorn_beyond_the_clock_are_refused(name: str) -> None:
-    cfg = Config()
-    for value in (10**400, 10**10):
-        cfg.set(name, value)
-        with pytest.raises(ConfigurationError, match=rf"^{name}=10+: expected seconds, 92"):
-            FastWorker.check_config(cfg, Log())
-    cfg.set(name, 10**9)
-    FastWorker.check_config(cfg, Log())
-
-
-def test_http2_settings_are_capped_at_32_bits(make_bench: MakeBench) -> None:
-    most = make_bench(
-        hello,
-        http_protocols="h2,h1",
-        http2_max_header_list_size=2**40,
-        http2_max_concurrent_streams=2**40,
-    ).server.http2
-    assert most.max_header_list_bytes == most.max_concurrent_streams == 2**32 - 1
-
-
-def test_threads_below_one_are_refused() -> None:
-    cfg, log = Config(), Log()
-    cfg.set("threads", 1)
-    cfg.set("worker_connections", 1)
-    FastWorker.check_config(cfg, log)
-    assert log.says("No keepalived connections can be handled")
-    cfg.set("threads", 0)
-    with pytest.raises(ConfigurationError, match="threads=0: FastWorker needs 1 or more"):
-        FastWorker.check_config(cfg, log)
-
-
-def test_installed_gunicorn_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise UnsupportedGunicorn("another one")
-
-    monkeypatch.setattr(module, "check_gunicorn", refuse)
-    with pytest.raises(UnsupportedGunicorn, match="another one"):
-        FastWorker.check_config(Config(), Log())
-
 
 # Its life
 
