@@ -73,29 +73,32 @@ def client(
         yield Client(server, tls, parser_options)
 
 
-def test_fastworker_keeps_connection_alive(client: Client) -> None:
-    with client.connect() as connection:
-        for size in (0, 1, 1024, 100_000, 3_000_000, 5):
-            response = connection.request(f"/small/{size}")
-            assert response.body == block(size)
-            assert response.keep_alive
-            assert response.header("Server") == "gunicorn"
+@pytest.fixture
+def connection(client: Client) -> Iterator[Connection]:
+    with client.connect() as made:
+        yield made
 
 
-def test_request_in_packet_of_previous_body_is_answered(client: Client) -> None:
+def test_fastworker_keeps_connection_alive(connection: Connection) -> None:
+    for size in (0, 1, 1024, 100_000, 3_000_000, 5):
+        response = connection.request(f"/small/{size}")
+        assert response.body == block(size)
+        assert response.keep_alive
+        assert response.header("Server") == "gunicorn"
+
+
+def test_request_in_packet_of_previous_body_is_answered(connection: Connection) -> None:
     """It is found where it lies, also if TLS has decrypted it along with the body's end."""
-    with client.connect() as connection:
-        connection.send(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n")
-        connection.send(b"0123456789GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert connection.read_response().body == b"0123456789"
-        assert connection.read_response().body == block(5)
+    connection.send(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n")
+    connection.send(b"0123456789GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert connection.read_response().body == b"0123456789"
+    assert connection.read_response().body == block(5)
 
 
-def test_connection_close_of_client_is_respected(client: Client) -> None:
-    with client.connect() as connection:
-        response = connection.request("/small", headers=[("Connection", "close")])
-        assert not response.keep_alive
-        assert connection.read_to_end() == b""
+def test_connection_close_of_client_is_respected(connection: Connection) -> None:
+    response = connection.request("/small", headers=[("Connection", "close")])
+    assert not response.keep_alive
+    assert connection.read_to_end() == b""
 
 
 def test_http_1_0_requests_are_answered(client: Client) -> None:
@@ -112,59 +115,54 @@ def test_http_1_0_requests_are_answered(client: Client) -> None:
             assert response.keep_alive
 
 
-def test_fastworker_answers_pipelined_requests_in_order(client: Client) -> None:
-    with client.connect() as connection:
-        for size in range(1, 40):
-            connection.send_request(f"/small/{size * 1000}")
-        for size in range(1, 40):
-            assert connection.read_response().body == block(size * 1000)
+def test_fastworker_answers_pipelined_requests_in_order(connection: Connection) -> None:
+    for size in range(1, 40):
+        connection.send_request(f"/small/{size * 1000}")
+    for size in range(1, 40):
+        assert connection.read_response().body == block(size * 1000)
 
 
-def test_pipelined_bodies_and_files_are_answered_in_order(client: Client) -> None:
-    with client.connect() as connection:
-        connection.send_request("/echo", method="POST", body=b"one")
-        connection.send_request("/file/10000000")
-        connection.send_request(
-            "/echo",
-            method="POST",
-            headers=[("Transfer-Encoding", "chunked")],
-            body=b"3\r\ntwo\r\n0\r\nX-Trailer: 1\r\n\r\n",
-        )
-        connection.send_request("/small/7")
-        assert connection.read_response().body == b"one"
-        assert connection.read_response().body == block(FILE_BYTES)[10_000_000:]
-        assert connection.read_response().body == b"two"
-        assert connection.read_response().body == block(7)
+def test_pipelined_bodies_and_files_are_answered_in_order(connection: Connection) -> None:
+    connection.send_request("/echo", method="POST", body=b"one")
+    connection.send_request("/file/10000000")
+    connection.send_request(
+        "/echo",
+        method="POST",
+        headers=[("Transfer-Encoding", "chunked")],
+        body=b"3\r\ntwo\r\n0\r\nX-Trailer: 1\r\n\r\n",
+    )
+    connection.send_request("/small/7")
+    assert connection.read_response().body == b"one"
+    assert connection.read_response().body == block(FILE_BYTES)[10_000_000:]
+    assert connection.read_response().body == b"two"
+    assert connection.read_response().body == block(7)
 
 
-def test_request_byte_by_byte_is_answered(client: Client) -> None:
+def test_request_byte_by_byte_is_answered(connection: Connection) -> None:
     request = b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     request += b"3;a=b\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\nX-T: 1\r\n\r\n"
-    with client.connect() as connection:
-        for i in range(len(request)):
-            connection.send(request[i : i + 1])
-        assert connection.read_response().body == b"abc0123456789abcdef"
-        assert connection.request("/small/3").body == block(3)
+    for i in range(len(request)):
+        connection.send(request[i : i + 1])
+    assert connection.read_response().body == b"abc0123456789abcdef"
+    assert connection.request("/small/3").body == block(3)
 
 
-def test_head_and_bodyless_statuses_have_no_body(client: Client) -> None:
-    with client.connect() as connection:
-        head = connection.request("/small/1000", method="HEAD")
-        assert head.header("Content-Length") == "1000"
-        file = connection.request("/file", method="HEAD")
-        assert file.header("Content-Length") == str(FILE_BYTES)
-        assert connection.request("/status/304").header("X-Kept") == "1"
-        assert connection.request("/status/204").header("Content-Length") is None
-        assert connection.request("/small/5").body == block(5)
+def test_head_and_bodyless_statuses_have_no_body(connection: Connection) -> None:
+    head = connection.request("/small/1000", method="HEAD")
+    assert head.header("Content-Length") == "1000"
+    file = connection.request("/file", method="HEAD")
+    assert file.header("Content-Length") == str(FILE_BYTES)
+    assert connection.request("/status/304").header("X-Kept") == "1"
+    assert connection.request("/status/204").header("Content-Length") is None
+    assert connection.request("/small/5").body == block(5)
 
 
-def test_generators_are_sent_in_chunks(client: Client) -> None:
-    with client.connect() as connection:
-        response = connection.request("/chunks/200-1000?chunked")
-        assert response.header("Transfer-Encoding") == "chunked"
-        assert response.body == b"".join(block(1000, i) for i in range(200))
-        assert connection.request("/empty_chunks").body == b"ab"
-        assert connection.request("/written").body == b"written first, then returned"
+def test_generators_are_sent_in_chunks(client: Client, connection: Connection) -> None:
+    response = connection.request("/chunks/200-1000?chunked")
+    assert response.header("Transfer-Encoding") == "chunked"
+    assert response.body == b"".join(block(1000, i) for i in range(200))
+    assert connection.request("/empty_chunks").body == b"ab"
+    assert connection.request("/written").body == b"written first, then returned"
     client.wait_until_closed("chunked same thread")
 
 
@@ -177,70 +175,64 @@ def test_blocks_are_not_held_back_while_the_app_waits(client: Client) -> None:
         assert connection.read_to_end_of_chunks() == b"third"
 
 
-def test_file_wrapper_sends_file_from_its_position(client: Client) -> None:
-    with client.connect() as connection:
-        for offset in (0, 1, FILE_BYTES - 100, FILE_BYTES):
-            for chunked in ("", "?chunked"):
-                response = connection.request(f"/file/{offset}{chunked}")
-                assert response.body == block(FILE_BYTES)[offset:], f"from {offset}{chunked}"
+def test_file_wrapper_sends_file_from_its_position(connection: Connection) -> None:
+    for offset in (0, 1, FILE_BYTES - 100, FILE_BYTES):
+        for chunked in ("", "?chunked"):
+            response = connection.request(f"/file/{offset}{chunked}")
+            assert response.body == block(FILE_BYTES)[offset:], f"from {offset}{chunked}"
 
 
-def test_segments_of_file_are_sent_in_order(client: Client) -> None:
+def test_segments_of_file_are_sent_in_order(client: Client, connection: Connection) -> None:
     data = block(FILE_BYTES)
     expected = b"--a\r\n" + data[100:1100] + b"--b\r\n" + data[4096:2_004_096] + b"--end"
-    with client.connect() as connection:
-        assert connection.request("/segments").body == expected
-        assert connection.request("/segments/chunked").body == expected
-        assert connection.request("/segments", method="HEAD").body == b""
+    assert connection.request("/segments").body == expected
+    assert connection.request("/segments/chunked").body == expected
+    assert connection.request("/segments", method="HEAD").body == b""
     client.wait_until_closed("segments", 3)
 
 
 @pytest.mark.parametrize("size", [1, 1000, 65_536, 600_000, 3_000_000])
-def test_request_bodies_of_any_size_are_read(client: Client, size: int) -> None:
+def test_request_bodies_of_any_size_are_read(connection: Connection, size: int) -> None:
     data = block(size)
-    with client.connect() as connection:
-        response = connection.request("/echo", method="POST", body=data)
-        assert response.body == data
-        chunks = b"".join(
-            b"%x\r\n%b\r\n" % (len(part), part)
-            for part in (data[i : i + 70_000] for i in range(0, size, 70_000))
-        )
-        response = connection.request(
-            "/digest",
-            method="POST",
-            headers=[("Transfer-Encoding", "chunked")],
-            body=chunks + b"0\r\n\r\n",
-        )
-        assert json.loads(response.body) == hashlib.sha256(data).hexdigest()
-        assert connection.request("/small/3").body == block(3)
+    response = connection.request("/echo", method="POST", body=data)
+    assert response.body == data
+    chunks = b"".join(
+        b"%x\r\n%b\r\n" % (len(part), part)
+        for part in (data[i : i + 70_000] for i in range(0, size, 70_000))
+    )
+    response = connection.request(
+        "/digest",
+        method="POST",
+        headers=[("Transfer-Encoding", "chunked")],
+        body=chunks + b"0\r\n\r\n",
+    )
+    assert json.loads(response.body) == hashlib.sha256(data).hexdigest()
+    assert connection.request("/small/3").body == block(3)
 
 
-def test_unread_body_does_not_poison_the_next_request(client: Client) -> None:
-    with client.connect() as connection:
-        response = connection.request("/ignore_body", method="POST", body=block(5000))
-        assert response.body == b"ok"
-        assert connection.request("/small/3").body == block(3)
+def test_unread_body_does_not_poison_the_next_request(connection: Connection) -> None:
+    response = connection.request("/ignore_body", method="POST", body=block(5000))
+    assert response.body == b"ok"
+    assert connection.request("/small/3").body == block(3)
 
 
-def test_fastworker_sends_100_continue(client: Client) -> None:
-    with client.connect() as connection:
-        connection.send_request(
-            "/echo",
-            method="POST",
-            headers=[("Expect", "100-continue"), ("Content-Length", "4")],
-        )
-        assert connection.read_head().status == 100
-        connection.send(b"body")
-        assert connection.read_response().body == b"body"
+def test_fastworker_sends_100_continue(connection: Connection) -> None:
+    connection.send_request(
+        "/echo",
+        method="POST",
+        headers=[("Expect", "100-continue"), ("Content-Length", "4")],
+    )
+    assert connection.read_head().status == 100
+    connection.send(b"body")
+    assert connection.read_response().body == b"body"
 
 
-def test_early_hints_precede_response(client: Client) -> None:
-    with client.connect() as connection:
-        connection.send_request("/hints")
-        hints = connection.read_head()
-        assert hints.status == 103
-        assert hints.header("Link") == "</style.css>; rel=preload"
-        assert connection.read_response().body == b"ok"
+def test_early_hints_precede_response(connection: Connection) -> None:
+    connection.send_request("/hints")
+    hints = connection.read_head()
+    assert hints.status == 103
+    assert hints.header("Link") == "</style.css>; rel=preload"
+    assert connection.read_response().body == b"ok"
 
 
 def test_environ_over_http(client: Client) -> None:
@@ -357,20 +349,20 @@ def test_app_error_before_response_is_500(client: Client) -> None:
     client.wait_until_closed("first same thread")
 
 
-def test_app_error_during_response_cuts_it_off(client: Client) -> None:
-    with client.connect() as connection:
-        connection.send_request("/raise/after")
-        assert connection.read_head().header("Content-Length") == "100"
-        assert connection.read_to_end() == b"some of it"
+def test_app_error_during_response_cuts_it_off(client: Client, connection: Connection) -> None:
+    connection.send_request("/raise/after")
+    assert connection.read_head().header("Content-Length") == "100"
+    assert connection.read_to_end() == b"some of it"
     client.wait_until_closed("after same thread")
 
 
-def test_body_that_breaks_content_length_is_cut_and_logged(client: Client) -> None:
-    with client.connect() as connection:
-        assert connection.request("/long").body == b"long,"
-        connection.send_request("/short")
-        connection.read_head()
-        assert connection.read_to_end() == b"short"
+def test_body_that_breaks_content_length_is_cut_and_logged(
+    client: Client, connection: Connection
+) -> None:
+    assert connection.request("/long").body == b"long,"
+    connection.send_request("/short")
+    connection.read_head()
+    assert connection.read_to_end() == b"short"
     said = ("/long: the body is longer", "/short: the body has 5 bytes")
     wait_for(lambda: all(each in client.server.log() for each in said), "the log says so")
 
@@ -380,12 +372,11 @@ def test_wsgi_errors_reaches_the_log(client: Client) -> None:
     client.server.wait_for_log("said by the app")
 
 
-def test_hijacked_socket_is_the_app_s(client: Client) -> None:
-    with client.connect() as connection:
-        connection.send_request("/hijack")
-        assert connection.read(7) == b"yours: "
-        connection.send(b"hello")
-        assert connection.read_to_end() == b"HELLO"
+def test_hijacked_socket_is_the_app_s(connection: Connection) -> None:
+    connection.send_request("/hijack")
+    assert connection.read(7) == b"yours: "
+    connection.send(b"hello")
+    assert connection.read_to_end() == b"HELLO"
 
 
 def test_server_name_comes_from_listener(client: Client) -> None:
@@ -398,22 +389,22 @@ def test_server_name_comes_from_listener(client: Client) -> None:
             assert named == list(client.server.address)
 
 
-def test_inspected_socket_keeps_speaking_http(client: Client) -> None:
-    with client.connect() as connection:
-        for _ in range(2):
-            response = connection.request("/peer")
-            assert json.loads(response.body) == list(connection.sock.getsockname())
-            assert response.keep_alive
+def test_inspected_socket_keeps_speaking_http(connection: Connection) -> None:
+    for _ in range(2):
+        response = connection.request("/peer")
+        assert json.loads(response.body) == list(connection.sock.getsockname())
+        assert response.keep_alive
 
 
-def test_half_closed_client_gets_its_answer(client: Client, tmp_path: Path) -> None:
+def test_half_closed_client_gets_its_answer(
+    client: Client, connection: Connection, tmp_path: Path
+) -> None:
     if client.tls is not None:
         pytest.skip("TLS has no half-close")
-    with client.connect() as connection:
-        connection.send_request("/file")
-        connection.sock.shutdown(1)
-        assert connection.read_response().body == block(FILE_BYTES)
-        assert connection.read_to_end() == b""
+    connection.send_request("/file")
+    connection.sock.shutdown(1)
+    assert connection.read_response().body == block(FILE_BYTES)
+    assert connection.read_to_end() == b""
 
 
 def test_access_log_has_status_and_bytes(client: Client) -> None:

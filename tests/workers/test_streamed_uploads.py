@@ -52,6 +52,12 @@ def client(
         yield client
 
 
+@pytest.fixture
+def connection(client: Client) -> Iterator[Connection]:
+    with client.connect() as made:
+        yield made
+
+
 @pytest.fixture(scope="module", params=POLLERS)
 def impatient(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -75,42 +81,39 @@ def digest(response: Response) -> str:
     return value
 
 
-def test_large_streamed_body_is_read(client: Client) -> None:
+def test_large_streamed_body_is_read(connection: Connection) -> None:
     body = block(UPLOAD_BYTES)
-    with client.connect() as connection:
-        for _ in range(2):
-            response = connection.request("/digest", method="POST", body=body)
-            assert digest(response) == hashlib.sha256(body).hexdigest()
-            assert response.keep_alive
+    for _ in range(2):
+        response = connection.request("/digest", method="POST", body=body)
+        assert digest(response) == hashlib.sha256(body).hexdigest()
+        assert response.keep_alive
 
 
-def test_large_chunked_streamed_body_is_read(client: Client) -> None:
+def test_large_chunked_streamed_body_is_read(connection: Connection) -> None:
     body = block(UPLOAD_BYTES)
-    with client.connect() as connection:
-        chunked = [("Transfer-Encoding", "chunked")]
-        connection.send_request("/digest", method="POST", headers=chunked)
-        for start in range(0, len(body), 70_000):
-            chunk = body[start : start + 70_000]
-            connection.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-        connection.send(b"0\r\n\r\n")
-        assert digest(connection.read_response()) == hashlib.sha256(body).hexdigest()
-        assert connection.request("/small/5").body == block(5)
+    chunked = [("Transfer-Encoding", "chunked")]
+    connection.send_request("/digest", method="POST", headers=chunked)
+    for start in range(0, len(body), 70_000):
+        chunk = body[start : start + 70_000]
+        connection.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+    connection.send(b"0\r\n\r\n")
+    assert digest(connection.read_response()) == hashlib.sha256(body).hexdigest()
+    assert connection.request("/small/5").body == block(5)
 
 
-def test_streamed_body_is_answered_piece_by_piece(client: Client) -> None:
+def test_streamed_body_is_answered_piece_by_piece(client: Client, connection: Connection) -> None:
     """Each piece is answered before the next one is sent: nothing waits for the whole body."""
-    with client.connect() as connection:
-        connection.send(ONE_OF_FIVE_PIECES[:-1])
-        connection.send(ONE_OF_FIVE_PIECES[-1:])
-        assert connection.read_head().status == 200
+    connection.send(ONE_OF_FIVE_PIECES[:-1])
+    connection.send(ONE_OF_FIVE_PIECES[-1:])
+    assert connection.read_head().status == 200
+    assert connection.read_chunk() == PIECE.upper()
+    for _ in range(4):
+        assert client.get("/small/5").body == block(5)  # others are served meanwhile
+        connection.send(PIECE[:500])
+        connection.send(PIECE[500:])
         assert connection.read_chunk() == PIECE.upper()
-        for _ in range(4):
-            assert client.get("/small/5").body == block(5)  # others are served meanwhile
-            connection.send(PIECE[:500])
-            connection.send(PIECE[500:])
-            assert connection.read_chunk() == PIECE.upper()
-        assert connection.read_to_end_of_chunks() == b""
-        assert connection.request("/small/5").body == block(5)
+    assert connection.read_to_end_of_chunks() == b""
+    assert connection.request("/small/5").body == block(5)
 
 
 def test_client_that_stops_sending_releases_thread(impatient: Client) -> None:
@@ -160,7 +163,7 @@ def test_client_that_leaves_during_upload_releases_thread(client: Client, leave:
 )
 @pytest.mark.parametrize("cut", ["one record", "after the head", "in the body"])
 def test_request_after_unread_streamed_body_is_answered(
-    client: Client, framing: bytes, cut: str, tmp_path: Path
+    connection: Connection, framing: bytes, cut: str, tmp_path: Path
 ) -> None:
     """The next request is found behind it, also where it came in the same TLS record."""
     head, _, body = framing.partition(b"\r\n\r\n")
@@ -169,25 +172,23 @@ def test_request_after_unread_streamed_body_is_answered(
     following = b"GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n"
     place = {"one record": 0, "after the head": len(head), "in the body": len(head) + 4}[cut]
     data = head + body + following
-    with client.connect() as connection:
-        if place:
-            connection.send(data[:place])
-        connection.send(data[place:])
-        arrived.touch()
-        assert connection.read_response().body == b"ok"
-        assert connection.read_response().body == block(5)
-        assert connection.request("/small/7").body == block(7)
+    if place:
+        connection.send(data[:place])
+    connection.send(data[place:])
+    arrived.touch()
+    assert connection.read_response().body == b"ok"
+    assert connection.read_response().body == block(5)
+    assert connection.request("/small/7").body == block(7)
 
 
-def test_body_that_follows_its_answer_is_skipped(client: Client) -> None:
+def test_body_that_follows_its_answer_is_skipped(connection: Connection) -> None:
     head = b"POST /ignore_body HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
-    with client.connect() as connection:
-        connection.send(head)
-        response = connection.read_response()
-        assert response.body == b"ok"
-        assert response.keep_alive
-        connection.send(bytes(1_000_000))
-        assert connection.request("/small/7").body == block(7)
+    connection.send(head)
+    response = connection.read_response()
+    assert response.body == b"ok"
+    assert response.keep_alive
+    connection.send(bytes(1_000_000))
+    assert connection.request("/small/7").body == block(7)
 
 
 def test_unread_body_that_never_comes_ends_connection(impatient: Client) -> None:
