@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -124,19 +123,6 @@ def test_max_requests_replaces_worker() -> None:
         assert "Autorestarting" in server.log()
 
 
-def test_worker_connections_limit_kept_connections() -> None:
-    with fast_worker("--worker-connections=10", "--keep-alive=1") as server:
-        with contextlib.ExitStack() as stack:
-            kept = 0
-            for _ in range(10):
-                connection = stack.enter_context(Connection(server.address))
-                kept += connection.request("/small/1").keep_alive
-            assert 1 <= kept <= 6  # the rest is left for four threads
-        with Connection(server.address) as idle:
-            assert idle.request("/small/1").keep_alive
-            assert idle.read_to_end() == b""  # after the keep-alive time
-
-
 def test_full_worker_accepts_again_after_close() -> None:
     with fast_worker("--worker-connections=8", "--keep-alive=60") as server:
         silent = [Connection(server.address) for _ in range(20)]
@@ -197,34 +183,6 @@ def test_unix_socket_is_served(tmp_path: Path) -> None:
         assert server.get("/file").body == block(FILE_BYTES)
 
 
-def test_proxy_protocol_sets_client_address() -> None:
-    # A switch in old versions, a choice in newer ones.
-    option = "--proxy-protocol=auto"
-    one = b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 80\r\n"
-    addresses = socket.inet_aton("192.0.2.1") + socket.inet_aton("192.0.2.2")
-    two = b"\r\n\r\n\0\r\nQUIT\n\x21\x11" + struct.pack(">H", 12)
-    two += addresses + struct.pack(">HH", 4711, 80)
-    with fast_worker(option) as server:
-        for header in (one, two):
-            with Connection(server.address) as connection:
-                for i in range(len(header)):
-                    connection.send(header[i : i + 1])
-                for _ in range(2):  # it speaks of the connection, so of every request on it
-                    environ = json.loads(connection.request("/environ").body)
-                    assert environ["REMOTE_ADDR"] == "192.0.2.1"
-                    assert environ["REMOTE_PORT"] == "4711"
-        with Connection(server.address) as connection:
-            connection.send(b"PROXY TCP9 a b c d\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert connection.read_response().status == 400
-
-
-def test_forwarded_scheme_is_trusted_from_allowed_ips() -> None:
-    for allowed, scheme in (("127.0.0.1", "https"), ("192.0.2.9", "http")):
-        with fast_worker(f"--forwarded-allow-ips={allowed}") as server:
-            response = server.get("/environ", headers=[("X-Forwarded-Proto", "https")])
-            assert json.loads(response.body)["wsgi.url_scheme"] == scheme
-
-
 HOOKS = {
     "on_starting": "server",
     "when_ready": "server",
@@ -268,19 +226,6 @@ def test_statsd_gets_request_metrics() -> None:
             while b"gunicorn.request.status.200" not in seen:
                 seen += sink.recv(1000)
             assert b"gunicorn.request.duration" in seen
-
-
-def test_request_time_ends_with_last_byte() -> None:
-    options = ("--access-logformat=%(U)s took %(L)s", "--access-logfile=-")
-    with fast_worker(*options) as server:
-        with Connection(server.address, receive_buffer=4096) as connection:
-            connection.send_request("/file")
-            connection.read_head()
-            assert server.get("/small").status == 200
-            server.wait_for_log("/small took 0.")
-            assert "/file took" not in server.log()
-            connection.read(FILE_BYTES)
-        server.wait_for_log("/file took")
 
 
 def test_socket_of_systemd_is_served() -> None:
@@ -337,3 +282,75 @@ def _upgrade(server: LiveServer) -> None:
     new_master = int(server.log().rsplit("Listening at: ", 1)[1].split("(")[1].split(")")[0])
     os.kill(new_master, signal.SIGTERM)
     wait_for(lambda: stats(server)["pid"] == old, "the old one serves on")
+
+
+def test_servers_share_a_port_with_reuse_port() -> None:
+    address = ("127.0.0.1", free_port())
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(fast_worker("--reuse-port", address=address)) for _ in range(2)
+        ]
+        wait_for(lambda: all("Booting worker" in s.log() for s in servers), "both serve")
+        pids: set[int] = set()
+
+        def both_answer() -> bool:
+            pids.add(stats(servers[0])["pid"])
+            return len(pids) == 2
+
+        wait_for(both_answer, "each has answered")
+
+
+ABORT_HOOK = """
+import os
+def worker_abort(worker):
+    os.write(2, b"hook worker_abort\\n")
+"""
+
+
+def test_abort_calls_hook_and_replaces_worker() -> None:
+    with fast_worker(configuration=ABORT_HOOK) as server, Connection(server.address) as connection:
+        pid = stats(server)["pid"]
+        connection.send_request("/sleep/100")  # no app can keep it
+        os.kill(pid, signal.SIGABRT)
+        server.wait_for_log("hook worker_abort")
+        server.wait_for_log("Booting worker", 2)
+        assert stats(server)["pid"] != pid
+
+
+def test_timeout_replaces_silent_worker_not_slow_app() -> None:
+    with fast_worker("--timeout=4") as server:
+        pid = stats(server)["pid"]
+        assert server.get("/sleep/6").body == b"ok"
+        assert stats(server)["pid"] == pid
+        os.kill(pid, signal.SIGSTOP)
+        server.wait_for_log("Booting worker", 2)
+        assert server.get("/small/5").body == block(5)
+        assert "WORKER TIMEOUT" in server.log()
+
+
+def test_ttin_and_ttou_change_number_of_workers() -> None:
+    hook = (
+        "import os\ndef nworkers_changed(server, new, old):\n"
+        "    os.write(2, f'workers {old} to {new}\\n'.encode())\n"
+    )
+    with fast_worker(configuration=hook) as server:
+        server.process.send_signal(signal.SIGTTIN)
+        server.wait_for_log("workers 1 to 2")
+        server.wait_for_log("Booting worker", 2)
+        server.process.send_signal(signal.SIGTTOU)
+        server.wait_for_log("workers 2 to 1")
+        server.wait_for_log("Worker exiting", 1)
+        assert server.get("/small/5").body == block(5)
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no files in memory here")
+@pytest.mark.parametrize("chosen", [False, True])
+def test_heartbeat_file_is_in_memory_by_default(tmp_path: Path, chosen: bool) -> None:
+    """The file of gunicorn's heartbeat is in memory, unless its place is configured."""
+    options = [f"--worker-tmp-dir={tmp_path}"] if chosen else []
+    with fast_worker(*options) as server:
+        pid = stats(server)["pid"]
+        files = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        beats = {path for path in files if "wgunicorn-" in path}
+        assert beats
+        assert all(path.startswith(str(tmp_path) if chosen else "/dev/shm/") for path in beats)

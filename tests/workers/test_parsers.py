@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from tests.attacks.requests import SEEDS, cuts, mutated
 from tests.support.effort import LONG, effort
 from tests.support.programs import ProgramMissing
-from tests.workers.bench import MakeBench, echo
+from tests.workers.bench import GET, MakeBench, echo
 from tests.workers.serving import has_setting, using
 from wsgifast.errors import RequestError
 from wsgifast.files.temporary import Budget
@@ -347,7 +347,14 @@ def test_parsers_agree_on_test_requests_of_gunicorn(kind: str) -> None:
 # In a worker: what is believed of whom, and uwsgi
 
 
-def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench) -> None:
+PROXY_HEADERS = {
+    "text": b"PROXY TCP4 192.0.2.77 192.0.2.2 4712 80\r\n",
+    "binary": b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x4d\xc0\0\x02\x02\x12\x68\0\x50",
+}
+
+
+@pytest.mark.parametrize("header", PROXY_HEADERS.values(), ids=[*PROXY_HEADERS])
+def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench, header: bytes) -> None:
     addresses: list[tuple[str, str]] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -356,8 +363,9 @@ def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench) -> N
 
     bench = make_bench(app, proxy_protocol="auto", proxy_allow_ips="*")
     proxied, plain = bench.connect(), bench.connect()
-    header = b"PROXY TCP4 192.0.2.77 192.0.2.2 4712 80\r\n"
-    proxied.send(header)
+    for byte in header:
+        proxied.send(bytes([byte]))
+        bench.run()
     for client in (proxied, plain, proxied):
         client.send_request()
         bench.run()
@@ -375,6 +383,13 @@ def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench) -> N
     bench.run()
     assert proxied.read_response().status == 400
     assert len(addresses) == 4
+
+
+def test_proxy_header_of_other_peer_is_refused(make_bench: MakeBench) -> None:
+    bench = make_bench(echo, proxy_protocol="auto", proxy_allow_ips="192.0.2.9")
+    client = bench.begin(PROXY_HEADERS["text"] + GET)
+    assert client.read_response().status == 403
+    assert client.read_to_end() == b""
 
 
 @pytest.mark.parametrize(("allowed", "scheme"), [("192.0.2.1", "https"), ("192.0.2.3", "http")])

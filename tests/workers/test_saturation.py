@@ -98,14 +98,3 @@ def test_endless_empty_blocks_leave_others_their_turns() -> None:
         connection.send_request("/endless")
         for _ in range(20):
             assert server.get("/small/5").body == block(5)
-
-
-def test_full_worker_logs_it_once() -> None:
-    with fast_worker("--worker-connections=20") as server, contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(Connection(server.address)) for _ in range(20)]
-        server.wait_for_log("All 20 worker_connections are taken")
-        late = stack.enter_context(Connection(server.address))
-        late.send_request("/small/5")
-        clients[0].close()
-        assert late.read_response().body == block(5)
-        assert server.log().count("worker_connections are taken") == 1

@@ -16,7 +16,6 @@ import pytest
 
 from tests.support.tls import write_certificate
 from tests.workers.bench import Bench, MakeBench, ask, hello
-from wsgifast.server.connection import Connection
 from wsgifast.sockets.closing import LINGER_S
 
 # Its life
@@ -255,23 +254,6 @@ def test_client_that_hung_up_is_answered_after_others(make_bench: MakeBench) -> 
         assert client.receive_all_there_is().startswith(b"HTTP/1.1 200 ")
 
 
-def test_full_worker_stops_listening(make_bench: MakeBench) -> None:
-    bench = make_bench(hello, worker_connections=2)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        bench.begin_anew(listener)
-        server = bench.server
-        first = bench.connect()
-        bench.connect()
-        assert bench.worker.nr_conns == 2
-        bench.sweep()
-        assert not bench.listens
-        first.near.close()
-        assert bench.listens
-        server.stop()
-        bench.sweep()
-        assert not bench.listens
-
-
 def test_connection_reported_to_ending_worker_is_answered(
     make_bench: MakeBench,
 ) -> None:
@@ -386,37 +368,6 @@ def test_tls_settings_apply_to_sockets(
     assert not sock.getblocking()
 
 
-def test_sweep_takes_overdue_connections_only(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = make_bench(hello)
-    early, late, retrying, taken = (bench.connect() for _ in range(4))
-    bench.clock.now += 10
-    late.near.deadline = bench.clock.now
-    early.near.deadline = bench.clock.now - 0.1
-    taken.near.deadline = bench.clock.now - 0.1
-    retried: list[Any] = []
-    retrying.near.retries = True
-    monkeypatch.setattr(Connection, "retry", lambda self: retried.append(self))
-
-    class Taken(dict[int, Any]):
-        """An event comes for one of them just before the sweep takes it."""
-
-        def pop(self, fd: int, default: Any = None) -> Any:
-            found = super().pop(fd, default)
-            return None if found is taken.near else found
-
-    bench.server.registry.waiting = Taken(bench.server.registry.waiting)
-    bench.sweep()
-    assert retried == [retrying.near]
-    assert bench.server.registry.connections == {late.near, retrying.near, taken.near}
-    taken.near.deadline = math.inf
-    taken.near.retries = True
-    bench.server.registry.waiting[taken.near.fd] = taken.near
-    bench.sweep()
-    assert retried == [retrying.near]
-
-
 # Requests
 
 
@@ -436,6 +387,3 @@ def test_worker_ends_after_max_requests(make_bench: MakeBench) -> None:
     assert ask(bench, other) == (200, False, b"hello")
     assert not worker._beat()
     assert sum("Autorestarting" in line for line in bench.log.lines) == 1
-
-
-# Logs

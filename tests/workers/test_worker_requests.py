@@ -369,19 +369,11 @@ def test_hijacked_response_is_not_logged(make_bench: MakeBench) -> None:
     assert not bench.log.requests
 
 
-def test_environ_offers_early_hints(make_bench: MakeBench) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        environ["wsgi.early_hints"](iter([("Link", "</a>")]))
-        return hello(environ, start_response)
-
-    bench = make_bench(app)
-    assert ask(bench)[0] == 103
-
-
 def test_worker_has_attributes_of_gthread(make_bench: MakeBench) -> None:
-    """HTTP/2 is served by its code, and hooks know its attributes."""
-    worker = make_bench(hello, worker_connections=20, threads=3).worker
+    bench = make_bench(hello, worker_connections=20, threads=3)
+    worker = bench.worker
     assert isinstance(worker, gthread.ThreadWorker)
     assert worker.max_keepalived == 17
-    assert worker.nr_conns == 0
+    bench.connect()
+    assert worker.nr_conns == 1
     assert worker.tpool is None
