@@ -34,7 +34,6 @@ from wsgifast.workers.options import options
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.
 LARGE = 1024 * 1024
-GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 LISTENER = ("192.0.2.2", 80)
 # Nothing that a test waits for takes time: what is not there after a run never comes.
 _PATIENCE_S = 60.0
@@ -58,6 +57,13 @@ def large(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     """An app that answers with more than is sent at once."""
     start_response("200 OK", [("Content-Length", str(LARGE))])
     return [bytes(LARGE)]
+
+
+def request_for(target: str) -> bytes:
+    return f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+
+
+GET = request_for("/")
 
 
 class Clock:

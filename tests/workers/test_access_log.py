@@ -13,7 +13,7 @@ from gunicorn.http.wsgi import FileWrapper
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
-from tests.workers.bench import LARGE, Client, MakeBench
+from tests.workers.bench import LARGE, Client, MakeBench, request_for
 from tests.workers.serving import fast_worker
 from wsgifast.errors import RequestError
 
@@ -171,9 +171,7 @@ def test_access_log_of_failed_request_has_path_times_and_size(
         bench, size = peer.bench, len(peer.get("/orders/17%20?q=1").body)
     else:
         bench = make_bench(app)
-        client = bench.connect()
-        client.send_request("/orders/17%20?q=1")
-        bench.run()
+        client = bench.begin(request_for("/orders/17%20?q=1"))
         size = len(client.read_response().body)
     ((asked, logged, sent),) = bench.log.requests
     assert asked == "GET /orders/17%20?q=1"
@@ -191,9 +189,7 @@ def test_access_log_of_request_refused_by_hook_has_path(make_bench: MakeBench) -
         raise ValueError("of the hook")
 
     bench = make_bench(lambda environ, start_response: [], pre_request=refuse)
-    client = bench.connect()
-    client.send_request("/orders/17")
-    bench.run()
+    client = bench.begin(request_for("/orders/17"))
     assert client.read_response().status == 500
     ((asked, status, _),) = bench.log.requests
     assert (asked, status) == ("GET /orders/17", "500 Internal Server Error")

@@ -63,28 +63,20 @@ def test_preface_after_request_is_refused(make_bench: MakeBench) -> None:
 def test_untrusted_peer_cannot_begin_http2(make_bench: MakeBench, mode: str) -> None:
     options = {**ALLOWED, "forwarded_allow_ips": "192.0.2.9"}
     bench = make_bench(hello, http2_cleartext=mode, **options)
-    client = bench.connect()
-    client.send(PREFACE)
-    bench.run()
+    client = bench.begin(PREFACE)
     assert client.read_response().status >= 400
-    client = bench.connect()
-    client.send(UPGRADE + b"body")
-    bench.run()
+    client = bench.begin(UPGRADE + b"body")
     assert client.read_response().body == b"hello"
 
 
 def test_wrong_preface_is_refused_at_first_byte(make_bench: MakeBench) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext="prior-knowledge")
-    client = bench.connect()
-    client.send(b"GE")
-    bench.run()
+    client = bench.begin(b"GE")
     assert client.read_response().status == 400
     assert client.read_to_end() == b""
     # Where an upgrade may come, it is the beginning of a request.
     bench = make_bench(hello, **ALLOWED, http2_cleartext="both")
-    client = bench.connect()
-    client.send(b"GE")
-    bench.run()
+    client = bench.begin(b"GE")
     client.send(b"T / HTTP/1.1\r\nHost: a\r\n\r\n")
     bench.run()
     assert client.read_response().body == b"hello"

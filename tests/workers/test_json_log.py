@@ -210,9 +210,7 @@ def test_access_log_times_wait_app_and_sending(make_bench: MakeBench) -> None:
         return large(environ, start_response)
 
     bench = make_bench(slow)
-    client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
-    bench.run()
+    client = bench.begin(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
     bench.clock.now += 1  # the rest of the request's body takes its time
     client.send(b"b")
     bench.poll()

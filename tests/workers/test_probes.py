@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.http import Connection, Response, get
 from tests.support.servers import free_port, wait_for
-from tests.workers.bench import LARGE, PEER, MakeBench, echo, large
+from tests.workers.bench import LARGE, PEER, MakeBench, echo, large, request_for
 from tests.workers.serving import fast_worker, reset
 from wsgifast.commands import cli
 from wsgifast.server.counters import slowest_clients
@@ -130,15 +130,11 @@ def test_beat_sets_its_time(make_bench: MakeBench, monkeypatch: pytest.MonkeyPat
     assert bench.worker.beaten_at == 5.5
 
 
-def download(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
-
-
 def test_slowest_clients_of_worker_come_first(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     idle = bench.connect()
-    stopped = bench.begin(download("/stopped?secret=1"))
-    slow = bench.begin(download("/slow"), peer=("2001:db8::1", 5, 0, 0))
+    stopped = bench.begin(request_for("/stopped?secret=1"))
+    slow = bench.begin(request_for("/slow"), peer=("2001:db8::1", 5, 0, 0))
     bench.clock.now += 10
     taken = len(slow.receive_all_there_is())
     bench.run()
@@ -159,11 +155,11 @@ def test_slowest_clients_of_worker_come_first(make_bench: MakeBench) -> None:
 
 def test_client_that_took_all_is_not_slow(make_bench: MakeBench) -> None:
     bench = make_bench(large)
-    client = bench.begin(download("/"))
+    client = bench.begin(request_for("/"))
     assert len(slowest_clients(bench.server.connections, bench.clock.now, most=10)) == 1
     while len(client.receive_all_there_is()):
         bench.run()
     assert slowest_clients(bench.server.connections, bench.clock.now, most=10) == []
-    bench.begin(download("/"), peer="")
+    bench.begin(request_for("/"), peer="")
     (other,) = slowest_clients(bench.server.connections, bench.clock.now, most=10)
     assert other.client == "unix"

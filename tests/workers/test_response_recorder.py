@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.bench import GET, Bench, MakeBench, large
+from tests.workers.bench import GET, Bench, MakeBench, large, request_for
 from wsgifast import WSGIFast
 from wsgifast.metrics import (
     CATALOGUE,
@@ -130,8 +130,8 @@ def test_recorder_takes_pattern_and_sent_as_from_wsgifast(begin: Begin) -> None:
     app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)
     app.add_url_rule("/lines", "lines", lambda: flask.Response(["x"] * 1000))
     bench, told = begin(WSGIFast(app))
-    bench.begin(GET.replace(b"/ ", b"/lines "))
-    bench.begin(GET.replace(b"/ ", b"/5 "))
+    bench.begin(request_for("/lines"))
+    bench.begin(request_for("/5"))
     assert [(r.sent_as, r.pattern, r.size > 3) for r in told.requests] == [
         ("joined", "/lines", True), ("as-is", "/<int:number>", True),
     ]  # fmt: skip
@@ -145,10 +145,10 @@ def test_recorder_finds_framework_loaded_late(
     app.add_url_rule("/<int:number>", view_func=lambda number: str(number))
     bench, told = begin(app)
     assert bench.worker.application.app is app
-    bench.begin(GET.replace(b"/ ", b"/5 "))
+    bench.begin(request_for("/5"))
     monkeypatch.setitem(sys.modules, "a_late_framework", sys)
     bench.worker._responses.note_patterns()
-    bench.begin(GET.replace(b"/ ", b"/5 "))
+    bench.begin(request_for("/5"))
     assert [request.pattern for request in told.requests] == [None, "/<int:number>"]
 
 

@@ -15,7 +15,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.bench import PEER, Log, MakeBench, ask, hello
+from tests.workers.bench import GET, PEER, Log, MakeBench, ask, hello
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server.response import Response
 
@@ -86,43 +86,40 @@ def test_hook_may_change_request_and_response(make_bench: MakeBench, speaks_http
     assert not bench.log.errors
 
 
-def test_hook_that_raises_stop_iteration_closes_connection(make_bench: MakeBench) -> None:
-    """As an app does that has taken the socket over; there is no response yet."""
-    hooks = Hooks("pre", StopIteration)
-    bench = make_bench(hello, keepalive=5, pre_request=hooks.pre_request)
-    client = bench.begin()
-    assert client.read_to_end() == b""
-    assert not bench.log.says("Error")
-
-
-def test_app_that_raises_stop_iteration_closes_connection(make_bench: MakeBench) -> None:
+@pytest.mark.parametrize("hook", [True, False])
+def test_hook_or_app_that_raises_stop_iteration_closes_connection(
+    make_bench: MakeBench, hook: bool
+) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", "0")])
         raise StopIteration
 
-    bench = make_bench(app, keepalive=5)
-    client = bench.begin()
-    assert client.read_to_end() == b""
+    hooks = Hooks("pre" if hook else "", StopIteration)
+    bench = make_bench(app, keepalive=5, pre_request=hooks.pre_request)
+    assert bench.begin().read_to_end() == b""
     assert not bench.log.says("Error")
 
 
+class FailsToClose:
+    """A body whose close() raises."""
+
+    def __init__(self, blocks: Iterator[bytes], error: Exception) -> None:
+        self._blocks = blocks
+        self._error = error
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._blocks
+
+    def close(self) -> None:
+        raise self._error
+
+
 def test_app_error_after_empty_body_sends_no_second_response(make_bench: MakeBench) -> None:
-    """Its head has been sent by then."""
-
-    class Body:
-        def __iter__(self) -> Iterator[bytes]:
-            return iter(())
-
-        def close(self) -> None:
-            raise ValueError("of the app")
-
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", "0")])
-        return Body()
+        return FailsToClose(iter(()), ValueError("of the app"))
 
-    bench = make_bench(app, keepalive=5)
-    client = bench.begin()
-    raw = client.read_to_end()
+    raw = make_bench(app, keepalive=5).begin().read_to_end()
     assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
     assert raw.count(b"HTTP/1.1") == 1
 
@@ -153,8 +150,7 @@ def test_app_error_of_any_kind_is_answered_and_logged(
         return Body()
 
     bench = make_bench(app, keepalive=5)
-    client = bench.begin()
-    raw = client.read_to_end()
+    raw = bench.begin().read_to_end()
     if where in ("app", "head"):
         assert raw.startswith(b"HTTP/1.1 500 ")
         page = raw.partition(b"\r\n\r\n")[2]
@@ -169,54 +165,32 @@ def test_app_error_of_any_kind_is_answered_and_logged(
     assert bench.log.requests == expected
 
 
-class FailsToClose:
-    """A body whose close() raises."""
-
-    def __init__(self, blocks: Iterator[bytes], error: Exception) -> None:
-        self._blocks = blocks
-        self._error = error
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._blocks
-
-    def close(self) -> None:
-        raise self._error
-
-
-def test_app_error_about_gone_client_is_no_error(make_bench: MakeBench) -> None:
-    """It may say so in its own words; nothing of it is an error."""
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+@pytest.mark.parametrize(
+    "error", [None, BrokenPipeError("in its own words"), ValueError("of the app")]
+)
+def test_app_error_after_its_client_has_gone_is_logged_if_it_is_its_own(
+    make_bench: MakeBench, error: Exception | None
+) -> None:
+    def blocks(start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield b"some"
         client.close()
         yield bytes(1 << 20)
         pytest.fail("it goes on")
 
-    def wrapped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        return FailsToClose(app(environ, start_response), BrokenPipeError("in its own words"))
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body = blocks(start_response)
+        return body if error is None else FailsToClose(body, error)
 
-    for made in (app, wrapped):
-        bench = make_bench(made)
-        client = bench.begin()
-        assert not bench.server.registry.connections
-        assert bench.log.says("Ignoring a lost connection")
-        assert not bench.log.says("Error")
-        assert len(bench.log.requests) == 1
-
-
-def test_app_error_is_logged_although_client_has_gone(make_bench: MakeBench) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
-        start_response("200 OK", [])
-        client.close()
-        yield bytes(1 << 20)
-
-    def wrapped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        return FailsToClose(app(environ, start_response), ValueError("of the app"))
-
-    bench = make_bench(wrapped)
-    client = bench.begin()
-    assert bench.log.says("Error handling request")
+    bench = make_bench(app)
+    client = bench.connect()
+    client.send(GET)
+    bench.run()
+    assert not bench.server.registry.connections
+    is_its_own = isinstance(error, ValueError)
+    assert bench.log.says("Error handling request") is is_its_own
+    assert bench.log.says("Ignoring a lost connection") is not is_its_own
+    assert len(bench.log.requests) == 1
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter, "segments", "file"])
@@ -303,9 +277,7 @@ def test_access_log_is_called_only_if_read(
     if not hasattr(log, "access_log_enabled"):
         writes = True  # older versions do not say
     ask(bench)
-    client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
-    bench.run()
+    bench.begin(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     assert calls == (["200 OK", "413 Content Too Large"] if own or writes else [])
     for handler in [*log.access_log.handlers, *log.error_log.handlers]:
         handler.close()
@@ -326,9 +298,7 @@ def test_failing_logger_costs_no_answer(make_bench: MakeBench) -> None:
     assert log.lines.count("Error in the access log") == 2
     bench.worker.application.app = None  # not callable: the app's error
     assert ask(bench, client)[0] == 500
-    client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
-    bench.run()
+    client = bench.begin(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     assert client.read_response().status == 413
     assert log.lines.count("Error in the access log") == 4
     assert not log.says("Error in a connection")
@@ -339,9 +309,7 @@ def test_path_outside_script_name_is_400(
 ) -> None:
     monkeypatch.setenv("SCRIPT_NAME", "/inside")
     bench = make_bench(hello, attributes={"body_limit_bytes": 10})
-    client = bench.connect()
-    client.send(b"POST /outside HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
-    bench.run()
+    client = bench.begin(b"POST /outside HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     assert client.read_response().status == 413
     assert ask(bench, target="/outside")[0] == 400
     assert [line for line in bench.log.lines if "SCRIPT" in line] == [
