@@ -111,18 +111,6 @@ def test_term_during_fork_ends_worker() -> None:
         assert server.get("/small/5").body == block(5)
 
 
-def test_max_requests_replaces_worker() -> None:
-    with fast_worker("--max-requests=20", "--max-requests-jitter=5") as server:
-        pids = set()
-
-        def has_had_three() -> bool:
-            pids.add(stats(server)["pid"])
-            return len(pids) >= 3
-
-        wait_for(has_had_three, "a third worker has answered", interval=0)
-        assert "Autorestarting" in server.log()
-
-
 def test_full_worker_accepts_again_after_close() -> None:
     with fast_worker("--worker-connections=8", "--keep-alive=60") as server:
         silent = [Connection(server.address) for _ in range(20)]
