@@ -1,4 +1,4 @@
-"""A temporary directory on a disk that hangs: only those wait whose bytes go there."""
+"""Disks that hang or are slow: only those wait whose bytes are there, or go there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 from tests.support.http import Connection
 from tests.support.http2 import Connected
 from tests.support.servers import PATIENCE_S, LiveServer, wait_for
+from tests.support.slow_disk import has_slow_disk, slow_disk
 
 from .serving import fast_worker, has_setting
 
@@ -32,6 +33,10 @@ BLOCK, BLOCKS = bytes(range(256)) * 64, 256
 RESPONSE = BLOCK * BLOCKS
 BODY = bytes(range(255)) * 8_000
 REQUESTS = 100
+# A file, and how fast the slow disk reads it: one read-ahead window takes half a second, and the
+# first of each download's one and a half.
+FILE_BYTES = 64 * 1024 * 1024
+BYTES_PER_S = 256 * 1024
 
 
 def _hang() -> None:
@@ -77,6 +82,10 @@ if "DISK" in os.environ:  # in the worker, at the calls that write
 
 def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     path = environ["PATH_INFO"]
+    if path == "/slow":
+        start_response("200 OK", [("Content-Length", str(FILE_BYTES))])
+        wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](open(os.environ["SLOW_FILE"], "rb"))
+        return wrapped
     if path == "/generator":
         start_response("200 OK", [])
         return (BLOCK for _ in range(BLOCKS))
@@ -93,7 +102,7 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Liv
     with fast_worker(
         f"--threads={THREADS}",
         *http2,
-        app="tests.workers.test_slow_temporary_disk:app",
+        app="tests.workers.test_slow_disks:app",
         env={"DISK": str(tmp_path)},
     ) as served:
         yield served, tmp_path
@@ -209,3 +218,42 @@ def test_client_that_leaves_while_disk_hangs_is_no_error(server: tuple[LiveServe
         client.send_request("/")
         assert client.read_response().body == b"ok"
     assert "Traceback" not in served.log()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    not has_slow_disk(), reason="only root can mount a slow disk, and only where /dev/fuse is"
+)
+def test_slow_disk_delays_its_own_files_only(tmp_path: Path) -> None:
+    """More downloads than threads, and a timeout that kills a worker whose main thread waits."""
+    (tmp_path / "mnt").mkdir()
+    with (
+        slow_disk(tmp_path / "mnt", size=FILE_BYTES, bytes_per_s=BYTES_PER_S) as path,
+        fast_worker(
+            "--threads=2",
+            "--timeout=4",
+            f"--env=SLOW_FILE={path}",
+            app="tests.workers.test_slow_disks:app",
+        ) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        assert isinstance(server.address, tuple)
+        downloads = []
+        for _ in range(3):
+            download = stack.enter_context(socket.create_connection(server.address, PATIENCE_S))
+            download.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert download.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+            downloads.append(download)
+        # Of the disk, each request would cost half a second and more.
+        with Connection(server.address) as client:
+            for _ in range(2 * REQUESTS):
+                client.send_request("/")
+                assert client.read_response().body == b"ok"
+        received = 0
+        for download in downloads:
+            download.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while block := download.recv(1 << 20):
+                    received += len(block)
+        assert received < 2 * REQUESTS * 128 * 1024 / 4, "the disk was not slow"
+        assert "WORKER TIMEOUT" not in server.log()
