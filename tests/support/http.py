@@ -195,10 +195,13 @@ class Connection(Answers):
         *,
         method: str = "GET",
         headers: Iterable[tuple[str, str]] = (),
-        body: bytes = b"",
+        body: bytes | list[bytes] = b"",
         version: str = "1.1",
     ) -> Response:
-        """Send one request and read its response."""
+        """Send one request and read its response.
+
+        :param body: a list is sent in chunks.
+        """
         self.send_request(target, method=method, headers=headers, body=body, version=version)
         return self.read_response(method)
 
@@ -208,14 +211,18 @@ class Connection(Answers):
         *,
         method: str = "GET",
         headers: Iterable[tuple[str, str]] = (),
-        body: bytes = b"",
+        body: bytes | list[bytes] = b"",
         version: str = "1.1",
     ) -> None:
         fields = list(headers)
         names = {name.lower() for name, _ in fields}
         if "host" not in names:
             fields.insert(0, ("Host", "localhost"))
-        if body and not names & {"content-length", "transfer-encoding"}:
+        if isinstance(body, list):
+            fields.append(("Transfer-Encoding", "chunked"))
+            chunks = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in body]
+            body = b"".join(chunks) + b"0\r\n\r\n"
+        elif body and not names & {"content-length", "transfer-encoding"}:
             fields.append(("Content-Length", str(len(body))))
         head = f"{method} {target} HTTP/{version}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in fields)

@@ -82,11 +82,16 @@ def has_setting(name: str) -> bool:
 
 
 def gunicorn_command(*arguments: str) -> list[str]:
-    """gunicorn with four threads, and without the control socket that newer versions open."""
+    """gunicorn with four threads; see :func:`_command`."""
+    return _command("--threads=4", *arguments)
+
+
+def _command(*arguments: str) -> list[str]:
+    """gunicorn without the control socket that newer versions open."""
     quiet = ["--no-control-socket"] if has_setting("control_socket_disable") else []
     # The script, not `python -m`: what USR2 starts again must not find gunicorn/http as `http`.
     script = str(Path(sys.executable).with_name("gunicorn"))
-    return [script, "--threads=4", *quiet, *arguments]
+    return [script, *quiet, *arguments]
 
 
 @contextlib.contextmanager
@@ -129,7 +134,7 @@ def refused(
     :param app_fails: the app is at fault, so that there may be a traceback.
     """
     worker = () if "-c" in options else ("-k", "wsgifast.workers.FastWorker")
-    argv = gunicorn_command("-b", "127.0.0.1:0", *worker, *options, app)
+    argv = _command("-b", "127.0.0.1:0", *worker, *options, app)
     done = forkserver.run(argv, cwd=ROOT, env={**os.environ, **(env or {})}, timeout=60)
     if app_fails:
         assert done.returncode != 0, done.stderr
