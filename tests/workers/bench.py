@@ -35,15 +35,30 @@ PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.
 LARGE = 1024 * 1024
 LISTENER = ("192.0.2.2", 80)
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 # Nothing that a test waits for takes time: what is not there after a run never comes.
 _PATIENCE_S = 60.0
 # More turns of the worker than any test needs.
 _TURNS = 2000
 
 
-def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    start_response("200 OK", [("Content-Length", "5")])
-    return [b"hello"]
+def app_of(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> App:
+    """An app that always answers the same.
+
+    :param body: or what returns it, once start_response() has been called.
+    """
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response(status, list(headers))
+        made: Iterable[bytes] = body() if callable(body) else body
+        return made
+
+    return app
+
+
+hello = app_of([b"hello"], "200 OK", ("Content-Length", "5"))
+# More than is sent at once.
+large = app_of(lambda: [bytes(LARGE)], "200 OK", ("Content-Length", str(LARGE)))
 
 
 def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -51,12 +66,6 @@ def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     data = environ["wsgi.input"].read()
     start_response("200 OK", [("Content-Length", str(len(data)))])
     return [data]
-
-
-def large(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """An app that answers with more than is sent at once."""
-    start_response("200 OK", [("Content-Length", str(LARGE))])
-    return [bytes(LARGE)]
 
 
 def request_for(target: str) -> bytes:

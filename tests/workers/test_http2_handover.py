@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 
 from tests.support import http2
-from tests.workers.bench import MakeBench, echo
+from tests.workers.bench import MakeBench, echo, hello
 from tests.workers.serving import has_setting
 from wsgifast.server.endpoint import RECEIVING, STREAMS
 
@@ -25,11 +22,6 @@ UPGRADE = (
     b"POST / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
     b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nContent-Length: 4\r\n\r\n"
 )
-
-
-def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    start_response("200 OK", [("Content-Length", "5")])
-    return [b"hello"]
 
 
 @pytest.mark.parametrize("mode", ["prior-knowledge", "both"])

@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.bench import GET, Bench, MakeBench, large, request_for
+from tests.workers.bench import GET, Bench, MakeBench, app_of, large, request_for
 from wsgifast import WSGIFast
 from wsgifast.metrics import (
     CATALOGUE,
@@ -80,12 +80,16 @@ class Failing(Recording):
 
 @pytest.fixture
 def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Recording]]:
-    def make(app: Any, told: Recording | None = None, **options: Any) -> tuple[Bench, Recording]:
+    def make(
+        app: Any, recorded: Recording | None = None, **options: Any
+    ) -> tuple[Bench, Recording]:
+        app: Any, recorded: Recording | None = None, **options: Any
+    ) -> tuple[Bench, Recording]:
         bench = make_bench(app, **options)
-        told = told or Recording()
-        bench.worker._responses = ResponseRecorder(told, bench.log)
+        recorded = recorded or Recording()
+        bench.worker._responses = ResponseRecorder(recorded, bench.log)
         bench.begin_anew()
-        return bench, told
+        return bench, recorded
 
     return make
 
@@ -93,19 +97,10 @@ def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Recording]]:
 Begin = Callable[..., tuple[Bench, Recording]]
 
 
-def app_of(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> Any:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response(status, list(headers))
-        answer: Iterable[bytes] = body() if callable(body) else body
-        return answer
-
-    return app
-
-
 def test_recorder_records_method_status_and_size(begin: Begin) -> None:
-    bench, told = begin(app_of([b"abc"], "201 Created"))
+    bench, recorded = begin(app_of([b"abc"], "201 Created"))
     bench.begin(GET.replace(b"GET", b"POST"))
-    (request,) = told.requests
+    (request,) = recorded.requests
     assert request[:5] == ("POST", "http", 201, None, "")
     assert request.size == 3
 
@@ -129,10 +124,10 @@ def test_recorder_takes_pattern_and_sent_as_from_wsgifast(begin: Begin) -> None:
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)
     app.add_url_rule("/lines", "lines", lambda: flask.Response(["x"] * 1000))
-    bench, told = begin(WSGIFast(app))
+    bench, recorded = begin(WSGIFast(app))
     bench.begin(request_for("/lines"))
     bench.begin(request_for("/5"))
-    assert [(r.sent_as, r.pattern, r.size > 3) for r in told.requests] == [
+    assert [(r.sent_as, r.pattern, r.size > 3) for r in recorded.requests] == [
         ("joined", "/lines", True), ("as-is", "/<int:number>", True),
     ]  # fmt: skip
 
@@ -143,34 +138,32 @@ def test_recorder_finds_framework_loaded_late(
     monkeypatch.setattr(worker_metrics, "FRAMEWORKS", frozenset({"a_late_framework"}))
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: str(number))
-    bench, told = begin(app)
+    bench, recorded = begin(app)
     assert bench.worker.application.app is app
     bench.begin(request_for("/5"))
     monkeypatch.setitem(sys.modules, "a_late_framework", sys)
     bench.worker._responses.note_patterns()
     bench.begin(request_for("/5"))
-    assert [request.pattern for request in told.requests] == [None, "/<int:number>"]
+    assert [request.pattern for request in recorded.requests] == [None, "/<int:number>"]
 
 
 @pytest.mark.parametrize(
-    ("body", "kind"),
+    ("body", "wrapped", "kinds"),
     [
-        ([b"abc"], "short"),
-        ([b"abcdefghi"], "long"),
-        ([b"abcde"], None),
+        ([b"abc"], False, ["short"]),
+        ([b"abcdefghi"], False, ["long"]),
+        ([b"abcde"], False, []),
+        ([b"abc"], True, ["corrected"]),
     ],
 )
-def test_recorder_counts_length_errors(begin: Begin, body: Any, kind: str | None) -> None:
-    bench, told = begin(app_of(body, "200 OK", ("Content-Length", "5")))
+def test_recorder_counts_length_errors(
+    begin: Begin, body: list[bytes], wrapped: bool, kinds: list[str]
+) -> None:
+    app = app_of(body, "200 OK", ("Content-Length", "5"))
+    bench, recorded = begin(WSGIFast(app) if wrapped else app)
     bench.begin()
-    assert told.length_errors == ([] if kind is None else [kind])
-    assert not told.clients_left
-
-
-def test_recorder_counts_length_corrected_by_wsgifast(begin: Begin) -> None:
-    bench, told = begin(WSGIFast(app_of([b"abc"], "200 OK", ("Content-Length", "5"))))
-    bench.begin()
-    assert told.length_errors == ["corrected"]
+    assert recorded.length_errors == kinds
+    assert not recorded.clients_left
 
 
 def test_recorder_counts_shrunk_file_as_short(begin: Begin, tmp_path: Path) -> None:
@@ -182,35 +175,35 @@ def test_recorder_counts_shrunk_file_as_short(begin: Begin, tmp_path: Path) -> N
         wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](path.open("rb"))
         return wrapped
 
-    bench, told = begin(app)
+    bench, recorded = begin(app)
     client = bench.begin()
     path.write_bytes(bytes(10))
     while client.receive_all_there_is():
         bench.run()
     bench.run()
-    assert told.length_errors == ["short"]
-    assert 0 < told.requests[0].size < 2_000_000
+    assert recorded.length_errors == ["short"]
+    assert 0 < recorded.requests[0].size < 2_000_000
 
 
 def test_recorder_counts_client_that_is_given_up(begin: Begin) -> None:
-    bench, told = begin(large)
+    bench, recorded = begin(large)
     bench.begin()
-    assert not told.requests
-    assert told.active_requests == 1
+    assert not recorded.requests
+    assert recorded.active_requests == 1
     bench.pass_time(FastWorker.send_timeout_s + 1)
-    (request,) = told.requests
-    assert told.clients_left == 1
-    assert told.active_requests == 0
+    (request,) = recorded.requests
+    assert recorded.clients_left == 1
+    assert recorded.active_requests == 0
     assert 0 < request.size < 1024 * 1024
 
 
 def test_recorder_records_http2_streams(begin: Begin) -> None:
-    bench, told = begin(WSGIFast(app_of([b"x"] * 100)), **HTTP2)
+    bench, recorded = begin(WSGIFast(app_of([b"x"] * 100)), **HTTP2)
     peer = Peer(bench)
     assert peer.get().status == 200
     assert peer.get().body == b"x" * 100
-    assert [(r.status, r.sent_as, r.size) for r in told.requests] == [(200, "joined", 100)] * 2
-    assert told.active_requests == 0
+    assert [(r.status, r.sent_as, r.size) for r in recorded.requests] == [(200, "joined", 100)] * 2
+    assert recorded.active_requests == 0
     assert [labels for _, labels, value in gauges(bench.server) if labels and value] == [("http2",)]
     bench.pass_time(1000)
     peer.run()
@@ -222,11 +215,11 @@ def _raise() -> Any:
 
 
 def test_recorder_counts_app_error_as_500(begin: Begin) -> None:
-    bench, told = begin(app_of(_raise))
+    bench, recorded = begin(app_of(_raise))
     client = bench.begin()
     assert client.read_response().status == 500
-    assert [request.status for request in told.requests] == [500]
-    assert told.active_requests == 0
+    assert [request.status for request in recorded.requests] == [500]
+    assert recorded.active_requests == 0
 
 
 def test_recorder_ignores_hijacked_connection(begin: Begin) -> None:
@@ -234,16 +227,16 @@ def test_recorder_ignores_hijacked_connection(begin: Begin) -> None:
         environ["gunicorn.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
         raise StopIteration
 
-    bench, told = begin(app)
+    bench, recorded = begin(app)
     bench.begin()
-    assert not told.requests
-    assert told.active_requests == 0
+    assert not recorded.requests
+    assert recorded.active_requests == 0
 
 
 def test_recorder_ignores_refused_request(begin: Begin) -> None:
-    bench, told = begin(app_of([b"abc"]))
+    bench, recorded = begin(app_of([b"abc"]))
     bench.begin(b"nonsense\r\n\r\n")
-    assert not told.requests
+    assert not recorded.requests
 
 
 def test_failing_metrics_back_end_costs_no_response(begin: Begin) -> None:
@@ -283,11 +276,11 @@ def test_opentelemetry_gets_thread_waits_once(
     Instruments(provider)
     for seconds in (0.2, 0.3):
         bench.server.counters.waits.add(seconds)
-    for _ in range(2):  # nothing is told twice
+    for _ in range(2):  # nothing is reported twice
         metric = exported(reader)["wsgifast.thread_wait"]
-        (told,) = metric.data.data_points
-        assert (metric.unit, told.count, told.sum) == ("s", 2, 0.5)
-        assert told.explicit_bounds == CATALOGUE["wsgifast_thread_wait_seconds"].bounds
+        (recorded,) = metric.data.data_points
+        assert (metric.unit, recorded.count, recorded.sum) == ("s", 2, 0.5)
+        assert recorded.explicit_bounds == CATALOGUE["wsgifast_thread_wait_seconds"].bounds
     provider.shutdown()
 
 
@@ -308,8 +301,8 @@ def test_ended_worker_reports_counters_only(make_bench: MakeBench) -> None:
     assert ends() == none
     collector.end("max_requests")
     assert ends() == {**none, "max_requests": 1}
-    told = {point.metric.name: point for point in collector.collect()}
-    assert "wsgifast_threads" not in told
-    wait = told["wsgifast_thread_wait_seconds"].value
+    recorded = {point.metric.name: point for point in collector.collect()}
+    assert "wsgifast_threads" not in recorded
+    wait = recorded["wsgifast_thread_wait_seconds"].value
     assert not isinstance(wait, (int, float))
     assert (wait.counts[0], sum(wait.counts), wait.total) == (5, 5, 0.0)

@@ -15,7 +15,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.bench import GET, PEER, Log, MakeBench, ask, hello
+from tests.workers.bench import GET, PEER, Log, MakeBench, app_of, ask, hello
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server.response import Response
 
@@ -115,10 +115,8 @@ class FailsToClose:
 
 
 def test_app_error_after_empty_body_sends_no_second_response(make_bench: MakeBench) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response("200 OK", [("Content-Length", "0")])
-        return FailsToClose(iter(()), ValueError("of the app"))
-
+    body = FailsToClose(iter(()), ValueError("of the app"))
+    app = app_of(body, "200 OK", ("Content-Length", "0"))
     raw = make_bench(app, keepalive=5).begin().read_to_end()
     assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
     assert raw.count(b"HTTP/1.1") == 1
@@ -233,12 +231,7 @@ def test_list_is_sent_in_one_call(
         write_all(response, blocks)
 
     monkeypatch.setattr(Response, "write_all", look)
-
-    def app(environ: dict[str, Any], start_response: Any) -> Any:
-        start_response("200 OK", [])
-        return kind([b"a", b"b"])
-
-    assert ask(make_bench(app))[2] == b"ab"
+    assert ask(make_bench(app_of(kind([b"a", b"b"]))))[2] == b"ab"
     assert calls == [kind([b"a", b"b"])]
 
 
