@@ -83,8 +83,6 @@ def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Recording]]:
     def make(
         app: Any, recorded: Recording | None = None, **options: Any
     ) -> tuple[Bench, Recording]:
-        app: Any, recorded: Recording | None = None, **options: Any
-    ) -> tuple[Bench, Recording]:
         bench = make_bench(app, **options)
         recorded = recorded or Recording()
         bench.worker._responses = ResponseRecorder(recorded, bench.log)
