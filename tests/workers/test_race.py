@@ -85,7 +85,7 @@ def _client(address: Address, seed: int, end: float, failures: list[str], done: 
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.parametrize("poller", POLLERS)
 def test_bodies_are_right_with_many_clients_at_once(poller: str) -> None:
-    with fast_worker(attributes={"poller": poller}) as server:
+    with fast_worker("--keep-alive=60", attributes={"poller": poller}) as server:
         before = stats(server)
         failures: list[str] = []
         done: list[int] = []
