@@ -182,7 +182,7 @@ class FileSender:
             await self._send(
                 {
                     "type": ZEROCOPYSEND,
-                    "file": fd if self.offers(PLANNED) else _Descriptor(fd),
+                    "file": fd if self.offers(PLANNED) else io.FileIO(fd, closefd=False),
                     "offset": offset,
                     "count": size,
                     "more_body": more_body,
@@ -386,18 +386,6 @@ class _NamedFile(NamedTuple):
     """The file as plan_file_body wants it."""
 
     name: str
-
-
-class _Descriptor:
-    """A descriptor as a file object, as "Zero Copy Send" of the ASGI specification asks for."""
-
-    __slots__ = ("_fd",)
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def fileno(self) -> int:
-        return self._fd
 
 
 _FIELDS = {

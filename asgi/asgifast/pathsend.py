@@ -109,25 +109,14 @@ class PathsendDecision(NamedTuple):
         return offered
 
 
-def decide_pathsend(app: Any, asked: bool | None = None) -> PathsendDecision:
-    """Decide whether an app is offered http.response.pathsend, and say why.
-
-    :param app: any ASGI app, or ASGIFast around one. Starlette makes its middleware at the first
-        request, or at the lifespan's start: before that its classes are looked at.
-    :param asked: the option `pathsend`, which decides if it is not None.
-    """
-    if _name_of(app) == _ASGIFAST:
-        decided: PathsendDecision = app.offer.decision
-        return decided
-    return Offer(app, asked).decision
-
-
 class Offer:
     """What an app is offered, decided when it is first asked for.
 
     It is decided again when the app has changed: a route was added, a stack of middleware made.
 
-    :param asked: see :func:`decide_pathsend`.
+    :param app: any ASGI app. Starlette makes its middleware at the first request, or at the
+        lifespan's start: before that its classes are looked at.
+    :param asked: the option `pathsend`, which decides if it is not None.
     :param always: extensions that the app is offered anyway.
     :ivar extensions: what was decided to offer; not to be changed.
     :ivar withheld: parts of paths below which only `always` is offered.

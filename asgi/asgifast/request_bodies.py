@@ -41,6 +41,14 @@ _THREAD_BYTES = 16 * 1024
 _OF_THE_CODED = (b"content-encoding", b"content-length", b"transfer-encoding")
 
 
+async def send_refusal(send: Send, error: RequestError) -> None:
+    """Answer a request in place of the app; its connection ends."""
+    _, headers, body = error.answer()
+    raw = raw_headers([*headers, ("Connection", "close")])
+    await send(response_start(error.status, raw))
+    await send(response_body(body))
+
+
 class Declared(NamedTuple):
     """What a request's head says of its body.
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from asgifast import ASGIFast
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Receive, Scope, Send
-from asgifast.pathsend import decide_pathsend
+from asgifast.pathsend import Offer
 from asgifast.protocols import response
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from fastapi import APIRouter, FastAPI
@@ -90,7 +90,7 @@ def starlette(folder: Path, *middleware: str, inner: tuple[str, ...] = ()) -> St
 
 
 def offered_to(app: ASGIApp) -> bool:
-    decision = decide_pathsend(app)
+    decision = app.pathsend_decision if isinstance(app, ASGIFast) else Offer(app).decision
     return decision.offered and not decision.withheld
 
 
@@ -162,7 +162,7 @@ def test_unknown_parts_are_not_offered_it(folder: Path) -> None:
         Starlette(routes=[Mount(f"/{n}", Counting(bare)) for n in range(100)]),
     )
     for app in apps:
-        decision = decide_pathsend(app)
+        decision = Offer(app).decision
         assert not decision.offered, app
         assert "pathsend=True" in decision.reason, decision
 
@@ -221,7 +221,7 @@ def test_endpoints_that_may_wrap_send_are_not_offered_it(folder: Path) -> None:
     apps.append(Starlette(routes=[Route("/", failing)], exception_handlers={LookupError: on_error}))
     apps.append(fast)
     for app in apps:
-        decision = decide_pathsend(app)
+        decision = Offer(app).decision
         assert not decision.offered or decision.withheld == ("/file",), app
     assert offered_to(Starlette(routes=[Route("/file", plain)]))
 
@@ -246,7 +246,7 @@ def test_it_is_withheld_below_an_unknown_mount_alone(folder: Path) -> None:
         Route("/raw/{name}", shared),
     ]
     app = Starlette(routes=routes, middleware=[BEARING["CORS"]])
-    decision = decide_pathsend(app)
+    decision = Offer(app).decision
     assert decision.withheld == ("/deep", "/raw/", "/unknown")
     assert "below /deep as bytes, since tests.asgi.layers.Counting is not known" in decision.reason
     asked = ("/unknown/x", "/inner/deep/x", "/raw/x", "/known", "/inner/known")
@@ -269,7 +269,7 @@ def test_frameworks_as_they_come_are_offered_it(folder: Path) -> None:
     router = Router(routes=routes(folder))
     api.include_router(_included())
     for app in (api, sub, router, StaticFiles(directory=folder), Starlette()):
-        decision = decide_pathsend(app)
+        decision = Offer(app).decision
         assert decision.offered, decision
         assert decision.zerocopy
         assert "pathsend=False" in decision.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 from asgifast.coalescing import COALESCED_BYTES
@@ -169,8 +170,9 @@ class Keeping:
         self.transport = transport
         self.message = message
         self.turns = turns
-        transport.keep(self)
-        transport.keep(self)  # has no effect
+        stand_in: Any = self
+        transport.keep(stand_in)
+        transport.keep(stand_in)  # has no effect
 
     def end_turn(self) -> bool:
         self.turns -= 1

@@ -1,1 +1,1 @@
-"""What the protocols for uvicorn and for gunicorn share: transport, sendfile, responses."""
+"""What the protocols for uvicorn share: transport, sendfile, responses, request bodies."""

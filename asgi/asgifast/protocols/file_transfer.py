@@ -70,23 +70,9 @@ class FileTransfer:
 
     # Thousands may wait for their clients.
     __slots__ = (
-        # Up to here the file was found in memory.
-        "_cached_to",
-        "_end",
-        "_error",
-        "_fd",
-        "_head",
-        "_loop",
-        "_offset",
-        "_owner",
-        "_segment",
-        "_sock",
-        "_timer",
-        "_waiter",
-        "_waiting_since",
-        "_was_quick",
-        "_watched",
-    )
+        "_cached_to", "_end", "_error", "_fd", "_head", "_loop", "_offset", "_owner", "_segment",
+        "_sock", "_timer", "_waiter", "_waiting_since", "_was_quick", "_watched",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -103,6 +89,7 @@ class FileTransfer:
         self._segment = segment
         self._fd, self._offset, size = segment
         self._end = self._offset + size
+        # Up to here the file was found in memory.
         self._cached_to = 0
         self._waiter: asyncio.Future[Progress] | None = None
         self._waiting_since = 0.0

@@ -23,7 +23,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import SendfileUnavailable
@@ -32,23 +32,14 @@ from ..coalescing import COALESCED_BYTES
 from .file_transfer import CAN_WATCH, FileTransfer, Progress
 from .receiving import linger
 
+if TYPE_CHECKING:
+    from .response import Response
+
 # Sends the rest of what was begun; called once, or never.
 Rest = Callable[[], Awaitable[None]]
 
 # This much of a large write is copied behind coalesced data, so that both leave in one packet.
 _LEAD_BYTES = 16 * 1024
-
-
-class Kept(Protocol):
-    """A response that holds messages back."""
-
-    def end_turn(self) -> bool:
-        """Count a turn of the loop; return whether they are best held for another one."""
-        ...
-
-    def release(self) -> None:
-        """Write what is held."""
-        ...
 
 
 class CoalescingTransport(asyncio.Transport):
@@ -64,21 +55,9 @@ class CoalescingTransport(asyncio.Transport):
 
     # Every connection has one, idle or not.
     __slots__ = (
-        "_drain_waiter",
-        "_file",
-        "_kept",
-        "_loop",
-        "_pending",
-        "_size",
-        "_turn_scheduled",
-        "can_sendfile",
-        "flush_follows",
-        "is_closing",
-        "is_receiving",
-        "may_grow",
-        "real",
-        "unsent",
-    )
+        "_drain_waiter", "_file", "_kept", "_loop", "_pending", "_size", "_turn_scheduled",
+        "can_sendfile", "flush_follows", "is_closing", "is_receiving", "may_grow", "real", "unsent",
+    )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.real = transport
@@ -93,7 +72,7 @@ class CoalescingTransport(asyncio.Transport):
         self._turn_scheduled = False
         self.flush_follows = False
         # Over HTTP/1 one at most.
-        self._kept: tuple[Kept, ...] = ()
+        self._kept: tuple[Response, ...] = ()
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self.may_grow: bool | None = None
@@ -134,8 +113,8 @@ class CoalescingTransport(asyncio.Transport):
         for data in list_of_data:
             self.write(data)
 
-    def keep(self, response: Kept) -> None:
-        """Have a response called when the loop's turn ends."""
+    def keep(self, response: Response) -> None:
+        """Have a response, which holds messages back, called when the loop's turn ends."""
         if response not in self._kept:
             self._kept += (response,)
         if not self._turn_scheduled:

@@ -15,16 +15,7 @@ from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGI
 from wsgifast.sockets.client_limits import HEAD_TIMEOUT_S, LIMITS, limits_of_environment
 
 from ..exporting import figures, instrumented
-from ..messages import (
-    COALESCING,
-    UNKNOWN_PATHSEND,
-    ASGIApp,
-    Receive,
-    Scope,
-    Send,
-    response_body,
-    response_start,
-)
+from ..messages import COALESCING, UNKNOWN_PATHSEND, ASGIApp, Receive, Scope, Send
 from ..pathsend import Offer
 from ..protocols.receiving import (
     ConnectionLoop,
@@ -34,7 +25,7 @@ from ..protocols.receiving import (
 )
 from ..protocols.response import Response, logger
 from ..protocols.transport import CoalescingTransport
-from ..request_bodies import declared
+from ..request_bodies import declared, send_refusal
 from ..whole_responses import UVICORN
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
@@ -132,13 +123,7 @@ def _served_by(app: Any, pathsend: bool | None) -> _Served:
 
 
 async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
-    text = b"Invalid HTTP request received."
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", b"%d" % len(text)),
-    ]
-    await send(response_start(400, headers))
-    await send(response_body(text))
+    await send_refusal(send, RequestError(400, "Invalid HTTP request received."))
 
 
 # Class attributes that a subclass may set.
@@ -297,10 +282,7 @@ class FileSending(_Base):
         """Answer a request in place of the app, or break off the response that it has begun."""
         figures.refused[error.status] += 1
         if not cycle.response_started and not cycle.disconnected:
-            _, headers, body = error.answer()
-            raw = [(name.lower().encode(), value.encode()) for name, value in headers]
-            await cycle.send(response_start(error.status, [*raw, (b"connection", b"close")]))
-            await cycle.send(response_body(body))
+            await send_refusal(cycle.send, error)
         self._end_request(cycle)
 
     def _end_request(self, cycle: Any) -> None:
