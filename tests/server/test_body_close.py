@@ -130,6 +130,8 @@ def test_body_is_closed_once_at_each_end(
     wait_until_closed(bench, watched)
     if end != "read":
         assert client.is_in(CLOSED)
+        bench.pass_time(100)
+        assert watched.closed == 1
         return
     assert len(received) > LARGE
     client.run(GET)

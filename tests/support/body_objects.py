@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -44,7 +46,11 @@ METHODS = (
     "__next__", "seek", "tell", "fileno", "getvalue", "getbuffer", "close", "name", "peek",
     "__len__", "__getitem__", "__getattr__", "seekable", "readable", "write",
 )  # fmt: skip
-BASES = ("BytesIO", "FileIO", "BufferedReader", "BufferedRandom", "Spooled", "Rolled", "Gzip")
+BASES: dict[str, Any] = {
+    "BytesIO": io.BytesIO, "FileIO": io.FileIO, "BufferedReader": io.BufferedReader,
+    "BufferedRandom": io.BufferedRandom, "Spooled": tempfile.SpooledTemporaryFile,
+    "Rolled": tempfile.SpooledTemporaryFile, "Gzip": gzip.GzipFile,
+}  # fmt: skip
 OTHERS = (
     "raw with methods", "named temporary", "temporary wrapper", "delegating", "decoding",
     "sequence", "list", "bytes", "generator", "dict", "plain",
@@ -189,26 +195,26 @@ def _filled(file: Any, content: bytes) -> Any:
     return file
 
 
+def _give(file: Any, methods: dict[str, Any]) -> Any:
+    """Set methods of an object alone, where that is possible."""
+    for name, value in methods.items():
+        with contextlib.suppress(AttributeError, TypeError):  # a property
+            setattr(file, name, value.__get__(file) if callable(value) else value)
+    return file
+
+
 def _standard(spec: Spec, closed: list[int]) -> Any:
     """A file of a class that inherits from one of Python's, or of that class itself."""
     content, path = CONTENTS[spec.content], path_of(spec.content)
-    bases: dict[str, Any] = {
-        "BytesIO": io.BytesIO, "FileIO": io.FileIO, "BufferedReader": io.BufferedReader,
-        "BufferedRandom": io.BufferedRandom, "Spooled": tempfile.SpooledTemporaryFile,
-        "Rolled": tempfile.SpooledTemporaryFile, "Gzip": gzip.GzipFile,
-    }  # fmt: skip
-    base = bases[spec.kind]
-    kind = base
+    kind = base = BASES[spec.kind]
     if spec.on_class:
         kind = type("Own", (base,), _own_methods(base, spec.on_class, spec, closed))
     if spec.kind == "BytesIO":
         file = kind(content)
     elif spec.kind == "FileIO":
         file = kind(path)
-    elif spec.kind == "BufferedReader":
-        file = kind(io.FileIO(path))
-    elif spec.kind == "BufferedRandom":
-        file = kind(io.FileIO(path, "r+"))
+    elif spec.kind in ("BufferedReader", "BufferedRandom"):
+        file = kind(io.FileIO(path, "r" if spec.kind == "BufferedReader" else "r+"))
     elif spec.kind == "Gzip":
         file = kind(fileobj=io.BytesIO(gzip.compress(content, 1)))
     else:
@@ -216,20 +222,7 @@ def _standard(spec: Spec, closed: list[int]) -> Any:
         base.write(file, content)
         base.seek(file, 0)
     base.read(file, spec.position)
-    for name, value in _own_methods(base, spec.on_instance, spec, closed).items():
-        try:
-            setattr(file, name, value.__get__(file) if callable(value) else value)
-        except (AttributeError, TypeError):
-            pass  # a property
-    return file
-
-
-class Plain:
-    """An object that has what it is given."""
-
-    def __init__(self, methods: dict[str, Any]) -> None:
-        for name, value in methods.items():
-            setattr(self, name, value)
+    return _give(file, _own_methods(base, spec.on_instance, spec, closed))
 
 
 class Delegating:
@@ -282,33 +275,31 @@ class OwnBytes(bytes):
         return iter([b"iterated:", bytes(self)])
 
 
-def _temporary_wrapper(spec: Spec, closed: list[int], methods: tuple[str, ...]) -> Any:
-    base: Any = _Seeker(lambda owner: owner.file)
-    kind = type("Own", (tempfile._TemporaryFileWrapper,), _own_methods(base, methods, spec, closed))
+def _raw_with_methods(spec: Spec, closed: list[int]) -> Any:
+    methods = _own_methods(io.FileIO, spec.on_class, spec, closed)
+    return io.BufferedReader(type("OwnRaw", (io.FileIO,), methods)(path_of(spec.content)))
+
+
+def _named_temporary(spec: Spec, closed: list[int]) -> Any:
+    file = _filled(tempfile.NamedTemporaryFile(), CONTENTS[spec.content])
+    base = _Seeker(lambda owner: owner.file)
+    return _give(file, _own_methods(base, spec.on_instance, spec, closed))
+
+
+def _temporary_wrapper(spec: Spec, closed: list[int]) -> Any:
+    methods = _own_methods(_Seeker(lambda owner: owner.file), spec.on_class, spec, closed)
     file = open(path_of(spec.content), "rb")
-    return kind(file, file.name, delete=False)
+    return type("Own", (tempfile._TemporaryFileWrapper,), methods)(file, file.name, delete=False)
 
 
 def _object(spec: Spec, closed: list[int]) -> Any:
     content, change = CONTENTS[spec.content], TRANSFORMS[spec.transform]
-    if spec.kind in BASES:
-        return _standard(spec, closed)
-    if spec.kind == "raw with methods":
-        methods = _own_methods(io.FileIO, spec.on_class, spec, closed)
-        return io.BufferedReader(type("OwnRaw", (io.FileIO,), methods)(path_of(spec.content)))
-    if spec.kind == "named temporary":
-        file = _filled(tempfile.NamedTemporaryFile(), content)
-        for name, value in _own_methods(
-            _Seeker(lambda owner: owner.file), spec.on_instance, spec, closed
-        ).items():
-            setattr(file, name, value.__get__(file) if callable(value) else value)
-        return file
-    if spec.kind == "temporary wrapper":
-        return _temporary_wrapper(spec, closed, spec.on_class)
-    if spec.kind == "plain":
-        return Plain({"read": io.BytesIO(content).read})
     pieces = [content[:7], content[7:]]
     made: dict[str, Callable[[], Any]] = {
+        "raw with methods": lambda: _raw_with_methods(spec, closed),
+        "named temporary": lambda: _named_temporary(spec, closed),
+        "temporary wrapper": lambda: _temporary_wrapper(spec, closed),
+        "plain": lambda: SimpleNamespace(read=io.BytesIO(content).read),
         "delegating": lambda: Delegating(io.BytesIO(content), change),
         "decoding": lambda: Decoding(content, change),
         "sequence": lambda: Sequence(pieces),
@@ -317,12 +308,7 @@ def _object(spec: Spec, closed: list[int]) -> Any:
         "generator": lambda: (piece for piece in pieces),
         "dict": lambda: {b"one": 1, b"two": 2},
     }
-    return made[spec.kind]()
-
-
-class Upper(wsgiref.util.FileWrapper):
-    def __next__(self) -> bytes:
-        return super().__next__().upper()
+    return _standard(spec, closed) if spec.kind in BASES else made[spec.kind]()
 
 
 def _close_renamed(self: Any) -> None:
