@@ -6,14 +6,16 @@
     python -m loadtests instructions.                what a request costs, counted by valgrind
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
-    python -m loadtests compress. --link 20          compression, over a link of 20 Mbit/s
+    python -m loadtests compress.                    compression beside its peers
+    python -m loadtests compress-link. --link 20     the same over a link of 20 Mbit/s
     python -m loadtests upload.                      uploads, by Locust; the frameworks' parsers
     python -m loadtests upload.large --link 200      others beside a large one over such a link
 
 A KEY selects rows; --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
 run replaces the rows that it measured and keeps the others. Contenders take turns. `all` excludes
-the rows of the last six lines, whose figures are not published. Behind a link is Locust alone, so
-rows of other clients mean nothing there; where none can be made, a line says so and nothing runs.
+the rows of the last seven lines; those of `compress.` and over a link are published even so. Behind
+a link is Locust alone, so rows of other clients mean nothing there; where none can be made, a line
+says so and nothing runs.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from . import (
     uploads,
     wsgi,
 )  # fmt: skip
+from .bench import LINKS
 from .field_reports import coalescing, mail, receive
 from .link import ADDRESS, NoLink, link
 from .payloads import REPORTS
@@ -52,14 +55,18 @@ PROFILES = {
     "quick": Profile(0.3, noise=True),
     "release": Profile(1.0, row_seconds=300.0, full=True, noise=True),
 }
+# What takes longer than all the rest, or a link.
+APART = [
+    compress.compress_table(wsgi.LOCUST), compress.compress_table(wsgi.LOCUST, "compress-link"),
+    slow.upload_table(wsgi.LOCUST),
+]  # fmt: skip
 UNPUBLISHED = [
-    instructions.TABLE, leaks.TABLE, replaced.TABLE, compress.compress_table(wsgi.LOCUST),
-    uploads.upload_table(wsgi.LOCUST), slow.upload_table(wsgi.LOCUST),
+    instructions.TABLE, leaks.TABLE, replaced.TABLE, uploads.upload_table(wsgi.LOCUST),
 ]  # fmt: skip
 
 
 def tables() -> list[Table]:
-    """The tables whose figures are published, from bodies to servers."""
+    """The tables of `all`, from bodies to servers; published as APART is."""
     return [
         *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
         *slow.TABLES, released.TABLE, peers.TABLE,
@@ -87,9 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option(parser, "--strict", help=strict)
     given = parser.parse_args(arguments)
     keys = [key for key in given.keys if key != "all"]
-    kept = chosen([*tables(), *UNPUBLISHED], keys) if keys else tables()
+    kept = chosen([*tables(), *APART, *UNPUBLISHED], keys) if keys else tables()
     if not kept:
         parser.error(f"no key contains {' or '.join(keys)}; --list lists the keys")
+    if not given.link and not given.list:
+        kept = [table for table in kept if table.name not in LINKS]
+        if not kept:
+            parser.error(f"{' '.join(keys)}: add --link MBIT, the link's rate")
     if given.list:
         print("\n".join(f"{row.key:32} {row.title}" for table in kept for row in table.rows))
         return 0

@@ -1,7 +1,7 @@
 """Compression beside its peers: an app without it, with the best peer, and with ours.
 
     python -m loadtests compress.                             over loopback: what it costs
-    python -m loadtests compress. --link 20                   over a link of 20 Mbit/s
+    python -m loadtests compress-link. --link 20              over a link of 20 Mbit/s
     python -m loadtests compress.json.zstd --profile release
 
 Locust asks over four connections that stay open. Ours is without padding, which the peers do not
@@ -19,7 +19,7 @@ from wsgifast.commands.bench.locust_client import Locust
 from wsgifast.commands.bench.serving import gunicorn
 from wsgifast.commands.bench.tables import Client, Load, Row, Server, Table, Task, Unit
 
-from .bench import FAST, Side, row, table, unavailable
+from .bench import FAST, LINKS, Side, row, table, unavailable
 from .servers import uvicorn
 
 _CODINGS = ("zstd", "br", "gzip")
@@ -38,19 +38,20 @@ RESPONSES = Unit(
 )  # fmt: skip
 
 
-def compress_table(locust: Locust) -> Table:
+def compress_table(locust: Locust, name: str = "compress") -> Table:
     """All of it; the client is Locust, which may be behind a link."""
     rows = [
-        _row(kind, body, coding, locust)
+        _row(f"{name}.{kind}", kind, body, coding, locust)
         for kind in _PEERS
         for body in _BODIES
         for coding in _CODINGS
     ]
-    return table("compress", "Compression", rows)
+    where = f" over a link of {LINKS[name]} Mbit/s" if name in LINKS else ""
+    return table(name, f"Compression{where}", rows)
 
 
-def _row(kind: str, body: str, coding: str, locust: Locust) -> Row:
-    key = f"compress.{kind}.{body.partition('.')[0]}.{coding}"
+def _row(begin: str, kind: str, body: str, coding: str, locust: Locust) -> Row:
+    key = f"{begin}.{body.partition('.')[0]}.{coding}"
     title = f"{_BODIES[body]}, {coding}"
     return row(
         key, title, _sides(kind), f"/{body}", RESPONSES, _with_its_bytes(locust),

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadtests.bench import LINKS
 from loadtests.payloads import REPORTS
 from wsgifast.commands.bench.report import Grid, grids, machine
 from wsgifast.commands.terminal import cell_text
@@ -41,7 +42,7 @@ PAGES = {
     "bodies": ("What an app returns", ("demo", "frameworks")),
     "fastworker": ("FastWorker", ("worker", "metrics", "jit")),
     "peers": ("Beside other servers", ("peers", "released")),
-    "slow-clients": ("Slow clients", ("slow", "slow-attack")),
+    "slow-clients": ("Slow clients", ("slow", "slow-attack", "upload-link")),
     "files": ("Static files and Django", ("static-files", "django-files", "django-start")),
     "asgi": ("ASGI", ("asgi", "asgi-others", "asgi-middleware")),
     "compression": ("Compression", ("compress", "compress-link")),
@@ -61,9 +62,9 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
-    from loadtests.__main__ import tables
+    from loadtests.__main__ import APART, tables
 
-    publish(tables())
+    publish([*tables(), *APART])
 
 
 def publish(known: Sequence[Table]) -> None:
@@ -218,9 +219,13 @@ def _section(name: str, table: Published) -> Iterator[str]:
         yield chart
     for when, run in table.runs.items():
         rows = table.of_run(when)
-        yield _run(when, run, _arguments(name, table.rows, rows))
+        yield _run(when, run, [*_arguments(name, table.rows, rows), *_link(name)])
         rounds = run["profile"]["rounds"]
         yield from map(_markdown, grids({k: _with_rounds(row, rounds) for k, row in rows.items()}))
+
+
+def _link(table: str) -> list[str]:
+    return [f"--link {LINKS[table]}"] if table in LINKS else []
 
 
 def _run(when: str, run: Mapping[str, Any], keys: Sequence[str]) -> str:

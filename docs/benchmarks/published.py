@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from loadtests.bench import LINKS
 from wsgifast.commands.bench.results import Ratio
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def take_in(
         among them is not published.
     """
     tables = {row.key: table for table in known for row in table.rows}
-    for path in sorted(reports.glob("*/*.json")):
+    over_links = [f"*/{rate}-mbit/{name}.json" for name, rate in LINKS.items()]
+    for path in sorted(p for glob in ("*/*.json", *over_links) for p in reports.glob(glob)):
         taken, kept, unknown = [], [], []
         for key, row in json.loads(path.read_text())["rows"].items():
             if key not in tables:
