@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -172,6 +173,21 @@ def test_json_log_writes_to_stdout_by_default(settings: Config, tmp_path: Any) -
     settings.set("logconfig_dict", {"loggers": {"gunicorn.access": {"level": "INFO"}}})
     JSONLogger(settings)
     assert settings.accesslog is None
+
+
+def test_error_log_is_json_with_a_traceback_in_one_field(settings: Config, tmp_path: Path) -> None:
+    settings.set("errorlog", str(tmp_path / "errors"))
+    log = JSONLogger(settings)
+    log.info("started %d", 1)
+    try:
+        raise ValueError("the\nreason")
+    except ValueError:
+        log.exception("failed")
+    started, failed = map(json.loads, (tmp_path / "errors").read_text().splitlines())
+    assert started.pop("time").endswith("Z")
+    assert started == {"level": "INFO", "process.pid": os.getpid(), "message": "started 1"}
+    assert (failed["level"], failed["message"]) == ("ERROR", "failed")
+    assert failed["exception.stacktrace"].endswith("ValueError: the\nreason")
 
 
 def test_json_log_keeps_statsd_counters(settings: Config, monkeypatch: pytest.MonkeyPatch) -> None:
