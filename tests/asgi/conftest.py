@@ -1,23 +1,82 @@
-"""Files and servers that the ASGI tests share."""
+"""Loops, files and servers that the ASGI tests share."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
+from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 
+from tests.support.process import open_descriptors
 from tests.support.servers import LiveServer
 
 from .blocking import watch
-from .servers import asgi_server
+from .layers import TEXT
+from .protocols import LARGE_BYTES
+from .servers import BARE, asgi_server
+from .support import DATA
+from .transports import FILE_BYTES
+
+LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "asyncio": ("asyncio", {"use_uvloop": False}),
+    "uvloop": ("asyncio", {"use_uvloop": True}),
+    "trio": ("trio", {}),
+}
 
 # By their commands: one for each of the ways in which ours are had. A fork of what has imported
 # everything does not show what is imported too late.
 STARTED_ANEW = ("ours-httptools-uvloop", "ours-gunicorn-uvicorn")
 # More than the send buffer, a window of sendfile and a read's block; and no multiple of any.
-LARGE_BYTES = 5 * 1024 * 1024 + 12_345
+_LARGE_BYTES = 5 * 1024 * 1024 + 12_345
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on an event loop of its own: asyncio's, or that of `loop`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = pyfuncitem.funcargs
+    arguments = {name: given[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def bounded() -> None:
+        with anyio.fail_after(60):
+            await pyfuncitem.obj(**arguments)
+
+    backend, options = LOOPS[str(given.get("loop", "asyncio"))]
+    anyio.run(bounded, backend=backend, backend_options=options)
+    return True
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request: pytest.FixtureRequest) -> str:
+    """The name of the event loop that a coroutine test runs on."""
+    return str(request.param)
+
+
+@pytest.fixture(params=[H11Protocol, HttpToolsProtocol], ids=["h11", "httptools"])
+def protocol(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def no_descriptor_is_left() -> Iterator[None]:
+    _open_those_of_libuv()
+    before = open_descriptors()
+    yield
+    assert open_descriptors() <= before
+
+
+@functools.cache
+def _open_those_of_libuv() -> None:
+    """uvloop's first loop opens descriptors that stay."""
+    anyio.run(anyio.sleep, 0, backend_options={"use_uvloop": True})
 
 
 @pytest.fixture(autouse=True)
@@ -29,27 +88,75 @@ def blocking_calls() -> Iterator[list[str]]:
     assert not found, "\n".join(found)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """The path of a small file."""
+    (tmp_path / "file").write_bytes(DATA)
+    return str(tmp_path / "file")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """The path of a file of 3,000,000 random bytes."""
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(LARGE_BYTES))
+    return path
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    """A descriptor of a file that is larger than the socket buffers of both sides together."""
+    (tmp_path / "file").write_bytes(os.urandom(FILE_BYTES))
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with files of sizes around every threshold; large.txt has random bytes."""
     folder = tmp_path_factory.mktemp("files")
     source = random.Random(7)
-    (folder / "large").write_bytes(source.randbytes(LARGE_BYTES))
+    (folder / "large").write_bytes(source.randbytes(_LARGE_BYTES))
     for size in (0, 1, 1024, 65_535, 65_536, 65_537, 262_144, 262_145, 1_048_577):
         (folder / f"size-{size}").write_bytes(source.randbytes(size))
     return folder
 
 
 @pytest.fixture(scope="module")
-def fast_server(request: pytest.FixtureRequest, files: Path) -> Iterator[LiveServer]:
-    """The test app wrapped in ASGIFast, on the server of the parameter's name."""
-    forked = request.param not in STARTED_ANEW
-    with asgi_server(request.param, "tests.asgi.app:fast", files, forked=forked) as server:
-        yield server
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files of a text: text.txt, which can be compressed, and small.txt."""
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "text.txt").write_bytes(TEXT)
+    (folder / "small.txt").write_bytes(b"small")
+    return folder
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, files: Path) -> Iterator[LiveServer]:
-    """The test app as it is, on the server of the parameter's name."""
-    with asgi_server(request.param, "tests.asgi.app:app", files) as server:
+def folder(files: Path) -> Path:
+    """The folder whose files `server` serves; a module may have another."""
+    return files
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """What `server` has in its environment; a module may have more."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def server(
+    request: pytest.FixtureRequest, folder: Path, environment: dict[str, str]
+) -> Iterator[LiveServer]:
+    """The test app on the server of the parameter's name: in ASGIFast; as it is on "bare NAME"."""
+    name = request.param.removeprefix("bare ")
+    app = "tests.asgi.app:app" if request.param in BARE else "tests.asgi.app:fast"
+    forked = request.param not in STARTED_ANEW
+    with asgi_server(name, app, folder, env=environment, forked=forked) as server:
         yield server
+
+
+@pytest.fixture
+def is_bare(request: pytest.FixtureRequest) -> bool:
+    """Whether the app of `server` is not in ASGIFast."""
+    return request.node.callspec.params["server"] in BARE

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import uvicorn
-from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from asgifast.messages import ASGIApp
 from uvicorn.server import ServerState
 
-from tests.support.http2 import Client
+from tests.support.http2 import Answer, Client
 
 pytest.importorskip("zttp", reason="zttp is not installed (Python 3.11 or newer): pip install zttp")
 pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicorn has no zttp")
@@ -91,29 +91,42 @@ class Wire:
     def resume_reading(self) -> None:
         self.is_paused = False
 
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Go on until a condition holds."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self.pump()
+                await asyncio.sleep(0)
+
+    async def answer(self, stream: int) -> Answer:
+        """Go on until a response has ended."""
+        answer = self.client.answers[stream]
+        await self.until(lambda: answer.ended)
+        return answer
+
+    async def reset(self, stream: int) -> Answer:
+        """Go on until a stream is reset."""
+        answer = self.client.answers[stream]
+        await self.until(lambda: answer.reset is not None)
+        return answer
+
 
 @asynccontextmanager
-async def connected(app: ASGIApp, client: Client) -> AsyncIterator[Wire]:
+async def connected(app: ASGIApp, **options: Any) -> AsyncIterator[tuple[Wire, Client]]:
+    """Run an app under zttp's protocol; the client has these options."""
     config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
     config.load()
     state = ServerState()
+    client = Client(**options)
     wire = Wire(client)
     wire.protocol = ZttpH2Protocol(config=config, server_state=state, app_state={})
     wire.protocol.connection_made(wire)
     client.begin()
     wire.pump()
-    yield wire
+    yield wire, client
     wire.protocol.connection_lost(None)
     async with asyncio.timeout(PATIENCE_S):
         while state.tasks:
-            await asyncio.sleep(0)
-
-
-async def settled(condition: Callable[[], object], wire: Wire) -> None:
-    """Go on until a condition holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            wire.pump()
             await asyncio.sleep(0)
 
 
@@ -125,22 +138,3 @@ async def stands_still(measure: Callable[[], int]) -> int:
         now = measure()
         same, last = (same + 1 if now == last else 0), now
     return last
-
-
-def start(size: int | None = None) -> Message:
-    headers = [] if size is None else [(b"content-length", b"%d" % size)]
-    return {"type": "http.response.start", "status": 200, "headers": headers}
-
-
-def part(data: bytes, more: bool = True) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def sending(messages: list[Message], said: list[str] | None = None) -> ASGIApp:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for message in messages:
-            await send(message)
-            if said is not None:
-                said.append(message["type"])
-
-    return app

@@ -1,13 +1,16 @@
-"""Middleware that knows http.response.pathsend, that does not, and that changes bodies."""
+"""Middleware that knows http.response.pathsend, or does not, or changes bodies; and apps in it."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from asgifast import ASGIFast
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.cors import CORSMiddleware
@@ -15,9 +18,14 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-__all__ = ["BEARING", "MIDDLEWARE", "NOT_BEARING", "Counting", "adds_a_header"]
+__all__ = [
+    "BEARING", "MIDDLEWARE", "NOT_BEARING", "TEXT", "Counting", "adds_a_header", "bare", "routes",
+    "starlette",
+]  # fmt: skip
 
 
 async def adds_a_header(request: Request, call_next: RequestResponseEndpoint) -> Response:
@@ -193,8 +201,43 @@ NOT_BEARING: dict[str, Middleware] = {
     "OwnCORS": Middleware(OwnCORS),
     "wrapping_function": Middleware(wrapping_function),
 }
-MIDDLEWARE: dict[str, Middleware] = {
-    **BEARING,
-    **NOT_BEARING,
-    "ASGIFast": Middleware(ASGIFast),
-}
+MIDDLEWARE: dict[str, Middleware] = {**BEARING, **NOT_BEARING, "ASGIFast": Middleware(ASGIFast)}
+
+
+TEXT = b"".join(b"line %d of a text that can be compressed\n" % n for n in range(9000))
+
+
+def routes(folder: Path) -> list[Any]:
+    async def file(request: Request) -> Response:
+        return FileResponse(folder / request.path_params["name"])
+
+    def json(request: Request) -> Response:
+        return JSONResponse({"json": "x" * 2000})
+
+    def stream(request: Request) -> Response:
+        return StreamingResponse(iter([b"a" * 1000, b"b" * 1000]))
+
+    class Endpoint(HTTPEndpoint):
+        async def get(self, request: Request) -> Response:
+            return FileResponse(folder / "text.txt", headers={"X-Endpoint": "1"})
+
+    return [
+        Route("/file/{name}", file),
+        Route("/json", json),
+        Route("/stream", stream),
+        Route("/endpoint", Endpoint),
+        Mount("/static", StaticFiles(directory=folder)),
+    ]
+
+
+def starlette(folder: Path, *middleware: str, inner: tuple[str, ...] = ()) -> Starlette:
+    """An app with middleware around it, and around an app that is mounted in it at /inner."""
+    mounted = Starlette(routes=routes(folder), middleware=[MIDDLEWARE[each] for each in inner])
+    return Starlette(
+        routes=[*routes(folder), Mount("/inner", mounted)],
+        middleware=[MIDDLEWARE[each] for each in middleware],
+    )
+
+
+async def bare(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError

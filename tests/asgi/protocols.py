@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
-import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import uvicorn
-import uvloop
 from asgifast.messages import ASGIApp, Receive, Scope, Send
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from asgifast.uvicorn.protocol import FileSending
 from asgifast.whole_responses import UVICORN
 from uvicorn.server import ServerState
 
-from tests.support.process import open_descriptors
+from tests.support.tls import server_context
 
-PATHSEND = "http.response.pathsend"
-ZEROCOPYSEND = "http.response.zerocopysend"
 # Far more than all buffers between an app and a client that reads nothing.
 TOO_MUCH = 30_000_000
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -34,32 +29,6 @@ LARGE_BYTES = 3_000_000
 is_sent_whole = pytest.mark.skipif(
     uvicorn.__version__ not in UVICORN.known_send, reason="this uvicorn's send() is another one"
 )
-
-
-@pytest.fixture(params=[H11Protocol, HttpToolsProtocol], ids=["h11", "httptools"])
-def protocol(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    path = tmp_path / "large"
-    path.write_bytes(os.urandom(LARGE_BYTES))
-    return path
-
-
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    _open_those_of_libuv()
-    before = open_descriptors()
-    yield
-    assert open_descriptors() <= before
-
-
-@functools.cache
-def _open_those_of_libuv() -> None:
-    """Its first loop opens descriptors that stay."""
-    uvloop.run(asyncio.sleep(0))
 
 
 class Client:
@@ -103,11 +72,39 @@ class Client:
             data += part
         return bytes(data)
 
+    async def ask(self, request: bytes = GET) -> bytes:
+        """Send a request; return the head of its response."""
+        await self.send(request)
+        return await self.until(b"\r\n\r\n")
+
+    async def body(self, size: int) -> bytes:
+        """The body of a response, behind its head."""
+        await self.until(b"\r\n\r\n")
+        return await self.exactly(size)
+
+    async def chunks(self) -> list[bytes]:
+        """The chunks of a body, to its end."""
+        found = []
+        while size := int(await self.until(b"\r\n"), 16):
+            found.append(await self.exactly(size))
+            assert await self.exactly(2) == b"\r\n"
+        assert await self.exactly(2) == b"\r\n"
+        return found
+
     async def hello(self) -> None:
         """What went before has left the connection as it should be."""
         await self.send(HELLO)
         answer = await self.until(b"hello")
         assert answer.startswith(b"HTTP/1.1 200 "), answer
+
+
+PROTOCOLS: dict[str, Any] = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
+if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
+    from asgifast.uvicorn import ZttpProtocol
+
+    PROTOCOLS["zttp"] = ZttpProtocol
+# With zttp, where the fixture `protocol` has the two that are always there.
+each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list(PROTOCOLS))
 
 
 @asynccontextmanager
@@ -155,6 +152,53 @@ async def serving(
             await asyncio.wait_for(_all_over(state), 60)
 
 
+@asynccontextmanager
+async def serving_over_tls(protocol: Any, app: ASGIApp) -> AsyncIterator[tuple[Any, ServerState]]:
+    """The app on a port, which is given with the server's state; no callback of the loop fails."""
+    failed: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: failed.append(context))
+    config = uvicorn.Config(app, log_config=None, proxy_headers=False, lifespan="off")
+    config.load()
+    state = ServerState()
+    server = await loop.create_server(
+        lambda: protocol(config=config, server_state=state, app_state={}),
+        "127.0.0.1",
+        ssl=server_context(),
+    )
+    async with server:
+        yield server.sockets[0].getsockname(), state
+        while state.connections:
+            await asyncio.sleep(0)
+    assert not failed
+
+
+async def served(
+    protocol: Any, app: ASGIApp, path: str, headers: dict[str, str]
+) -> tuple[int, dict[str, str], bytes] | None:
+    """What a client has of a response, headers in lower case; None if it broke off."""
+    lines = [f"GET {path} HTTP/1.1", "Host: a", "Connection: close"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    async with serving(protocol, app, pathsend=None) as client:
+        await client.send("\r\n".join([*lines, "", ""]).encode())
+        answer = await asyncio.wait_for(client.to_end(), 60)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *fields = head.decode("latin-1").split("\r\n")
+    found = {name.lower(): value.strip() for name, _, value in (f.partition(":") for f in fields)}
+    if "transfer-encoding" in found:
+        data, left = b"", body
+        while left:
+            size, _, left = left.partition(b"\r\n")
+            count = int(size, 16)
+            data, left = data + left[:count], left[count + 2 :]
+        if not body.endswith(b"0\r\n\r\n"):
+            return None
+        body = data
+    elif len(body) != int(found["content-length"]):
+        return None
+    return int(status.split()[1]), found, body
+
+
 async def _all_over(state: ServerState) -> None:
     while state.tasks or state.connections:
         await asyncio.sleep(0)
@@ -175,17 +219,11 @@ async def two_bytes(scope: Scope, receive: Receive, send: Send) -> None:
     await body(send, b"ok")
 
 
-def talk(
-    protocol: Any,
-    app: ASGIApp,
-    conversation: Callable[[Client], Awaitable[None]],
-    **options: Any,
-) -> None:
-    async def run() -> None:
-        async with serving(protocol, app, **options) as client:
-            await asyncio.wait_for(conversation(client), 60)
-
-    asyncio.run(run())
+async def refusal_of(sending: Awaitable[None]) -> str:
+    """What the error says that a send() raises."""
+    with pytest.raises(RuntimeError) as refused:
+        await sending
+    return str(refused.value)
 
 
 async def turns(count: int = 20) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,7 +16,10 @@ from asgifast.whole_responses import UVICORN
 
 from tests.support.servers import LiveServer, free_port, live_server
 
-__all__ = ["OTHER_SERVERS", "OURS", "SERVERS", "UVICORN_TAKES_NAMES", "asgi_server"]
+__all__ = [
+    "BARE", "OTHER_SERVERS", "OURS", "OURS_ON_GUNICORN", "SERVERS", "UVICORN_TAKES_NAMES",
+    "asgi_server", "open_files", "refuses_connections",
+]  # fmt: skip
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -47,7 +52,7 @@ _GUNICORN = (
     "-m gunicorn -k {worker} --bind 127.0.0.1:{port} --no-control-socket --log-level warning {app}"
 )
 OURS_ON_GUNICORN = {
-    "ours-gunicorn-uvicorn": _GUNICORN.replace("{worker}", "asgifast.workers.FastUvicornWorker"),
+    "ours-gunicorn-uvicorn": _GUNICORN.replace("{worker}", "asgifast.workers.FastUvicornWorker")
 }
 OTHER_SERVERS = {
     "uvicorn-h11-asyncio": _UVICORN.replace("{http}", "h11").replace("{loop}", "asyncio"),
@@ -64,6 +69,8 @@ OTHER_SERVERS = {
     "daphne": "-m daphne --bind 127.0.0.1 --port {port} --verbosity 0 {app}",
 }
 SERVERS = {**OURS, **OURS_ON_GUNICORN, **OTHER_SERVERS}
+# Ours, with the app as it is: see the fixture `server`.
+BARE = sorted(f"bare {name}" for name in OURS | OURS_ON_GUNICORN)
 
 
 @contextlib.contextmanager
@@ -100,3 +107,29 @@ def asgi_server(
             yield server
         found = blocking_calls.read()
     assert not found, f"{name}: {found}"
+
+
+def open_files(server: LiveServer) -> list[str]:
+    """What the descriptors of a server's process, and of those that it has started, lead to."""
+    found = []
+    for pid in _processes(server.pid):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def _processes(pid: int) -> Iterator[int]:
+    yield pid
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+            yield from _processes(int(child))
+
+
+def refuses_connections(server: LiveServer) -> bool:
+    assert isinstance(server.address, tuple)
+    try:
+        with socket.create_connection(server.address, 1.0):
+            return False
+    except OSError:
+        return True

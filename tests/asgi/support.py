@@ -1,40 +1,19 @@
-"""Calling ASGI apps as a server would, in this process."""
+"""Messages and apps, and calling an app as a server would, in this process."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from asgifast.messages import ASGIApp, Message, Scope
+from asgifast import ASGIFast
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 
-from tests.support.http import Connection
-from tests.support.http2 import Answer as Http2Answer
-from tests.support.http2 import Client
-from tests.support.servers import LiveServer
-
-from .app import crumbs
-
-__all__ = [
-    "Answer",
-    "Http2",
-    "call",
-    "expect_files_through",
-    "expect_http2",
-    "expect_websocket",
-    "processes",
-    "scope_of",
-]
-
-_BODY_TYPES = {
-    "http.response.body",
-    "http.response.pathsend",
-    "http.response.zerocopysend",
-}
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+END: Message = {"type": "http.response.body", "body": b".", "more_body": False}
+DATA = bytes(range(256)) * 4
+_BODY_TYPES = {"http.response.body", PATHSEND, ZEROCOPYSEND}
 
 
 @dataclass
@@ -60,6 +39,41 @@ class Answer:
         return [message["type"] for message in self.messages]
 
 
+def sending(*messages: Message | None) -> ASGIApp:
+    """An app that sends these; None lets some turns of the loop go by."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            if message is None:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            else:
+                await send(message)
+
+    return app
+
+
+def app_of(*messages: Message, **options: Any) -> ASGIApp:
+    """An app that sends these, in ASGIFast with these options."""
+    return ASGIFast(sending(*messages), **options)
+
+
+def head(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def length(size: int) -> tuple[bytes, bytes]:
+    return b"content-length", b"%d" % size
+
+
+def body(data: Any, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def pathsend(path: str) -> Message:
+    return {"type": PATHSEND, "path": path}
+
+
 def scope_of(path: str = "/", method: str = "GET", **headers: str) -> Scope:
     """An http scope; headers as if_none_match='"x"'."""
     return {
@@ -79,6 +93,11 @@ def scope_of(path: str = "/", method: str = "GET", **headers: str) -> Scope:
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     }
+
+
+def offering(*extensions: str, method: str = "GET", **headers: str) -> Scope:
+    """A request to a server with these extensions."""
+    return {**scope_of(method=method, **headers), "extensions": {name: {} for name in extensions}}
 
 
 def call(
@@ -122,84 +141,3 @@ def call(
         more = [bool(message.get("more_body")) for message in answer.messages[1:]]
         assert more == [True] * len(bodies) + [False], more
     return answer
-
-
-def expect_files_through(stack: str, server: LiveServer, files: Path) -> None:
-    """Files, whole and in parts, arrive through the middleware of a stack of tests.asgi.stacks."""
-    data = (files / "large").read_bytes()
-    with Connection(server.address) as connection:
-        for way in ("file", "relative", "ours", "static"):
-            target = f"/stack/{stack}/{way}/large"
-            assert connection.request(target).body == data, target
-            assert connection.request(target, method="HEAD").body == b"", target
-            part = connection.request(target, headers=[("Range", "bytes=100000-399999")])
-            assert (part.status, part.body) == (206, data[100_000:400_000]), target
-            if way in ("file", "relative"):
-                continue  # several ranges are Starlette's there, and were wrong before its 1.0
-            parts = connection.request(target, headers=[("Range", "bytes=5-9,200000-399999")])
-            assert parts.status == 206, target
-            assert data[5:10] in parts.body, target
-            assert data[200_000:400_000] in parts.body, target
-
-
-def expect_websocket(connection: Connection) -> None:
-    """Go over to a WebSocket on which the app answers a text with its reverse."""
-    connection.send(
-        b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    )
-    assert connection.read_head().status == 101
-    connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
-    assert connection.read(5) == b"\x81\x03cba"
-
-
-def processes(pid: int) -> Iterator[int]:
-    """A server's process and those that it has started."""
-    yield pid
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
-            yield from processes(int(child))
-
-
-class Http2:
-    """A connection of a client of HTTP/2 to a live server."""
-
-    def __init__(self, sock: socket.socket, client: Client) -> None:
-        self._sock = sock
-        self.client = client
-        client.begin()
-
-    def get(self, target: str, method: str = "GET", **options: Any) -> Http2Answer:
-        stream = self.client.ask(target, method, **options)
-        answer = self.client.answers[stream]
-        while not answer.ended and answer.reset is None:
-            self._sock.sendall(self.client.state.data_to_send())
-            data = self._sock.recv(1_000_000)
-            assert data, "the server closed the connection"
-            self.client.take(data)
-        self._sock.sendall(self.client.state.data_to_send())
-        return answer
-
-
-def expect_http2(server: LiveServer, files: Path, *, ranges: bool = True) -> None:
-    """The test app answers over HTTP/2 with prior knowledge.
-
-    :param ranges: ASGIFast is around it.
-    """
-    large = (files / "large").read_bytes()
-    assert isinstance(server.address, tuple)
-    with socket.create_connection(server.address, 20.0) as sock:
-        http2 = Http2(sock, Client())
-        for file in sorted(files.iterdir()):
-            assert http2.get(f"/pathsend?file={file.name}").body == file.read_bytes(), file.name
-        assert http2.get("/crumbs").body == b"".join(crumbs()) + b"end"
-        assert http2.get("/mixed").body == b"m" * 170_018 + b"!"
-        assert http2.get("/zerocopy").body == b"<1>" + large[500:201_500] + b"</1>"
-        assert http2.get("/zerocopy_pipe").body == b"through a pipe"
-        assert http2.get("/pathsend", "HEAD").body == b""
-        if ranges:
-            ranged = http2.get("/pathsend", headers=[("range", "bytes=5-9,200000-399999")])
-            assert ranged.status == 206
-            assert large[200_000:400_000] in ranged.body
-        for way in ("file", "ours", "static"):
-            assert http2.get(f"/stack/base-gzip/{way}/large").body == large

@@ -1,4 +1,4 @@
-"""One behaviour on every server: the test app wrapped in ASGIFast, every byte compared."""
+"""One behaviour on every server: the test app in ASGIFast, and as it is under our protocols."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from tests.support.servers import LiveServer, wait_for
 
 from .app import crumbs
 from .frameworks import FRAMEWORKS
-from .servers import SERVERS
-from .support import expect_files_through
+from .servers import BARE, SERVERS
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.parametrize("fast_server", sorted(SERVERS), indirect=True),
-]
+pytestmark = pytest.mark.long
+each = pytest.mark.parametrize("server", sorted(SERVERS), indirect=True)
+each_and_bare = pytest.mark.parametrize("server", [*sorted(SERVERS), *BARE], indirect=True)
 
 
-def test_a_whole_body(fast_server: LiveServer) -> None:
-    answer = fast_server.get("/hello")
+@each_and_bare
+def test_whole_body_arrives_with_its_length(server: LiveServer) -> None:
+    answer = server.get("/hello")
     assert (answer.status, answer.body) == (200, b"hello")
     assert answer.header("content-length") == "5"
 
 
-def test_crumbs_keep_their_order(fast_server: LiveServer) -> None:
+@each_and_bare
+def test_crumbs_keep_their_order(server: LiveServer) -> None:
     expected = b"".join(crumbs())
-    assert fast_server.get("/crumbs").body == expected + b"end"
-    assert fast_server.get("/sized_crumbs").body == expected
+    assert server.get("/crumbs").body == expected + b"end"
+    assert server.get("/sized_crumbs").body == expected
 
 
-def test_messages_of_all_sizes(fast_server: LiveServer) -> None:
-    assert fast_server.get("/large").body == b"L" * 3_000_000
-    assert fast_server.get("/mixed").body == b"m" * 170_018 + b"!"
+@each_and_bare
+def test_messages_of_all_sizes_arrive(server: LiveServer) -> None:
+    assert server.get("/large").body == b"L" * 3_000_000
+    assert server.get("/mixed").body == b"m" * 170_018 + b"!"
 
 
-def test_what_was_sent_leaves_while_the_app_waits(
-    fast_server: LiveServer, files: Path, tmp_path: Path
+@each_and_bare
+def test_message_leaves_while_the_app_waits(
+    server: LiveServer, files: Path, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    with Connection(fast_server.address) as connection:
+    with Connection(server.address) as connection:
         connection.send_request(f"/slow_crumbs?file={go}")
         head = connection.read_head()
         assert head.status == 200
@@ -50,60 +52,70 @@ def test_what_was_sent_leaves_while_the_app_waits(
         assert connection.read(len(b"5\r\nafter\r\n")) == b"5\r\nafter\r\n"
 
 
-def test_the_head_of_a_stream_leaves_before_its_body(
-    fast_server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
+@each_and_bare
+def test_head_of_a_stream_leaves_before_its_body(
+    server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     go = tmp_path / "go"
     if "gunicorn-asgi" in request.node.name or "daphne" in request.node.name:
         go.touch()  # these send no head alone
-    with Connection(fast_server.address) as connection:
+    with Connection(server.address) as connection:
         connection.send_request(f"/late?file={go}")
         assert connection.read_head().status == 200
         go.touch()
         assert connection.read_to_end_of_chunks() == b"late"
 
 
-def test_files_of_every_size(fast_server: LiveServer, files: Path) -> None:
-    with Connection(fast_server.address) as connection:
+@each_and_bare
+def test_files_of_every_size_arrive(server: LiveServer, files: Path) -> None:
+    with Connection(server.address) as connection:
         for file in sorted(files.iterdir()):
             answer = connection.request(f"/pathsend?file={file.name}")
             assert answer.body == file.read_bytes(), file.name
             assert answer.header("content-length") == str(file.stat().st_size)
+        large = (files / "large").read_bytes()
+        assert connection.request("/pathsend?chunked=1").body == large
+        assert connection.request("/pathsend?relative=1").body == large
 
 
-def test_runs_of_files_between_messages(fast_server: LiveServer, files: Path) -> None:
+@each_and_bare
+def test_descriptors_between_messages_arrive_in_order(server: LiveServer, files: Path) -> None:
     data = (files / "large").read_bytes()
     expected = b"<1>" + data[500:201_500] + b"</1>"
-    assert fast_server.get("/zerocopy").body == expected
-    assert fast_server.get("/zerocopy?chunked=1").body == expected
-    assert fast_server.get("/zerocopy_fd").body == data[-100_000:]
-    assert fast_server.get("/zerocopy_pipe").body == b"through a pipe"
+    assert server.get("/zerocopy").body == expected
+    assert server.get("/zerocopy?chunked=1").body == expected
+    assert server.get("/zerocopy_fd").body == data[-100_000:]
+    assert server.get("/zerocopy_pipe").body == b"through a pipe"
 
 
-def test_runs_by_path(fast_server: LiveServer, files: Path) -> None:
+@each_and_bare
+def test_parts_of_a_file_by_its_path_arrive(server: LiveServer, files: Path) -> None:
     data = (files / "large").read_bytes()
-    with Connection(fast_server.address) as connection:
+    with Connection(server.address) as connection:
         for offset, count in ((0, 70_000), (5, 10), (100_000, 3_000_000), (len(data), 0)):
             target = f"/pathsend?offset={offset}&count={count}&declared={count}"
             assert connection.request(target).body == data[offset : offset + count], target
         target = f"/pathsend?offset=1000000&declared={len(data) - 1_000_000}"
         assert connection.request(target).body == data[1_000_000:]
         assert connection.request(target, method="HEAD").body == b""
+        assert connection.request("/pathsend?offset=1000000&chunked=1").body == data[1_000_000:]
         assert connection.request("/hello").body == b"hello", "the next answer is not poisoned"
 
 
-def test_head_with_a_file(fast_server: LiveServer, files: Path) -> None:
-    with Connection(fast_server.address) as connection:
+@each_and_bare
+def test_head_of_a_file_has_its_length_and_no_body(server: LiveServer, files: Path) -> None:
+    with Connection(server.address) as connection:
         answer = connection.request("/pathsend", method="HEAD")
         assert (answer.status, answer.body) == (200, b"")
         assert answer.header("content-length") == str((files / "large").stat().st_size)
         assert connection.request("/hello").body == b"hello", "the next answer is not poisoned"
 
 
-def test_ranges_of_a_file_whose_app_knows_none(fast_server: LiveServer, files: Path) -> None:
+@each
+def test_range_of_a_file_whose_app_knows_none_is_answered(server: LiveServer, files: Path) -> None:
     data = (files / "large").read_bytes()
     size = len(data)
-    with Connection(fast_server.address) as connection:
+    with Connection(server.address) as connection:
 
         def ask(value: str, *more: tuple[str, str]) -> tuple[int, bytes, str | None]:
             answer = connection.request("/pathsend", headers=[("Range", value), *more])
@@ -121,10 +133,11 @@ def test_ranges_of_a_file_whose_app_knows_none(fast_server: LiveServer, files: P
         assert ask("bytes=0-4", ("If-Range", '"other"')) == (200, data, None)
 
 
-def test_several_ranges(fast_server: LiveServer, files: Path) -> None:
+@each
+def test_several_ranges_are_answered_multipart(server: LiveServer, files: Path) -> None:
     data = (files / "large").read_bytes()
     headers = [("Range", "bytes=5-9,100000-299999")]
-    answer = fast_server.get("/pathsend?type=text/plain", headers=headers)
+    answer = server.get("/pathsend?type=text/plain", headers=headers)
     assert answer.status == 206
     content_type = answer.header("content-type") or ""
     assert content_type.startswith("multipart/byteranges; boundary=")
@@ -136,21 +149,39 @@ def test_several_ranges(fast_server: LiveServer, files: Path) -> None:
     assert end.strip() == b"--"
 
 
-def test_files_through_middleware(fast_server: LiveServer, files: Path) -> None:
-    for stack in ("fast", "base", "base-fast", "gzip", "gzip-fast"):
-        expect_files_through(stack, fast_server, files)
+@each_and_bare
+@pytest.mark.parametrize(
+    "stack", ["fast", "base", "base-fast", "gzip", "gzip-fast", "fast-base-gzip"]
+)
+def test_files_arrive_through_middleware(server: LiveServer, files: Path, stack: str) -> None:
+    """Whole and in parts, through a stack of tests.asgi.stacks."""
+    data = (files / "large").read_bytes()
+    with Connection(server.address) as connection:
+        for way in ("file", "relative", "ours", "static"):
+            target = f"/stack/{stack}/{way}/large"
+            assert connection.request(target).body == data, target
+            assert connection.request(target, method="HEAD").body == b"", target
+            part = connection.request(target, headers=[("Range", "bytes=100000-399999")])
+            assert (part.status, part.body) == (206, data[100_000:400_000]), target
+            if way in ("file", "relative"):
+                continue  # several ranges are Starlette's there, and were wrong before its 1.0
+            parts = connection.request(target, headers=[("Range", "bytes=5-9,200000-399999")])
+            assert parts.status == 206, target
+            assert data[5:10] in parts.body, target
+            assert data[200_000:400_000] in parts.body, target
 
 
+@each
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_files_of_frameworks(
-    fast_server: LiveServer, files: Path, name: str, request: pytest.FixtureRequest
+def test_files_and_ranges_of_frameworks_arrive(
+    server: LiveServer, files: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
     if name.startswith("django") and "-trio" in request.node.name:
         pytest.skip("Django runs on asyncio alone")
     _, answers_ranges = FRAMEWORKS[name]
     data = (files / "large").read_bytes()
     target = f"/framework/{name}/large"
-    with Connection(fast_server.address) as connection:
+    with Connection(server.address) as connection:
         whole = connection.request(target)
         assert (whole.status, whole.body) == (200, data)
         head = connection.request(target, method="HEAD")
@@ -177,8 +208,9 @@ def test_files_of_frameworks(
         assert (empty.status, empty.body) == (200, b"")
 
 
-def test_conditions(fast_server: LiveServer) -> None:
-    with Connection(fast_server.address) as connection:
+@each
+def test_preconditions_of_a_file_are_evaluated(server: LiveServer) -> None:
+    with Connection(server.address) as connection:
         target = "/pathsend?file=size-1024"
         etag = connection.request(target).header("etag")
         assert etag
@@ -190,26 +222,32 @@ def test_conditions(fast_server: LiveServer) -> None:
         assert own.status == 304, "the app's own validator counts"
 
 
-def test_repaired_bodies(fast_server: LiveServer) -> None:
-    assert fast_server.get("/shape?kind=str").body == "grüße".encode()
-    assert fast_server.get("/shape?kind=bytearray").body == b"array"
-    assert fast_server.get("/shape?kind=memoryview").body == b"a view"
+@each
+def test_text_and_buffers_are_sent_as_bytes(server: LiveServer) -> None:
+    assert server.get("/shape?kind=str").body == "grüße".encode()
+    assert server.get("/shape?kind=bytearray").body == b"array"
+    assert server.get("/shape?kind=memoryview").body == b"a view"
 
 
-def test_what_is_no_body(fast_server: LiveServer) -> None:
+@each
+def test_body_of_another_type_is_a_500_that_names_the_app(server: LiveServer) -> None:
     for kind in ("none", "int"):
-        assert fast_server.get(f"/shape?kind={kind}").status == 500, kind
-        wait_for(lambda: "tests.asgi.app.app" in fast_server.log(), "the log names the app")
+        assert server.get(f"/shape?kind={kind}").status == 500, kind
+        wait_for(lambda: "tests.asgi.app.app" in server.log(), "the log names the app")
 
 
-def test_a_request_body_still_arrives(fast_server: LiveServer) -> None:
+@each_and_bare
+def test_request_body_arrives(server: LiveServer) -> None:
     sent = b"b" * 300_000
-    assert fast_server.get("/echo", method="POST", body=sent).body == sent
+    assert server.get("/echo", method="POST", body=sent).body == sent
 
 
-def test_keep_alive_over_everything(fast_server: LiveServer, files: Path) -> None:
+@each_and_bare
+def test_connection_is_kept_alive_over_responses_of_all_kinds(
+    server: LiveServer, files: Path
+) -> None:
     large = (files / "large").read_bytes()
-    with Connection(fast_server.address) as connection:
+    with Connection(server.address) as connection:
         for _ in range(3):
             assert connection.request("/hello").body == b"hello"
             assert connection.request("/pathsend").body == large
@@ -217,6 +255,7 @@ def test_keep_alive_over_everything(fast_server: LiveServer, files: Path) -> Non
             assert connection.request("/crumbs").body == b"".join(crumbs()) + b"end"
 
 
-def test_a_vanished_file_is_an_error(fast_server: LiveServer) -> None:
-    assert fast_server.get("/pathsend?file=none&declared=10").status == 500
-    assert fast_server.get("/hello").body == b"hello"
+@each
+def test_vanished_file_is_a_500(server: LiveServer) -> None:
+    assert server.get("/pathsend?file=none&declared=10").status == 500
+    assert server.get("/hello").body == b"hello"

@@ -99,32 +99,29 @@ def test_body_is_one_message_as_far_as_it_is_in_memory() -> None:
     assert len(asyncio.run(through([b"x" * 100_000] * 40))) < 25
 
 
-def test_app_runs_once_the_whole_body_has_come() -> None:
+async def test_app_runs_once_the_whole_body_has_come() -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append("called")
         await echo(scope, receive, send)
 
-    async def run() -> None:
-        sent: list[Message] = []
-        queue: asyncio.Queue[Message] = asyncio.Queue()
+    sent: list[Message] = []
+    queue: asyncio.Queue[Message] = asyncio.Queue()
 
-        async def send(message: Message) -> None:
-            sent.append(message)
+    async def send(message: Message) -> None:
+        sent.append(message)
 
-        pieces = [b"a" * PIECE] * 20
-        limited = ASGIFast(app, buffer_bodies=True)
-        task = asyncio.ensure_future(limited(sized(pieces), queue.get, send))
-        for message in messages(pieces):
-            assert not seen
-            queue.put_nowait(message)
-            while not queue.empty():
-                await asyncio.sleep(0.001)
-        await task
-        assert sent[1]["body"] == b"".join(pieces)
-
-    asyncio.run(run())
+    pieces = [b"a" * PIECE] * 20
+    limited = ASGIFast(app, buffer_bodies=True)
+    task = asyncio.ensure_future(limited(sized(pieces), queue.get, send))
+    for message in messages(pieces):
+        assert not seen
+        queue.put_nowait(message)
+        while not queue.empty():
+            await asyncio.sleep(0.001)
+    await task
+    assert sent[1]["body"] == b"".join(pieces)
 
 
 @pytest.mark.parametrize(
@@ -134,28 +131,27 @@ def test_app_runs_once_the_whole_body_has_come() -> None:
         {**scope_of(method="POST"), "http_version": "2"}, scope_of(),
     ],
 )  # fmt: skip
-def test_bodies_that_are_long_or_not_declared_reach_the_app_while_they_arrive(scope: Scope) -> None:
+async def test_bodies_that_are_long_or_not_declared_reach_the_app_while_they_arrive(
+    scope: Scope,
+) -> None:
     received: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         received.append("the app runs")
         await echo(scope, receive, send)
 
-    async def run() -> None:
-        async def receive() -> Message:
-            assert received == ["the app runs"]
-            return {"type": "http.request"}
+    async def receive() -> Message:
+        assert received == ["the app runs"]
+        return {"type": "http.request"}
 
-        async def send(message: Message) -> None:
-            pass
+    async def send(message: Message) -> None:
+        pass
 
-        await ASGIFast(app, buffer_bodies=1000)(scope, receive, send)
-
-    asyncio.run(run())
+    await ASGIFast(app, buffer_bodies=1000)(scope, receive, send)
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 20])
-def test_client_that_leaves_never_starts_the_app(pieces: int) -> None:
+def test_client_that_leaves_before_its_body_never_starts_the_app(pieces: int) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("it was called")
 
@@ -165,30 +161,27 @@ def test_client_that_leaves_never_starts_the_app(pieces: int) -> None:
     assert answer.messages == []
 
 
-def test_request_that_is_cancelled_leaves_nothing() -> None:
-    async def run() -> None:
-        came = asyncio.Event()
-        received = messages([b"x" * PIECE] * 20)[:-1]
+async def test_request_that_is_cancelled_leaves_nothing() -> None:
+    came = asyncio.Event()
+    received = messages([b"x" * PIECE] * 20)[:-1]
 
-        async def receive() -> Message:
-            if received:
-                return received.pop(0)
-            came.set()
-            await asyncio.Event().wait()
-            raise AssertionError
+    async def receive() -> Message:
+        if received:
+            return received.pop(0)
+        came.set()
+        await asyncio.Event().wait()
+        raise AssertionError
 
-        async def send(message: Message) -> None:
-            raise AssertionError
+    async def send(message: Message) -> None:
+        raise AssertionError
 
-        scope = sized([b"x" * PIECE] * 20)
-        task = asyncio.ensure_future(ASGIFast(echo, buffer_bodies=True)(scope, receive, send))
-        await came.wait()
-        assert buffered_bodies.ON_DISK.used_bytes > 0
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    asyncio.run(run())
+    scope = sized([b"x" * PIECE] * 20)
+    task = asyncio.ensure_future(ASGIFast(echo, buffer_bodies=True)(scope, receive, send))
+    await came.wait()
+    assert buffered_bodies.ON_DISK.used_bytes > 0
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def test_request_that_is_cancelled_on_trio_leaves_nothing() -> None:
@@ -212,7 +205,7 @@ def test_request_that_is_cancelled_on_trio_leaves_nothing() -> None:
     trio.run(run)
 
 
-def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffered_bodies, "IN_MEMORY", Budget(MIB))
     most = 0
 
@@ -238,11 +231,8 @@ def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPatch) ->
         await limited(sized(pieces), receive, send)
         assert sent[1]["body"] == b"".join(pieces)
 
-    async def run() -> None:
-        limited = ASGIFast(app, buffer_bodies=True)
-        await asyncio.gather(*(one(limited, number) for number in range(50)))
-
-    asyncio.run(run())
+    limited = ASGIFast(app, buffer_bodies=True)
+    await asyncio.gather(*(one(limited, number) for number in range(50)))
     assert MIB * 0.9 < most <= MIB
 
 
@@ -284,7 +274,7 @@ def test_buffered_body_is_decoded_and_limited() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "1", None])
-def test_invalid_option_is_refused(wrong: Any) -> None:
+def test_invalid_buffer_bodies_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="buffer_bodies="):
         ASGIFast(echo, buffer_bodies=wrong)
 

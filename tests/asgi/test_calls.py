@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -17,16 +16,16 @@ from starlette.routing import Route
 import wsgifast
 from wsgifast.sockets.sending import cached_bytes
 
-from .protocols import GET, LARGE_BYTES, _no_descriptor_is_left, large, serving
+from .protocols import GET, LARGE_BYTES, serving
 
-__all__ = ["_no_descriptor_is_left", "large"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 # Of which all but the last fill caches.
 REQUESTS = 3
 MOST_FILES = 10
 
 
-def test_file_response_passes_through_few_files(large: Path) -> None:
+async def test_file_response_passes_through_few_files(large: Path) -> None:
     with large.open("rb") as file:
         if not cached_bytes(file.fileno(), 0, 1):
             pytest.skip("the file system cannot say what is in memory: a thread sends it")
@@ -37,17 +36,13 @@ def test_file_response_passes_through_few_files(large: Path) -> None:
         if event == "call":
             called.append(frame.f_code)
 
-    async def run() -> None:
+    try:
         async with serving(HttpToolsProtocol, app, pathsend=None) as client:
             for number in range(1, REQUESTS + 1):
                 if number == REQUESTS:
                     sys.setprofile(on_event)
                 await client.send(GET)
-                await client.until(b"\r\n\r\n")
-                await client.exactly(LARGE_BYTES)
-
-    try:
-        asyncio.run(run())
+                await client.body(LARGE_BYTES)
     finally:
         sys.setprofile(None)
     ours = tuple(str(Path(each.__file__ or "").parent) for each in (asgifast, wsgifast))

@@ -391,8 +391,7 @@ def test_limits_hold_over_tls(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("body_limit_bytes", -1), ("head_timeout_s", 0), ("body_timeout_s", "30")],
+    ("option", "value"), [("body_limit_bytes", -1), ("head_timeout_s", 0), ("body_timeout_s", "30")]
 )
 def test_protocol_with_an_impossible_option_is_refused(option: str, value: object) -> None:
     with pytest.raises(

@@ -26,7 +26,7 @@ def turns_held(held: Held) -> int:
     return turns
 
 
-def test_a_message_that_stays_alone_has_the_next_ones_passed_on(held: Held) -> None:
+def test_message_that_stays_alone_has_the_next_ones_passed_on(held: Held) -> None:
     held.chunks.append(b"a")
     assert turns_held(held) == HELD_TURNS + 1
     assert held.to_pass_on == PASSED_ON
@@ -64,7 +64,7 @@ def test_no_message_is_held_for_long_where_turns_are(
     assert held.to_pass_on == PASSED_ON
 
 
-def test_a_turn_without_messages_counts_for_none(held: Held) -> None:
+def test_turn_without_messages_does_not_count(held: Held) -> None:
     assert not held.end_turn()
     assert not held.to_pass_on
     held.chunks.append(b"a")

@@ -10,17 +10,10 @@ import pytest
 from asgifast import ASGIFast
 from asgifast.messages import Message, Receive, Scope, Send
 
-from .messages import (
-    DATA,
-    LARGE_BYTES,
-    START,
-    _no_descriptor_is_left,
-    app_of,
-    pathsend,
-)
-from .support import Answer, scope_of
+from .protocols import LARGE_BYTES
+from .support import DATA, START, Answer, app_of, pathsend, scope_of
 
-__all__ = ["_no_descriptor_is_left"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Answer:
@@ -67,7 +60,7 @@ def large(tmp_path: Path) -> str:
     return str(tmp_path / "large")
 
 
-def test_a_client_that_leaves_after_the_app_has_received(large: str) -> None:
+def test_client_that_leaves_after_the_app_has_received_ends_the_file(large: str) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert await receive() == REQUEST_END
         await send(START)
@@ -79,7 +72,7 @@ def test_a_client_that_leaves_after_the_app_has_received(large: str) -> None:
     assert incoming == [GONE], "nothing more is listened for"
 
 
-def test_what_came_meanwhile_comes_in_order(large: str) -> None:
+def test_messages_that_come_during_a_file_are_received_in_order(large: str) -> None:
     received: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +85,7 @@ def test_what_came_meanwhile_comes_in_order(large: str) -> None:
     assert len(answer.body) == LARGE_BYTES
 
 
-def test_an_app_that_receives_meanwhile_is_left_alone(large: str) -> None:
+def test_receive_of_an_app_during_a_file_goes_on_waiting(large: str) -> None:
     """As Starlette's StreamingResponse does: it listens for a disconnect itself."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ from tests.support.servers import ROOT, free_port, live_server
 
 
 @pytest.mark.parametrize(("example", "rows"), [("fastapi_app", 2_000), ("starlette_app", 20_000)])
-def test_every_byte_of_an_example(example: str, rows: int) -> None:
+def test_asgi_example_serves_every_byte(example: str, rows: int) -> None:
     csv = "".join(f"{row},{row * row}\n" for row in range(rows)).encode()
     source = (ROOT / "examples" / f"{example}.py").read_bytes()
     found = re.search(r"^(uvicorn|gunicorn) .*$", source.decode(), re.MULTILINE)
@@ -36,6 +36,6 @@ def test_every_byte_of_an_example(example: str, rows: int) -> None:
             assert server.get(f"/static/{example}.py").body == source
 
 
-def test_no_example_is_left_out() -> None:
+def test_no_asgi_example_is_left_out() -> None:
     asgi = [p.stem for p in (ROOT / "examples").glob("*.py") if "asgifast" in p.read_text()]
     assert sorted(asgi) == ["fastapi_app", "starlette_app"]

@@ -38,7 +38,7 @@ def _command(kind: str, port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [_PROTOCOL, "FastUvicornWorker"])
-def test_workers_are_added_up(kind: str, tmp_path: Path) -> None:
+def test_asgi_workers_are_added_up(kind: str, tmp_path: Path) -> None:
     port, metrics = free_port(), free_port()
     (tmp_path / "blocking").touch()
     argv = [sys.executable, *_command(kind, port), "--workers", "2", APP]
@@ -89,7 +89,7 @@ def _a_worker_is_killed(metrics: int) -> None:
     scraped_until(metrics, "wsgifast_worker_starts_total", 3)
 
 
-def test_address_in_gunicorns_configuration(tmp_path: Path) -> None:
+def test_metrics_address_in_gunicorns_configuration_is_used(tmp_path: Path) -> None:
     port, metrics = free_port(), free_port()
     conf = tmp_path / "gunicorn.conf.py"
     conf.write_text(f"metrics_bind = '127.0.0.1:{metrics}'\n")
@@ -106,7 +106,7 @@ def test_address_in_gunicorns_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [_PROTOCOL, "FastUvicornWorker"])
 @pytest.mark.parametrize("address", ["nonsense", "taken"])
-def test_what_cannot_work_is_said_at_the_start(kind: str, address: str) -> None:
+def test_metrics_address_that_cannot_work_ends_asgi_servers(kind: str, address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         if address == "taken":
             address = f"127.0.0.1:{taken.getsockname()[1]}"

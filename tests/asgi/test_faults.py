@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,28 @@ import pytest
 from tests.support.http import Connection, reset_on_close
 from tests.support.servers import STOP_S, LiveServer, wait_for
 
-from .servers import OURS, OURS_ON_GUNICORN, SERVERS, asgi_server
-from .support import expect_websocket, processes
+from .servers import (
+    BARE,
+    OURS,
+    OURS_ON_GUNICORN,
+    SERVERS,
+    asgi_server,
+    open_files,
+    refuses_connections,
+)
 
 pytestmark = pytest.mark.long
 # daphne, by itself: asks for no body that waits to be asked for, keeps a connection open whose app
 # has failed midway, and shuts down in the middle of a download.
 NAMES = sorted(SERVERS.keys() - {"daphne"})
 each = pytest.mark.parametrize("server", NAMES, indirect=True)
+each_and_bare = pytest.mark.parametrize("server", [*NAMES, *BARE], indirect=True)
 
 # So large that it stays under way until its client reads: buffers hold 4 MiB at most.
 HUGE_BYTES = 16 * 1024 * 1024
 # The client's receive buffer for a slow download.
 SMALL_WINDOW = 16 * 1024
-# The whole file, and a part of it, which no server sends by itself.
+# The whole file, and a part of it, which no server sends by itself; nor does the app.
 DOWNLOADS = [
     ("/pathsend?file=huge", ""),
     ("/pathsend?file=huge", "bytes=1-"),
@@ -57,12 +64,19 @@ def make_huge(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[LiveServer]:
-    with asgi_server(request.param, "tests.asgi.app:fast", folder) as server:
-        yield server
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the app says what happened to it."""
+    path = tmp_path_factory.mktemp("events") / "events"
+    path.touch()
+    return path
 
 
-def download(server: LiveServer, target: str, range_: str) -> Connection:
+@pytest.fixture(scope="module")
+def environment(events: Path) -> dict[str, str]:
+    return {"ASGIFAST_TEST_EVENTS": str(events)}
+
+
+def download(server: LiveServer, target: str, range_: str = "") -> Connection:
     """Begin a download; its head is read, and little of its body has found room."""
     connection = Connection(server.address, receive_buffer=SMALL_WINDOW)
     connection.send_request(target, headers=[("Range", range_)] if range_ else [])
@@ -70,52 +84,60 @@ def download(server: LiveServer, target: str, range_: str) -> Connection:
     return connection
 
 
-def has_open(server: LiveServer, path: Path) -> bool:
-    for pid in processes(server.pid):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                if os.readlink(f"/proc/{pid}/fd/{fd}") == str(path):
-                    return True
-            except FileNotFoundError:
-                pass  # closed meanwhile
-    return False
+def read_what_comes(connection: Connection) -> bytes:
+    """Read to the end, which a reset is as well."""
+    try:
+        return connection.read_to_end()
+    except ConnectionResetError:
+        return b""
 
 
-@each
-def test_clients_that_leave(server: LiveServer, folder: Path) -> None:
-    before = len(server.log())
+@each_and_bare
+def test_clients_that_leave_midway_leave_nothing_open(
+    server: LiveServer, folder: Path, events: Path, is_bare: bool
+) -> None:
+    server.get("/hello")
+    log, returned = len(server.log()), events.read_text().count("pathsend returned")
+    before = len(open_files(server))
     leavers = [download(server, *how) for how in DOWNLOADS for _ in range(2)]
-    assert has_open(server, folder / "huge")
+    assert str(folder / "huge") in open_files(server)
     assert server.get("/hello").body == b"hello", "stalled downloads hold nobody up"
     for number, connection in enumerate(leavers):
         connection.read(1000 * number)
-        if number % 2:  # RST instead of FIN
+        if number % 2:
             reset_on_close(connection.sock)
         connection.close()
-    wait_for(lambda: not has_open(server, folder / "huge"), "the file is closed for all of them")
+    wait_for(lambda: str(folder / "huge") not in open_files(server), "the file is closed")
+    if is_bare:
+        wait_for(
+            lambda: events.read_text().count("pathsend returned") == returned + 4,
+            "every app's send() has returned",
+        )
+        wait_for(lambda: len(open_files(server)) <= before, "all descriptors are free")
     assert server.get("/hello").body == b"hello"
-    assert "Traceback" not in server.log()[before:]
+    assert "Traceback" not in server.log()[log:]
 
 
-@each
-def test_a_file_that_shrinks_midway(server: LiveServer, folder: Path) -> None:
+@each_and_bare
+def test_file_that_shrinks_midway_ends_early(
+    server: LiveServer, folder: Path, is_bare: bool
+) -> None:
     try:
         for target, range_ in DOWNLOADS:
             make_huge(folder)
             with download(server, target, range_) as connection:
                 os.truncate(folder / "huge", 1_000_000)
-                try:
-                    body = connection.read_to_end()
-                except ConnectionResetError:
-                    body = b""
+                body = read_what_comes(connection)
             assert len(body) < HUGE_BYTES - 1, f"{target} {range_}"
             assert server.get("/hello").body == b"hello"
     finally:
         make_huge(folder)
+    if is_bare:
+        wait_for(lambda: "the file shrank" in server.log(), "the log says why")
 
 
-@each
-def test_pipelined_requests_stay_in_order(server: LiveServer) -> None:
+@each_and_bare
+def test_pipelined_responses_stay_in_order(server: LiveServer, is_bare: bool) -> None:
     with Connection(server.address) as connection:
         connection.send(
             b"GET /pathsend?file=huge HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -127,13 +149,14 @@ def test_pipelined_requests_stay_in_order(server: LiveServer) -> None:
         body = connection.read_response().body
         assert (len(body), body[-3:]) == (HUGE_BYTES, b"end")
         assert connection.read_response("HEAD").header("content-length") == str(HUGE_BYTES)
-        assert connection.read_response().body == b"end"
+        body = connection.read_response().body
+        assert (len(body), body[-3:]) == (HUGE_BYTES if is_bare else 3, b"end")
         assert connection.read_response().body == b"a small file"
         assert connection.read_response().body == b"hello"
 
 
 @each
-def test_an_upload_that_waits_to_be_asked_for(server: LiveServer) -> None:
+def test_upload_that_waits_to_be_asked_for(server: LiveServer) -> None:
     head = b" HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
     with Connection(server.address) as connection:
         connection.send(b"POST /echo" + head)
@@ -151,18 +174,18 @@ def test_an_upload_that_waits_to_be_asked_for(server: LiveServer) -> None:
 
 
 @each
-def test_an_app_that_fails_before_its_body(server: LiveServer) -> None:
+def test_app_that_fails_before_its_body(server: LiveServer) -> None:
     for target in ("/raises_first", "/raises_behind_its_head", "/returns"):
         assert server.get(target).status == 500, target
     assert server.get("/hello").body == b"hello"
 
 
-@each
+@each_and_bare
 @pytest.mark.parametrize(
     ("target", "sent"),
     [("/raises", b"sent before it failed"), ("/returns_midway", b"sent before it returned")],
 )
-def test_an_app_that_fails_midway(server: LiveServer, target: str, sent: bytes) -> None:
+def test_app_that_fails_midway(server: LiveServer, target: str, sent: bytes) -> None:
     with Connection(server.address) as connection:
         connection.send_request(target)
         answer = connection.read_to_end()
@@ -171,7 +194,7 @@ def test_an_app_that_fails_midway(server: LiveServer, target: str, sent: bytes) 
 
 
 @each
-def test_an_app_that_goes_on_behind_its_answer(server: LiveServer, tmp_path: Path) -> None:
+def test_app_that_goes_on_behind_its_answer(server: LiveServer, tmp_path: Path) -> None:
     go = tmp_path / "go"
     try:
         assert server.get(f"/goes_on?file={go}").body == b"hello"
@@ -179,41 +202,63 @@ def test_an_app_that_goes_on_behind_its_answer(server: LiveServer, tmp_path: Pat
         go.touch()
 
 
-@each
-def test_websockets(server: LiveServer) -> None:
+@each_and_bare
+def test_websocket_is_served(server: LiveServer, is_bare: bool) -> None:
     with Connection(server.address) as connection:
-        expect_websocket(connection)
+        if is_bare:
+            assert connection.request("/pathsend?file=huge").status == 200, "sent by the protocol"
+        connection.send(
+            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert connection.read_head().status == 101
+        connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
+        assert connection.read(5) == b"\x81\x03cba", "the app answers with its reverse"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("server", BARE, indirect=True)
+def test_malformed_request_behind_a_download_is_not_answered_in_it(server: LiveServer) -> None:
+    with download(server, "/pathsend?file=huge") as connection:
+        connection.send(b"NOT HTTP AT ALL\r\n\r\n")
+        body = read_what_comes(connection)
+    # Whatever became of the download: no byte of an error message is in the file's place.
+    assert not body[: HUGE_BYTES - 3].strip(b"\0")
+    assert server.get("/hello").body == b"hello"
+
+
+@pytest.mark.parametrize("name", [*NAMES, *BARE])
 def test_shutdown_waits_for_a_download(name: str, folder: Path, tmp_path: Path) -> None:
     events = tmp_path / "events"
     events.touch()
     env = {"ASGIFAST_TEST_EVENTS": str(events)}
     # The others wait for 30 s or for ever, these for 3 s.
     extra = ("--graceful-timeout", "30") if name.startswith(("hypercorn", "anycorn")) else ()
-    with asgi_server(name, "tests.asgi.app:fast", folder, env=env, extra=extra) as server:
+    app, size = ("app", HUGE_BYTES) if name in BARE else ("fast", HUGE_BYTES - 1)
+    app, name = f"tests.asgi.app:{app}", name.removeprefix("bare ")
+    with asgi_server(name, app, folder, env=env, extra=extra) as server:
         with download(server, "/pathsend?file=huge", "bytes=1-") as connection:
             server.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: refuses(server), "no new connection is taken")
+            wait_for(lambda: refuses_connections(server), "no new connection is taken")
             body = connection.read_to_end()
-        assert (len(body), body[-3:]) == (HUGE_BYTES - 1, b"end")
+        assert (len(body), body[-3:]) == (size, b"end")
         server.process.wait(STOP_S)
         assert "lifespan.shutdown" in events.read_text()
 
 
-def refuses(server: LiveServer) -> bool:
-    assert isinstance(server.address, tuple)
-    try:
-        with socket.create_connection(server.address, 1.0):
-            return False
-    except OSError:
-        return True
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_shutdown_ends_a_download_after_its_timeout(name: str, folder: Path) -> None:
+    extra = ("--timeout-graceful-shutdown", "1")
+    with (
+        asgi_server(name, "tests.asgi.app:app", folder, extra=extra) as server,
+        download(server, "/pathsend?file=huge") as connection,
+    ):
+        server.stop()
+        assert len(read_what_comes(connection)) < HUGE_BYTES
 
 
 @pytest.mark.parametrize("server", sorted({**OURS, **OURS_ON_GUNICORN}), indirect=True)
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_a_response_comes_whole_to_a_client_that_is_still_sending(
+def test_response_comes_whole_to_a_client_that_is_still_sending(
     server: LiveServer, folder: Path, pipelined: bool
 ) -> None:
     """The app receives none of the upload, behind which the connection is closed.

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from asgifast import ASGIFast, exporting
 from asgifast.messages import ASGIApp
-from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -20,18 +19,10 @@ from starlette.routing import Route
 from tests.metrics.test_instrumented import Notes
 
 from .layers import adds_a_header
-from .protocols import GET, _no_descriptor_is_left, serving, turns
+from .protocols import GET, each_protocol, serving, turns
 
-__all__ = ["_no_descriptor_is_left"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
-PROTOCOLS: dict[str, Any] = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
-try:
-    from asgifast.uvicorn import ZttpProtocol
-
-    PROTOCOLS["zttp"] = ZttpProtocol
-except ImportError:
-    pass
-each = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list(PROTOCOLS))
 # How requests come to be recorded.
 WAYS = ["protocol", "wrapper", "wrapped middleware", "both"]
 # More than the buffers between an app and a client that reads nothing.
@@ -71,25 +62,21 @@ def recorded(
     return app, notes
 
 
-@each
-def test_a_download_lasts_until_its_last_byte(
+@each_protocol
+async def test_download_lasts_until_its_last_byte(
     protocol: Any, recorded: tuple[ASGIApp, Notes]
 ) -> None:
     app, notes = recorded
 
-    async def run() -> None:
-        async with serving(protocol, app, pathsend=None) as client:
-            for count in (1, 2):
-                await client.send(GET)
-                await client.until(b"\r\n\r\n")
-                await turns(200)
-                assert len(notes.requests) == count - 1, "its client has not read it"
-                assert notes.active["GET", "http"] == 1
-                await client.exactly(SIZE)
-                await turns(200)
-                assert len(notes.requests) == count
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with serving(protocol, app, pathsend=None) as client:
+        for count in (1, 2):
+            await client.ask()
+            await turns(200)
+            assert len(notes.requests) == count - 1, "its client has not read it"
+            assert notes.active["GET", "http"] == 1
+            await client.exactly(SIZE)
+            await turns(200)
+            assert len(notes.requests) == count
     assert [request.size for request in notes.requests] == [SIZE, SIZE]
     assert {request.sent_as for request in notes.requests} == {"file"}
     assert {request.pattern for request in notes.requests} == {"/"}
@@ -97,70 +84,58 @@ def test_a_download_lasts_until_its_last_byte(
     assert notes.active["GET", "http"] == 0
 
 
-@each
+@each_protocol
 @pytest.mark.parametrize("by_reads", [False, True])
-def test_an_aborted_download_counts_what_was_sent(
+async def test_aborted_download_records_what_was_sent(
     protocol: Any, recorded: tuple[ASGIApp, Notes], by_reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, notes = recorded
     if by_reads:
         monkeypatch.delattr("os.sendfile")
 
-    async def run() -> None:
-        async with serving(protocol, app, pathsend=None) as client:
-            await client.send(GET)
-            await client.until(b"\r\n\r\n")
-            await turns(200)
-            assert not notes.requests
-            client.sock.close()
-            while not notes.requests:
-                await asyncio.sleep(0)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with serving(protocol, app, pathsend=None) as client:
+        await client.ask()
+        await turns(200)
+        assert not notes.requests
+        client.sock.close()
+        while not notes.requests:
+            await asyncio.sleep(0)
     [request] = notes.requests
     assert 0 < request.size < SIZE
     assert (notes.clients_left, notes.length_errors) == (1, [])
     assert notes.active["GET", "http"] == 0
 
 
-@each
-def test_a_download_that_the_server_cuts_off_is_recorded(
+@each_protocol
+async def test_download_that_the_server_cuts_off_is_recorded(
     protocol: Any, recorded: tuple[ASGIApp, Notes]
 ) -> None:
     app, notes = recorded
 
-    async def run() -> None:
-        async with serving(protocol, app, pathsend=None) as client:
-            await client.send(GET)
-            await client.until(b"\r\n\r\n")
-            await turns(200)
-            [task] = client.state.tasks
-            task.cancel()
-            await client.to_end()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with serving(protocol, app, pathsend=None) as client:
+        await client.ask()
+        await turns(200)
+        [task] = client.state.tasks
+        task.cancel()
+        await client.to_end()
     [request] = notes.requests
     assert 0 < request.size < SIZE
     assert notes.active["GET", "http"] == 0
 
 
-@each
-def test_others_are_recorded_when_the_app_has_returned(
+@each_protocol
+async def test_small_responses_are_recorded_when_the_app_has_returned(
     protocol: Any, recorded: tuple[ASGIApp, Notes], file: Path
 ) -> None:
     app, notes = recorded
 
-    async def run() -> None:
-        async with serving(protocol, app, pathsend=None) as client:
-            await client.send(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n")
-            await client.until(b"small")
-            await client.send(b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n")
-            await client.until(b"\r\n\r\n")
-            file.write_bytes(b"only a few bytes")
-            await client.send(GET)
-            await client.until(b"only a few bytes")
-            await turns()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with serving(protocol, app, pathsend=None) as client:
+        await client.send(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n")
+        await client.until(b"small")
+        await client.ask(b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n")
+        file.write_bytes(b"only a few bytes")
+        await client.send(GET)
+        await client.until(b"only a few bytes")
+        await turns()
     assert [request.size for request in notes.requests] == [5, 0, 16]
     assert notes.clients_left == 0

@@ -10,31 +10,27 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast, FileResponse
-from asgifast.messages import PLANNED, Message, PlannedBody, Receive, Scope, Send
+from asgifast.messages import (
+    PATHSEND,
+    PLANNED,
+    ZEROCOPYSEND,
+    Message,
+    PlannedBody,
+    Receive,
+    Scope,
+    Send,
+)
 
 from wsgifast import BodyError
 from wsgifast.files import ByteRange
 
-from .messages import (
-    DATA,
-    END,
-    PATHSEND,
-    START,
-    ZEROCOPYSEND,
-    _no_descriptor_is_left,
-    app_of,
-    head,
-    offering,
-    path,
-    pathsend,
-)
-from .support import call, scope_of
+from .support import DATA, END, START, app_of, call, head, offering, pathsend, scope_of
 
-__all__ = ["_no_descriptor_is_left", "path"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 @pytest.mark.parametrize("status", [203, 404])
-def test_a_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -> None:
+def test_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -> None:
     app = app_of(head((b"content-length", b"5"), status=status), pathsend(path))
     answer = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
     assert (answer.status, answer.body) == (status, DATA[:5])
@@ -43,31 +39,31 @@ def test_a_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -
 
 
 @pytest.mark.parametrize("status", [200, 203])
-def test_a_file_that_is_not_there_leaves_the_head_to_the_server(path: str, status: int) -> None:
+def test_file_that_is_not_there_leaves_the_head_to_the_server(path: str, status: int) -> None:
     sent: list[Message] = []
     with pytest.raises(FileNotFoundError):
         call(app_of(head(status=status), pathsend(path + "x")), scope_of(), on_send=sent.append)
     assert not sent
 
 
-def test_a_file_without_a_head_is_left_to_the_server_to_refuse(path: str) -> None:
+def test_file_without_a_head_is_left_to_the_server_to_refuse(path: str) -> None:
     answer = call(app_of(pathsend(path)), offering(PATHSEND), whole=False)
     assert answer.types == [PATHSEND]
 
 
-def test_other_methods_have_no_ranges(path: str) -> None:
+def test_post_has_no_ranges(path: str) -> None:
     answer = call(app_of(START, pathsend(path)), scope_of(method="POST", range="bytes=0-1"))
     assert (answer.status, answer.headers, answer.body) == (200, [], DATA)
 
 
 @pytest.mark.parametrize("extensions", [(), (PATHSEND,), (PATHSEND, ZEROCOPYSEND)])
-def test_head_sends_no_byte(path: str, extensions: tuple[str, ...]) -> None:
+def test_head_sends_no_byte_of_a_file(path: str, extensions: tuple[str, ...]) -> None:
     answer = call(app_of(START, pathsend(path)), offering(*extensions, method="HEAD"))
     assert answer.body == b""
     assert answer.types == ["http.response.start", "http.response.body"]
 
 
-def test_an_app_that_knows_ranges_is_not_corrected(path: str) -> None:
+def test_app_that_knows_ranges_is_not_corrected(path: str) -> None:
     headers = ((b"ETag", b'"x"'), (b"Accept-Ranges", b"bytes"))
     app = app_of(head(*headers), pathsend(path))
     assert call(app, scope_of()).messages[0]["headers"] == list(headers)
@@ -76,7 +72,7 @@ def test_an_app_that_knows_ranges_is_not_corrected(path: str) -> None:
     assert call(app, scope_of(if_none_match='"x"')).status == 304
 
 
-def test_a_condition_in_several_lines_is_one(path: str) -> None:
+def test_condition_in_several_lines_is_one(path: str) -> None:
     app = app_of(head((b"etag", b'"x"')), pathsend(path))
     lines = [(b"if-none-match", tag) for tag in (b'"w"', b'"x"', b'"y"')]
     assert call(app, {**scope_of(), "headers": lines}).status == 304
@@ -85,21 +81,21 @@ def test_a_condition_in_several_lines_is_one(path: str) -> None:
 
 @pytest.mark.parametrize("name", ["if_match", "if_none_match", "if_range"])
 @pytest.mark.parametrize("sent", ["x", '"x"', '"y"'])
-def test_a_tag_without_quotes_is_not_compared(path: str, name: str, sent: str) -> None:
+def test_tag_without_quotes_is_not_compared(path: str, name: str, sent: str) -> None:
     app = app_of(head((b"etag", b"x")), pathsend(path))
     facts: dict[str, Any] = {name: sent}
     answer = call(app, scope_of(range="bytes=1-2", **facts))
     assert (answer.status, answer.body, dict(answer.headers)["etag"]) == (200, DATA, "x")
 
 
-def test_what_an_app_leaves_out_is_added(path: str) -> None:
+def test_missing_etag_and_accept_ranges_are_added(path: str) -> None:
     with_etag = dict(call(app_of(head((b"etag", b'"x"')), pathsend(path)), scope_of()).headers)
     assert with_etag["accept-ranges"] == "bytes"
     with_ranges = call(app_of(head((b"accept-ranges", b"bytes")), pathsend(path)), scope_of())
     assert "etag" in dict(with_ranges.headers)
 
 
-def test_an_apps_own_part_is_sent_as_it_is(path: str) -> None:
+def test_apps_own_part_is_sent_as_it_is(path: str) -> None:
     app = app_of(
         head((b"content-range", b"bytes 0-9/10"), (b"content-length", b"10")), pathsend(path)
     )
@@ -108,7 +104,7 @@ def test_an_apps_own_part_is_sent_as_it_is(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
-def test_no_byte_behind_the_declared_length(path: str, name: bytes) -> None:
+def test_file_is_cut_at_its_declared_length(path: str, name: bytes) -> None:
     app = app_of(head((name, b"5")), pathsend(path))
     assert call(app, scope_of()).body == DATA[:5]
     part = call(app, scope_of(range="bytes=-2"))
@@ -116,12 +112,12 @@ def test_no_byte_behind_the_declared_length(path: str, name: bytes) -> None:
 
 
 @pytest.mark.parametrize("length", [b"+5", b"5_0", b"\xb2", b""])
-def test_a_length_that_is_none_is_left_to_the_server(path: str, length: bytes) -> None:
+def test_malformed_length_is_left_to_the_server(path: str, length: bytes) -> None:
     app = app_of(head((b"content-length", length), status=203), pathsend(path))
     assert call(app, scope_of()).body == DATA
 
 
-def test_headers_of_any_iterable(path: str) -> None:
+def test_headers_of_any_iterable_are_read(path: str) -> None:
     start: Message = {**START, "headers": iter([(b"content-length", b"5")])}
     answer = call(app_of(start, pathsend(path)), scope_of())
     assert dict(answer.headers)["content-length"] == "5"
@@ -129,7 +125,7 @@ def test_headers_of_any_iterable(path: str) -> None:
 
 
 @pytest.mark.parametrize("extensions", [(), (ZEROCOPYSEND,), (PATHSEND,), (PATHSEND, ZEROCOPYSEND)])
-def test_an_empty_file_is_one_empty_body(tmp_path: Path, extensions: tuple[str, ...]) -> None:
+def test_empty_file_is_one_empty_body(tmp_path: Path, extensions: tuple[str, ...]) -> None:
     (tmp_path / "empty").touch()
     for app in (
         app_of(START, pathsend(str(tmp_path / "empty"))),
@@ -141,7 +137,7 @@ def test_an_empty_file_is_one_empty_body(tmp_path: Path, extensions: tuple[str, 
         assert ZEROCOPYSEND not in answer.types
 
 
-def test_a_server_that_fails_leaves_no_descriptor(path: str) -> None:
+def test_server_that_fails_leaves_no_descriptor(path: str) -> None:
     def fail(message: Message) -> None:
         raise OSError("gone")
 
@@ -154,7 +150,7 @@ def test_a_server_that_fails_leaves_no_descriptor(path: str) -> None:
             call(app, scope_of(), on_send=fail)
 
 
-def test_several_ranges_by_descriptor(path: str) -> None:
+def test_several_ranges_are_sent_by_descriptor(path: str) -> None:
     """`call` looks at the order of the messages; here each part is of the right bytes."""
     parts: list[bytes] = []
 
@@ -169,7 +165,7 @@ def test_several_ranges_by_descriptor(path: str) -> None:
 
 @pytest.mark.parametrize("extensions", [(), (PATHSEND, ZEROCOPYSEND)])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_file_response_inside_the_middleware(
+def test_file_response_inside_asgifast_answers_its_range(
     path: str, extensions: tuple[str, ...], depth: int
 ) -> None:
     parts: list[bytes] = []
@@ -188,7 +184,7 @@ def test_a_file_response_inside_the_middleware(
     assert b"".join(parts) == DATA[5:10]
 
 
-def test_a_planned_body_may_be_sent_when_its_sender_has_gone_on(path: str) -> None:
+def test_planned_body_may_be_sent_when_its_sender_has_gone_on(path: str) -> None:
     """Starlette's BaseHTTPMiddleware passes messages on through a queue."""
     scope = offering(PLANNED, PATHSEND, ZEROCOPYSEND, range="bytes=5-9")
     answer = call(FileResponse(path), scope)
@@ -199,9 +195,7 @@ def test_a_planned_body_may_be_sent_when_its_sender_has_gone_on(path: str) -> No
 
 
 @pytest.mark.parametrize("extensions", [(), (ZEROCOPYSEND,), (PATHSEND,)])
-def test_a_planned_body_is_closed_by_whoever_sends_it(
-    path: str, extensions: tuple[str, ...]
-) -> None:
+def test_planned_body_is_closed_by_whoever_sends_it(path: str, extensions: tuple[str, ...]) -> None:
     def planned() -> Message:
         file = io.FileIO(path)
         body = PlannedBody(file, [b"<", ByteRange(5, 3), b">"])
@@ -240,7 +234,7 @@ def test_a_planned_body_is_closed_by_whoever_sends_it(
     [BlockingIOError(errno.EAGAIN, "cold"), OSError(errno.EOPNOTSUPP, "no such flag")],
     ids=["cold", "unsupported"],
 )
-def test_what_is_not_in_memory_is_read_in_a_thread(
+def test_file_that_is_not_in_memory_is_read_in_a_thread(
     tmp_path: Path, error: OSError, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = os.urandom(1_000_000)
@@ -258,14 +252,14 @@ def test_what_is_not_in_memory_is_read_in_a_thread(
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
-def test_what_is_no_regular_file(tmp_path: Path, make: Any) -> None:
+def test_path_of_no_regular_file_is_refused(tmp_path: Path, make: Any) -> None:
     """A FIFO has no writer here: opening it must not wait for one."""
     make(tmp_path / "none")
     with pytest.raises(OSError, match="not a regular file"):
         call(app_of(START, pathsend(str(tmp_path / "none"))), scope_of())
 
 
-def test_an_error_of_the_disk_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_disk_reaches_the_app(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> int:
         raise OSError(errno.EIO, "the disk is broken")
 
@@ -284,7 +278,7 @@ def with_range(scope: Scope, value: str) -> Scope:
     return {**scope, "headers": [(b"range", value.encode())]}
 
 
-def test_the_app_is_offered_runs(path: str) -> None:
+def test_app_is_offered_parts_by_path(path: str) -> None:
     offered: list[object] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -308,7 +302,7 @@ def test_the_app_is_offered_runs(path: str) -> None:
     ],
 )
 @pytest.mark.parametrize("status", [200, 206])
-def test_a_run_is_the_same_on_every_server(
+def test_part_by_path_is_the_same_on_every_server(
     path: str, run: dict[str, int], expected: bytes, status: int
 ) -> None:
     length = (b"content-length", b"%d" % len(expected))
@@ -334,25 +328,25 @@ def test_a_run_is_the_same_on_every_server(
     assert DATA[message.get("offset", 0) : end] == expected
 
 
-def test_head_has_no_bytes_of_a_run(path: str) -> None:
+def test_head_has_no_bytes_of_a_part_by_path(path: str) -> None:
     app = app_of(START, {**pathsend(path), "offset": 5, "count": 7})
     assert call(app, scope_of(method="HEAD")).body == b""
 
 
-def test_no_more_of_a_run_than_was_declared(path: str) -> None:
+def test_part_by_path_is_cut_at_its_declared_length(path: str) -> None:
     app = app_of(head((b"content-length", b"3")), {**pathsend(path), "offset": 5, "count": 7})
     assert call(app, scope_of()).body == DATA[5:8]
 
 
 @pytest.mark.parametrize("run", [{"offset": -1}, {"count": -1}, {"offset": "5"}])
-def test_what_is_no_run(path: str, run: dict[str, Any]) -> None:
+def test_invalid_offset_or_count_of_a_path_is_refused(path: str, run: dict[str, Any]) -> None:
     [(name, value)] = run.items()
     with pytest.raises(BodyError, match=f"{name} is a number of bytes, not {value!r}"):
         call(app_of(START, {**pathsend(path), **run}), RANGES)
 
 
 @pytest.mark.parametrize("kind", ["response", "response inside", "middleware"])
-def test_a_range_is_a_run_where_the_server_takes_it(path: str, kind: str) -> None:
+def test_range_is_a_part_by_path_where_the_server_takes_it(path: str, kind: str) -> None:
     response: Any = FileResponse(path)
     app = {
         "response": response,

@@ -16,27 +16,14 @@ from typing import Any
 
 import pytest
 from asgifast import FileResponse, StaticFiles
-from asgifast.messages import PLANNED, ASGIApp, PlannedBody, Receive, Scope, Send
+from asgifast.messages import PATHSEND, PLANNED, ASGIApp, PlannedBody, Receive, Scope, Send
 from starlette import responses
 from starlette.background import BackgroundTask
 
 from wsgifast.files import ByteRange
 
-from .protocols import (
-    HELLO,
-    LARGE_BYTES,
-    PATHSEND,
-    Client,
-    body,
-    large,
-    protocol,
-    serving,
-    start,
-    talk,
-    turns,
-)
-
-__all__ = ["large", "protocol"]
+from .protocols import HELLO, LARGE_BYTES, body, serving, start, turns
+from .support import head, length, pathsend, sending
 
 GET = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
 RANGES = b"GET /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
@@ -59,18 +46,16 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pathsend", "starlette", "ours", "static"])
-def test_the_app_does_not_wait_for_the_client(protocol: Any, large: Path, kind: str) -> None:
+async def test_app_returns_before_its_client_reads_the_file(
+    protocol: Any, large: Path, kind: str
+) -> None:
     """Nor does the file have to stay where it is."""
     data = large.read_bytes()
     returned = asyncio.Event()
 
-    async def pathsend(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        await send({"type": PATHSEND, "path": str(large)})
-
     remove = BackgroundTask(large.unlink)
     inner: dict[str, ASGIApp] = {
-        "pathsend": pathsend,
+        "pathsend": sending(head(length(LARGE_BYTES)), pathsend(str(large))),
         "starlette": responses.FileResponse(large, background=remove),
         "ours": FileResponse(large, background=remove),
         "static": StaticFiles(directory=large.parent),
@@ -81,19 +66,18 @@ def test_the_app_does_not_wait_for_the_client(protocol: Any, large: Path, kind: 
         large.unlink(missing_ok=True)
         returned.set()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await returned.wait()  # and not a byte was read
-        await client.until(b"\r\n\r\n")
-        assert await client.exactly(LARGE_BYTES) == data
+        assert await client.body(LARGE_BYTES) == data
         await client.hello()
         assert descriptors_of(large) == 0
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("ranges", [b"100-2000000", b"5-9,100-1000000,1500000-2900000"])
-def test_parts_are_handed_over_too(protocol: Any, large: Path, ranges: bytes) -> None:
+async def test_app_returns_before_its_client_reads_parts(
+    protocol: Any, large: Path, ranges: bytes
+) -> None:
     data = large.read_bytes()
     returned = asyncio.Event()
 
@@ -102,7 +86,7 @@ def test_parts_are_handed_over_too(protocol: Any, large: Path, ranges: bytes) ->
         large.unlink()
         returned.set()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(RANGES % ranges)
         await returned.wait()
         head = await client.until(b"\r\n\r\n")
@@ -115,14 +99,14 @@ def test_parts_are_handed_over_too(protocol: Any, large: Path, ranges: bytes) ->
         await client.hello()
         assert descriptors_of(large) == 0
 
-    talk(protocol, app, conversation)
-
 
 class Held:
     """Stands for what a framework puts into a request's scope."""
 
 
-def test_a_download_keeps_neither_its_request_nor_empty_queues(protocol: Any, large: Path) -> None:
+async def test_download_keeps_neither_its_request_nor_empty_queues(
+    protocol: Any, large: Path
+) -> None:
     held: list[weakref.ref[Held]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,11 +114,10 @@ def test_a_download_keeps_neither_its_request_nor_empty_queues(protocol: Any, la
         held.append(weakref.ref(there))
         await FileResponse(large)(scope, receive, send)
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         gc.disable()
         try:
-            await client.send(GET)
-            await client.until(b"\r\n\r\n")
+            await client.ask()
             await turns()
             assert held[0]() is None
             connection: Any = next(iter(client.state.connections))
@@ -147,16 +130,13 @@ def test_a_download_keeps_neither_its_request_nor_empty_queues(protocol: Any, la
         finally:
             gc.enable()
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
-        await client.send(GET + HELLO)
-        await client.until(b"\r\n\r\n")
+        await client.ask(GET + HELLO)
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
         await client.until(b"\r\n\r\nhello")
         await client.hello()
 
-    talk(protocol, app, conversation)
 
-
-def test_the_app_goes_on_while_the_file_is_sent(protocol: Any, large: Path) -> None:
+async def test_app_goes_on_while_its_file_is_sent(protocol: Any, large: Path) -> None:
     """The client has the file, and another answer, while the app is still at it."""
     go_on = asyncio.Event()
     over = asyncio.Event()
@@ -167,9 +147,8 @@ def test_the_app_goes_on_while_the_file_is_sent(protocol: Any, large: Path) -> N
         await go_on.wait()
         over.set()
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
         await client.hello()
         assert not over.is_set()
@@ -177,28 +156,23 @@ def test_the_app_goes_on_while_the_file_is_sent(protocol: Any, large: Path) -> N
         await over.wait()
         await client.hello()
 
-    talk(protocol, app, conversation)
 
-
-def test_a_download_has_no_task_but_its_request(protocol: Any, large: Path) -> None:
+async def test_download_has_no_task_but_its_request(protocol: Any, large: Path) -> None:
     """Also where the app has nothing else to do, which is known when it has returned."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await FileResponse(large)(scope, receive, send)
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         before = len(asyncio.all_tasks())
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+        await client.ask()
         await turns()
         assert len(asyncio.all_tasks()) == before + 1
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
         await client.hello()
 
-    talk(protocol, app, conversation)
 
-
-def test_an_error_of_the_app_does_not_cut_the_file(
+async def test_error_of_the_app_does_not_cut_the_file(
     protocol: Any, large: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -206,20 +180,18 @@ def test_an_error_of_the_app_does_not_cut_the_file(
         await send({"type": PATHSEND, "path": str(large)})
         raise ValueError("in the background task")
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await turns()
-        await client.until(b"\r\n\r\n")
-        assert await client.to_end() == large.read_bytes()
-        assert "in the background task" in caplog.text
-
     with caplog.at_level(logging.ERROR, "uvicorn.error"):
-        talk(protocol, app, conversation)
+        async with serving(protocol, app) as client:
+            await client.send(GET)
+            await turns()
+            await client.until(b"\r\n\r\n")
+            assert await client.to_end() == large.read_bytes()
+            assert "in the background task" in caplog.text
 
 
 @pytest.mark.parametrize("outlives", [False, True], ids=["of the app", "of a task beside it"])
 @pytest.mark.parametrize("message", ["http.response.body", PATHSEND])
-def test_a_message_behind_the_file_is_an_error(
+async def test_message_behind_the_file_is_refused(
     protocol: Any, large: Path, message: str, outlives: bool
 ) -> None:
     """uvicorn's own, once the file is sent."""
@@ -242,36 +214,27 @@ def test_a_message_behind_the_file_is_an_error(
         else:
             await late()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await turns()
         assert not told
-        await client.until(b"\r\n\r\n")
-        assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+        assert await client.body(LARGE_BYTES) == large.read_bytes()
         await client.hello()
         assert len(told) == 1
         assert "Unexpected ASGI message" in told[0]
 
-    talk(protocol, app, conversation)
 
-
-def test_requests_behind_the_file_wait_for_it(protocol: Any, large: Path) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        await send({"type": PATHSEND, "path": str(large)})
-
-    async def conversation(client: Client) -> None:
+async def test_requests_behind_a_file_wait_for_it(protocol: Any, large: Path) -> None:
+    app = sending(head(length(LARGE_BYTES)), pathsend(str(large)))
+    async with serving(protocol, app) as client:
         await client.send(GET * 3)
         for _ in range(3):
-            await client.until(b"\r\n\r\n")
-            assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+            assert await client.body(LARGE_BYTES) == large.read_bytes()
         await client.hello()
-
-    talk(protocol, app, conversation)
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["client leaves", "file shrinks"])
-def test_the_file_is_not_sent_to_its_end(
+async def test_file_that_is_not_sent_to_its_end_is_closed(
     protocol: Any, large: Path, leaves: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client that leaves is no error; a file that shrinks is one, and ends the connection."""
@@ -282,27 +245,27 @@ def test_the_file_is_not_sent_to_its_end(
         await send({"type": PATHSEND, "path": str(large)})
         returned.set()
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await returned.wait()
-        assert descriptors_of(large) == 1
-        if leaves:
-            client.sock.close()
-        else:
-            os.truncate(large, 1_000_000)
-            await client.until(b"\r\n\r\n")
-            assert len(await client.to_end()) == 1_000_000
-        await until(lambda: descriptors_of(large) == 0)
-
     with caplog.at_level(logging.ERROR):
-        talk(protocol, app, conversation)
+        async with serving(protocol, app) as client:
+            await client.send(GET)
+            await returned.wait()
+            assert descriptors_of(large) == 1
+            if leaves:
+                client.sock.close()
+            else:
+                os.truncate(large, 1_000_000)
+                await client.until(b"\r\n\r\n")
+                assert len(await client.to_end()) == 1_000_000
+            await until(lambda: descriptors_of(large) == 0)
     assert ("2000000 of 3000000 bytes" in caplog.text) is not leaves
     assert bool(caplog.records) is not leaves
 
 
 @pytest.mark.parametrize("where", ["app", "file"])
 @pytest.mark.parametrize("soon", [True, False], ids=["before its first step", "midway"])
-def test_cancelling_ends_the_file_too(protocol: Any, large: Path, where: str, soon: bool) -> None:
+async def test_cancelled_request_ends_its_file(
+    protocol: Any, large: Path, where: str, soon: bool
+) -> None:
     """As uvicorn does when its time for a graceful shutdown is over."""
     tasks: list[asyncio.Task[Any]] = []
     sent = asyncio.Event()
@@ -319,7 +282,7 @@ def test_cancelling_ends_the_file_too(protocol: Any, large: Path, where: str, so
         if where == "app":
             await asyncio.Event().wait()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await sent.wait()
         if not soon:
@@ -329,10 +292,8 @@ def test_cancelling_ends_the_file_too(protocol: Any, large: Path, where: str, so
         assert len(await client.to_end()) < LARGE_BYTES
         await until(lambda: descriptors_of(large) == 0)
 
-    talk(protocol, app, conversation)
 
-
-def test_shutdown_waits_for_the_file(protocol: Any, large: Path) -> None:
+async def test_shutdown_waits_for_a_file_that_is_handed_over(protocol: Any, large: Path) -> None:
     returned = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -340,22 +301,21 @@ def test_shutdown_waits_for_the_file(protocol: Any, large: Path) -> None:
         await send({"type": PATHSEND, "path": str(large)})
         returned.set()
 
-    async def run() -> None:
-        async with serving(protocol, app) as client:
-            await client.send(GET)
-            await returned.wait()
-            await turns()
-            (connection,) = client.state.connections
-            connection.shutdown()
-            assert client.state.tasks
-            await client.until(b"\r\n\r\n")
-            assert await client.to_end() == large.read_bytes()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with serving(protocol, app) as client:
+        await client.send(GET)
+        await returned.wait()
+        await turns()
+        (connection,) = client.state.connections
+        connection.shutdown()
+        assert client.state.tasks
+        await client.until(b"\r\n\r\n")
+        assert await client.to_end() == large.read_bytes()
 
 
 @pytest.mark.parametrize("size", [1000, 64 * 1024])
-def test_a_small_file_is_sent_before_the_app_goes_on(protocol: Any, large: Path, size: int) -> None:
+async def test_small_file_is_sent_before_the_app_goes_on(
+    protocol: Any, large: Path, size: int
+) -> None:
     os.truncate(large, size)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -365,17 +325,14 @@ def test_a_small_file_is_sent_before_the_app_goes_on(protocol: Any, large: Path,
         assert descriptors_of(large) == 0
         assert asyncio.all_tasks() == before
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         assert await client.exactly(size) == large.read_bytes()
         await client.hello()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("why", ["left", "complete"])
-def test_a_planned_body_that_nobody_can_have_is_closed(
+async def test_planned_body_that_nobody_can_have_is_closed(
     protocol: Any, large: Path, why: str
 ) -> None:
     over = asyncio.Event()
@@ -393,10 +350,8 @@ def test_a_planned_body_that_nobody_can_have_is_closed(
             await send({"type": PATHSEND, "path": "/none", PLANNED: planned})
         over.set()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"\r\n\r\n") if why == "complete" else client.sock.close()
         await over.wait()
         assert file.closed
-
-    talk(protocol, app, conversation)

@@ -53,7 +53,7 @@ def made() -> tuple[Loop, Any]:
     return loop, ConnectionLoop(loop, lambda: math.inf)
 
 
-def test_it_calls_when_its_time_is_over() -> None:
+def test_idle_timer_calls_once_when_its_time_is_over() -> None:
     loop, idle = made()
     called: list[float] = []
     idle.call_later(5, lambda: called.append(loop.now))
@@ -63,7 +63,7 @@ def test_it_calls_when_its_time_is_over() -> None:
     assert called == [5.0], "once"
 
 
-def test_one_timer_for_many_requests() -> None:
+def test_idle_timer_is_one_for_many_requests() -> None:
     loop, idle = made()
     called: list[float] = []
     for request in range(1, 100):
@@ -77,7 +77,7 @@ def test_one_timer_for_many_requests() -> None:
     assert loop.timers == []
 
 
-def test_what_is_unset_is_not_called() -> None:
+def test_cancelled_idle_timer_does_not_call() -> None:
     loop, idle = made()
     called: list[str] = []
     idle.call_later(5, lambda: called.append("first")).cancel()
@@ -89,7 +89,7 @@ def test_what_is_unset_is_not_called() -> None:
     assert called == ["second"]
 
 
-def test_a_second_timer_beside_it_is_the_loops_own() -> None:
+def test_second_timer_is_the_loops_own() -> None:
     loop, idle = made()
     called: list[object] = []
     first = idle.call_later(5, lambda: called.append("idle"))
@@ -100,7 +100,7 @@ def test_a_second_timer_beside_it_is_the_loops_own() -> None:
     assert called == ["other"]
 
 
-def test_nothing_is_kept_of_a_connection_that_is_gone() -> None:
+def test_stopped_idle_timer_keeps_nothing_of_its_connection() -> None:
     class Connection:
         def close(self) -> None: ...
 
@@ -118,12 +118,9 @@ def test_nothing_is_kept_of_a_connection_that_is_gone() -> None:
     assert all(timer.cancelled for timer in loop.timers)
 
 
-def test_everything_else_is_the_loops() -> None:
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        idle = ConnectionLoop(loop, lambda: math.inf)
-        assert idle.real is loop
-        assert idle.is_running()
-        assert await idle.create_task(asyncio.sleep(0, "done")) == "done"
-
-    asyncio.run(run())
+async def test_connection_loop_passes_everything_else_to_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    idle = ConnectionLoop(loop, lambda: math.inf)
+    assert idle.real is loop
+    assert idle.is_running()
+    assert await idle.create_task(asyncio.sleep(0, "done")) == "done"

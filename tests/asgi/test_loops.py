@@ -11,65 +11,60 @@ import anyio
 import pytest
 from asgifast.loops import ended, in_thread, running_loop
 
-from .backends import Run, run
-
-__all__ = ["run"]
+each_loop = pytest.mark.usefixtures("loop")
 
 
-def test_a_task_that_is_ended_is_over(run: Run) -> None:
-    async def main() -> None:
-        steps = []
+@each_loop
+async def test_task_that_is_ended_is_over() -> None:
+    steps = []
 
-        async def wait() -> None:
-            try:
-                await anyio.sleep_forever()
-            finally:
-                steps.append("over")
+    async def wait() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            steps.append("over")
 
-        task = running_loop().create_task(wait())
-        for _ in range(5):
-            await anyio.lowlevel.checkpoint()
-        assert not task.done()
-        await ended(task)
-        assert task.done()
-        assert steps == ["over"]
-        await ended(task)  # once more does nothing
-
-    run(main)
+    task = running_loop().create_task(wait())
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+    assert not task.done()
+    await ended(task)
+    assert task.done()
+    assert steps == ["over"]
+    await ended(task)  # once more does nothing
 
 
-def test_a_caller_that_is_cancelled_while_a_task_ends_is_cancelled(run: Run) -> None:
+@each_loop
+async def test_caller_that_is_cancelled_while_a_task_ends_is_cancelled() -> None:
     """Neither is the task left behind, nor the cancellation lost."""
 
-    async def main() -> None:
-        steps = []
+    steps = []
 
-        async def slow_to_end() -> None:
-            try:
-                await anyio.sleep_forever()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await anyio.sleep(0.01)
-                steps.append("task over")
+    async def slow_to_end() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.01)
+            steps.append("task over")
 
-        async def caller() -> None:
-            task = running_loop().create_task(slow_to_end())
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
-            group.cancel_scope.cancel()
-            await ended(task)
-            assert steps == ["task over"]
+    async def caller() -> None:
+        task = running_loop().create_task(slow_to_end())
+        for _ in range(5):
             await anyio.lowlevel.checkpoint()
-            steps.append("not cancelled")
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(caller)
+        group.cancel_scope.cancel()
+        await ended(task)
         assert steps == ["task over"]
+        await anyio.lowlevel.checkpoint()
+        steps.append("not cancelled")
 
-    run(main)
+    async with anyio.create_task_group() as group:
+        group.start_soon(caller)
+    assert steps == ["task over"]
 
 
-def test_a_thread_is_waited_for_by_a_cancelled_caller(run: Run) -> None:
+@each_loop
+async def test_thread_is_waited_for_by_a_cancelled_caller() -> None:
     release = threading.Event()
     over = []
 
@@ -77,71 +72,62 @@ def test_a_thread_is_waited_for_by_a_cancelled_caller(run: Run) -> None:
         release.wait(60)
         over.append(True)
 
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group:
 
-            async def call() -> None:
-                try:
-                    await in_thread(work)
-                finally:
-                    assert over  # its descriptors may be closed now
+        async def call() -> None:
+            try:
+                await in_thread(work)
+            finally:
+                assert over  # its descriptors may be closed now
 
-            group.start_soon(call)
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
-            group.cancel_scope.cancel()
-            threading.Timer(0.05, release.set).start()
-
-    run(main)
+        group.start_soon(call)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+        threading.Timer(0.05, release.set).start()
     assert over
 
 
-def test_a_thread_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+async def test_thread_is_waited_for_however_often_its_caller_is_cancelled() -> None:
     release = threading.Event()
 
-    async def main() -> None:
-        call = asyncio.create_task(in_thread(release.wait, 10))
-        for _ in range(3):
-            await asyncio.sleep(0)
-            call.cancel()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not call.done()
-        release.set()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-
-    asyncio.run(main())
-
-
-def test_asyncios_own_cancellation_while_a_task_ends_is_not_lost() -> None:
-    async def main() -> None:
-        may_end = asyncio.Event()
-        steps = []
-
-        async def slow_to_end() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await may_end.wait()
-                steps.append("task over")
-
-        async def ending() -> None:
-            await ended(task)
-            steps.append("not cancelled")
-
-        task = asyncio.create_task(slow_to_end())
+    call = asyncio.create_task(in_thread(release.wait, 10))
+    for _ in range(3):
         await asyncio.sleep(0)
-        caller = asyncio.create_task(ending())
+        call.cancel()
+    for _ in range(5):
         await asyncio.sleep(0)
-        caller.cancel()
-        await asyncio.sleep(0)
-        may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        assert steps == ["task over"]
+    assert not call.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
-    asyncio.run(main())
+
+async def test_asyncios_own_cancellation_while_a_task_ends_is_not_lost() -> None:
+    may_end = asyncio.Event()
+    steps = []
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()
+            steps.append("task over")
+
+    async def ending() -> None:
+        await ended(task)
+        steps.append("not cancelled")
+
+    task = asyncio.create_task(slow_to_end())
+    await asyncio.sleep(0)
+    caller = asyncio.create_task(ending())
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert steps == ["task over"]
 
 
 def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +157,9 @@ def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("trio_is_imported", [True, False])
-def test_no_loop_at_all(monkeypatch: pytest.MonkeyPatch, trio_is_imported: bool) -> None:
+def test_running_loop_without_a_loop_raises(
+    monkeypatch: pytest.MonkeyPatch, trio_is_imported: bool
+) -> None:
     if not trio_is_imported:
         monkeypatch.delitem(sys.modules, "trio")
     with pytest.raises(RuntimeError):

@@ -13,9 +13,8 @@ from asgifast.messages import Message, Receive, Scope, Send
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from .messages import START, body
 from .protocols import turns
-from .support import scope_of
+from .support import START, body, scope_of
 
 App = Callable[[Send, asyncio.Event], Awaitable[None]]
 
@@ -87,7 +86,7 @@ def test_each_tasks_messages_keep_their_order_and_none_is_lost(
 
 
 @pytest.mark.parametrize("wait", range(HELD_TURNS + 5))
-def test_a_message_does_not_overtake_the_one_that_was_held(wait: int) -> None:
+def test_message_does_not_overtake_the_one_that_was_held(wait: int) -> None:
     """Whether the one before is still held, is about to be sent, or was sent."""
 
     async def app(send: Send, has_room: asyncio.Event) -> None:
@@ -100,7 +99,7 @@ def test_a_message_does_not_overtake_the_one_that_was_held(wait: int) -> None:
     assert sent_by(run(app)) == [b"<%d>" % n for n in range(LONE_TURNS + 1)] + [b"<next>"]
 
 
-def test_one_task_overtakes_itself_in_no_case() -> None:
+def test_messages_of_one_task_never_overtake_each_other() -> None:
     """Messages are passed on at once; one waits for the server; then others come."""
 
     async def app(send: Send, has_room: asyncio.Event) -> None:
@@ -122,7 +121,7 @@ def test_one_task_overtakes_itself_in_no_case() -> None:
 
 
 @pytest.mark.parametrize("waits", ["for the head", "for a message"])
-def test_a_send_that_is_given_up_on_takes_no_other_with_it(waits: str) -> None:
+def test_send_that_is_given_up_on_takes_no_other_with_it(waits: str) -> None:
     async def app(send: Send, has_room: asyncio.Event) -> None:
         if waits == "for a message":
             await turns()
@@ -141,7 +140,7 @@ def test_a_send_that_is_given_up_on_takes_no_other_with_it(waits: str) -> None:
     assert sent_by(messages) == ([b"<before>"] if waits == "for a message" else []) + [b"<after>"]
 
 
-def test_no_message_waits_for_the_apps_next_one() -> None:
+def test_held_message_does_not_wait_for_the_next_one() -> None:
     sent: list[Message] = []
 
     async def app(send: Send, has_room: asyncio.Event) -> None:

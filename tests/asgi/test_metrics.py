@@ -18,7 +18,7 @@ FILE_BYTES = 64 * 1024 * 1024
 
 
 @pytest.mark.parametrize("name", ["ours-h11-asyncio", "ours-httptools-uvloop"])
-def test_connections_of_uvicorn(name: str, tmp_path: Path) -> None:
+def test_connections_of_uvicorn_are_counted_by_state(name: str, tmp_path: Path) -> None:
     assert name in OURS
     with (tmp_path / "large").open("wb") as file:
         file.truncate(FILE_BYTES)

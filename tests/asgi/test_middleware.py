@@ -12,27 +12,12 @@ import flask
 import pytest
 from asgifast import ASGIFast
 from asgifast.coalescing import HELD_TURNS, LONE_TURNS
-from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from tests.metrics.test_instrumented import Notes
 from wsgifast import BodyError, ConfigurationError
 
-from .messages import PATHSEND, START, ZEROCOPYSEND, body
-from .support import call, scope_of
-
-
-def sending(*messages: Message | None) -> Any:
-    """An app that sends these; None lets the loop's turn end."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for message in messages:
-            if message is None:
-                for _ in range(5):
-                    await asyncio.sleep(0)
-            else:
-                await send(message)
-
-    return app
+from .support import START, body, call, scope_of, sending
 
 
 def recording(sent: list[Message]) -> Send:
@@ -74,7 +59,7 @@ def test_messages_that_come_alone_are_passed_on_at_once_until_more_come() -> Non
     assert len(answer.messages) < singles + 20
 
 
-def test_messages_that_take_some_turns_each_are_coalesced() -> None:
+def test_asgifast_coalesces_messages_some_turns_apart() -> None:
     """As behind a middleware that has each pass from one task to another."""
     sent = [b"<%d>" % number for number in range(1000)]
 
@@ -91,7 +76,7 @@ def test_messages_that_take_some_turns_each_are_coalesced() -> None:
     assert len(answer.messages) < len(sent) / 4 + 10
 
 
-def test_nothing_of_a_measured_request_waits_for_the_garbage_collector() -> None:
+def test_measured_request_leaves_no_cycle_of_references() -> None:
     notes = Notes()
     app = ASGIFast(sending(START, body(b"a", False)), metrics=notes)
     scope = {**scope_of(), "state": Notes()}
@@ -107,7 +92,7 @@ def test_nothing_of_a_measured_request_waits_for_the_garbage_collector() -> None
 
 
 @pytest.mark.parametrize("failure", [None, ZeroDivisionError, OSError, asyncio.CancelledError])
-def test_a_request_is_active_until_its_app_has_ended(failure: type[BaseException] | None) -> None:
+def test_request_is_active_until_its_app_has_ended(failure: type[BaseException] | None) -> None:
     notes = Notes()
     seen = []
 
@@ -157,12 +142,12 @@ def test_large_messages_keep_their_place() -> None:
     assert sum(m.get("body") is big for m in answer.messages) == 2, "large ones are not copied"
 
 
-def test_a_head_waits_for_the_body_and_no_longer() -> None:
+def test_head_waits_for_the_body_and_no_longer() -> None:
     answer = call(ASGIFast(sending(START)), scope_of(), whole=False)
     assert answer.types == ["http.response.start"]
 
 
-def test_the_head_of_a_stream_does_not_wait_for_its_first_message() -> None:
+def test_head_of_a_stream_does_not_wait_for_its_first_message() -> None:
     sent: list[Message] = []
     before: list[int] = []
 
@@ -178,13 +163,13 @@ def test_the_head_of_a_stream_does_not_wait_for_its_first_message() -> None:
     assert before == [0, 1]
 
 
-def test_what_an_app_that_ends_early_has_sent_is_sent() -> None:
+def test_app_that_ends_early_has_sent_its_messages() -> None:
     answer = call(ASGIFast(sending(START, body(b"a"), body(b"b"))), scope_of(), whole=False)
     assert [m.get("body") for m in answer.messages] == [None, b"ab"]
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])
-def test_a_second_head_is_left_to_the_server_to_refuse(headers: list[tuple[bytes, bytes]]) -> None:
+def test_second_head_is_left_to_the_server_to_refuse(headers: list[tuple[bytes, bytes]]) -> None:
     first: Message = {**START, "headers": headers}
     second: Message = {**first, "status": 500}
     answer = call(ASGIFast(sending(first, second, body(b"", False))), scope_of(), whole=False)
@@ -204,20 +189,20 @@ def test_other_messages_keep_their_place() -> None:
     ]
 
 
-def test_the_apps_own_messages_stay_as_they_are() -> None:
+def test_messages_of_the_app_are_not_changed() -> None:
     head: Message = {"type": "http.response.start", "status": 200, "headers": iter([])}
     text = body("text", False)
     assert call(ASGIFast(sending(head, text)), scope_of()).messages[0]["headers"] == []
     assert text["body"] == "text"
 
 
-def test_messages_of_some_size_are_not_coalesced() -> None:
+def test_messages_of_20_kb_are_not_coalesced() -> None:
     part = b"x" * 20_000
     app = ASGIFast(sending(START, body(part), body(part), body(b"", False)))
     assert [m["body"] for m in call(app, scope_of()).messages[1:]] == [part, part, b""]
 
 
-def test_a_server_that_coalesces_gets_every_message() -> None:
+def test_server_that_coalesces_gets_every_message() -> None:
     scope = {**scope_of(), "extensions": {"asgifast.coalescing": {}, "of.the.server": {}}}
     seen: list[Any] = []
 
@@ -254,7 +239,7 @@ def test_what_the_servers_send_raises_reaches_the_app() -> None:
     assert caught == ["gone"]
 
 
-def test_an_app_that_fails_has_sent_what_it_sent() -> None:
+def test_app_that_fails_has_sent_its_messages() -> None:
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -267,7 +252,7 @@ def test_an_app_that_fails_has_sent_what_it_sent() -> None:
     assert [m.get("body") for m in sent] == [None, b"before"]
 
 
-def test_the_apps_own_error_is_the_one_told() -> None:
+def test_error_of_the_app_comes_before_that_of_send() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(START)
         await send(body(b"before"))
@@ -283,7 +268,7 @@ def test_the_apps_own_error_is_the_one_told() -> None:
 
 @pytest.mark.parametrize("failure", [LookupError, asyncio.CancelledError])
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"2")]])
-def test_an_app_that_fails_before_its_body_leaves_the_head_to_the_server(
+async def test_app_that_fails_before_its_body_leaves_the_head_to_the_server(
     headers: list[tuple[bytes, bytes]], failure: type[BaseException]
 ) -> None:
     """The server can still answer 500."""
@@ -293,13 +278,10 @@ def test_an_app_that_fails_before_its_body_leaves_the_head_to_the_server(
         await send({**START, "headers": headers})
         raise failure("on purpose")
 
-    async def run() -> None:
-        with pytest.raises(failure):
-            await ASGIFast(app)(scope_of(), no_body, recording(sent))
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+    with pytest.raises(failure):
+        await ASGIFast(app)(scope_of(), no_body, recording(sent))
+    for _ in range(5):
+        await asyncio.sleep(0)
     assert not sent
 
 
@@ -307,13 +289,13 @@ def test_an_app_that_fails_before_its_body_leaves_the_head_to_the_server(
     ("given", "sent"),
     [("grün", "grün".encode()), (bytearray(b"x"), b"x"), (memoryview(b"y"), b"y")],
 )
-def test_repaired(given: object, sent: bytes) -> None:
+def test_text_and_buffers_become_bytes(given: object, sent: bytes) -> None:
     answer = call(ASGIFast(sending(START, body(given, False))), scope_of())
     assert answer.body == sent
     assert type(answer.messages[1]["body"]) is bytes
 
 
-def test_text_has_one_byte_order_mark_however_many_messages_it_has() -> None:
+def test_text_of_many_messages_has_one_byte_order_mark() -> None:
     start = {**START, "headers": [(b"content-type", b"text/plain; charset=utf-16")]}
     parts = ["", "one, ", "", "two, ", "three"]
     messages = [body(part) for part in parts]
@@ -322,12 +304,12 @@ def test_text_has_one_byte_order_mark_however_many_messages_it_has() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 7, {"a": 1}, [b"list"]])
-def test_refused(given: object) -> None:
+def test_body_of_another_type_is_refused(given: object) -> None:
     with pytest.raises(BodyError, match="sending"):
         call(ASGIFast(sending(START, body(given, False))), scope_of())
 
 
-def test_an_app_that_is_cancelled_sends_no_more() -> None:
+async def test_app_that_raises_cancelled_error_sends_no_more() -> None:
     sent: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -335,17 +317,14 @@ def test_an_app_that_is_cancelled_sends_no_more() -> None:
         await send(body(b"coalesced"))
         raise asyncio.CancelledError
 
-    async def run() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await ASGIFast(app)(scope_of(), no_body, recording(sent))
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+    with pytest.raises(asyncio.CancelledError):
+        await ASGIFast(app)(scope_of(), no_body, recording(sent))
+    for _ in range(5):
+        await asyncio.sleep(0)
     assert [m["type"] for m in sent] == ["http.response.start"]
 
 
-def test_lifespan_and_websockets_pass_untouched() -> None:
+def test_lifespan_and_websocket_scopes_pass_untouched() -> None:
     passed: list[object] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -372,7 +351,7 @@ def test_lifespan_and_websockets_pass_untouched() -> None:
         {"ranges": 2},
     ],
 )
-def test_wrong_options(options: dict[str, Any]) -> None:
+def test_invalid_option_of_asgifast_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         ASGIFast(sending(), **options)
 
@@ -386,6 +365,6 @@ def test_wrong_options(options: dict[str, Any]) -> None:
         (lambda: sending(), "call it first, if it is a factory"),
     ],
 )
-def test_what_is_no_app(app: Any, way_out: str) -> None:
+def test_object_that_is_no_asgi_app_is_refused(app: Any, way_out: str) -> None:
     with pytest.raises(ConfigurationError, match=way_out):
         ASGIFast(app)

@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
-from asgifast.messages import COALESCING, FILE_EXTENSIONS, Message, Receive, Scope, Send
+from asgifast.messages import (
+    COALESCING,
+    FILE_EXTENSIONS,
+    PATHSEND,
+    ZEROCOPYSEND,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse as StarletteFileResponse
 
 from wsgifast import BodyError
 
-from .messages import PATHSEND, START, ZEROCOPYSEND, app_of, body, offering, pathsend
-from .support import call, scope_of
+from .support import START, app_of, body, call, offering, pathsend, scope_of
 
 
 @pytest.fixture
@@ -26,7 +34,7 @@ def digits(tmp_path: Path) -> str:
     return str(tmp_path / "f")
 
 
-def test_a_file_is_handed_to_a_server_that_takes_paths(digits: str) -> None:
+def test_file_is_handed_to_a_server_that_takes_paths(digits: str) -> None:
     app = app_of(START, pathsend(digits))
     scope = offering(PATHSEND)
     answer = call(app, scope)
@@ -36,7 +44,7 @@ def test_a_file_is_handed_to_a_server_that_takes_paths(digits: str) -> None:
     assert (part.status, part.body) == (206, b"234")
 
 
-def test_a_path_may_be_relative(
+def test_relative_path_is_made_absolute(
     digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,19 +54,19 @@ def test_a_path_may_be_relative(
 
 
 @pytest.mark.parametrize("path", [None, 1, b"f"])
-def test_what_is_no_path(path: object) -> None:
+def test_pathsend_without_a_path_is_refused(path: object) -> None:
     with pytest.raises(BodyError, match="needs a path"):
         call(app_of(START, {"type": PATHSEND, "path": path}), scope_of())
 
 
-def test_a_range_is_handed_to_a_server_that_takes_descriptors(digits: str) -> None:
+def test_range_is_handed_to_a_server_that_takes_descriptors(digits: str) -> None:
     app = app_of(START, pathsend(digits))
     scope = offering(PATHSEND, ZEROCOPYSEND, range="bytes=2-4")
     message = call(app, scope).messages[1]
     assert (message["type"], message["offset"], message["count"]) == (ZEROCOPYSEND, 2, 3)
 
 
-def test_reading_blocks_no_loop(tmp_path: Path, blocking_calls: list[str]) -> None:
+def test_reading_a_cold_file_blocks_no_loop(tmp_path: Path, blocking_calls: list[str]) -> None:
     data = os.urandom(3_000_000)
     (tmp_path / "f").write_bytes(data)
     fd = os.open(tmp_path / "f", os.O_RDONLY)
@@ -79,7 +87,7 @@ def test_reading_stops_when_the_client_has_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
-def test_an_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path, size: int) -> None:
+def test_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path, size: int) -> None:
     with (tmp_path / "f").open("wb") as file:
         file.truncate(50_000_000)
     uploaded = 0
@@ -105,13 +113,13 @@ def test_an_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path,
     asyncio.run(ASGIFast(app)(scope_of(), receive, send))
 
 
-def test_head_reads_no_file(digits: str) -> None:
+def test_head_of_another_status_reads_no_file(digits: str) -> None:
     app = app_of({**START, "status": 203}, pathsend(digits))
     assert call(app, scope_of(method="HEAD")).body == b""
 
 
 @pytest.mark.parametrize("size", [10, 300_000])
-def test_what_answers_ranges_by_itself_goes_on(tmp_path: Path, size: int) -> None:
+def test_range_that_a_response_answers_itself_is_passed_on(tmp_path: Path, size: int) -> None:
     data = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
     (tmp_path / "f").write_bytes(data)
     for app in (FileResponse(tmp_path / "f"), StaticFiles(directory=tmp_path)):
@@ -119,7 +127,7 @@ def test_what_answers_ranges_by_itself_goes_on(tmp_path: Path, size: int) -> Non
         assert (answer.status, answer.body) == (206, data[2:5])
 
 
-def test_a_stream_that_answers_its_range_by_itself(tmp_path: Path) -> None:
+def test_range_that_a_stream_answers_itself_is_passed_on(tmp_path: Path) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert (b"range", b"bytes=0-1") in scope["headers"]
         await send({**START, "status": 206, "headers": [(b"content-range", b"bytes 0-1/10")]})
@@ -131,7 +139,7 @@ def test_a_stream_that_answers_its_range_by_itself(tmp_path: Path) -> None:
     assert answer.headers == [("content-range", "bytes 0-1/10")]
 
 
-def test_options_that_switch_off(digits: str) -> None:
+def test_ranges_and_preconditions_can_be_off(digits: str) -> None:
     path = pathsend(digits)
     app = app_of(START, path, ranges=False, conditional=False)
     answer = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
@@ -145,9 +153,7 @@ def test_options_that_switch_off(digits: str) -> None:
 
 
 @pytest.mark.parametrize("server_has_it", [False, True])
-def test_no_extension_for_files_reaches_an_app_that_is_not_to_use_them(
-    server_has_it: bool,
-) -> None:
+def test_pathsend_false_hides_extensions_for_files(server_has_it: bool) -> None:
     seen: list[Scope] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,16 +11,13 @@ from typing import Any
 import anyio
 import pytest
 from asgifast import ASGIFast
-from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send
 
 from wsgifast.sockets.sending import FileTruncated
 
-from .backends import Run, run
-from .messages import PATHSEND, START, body
-from .support import scope_of
+from .support import START, body, scope_of
 
-__all__ = ["run"]
-
+pytestmark = pytest.mark.usefixtures("loop")
 FILE_BYTES = 40_000_000
 
 
@@ -58,111 +55,96 @@ class Server:
         await wrapped(scope_of(), self.receive, self.send)
 
 
-def test_messages_of_one_turn_become_one_and_wait_for_nothing(run: Run) -> None:
-    async def main() -> None:
-        server = Server()
+async def test_messages_of_one_turn_become_one_and_wait_for_nothing() -> None:
+    server = Server()
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            await send(body(b"a"))
-            await send(body(b"b"))
-            await server.until(lambda: server.bodies == [b"ab"])  # though nothing else is sent
-            await send(body(b"c"))
-            await server.until(lambda: server.bodies == [b"ab", b"c"])
-            await send(body(b"d"))
-            await send(body(b"e", more=False))
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"a"))
+        await send(body(b"b"))
+        await server.until(lambda: server.bodies == [b"ab"])  # though nothing else is sent
+        await send(body(b"c"))
+        await server.until(lambda: server.bodies == [b"ab", b"c"])
+        await send(body(b"d"))
+        await send(body(b"e", more=False))
 
+    await server.call(app)
+    assert server.bodies == [b"ab", b"c", b"de"]
+
+
+async def test_head_of_a_stream_leaves_without_a_message() -> None:
+    server = Server()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await server.until(lambda: server.sent == [START])  # though nothing else is sent
+        await send(body(b"late", more=False))
+
+    await server.call(app)
+    assert server.bodies == [b"late"]
+
+
+async def test_nothing_overtakes_the_head_of_a_stream() -> None:
+    server = Server()
+    inside, go_on = anyio.Event(), anyio.Event()
+
+    async def slow_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            inside.set()
+            await go_on.wait()
+        server.sent.append(message)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await inside.wait()
+
+        async def send_one(data: bytes) -> None:
+            await send(body(data))
+
+        async with anyio.create_task_group() as group:
+            for data in (b"first", b"second"):
+                group.start_soon(send_one, data)
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            assert server.sent == []
+            go_on.set()
+
+    await ASGIFast(app)(scope_of(), server.receive, slow_send)
+    assert server.sent[0] == START
+    assert sorted(b"".join(server.bodies)) == sorted(b"firstsecond")
+
+
+async def test_stream_that_is_given_up_sends_no_head() -> None:
+    server = Server()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        raise LookupError("on purpose")
+
+    with pytest.raises(LookupError):
         await server.call(app)
-        assert server.bodies == [b"ab", b"c", b"de"]
-
-    run(main)
-
-
-def test_the_head_of_a_stream_waits_for_nothing(run: Run) -> None:
-    async def main() -> None:
-        server = Server()
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            await server.until(lambda: server.sent == [START])  # though nothing else is sent
-            await send(body(b"late", more=False))
-
-        await server.call(app)
-        assert server.bodies == [b"late"]
-
-    run(main)
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()
+    assert server.sent == [], "the server can still answer 500"
 
 
-def test_nothing_overtakes_the_head_of_a_stream(run: Run) -> None:
-    async def main() -> None:
-        server = Server()
-        inside, go_on = anyio.Event(), anyio.Event()
+async def test_error_of_sending_the_head_reaches_the_app() -> None:
+    server = Server()
+    tried = []
 
-        async def slow_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                inside.set()
-                await go_on.wait()
-            server.sent.append(message)
+    def fail(message: Message) -> None:
+        tried.append(message)
+        raise OSError("gone")
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            await inside.wait()
+    server.on_send = fail
 
-            async def send_one(data: bytes) -> None:
-                await send(body(data))
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await server.until(lambda: bool(tried))
+        with pytest.raises(OSError, match="gone"):
+            await send(body(b"late"))
 
-            async with anyio.create_task_group() as group:
-                for data in (b"first", b"second"):
-                    group.start_soon(send_one, data)
-                for _ in range(10):
-                    await anyio.lowlevel.checkpoint()
-                assert server.sent == []
-                go_on.set()
-
-        await ASGIFast(app)(scope_of(), server.receive, slow_send)
-        assert server.sent[0] == START
-        assert sorted(b"".join(server.bodies)) == sorted(b"firstsecond")
-
-    run(main)
-
-
-def test_a_stream_that_is_given_up_sends_no_head(run: Run) -> None:
-    async def main() -> None:
-        server = Server()
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            raise LookupError("on purpose")
-
-        with pytest.raises(LookupError):
-            await server.call(app)
-        for _ in range(10):
-            await anyio.lowlevel.checkpoint()
-        assert server.sent == [], "the server can still answer 500"
-
-    run(main)
-
-
-def test_what_the_head_of_a_stream_raises_reaches_the_app(run: Run) -> None:
-    async def main() -> None:
-        server = Server()
-        tried = []
-
-        def fail(message: Message) -> None:
-            tried.append(message)
-            raise OSError("gone")
-
-        server.on_send = fail
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            await server.until(lambda: bool(tried))
-            with pytest.raises(OSError, match="gone"):
-                await send(body(b"late"))
-
-        await server.call(app)
-
-    run(main)
+    await server.call(app)
 
 
 @pytest.mark.parametrize(
@@ -177,137 +159,122 @@ def test_what_the_head_of_a_stream_raises_reaches_the_app(run: Run) -> None:
     ],
     ids=["small", "large", "last", "file", "run", "other"],
 )
-def test_order_is_kept_behind_a_coalesced_message(run: Run, following: Message) -> None:
-    async def main() -> None:
-        server = Server()
-        inside, go_on = anyio.Event(), anyio.Event()
+async def test_order_is_kept_behind_a_coalesced_message(following: Message) -> None:
+    server = Server()
+    inside, go_on = anyio.Event(), anyio.Event()
 
-        async def slow_send(message: Message) -> None:
-            if message.get("body") == b"first":
-                inside.set()
-                await go_on.wait()
-            server.sent.append(message)
+    async def slow_send(message: Message) -> None:
+        if message.get("body") == b"first":
+            inside.set()
+            await go_on.wait()
+        server.sent.append(message)
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            await send(body(b"first"))
-            await inside.wait()
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"first"))
+        await inside.wait()
 
-            async def send_second() -> None:
-                with open(__file__, "rb") as file:
-                    await send({**following, "file": file})
+        async def send_second() -> None:
+            with open(__file__, "rb") as file:
+                await send({**following, "file": file})
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(send_second)
-                for _ in range(10):
-                    await anyio.lowlevel.checkpoint()
-                assert len(server.sent) == 1  # backpressure: nothing overtakes
-                go_on.set()
+        async with anyio.create_task_group() as group:
+            group.start_soon(send_second)
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            assert len(server.sent) == 1  # backpressure: nothing overtakes
+            go_on.set()
 
-        await ASGIFast(app)(scope_of(), server.receive, slow_send)
-        assert server.bodies[0] == b"first"
-        assert len(server.sent) >= 3
-
-    run(main)
+    await ASGIFast(app)(scope_of(), server.receive, slow_send)
+    assert server.bodies[0] == b"first"
+    assert len(server.sent) >= 3
 
 
-def test_what_a_coalesced_message_raises_reaches_the_app(run: Run) -> None:
-    async def main() -> None:
-        server = Server()
-        tried = []
+async def test_error_of_sending_a_coalesced_message_reaches_the_app() -> None:
+    server = Server()
+    tried = []
 
-        def fail(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                tried.append(message)
-                raise OSError("gone")
+    def fail(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            tried.append(message)
+            raise OSError("gone")
 
-        server.on_send = fail
+    server.on_send = fail
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            await send(body(b"coalesced"))
-            await server.until(lambda: bool(tried))
-            with pytest.raises(OSError, match="gone"):
-                await send(body(b"next"))
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"coalesced"))
+        await server.until(lambda: bool(tried))
+        with pytest.raises(OSError, match="gone"):
+            await send(body(b"next"))
 
-        await server.call(app)
-
-    run(main)
+    await server.call(app)
 
 
-def test_an_app_that_is_cancelled_sends_no_more(run: Run) -> None:
-    async def main() -> None:
-        server = Server()
+async def test_cancelled_app_sends_no_more() -> None:
+    server = Server()
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            for _ in range(20):
-                await anyio.lowlevel.checkpoint()  # the head leaves, and the loop is quiet again
-            await send(body(b"coalesced"))
-            scope_to_cancel.cancel()
-            await anyio.lowlevel.checkpoint()
-
-        with anyio.CancelScope() as scope_to_cancel:
-            await server.call(app)
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
         for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        assert server.bodies == []
+            await anyio.lowlevel.checkpoint()  # the head leaves, and the loop is quiet again
+        await send(body(b"coalesced"))
+        scope_to_cancel.cancel()
+        await anyio.lowlevel.checkpoint()
 
-    run(main)
+    with anyio.CancelScope() as scope_to_cancel:
+        await server.call(app)
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
+    assert server.bodies == []
 
 
 @pytest.mark.parametrize("on_its_way", [START, body(b"coalesced")], ids=["head", "body"])
-def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run, on_its_way: Message) -> None:
-    async def main() -> None:
-        server = Server()
-        inside = anyio.Event()
+async def test_cancelled_apps_message_on_its_way_is_cancelled(on_its_way: Message) -> None:
+    server = Server()
+    inside = anyio.Event()
 
-        async def never_sent(message: Message) -> None:
-            if message["type"] == on_its_way["type"]:
-                inside.set()
-                try:
-                    await anyio.sleep_forever()
-                finally:
-                    server.sent.append(message)
+    async def never_sent(message: Message) -> None:
+        if message["type"] == on_its_way["type"]:
+            inside.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                server.sent.append(message)
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            if on_its_way is not START:
-                await send(on_its_way)
-            await inside.wait()
-            scope_to_cancel.cancel()
-            await anyio.lowlevel.checkpoint()
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        if on_its_way is not START:
+            await send(on_its_way)
+        await inside.wait()
+        scope_to_cancel.cancel()
+        await anyio.lowlevel.checkpoint()
 
-        with anyio.CancelScope() as scope_to_cancel:
-            await ASGIFast(app)(scope_of(), server.receive, never_sent)
-        await server.until(lambda: server.sent == [on_its_way])
-
-    run(main)
+    with anyio.CancelScope() as scope_to_cancel:
+        await ASGIFast(app)(scope_of(), server.receive, never_sent)
+    await server.until(lambda: server.sent == [on_its_way])
 
 
-def test_coalesced_messages_keep_the_apps_context(run: Run) -> None:
+async def test_coalesced_messages_keep_the_apps_context() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="no")
     seen = []
 
-    async def main() -> None:
-        server = Server()
+    server = Server()
 
-        def look(message: Message) -> None:
-            server.sent.append(message)
-            seen.append(variable.get())
+    def look(message: Message) -> None:
+        server.sent.append(message)
+        seen.append(variable.get())
 
-        server.on_send = look
+    server.on_send = look
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            variable.set("the app's")
-            await send(START)
-            await send(body(b"x"))
-            await server.until(lambda: bool(server.bodies))
-            await send(body(b"", more=False))
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        variable.set("the app's")
+        await send(START)
+        await send(body(b"x"))
+        await server.until(lambda: bool(server.bodies))
+        await send(body(b"", more=False))
 
-        await server.call(app)
-
-    run(main)
+    await server.call(app)
     assert seen == ["the app's"] * 3
 
 
@@ -325,88 +292,73 @@ def sending_path(path: str) -> Any:
     return app
 
 
-def test_reading_stops_when_the_client_has_left(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        server = Server()
-        server.incoming = [
-            {"type": "http.request", "body": b"", "more_body": False},
-            {"type": "http.disconnect"},
-        ]
-        await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
-        assert 0 < len(b"".join(server.bodies)) < FILE_BYTES
-
-    run(main)
+async def test_reading_a_file_stops_when_the_client_has_left(tmp_path: Path) -> None:
+    server = Server()
+    server.incoming = [
+        {"type": "http.request", "body": b"", "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+    await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
+    assert 0 < len(b"".join(server.bodies)) < FILE_BYTES
 
 
-def test_others_have_turns_while_nothing_makes_a_file_wait(run: Run, tmp_path: Path) -> None:
+async def test_other_tasks_have_turns_while_a_file_is_sent(tmp_path: Path) -> None:
     """Neither a read from memory nor this server's send() ever suspends."""
     path = sparse(tmp_path / "f", FILE_BYTES)
 
-    async def main() -> None:
-        server = Server()
-        turns = 0
+    server = Server()
+    turns = 0
 
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                await anyio.lowlevel.checkpoint()
-                turns += 1
-
-        async def send_at_once(message: Message) -> None:
-            server.sent.append(message)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(others)
+    async def others() -> None:
+        nonlocal turns
+        while True:
             await anyio.lowlevel.checkpoint()
-            before = turns
-            await ASGIFast(sending_path(path))(scope_of(), server.receive, send_at_once)
-            after = turns
-            group.cancel_scope.cancel()
-        assert after - before >= len(server.bodies) - 2 > 100
+            turns += 1
 
-    run(main)
+    async def send_at_once(message: Message) -> None:
+        server.sent.append(message)
 
-
-def test_what_receive_raises_while_a_file_is_sent_reaches_the_app(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        server = Server()
-        server.incoming = [OSError("the server's receive() has failed")]
-        with pytest.raises(OSError, match="has failed"):
-            await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
-
-    run(main)
+    async with anyio.create_task_group() as group:
+        group.start_soon(others)
+        await anyio.lowlevel.checkpoint()
+        before = turns
+        await ASGIFast(sending_path(path))(scope_of(), server.receive, send_at_once)
+        after = turns
+        group.cancel_scope.cancel()
+    assert after - before >= len(server.bodies) - 2 > 100
 
 
-def test_a_file_that_shrinks_is_told_while_the_client_is_watched(run: Run, tmp_path: Path) -> None:
+async def test_error_of_receive_during_a_file_reaches_the_app(tmp_path: Path) -> None:
+    server = Server()
+    server.incoming = [OSError("the server's receive() has failed")]
+    with pytest.raises(OSError, match="has failed"):
+        await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
+
+
+async def test_file_that_shrinks_raises_while_the_client_is_watched(tmp_path: Path) -> None:
     path = sparse(tmp_path / "f", FILE_BYTES)
 
-    async def main() -> None:
-        server = Server()
+    server = Server()
 
-        def shrink(message: Message) -> None:
-            server.sent.append(message)
-            os.truncate(path, 1_000_000)
+    def shrink(message: Message) -> None:
+        server.sent.append(message)
+        os.truncate(path, 1_000_000)
 
-        server.on_send = shrink
-        with pytest.raises(FileTruncated):
-            await server.call(sending_path(path))
-
-    run(main)
+    server.on_send = shrink
+    with pytest.raises(FileTruncated):
+        await server.call(sending_path(path))
 
 
-def test_what_came_while_a_file_was_sent_is_there_afterwards(run: Run, tmp_path: Path) -> None:
+async def test_message_that_came_during_a_file_is_received_after_it(tmp_path: Path) -> None:
     path = sparse(tmp_path / "f", FILE_BYTES)
 
-    async def main() -> None:
-        server = Server()
-        request: Message = {"type": "http.request", "body": b"upload", "more_body": False}
-        server.incoming = [request]
+    server = Server()
+    request: Message = {"type": "http.request", "body": b"upload", "more_body": False}
+    server.incoming = [request]
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await sending_path(path)(scope, receive, send)
-            assert await receive() == request
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await sending_path(path)(scope, receive, send)
+        assert await receive() == request
 
-        await server.call(app)
-        assert len(b"".join(server.bodies)) == FILE_BYTES
-
-    run(main)
+    await server.call(app)
+    assert len(b"".join(server.bodies)) == FILE_BYTES

@@ -15,7 +15,7 @@ from .servers import asgi_server
 
 
 @pytest.mark.parametrize("name", ["litestar", "quart", "sanic"])
-def test_files_and_streams(name: str, files: Path) -> None:
+def test_files_and_streams_of_other_frameworks_arrive(name: str, files: Path) -> None:
     if find_spec(name) is None and not os.environ.get("CI"):
         pytest.skip(f"{name} is not installed: .venv/bin/pip install --group frameworks")
     large = payload_file(FILE_BYTES).read_bytes()

@@ -9,7 +9,7 @@ import asgifast
 import pytest
 
 
-def test_exported_names() -> None:
+def test_exported_names_of_asgifast() -> None:
     assert sorted(asgifast.__all__) == ["ASGIFast", "FileResponse", "StaticFiles"]
     assert all(hasattr(asgifast, name) for name in asgifast.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
@@ -27,14 +27,14 @@ def test_exported_names() -> None:
         ("zttp", "from asgifast.uvicorn import AutoZttpProtocol", "wsgifast[zttp]"),
     ],
 )
-def test_what_is_missing_is_named(absent: str, statement: str, way_out: str) -> None:
+def test_missing_package_is_named_with_its_extra(absent: str, statement: str, way_out: str) -> None:
     code = f"import sys; sys.modules[{absent!r}] = None\nimport asgifast\n{statement}"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 1
     assert f"needs {absent}, which is not installed: pip install '{way_out}'" in found.stderr
 
 
-def test_h11_does_without_httptools() -> None:
+def test_h11_needs_no_httptools() -> None:
     code = (
         "import sys; sys.modules['httptools'] = None\n"
         "from asgifast.uvicorn import H11Protocol\n"
@@ -56,10 +56,9 @@ def test_gunicorns_workers_run_the_protocols() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "protocol"),
-    [("h11_impl", "H11Protocol"), ("httptools_impl", "HttpToolsProtocol")],
+    ("module", "protocol"), [("h11_impl", "H11Protocol"), ("httptools_impl", "HttpToolsProtocol")]
 )
-def test_a_uvicorn_that_is_built_differently_is_not_run(module: str, protocol: str) -> None:
+def test_uvicorn_that_is_built_differently_is_refused_at_import(module: str, protocol: str) -> None:
     code = (
         f"from uvicorn.protocols.http import {module} as changed\n"
         "class Cycle:\n"

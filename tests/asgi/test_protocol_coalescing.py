@@ -9,25 +9,15 @@ from typing import Any
 
 import pytest
 from asgifast.coalescing import HELD_TURNS, LONE_TURNS
-from asgifast.messages import Receive, Scope, Send
+from asgifast.messages import ZEROCOPYSEND, Receive, Scope, Send
 from asgifast.protocols.transport import CoalescingTransport
 
-from .protocols import (
-    GET,
-    ZEROCOPYSEND,
-    Client,
-    _no_descriptor_is_left,
-    body,
-    protocol,
-    start,
-    talk,
-    turns,
-)
+from .protocols import GET, body, serving, start, turns
 
-__all__ = ["_no_descriptor_is_left", "protocol"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
-def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> None:
+async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> None:
     """In order with files of both kinds, and not ended by a message without a byte."""
     sizes = {"small": 1000, "large": 100_000}
     data = {name: os.urandom(size) for name, size in sizes.items()}
@@ -47,9 +37,8 @@ def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> N
         await body(send, b"the", more=True)
         await body(send, b" end")
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        head = await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        head = await client.ask()
         assert b"transfer-encoding: chunked" in head.lower()
         chunks = []
         while size := int(await client.until(b"\r\n"), 16):
@@ -60,10 +49,8 @@ def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> N
         assert chunks == [*expected, b"the end"]
         await client.hello()
 
-    talk(protocol, app, conversation)
 
-
-def test_a_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
+async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
     arrived = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,16 +60,14 @@ def test_a_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
         await arrived.wait()
         await body(send, b"-last")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"\r\n\r\nsmall")
         arrived.set()
         await client.until(b"-last")
 
-    talk(protocol, app, conversation)
 
-
-def test_an_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
+async def test_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
     protocol: Any,
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,15 +78,13 @@ def test_an_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
         await body(send, b"", more=True)
         await body(send, b"end")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"3\r\nend\r\n0\r\n\r\n")
         await client.hello()
 
-    talk(protocol, app, conversation)
 
-
-def test_a_held_message_that_is_refused_is_told_of_when_the_app_returns(
+async def test_refused_held_message_is_logged_when_the_app_returns(
     protocol: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,17 +93,15 @@ def test_a_held_message_that_is_refused_is_told_of_when_the_app_returns(
         await turns()
         await body(send, b"too much", more=True)
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         assert (await client.to_end()).endswith(b"\r\n\r\nok")
-
-    talk(protocol, app, conversation)
     told = ("longer than Content-Length", "Too much data for declared Content-Length")
     assert any(line in caplog.text for line in told), caplog.text
 
 
 @pytest.mark.parametrize("size", [5, 20_000])
-def test_a_buffer_that_its_owner_uses_again(protocol: Any, size: int) -> None:
+async def test_buffer_that_the_app_uses_again_is_sent_as_it_was(protocol: Any, size: int) -> None:
     """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,16 +113,13 @@ def test_a_buffer_that_its_owner_uses_again(protocol: Any, size: int) -> None:
         buffer[:] = b"-" * size
         await body(send, b"")
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         received = await client.exactly(3 * size)
         assert received == b"a" * size + b"b" * size + b"c" * size
 
-    talk(protocol, app, conversation)
 
-
-def test_messages_that_take_some_turns_each_are_coalesced(protocol: Any) -> None:
+async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> None:
     """As behind a middleware that has each pass from one task to another."""
     sent = [b"<%d>" % number for number in range(200)]
 
@@ -152,18 +130,15 @@ def test_messages_that_take_some_turns_each_are_coalesced(protocol: Any) -> None
             await turns(3)
         await body(send, b"")
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
         assert b"".join(chunks) == b"".join(sent)
         assert len(chunks) < len(sent) / 4 + 10
         await client.hello()
 
-    talk(protocol, app, conversation)
 
-
-def test_messages_that_come_alone_make_nothing_for_the_turns_end(
+async def test_lone_messages_schedule_nothing_for_the_turns_end(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of an app that waits before each; many in one turn are coalesced again."""
@@ -187,15 +162,12 @@ def test_messages_that_come_alone_make_nothing_for_the_turns_end(
             await body(send, b"burst", more=True)
         await body(send, b"")
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
         singles = [b"<%d>" % each for each in range(10)]
         assert chunks[:10] == singles
         assert b"".join(chunks) == b"".join(singles) + b"burst" * 200
         assert len(chunks) < 10 + 20
         await client.hello()
-
-    talk(protocol, app, conversation)
     assert set(scheduled[:-1]) <= {*range(LONE_TURNS + 1)}

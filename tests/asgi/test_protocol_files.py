@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
-from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from tests.support.process import open_descriptors
 from wsgifast.sockets.sending import FileTruncated
@@ -21,25 +21,21 @@ from .protocols import (
     GET,
     HELLO,
     LARGE_BYTES,
-    PATHSEND,
     TOO_MUCH,
-    ZEROCOPYSEND,
-    Client,
-    _no_descriptor_is_left,
     body,
-    large,
-    protocol,
     refuse_sendfile,
+    serving,
     start,
-    talk,
     turns,
 )
 
-__all__ = ["_no_descriptor_is_left", "large", "protocol"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 @pytest.mark.parametrize("path", [True, False])
-def test_head_of_small_messages_and_files(protocol: Any, large: Path, path: bool) -> None:
+async def test_head_of_messages_and_files_has_no_body(
+    protocol: Any, large: Path, path: bool
+) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send)
         await body(send, b"small", more=True)
@@ -52,17 +48,14 @@ def test_head_of_small_messages_and_files(protocol: Any, large: Path, path: bool
         else:
             await body(send, b"the end")
 
-    async def conversation(client: Client) -> None:
-        await client.send(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
-        first = await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        first = await client.ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
         second = await client.until(b"hello")
         assert first.startswith(b"HTTP/1.1 200 ")
         assert second.startswith(b"HTTP/1.1 200 "), "no byte of a body between the two"
 
-    talk(protocol, app, conversation)
 
-
-def test_a_pipe(protocol: Any) -> None:
+async def test_pipe_is_sent_in_chunks_by_our_protocols(protocol: Any) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         reader, writer = os.pipe()
         try:
@@ -74,18 +67,15 @@ def test_a_pipe(protocol: Any) -> None:
         finally:
             os.close(reader)
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         chunks = await client.until(b"\r\n0\r\n\r\n")
         assert chunks == b"7\r\nthrough\r\n9\r\n the pipe\r\n0\r\n\r\n"
         await client.hello()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
-def test_a_client_that_ends_its_half_of_the_connection_gets_the_file(
+async def test_client_that_ends_its_half_of_the_connection_gets_the_file(
     protocol: Any, large: Path, kind: str
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,19 +83,16 @@ def test_a_client_that_ends_its_half_of_the_connection_gets_the_file(
         with large.open("rb") as file:
             await send({"type": kind, "path": str(large), "file": file})
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         client.sock.shutdown(socket.SHUT_WR)
         await turns()
         assert await client.to_end() == large.read_bytes()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("behind", [b"", HELLO], ids=["at once", "pipelined"])
 @pytest.mark.parametrize("read_first", [True, False])
-def test_what_is_no_request_behind_one_does_not_break_the_response_to_it(
+async def test_malformed_request_behind_one_does_not_break_its_response(
     protocol: Any, large: Path, behind: bytes, read_first: bool
 ) -> None:
     """It is refused behind the responses before it, or the connection ends with these."""
@@ -117,10 +104,9 @@ def test_what_is_no_request_behind_one_does_not_break_the_response_to_it(
             await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
         await body(send, b"after")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         get, broken = GET, behind + b"\0no request\r\n\r\n"
-        await client.send(get if read_first else get + broken)
-        await client.until(b"\r\n\r\n")
+        await client.ask(get if read_first else get + broken)
         if read_first:
             await client.send(broken)
         await turns()
@@ -131,25 +117,9 @@ def test_what_is_no_request_behind_one_does_not_break_the_response_to_it(
         refused = await client.to_end()
         assert refused[:13] in (b"", b"HTTP/1.1 400 "), refused
 
-    talk(protocol, app, conversation)
-
-
-def test_a_broken_request_body_is_refused(protocol: Any) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        while (await receive()).get("more_body"):
-            pass
-
-    async def conversation(client: Client) -> None:
-        await client.send(
-            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n"
-        )
-        assert (await client.to_end()).startswith(b"HTTP/1.1 400 ")
-
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
-def test_a_client_that_leaves_while_a_file_is_sent(
+async def test_client_that_leaves_during_a_file_does_not_stop_the_app(
     protocol: Any, tmp_path: Path, kind: str
 ) -> None:
     """The app goes on, as it does when it sends bytes."""
@@ -166,17 +136,15 @@ def test_a_client_that_leaves_while_a_file_is_sent(
             await body(send, b"")
         finished.set()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"\r\n\r\n" + bytes(1000))
         client.sock.close()
         await finished.wait()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
-def test_a_client_that_has_left_unnoticed_before_a_file(
+async def test_client_that_left_before_a_file_does_not_stop_the_app(
     protocol: Any, large: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first byte of the file is what the kernel refuses."""
@@ -191,16 +159,14 @@ def test_a_client_that_has_left_unnoticed_before_a_file(
             await send({"type": kind, "path": str(large), "file": file})
         finished.set()
 
-    async def conversation(client: Client) -> None:
+    monkeypatch.setattr(os, "sendfile", broken_pipe)
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await client.to_end()
         await finished.wait()
 
-    monkeypatch.setattr(os, "sendfile", broken_pipe)
-    talk(protocol, app, conversation)
 
-
-def test_a_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: Path) -> None:
+async def test_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: Path) -> None:
     """Whatever that is, and however long it takes; alone where nothing follows."""
     may_go_on = asyncio.Event()
 
@@ -217,7 +183,7 @@ def test_a_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: 
         elif scope["path"] == "/whole":
             await body(send, b"hello")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         for target, first in (("/whole", b"hello"), ("/pieces", b"he"), ("/file", None)):
             await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode())
             for _ in range(20):
@@ -240,11 +206,11 @@ def test_a_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: 
         may_go_on.set()
         assert (await client.to_end()).startswith(b"HTTP/1.1 200 "), "what was sent is told"
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])
-def test_nothing_is_left_of_a_client_that_resets(protocol: Any, large: Path, target: str) -> None:
+async def test_connection_that_is_reset_leaves_no_cycle_of_references(
+    protocol: Any, large: Path, target: str
+) -> None:
     """Neither the keep-alive timer nor a cycle of references keeps what its connection had."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -258,7 +224,7 @@ def test_nothing_is_left_of_a_client_that_resets(protocol: Any, large: Path, tar
             await start(send, length=LARGE_BYTES)
             await send({"type": PATHSEND, "path": str(large)})
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.hello()
         await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode())
         await client.receive()
@@ -280,12 +246,10 @@ def test_nothing_is_left_of_a_client_that_resets(protocol: Any, large: Path, tar
         finally:
             gc.enable()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("size", [1000, 600_000])
 @pytest.mark.parametrize("sendfile", [True, False])
-def test_a_file_that_ends_early_closes_whatever_the_app_does(
+async def test_file_that_ends_early_closes_whatever_the_app_does(
     protocol: Any, large: Path, size: int, sendfile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end that the app sends would make a body that is short look whole.
@@ -314,7 +278,7 @@ def test_a_file_that_ends_early_closes_whatever_the_app_does(
             await body(send, b"")
             caught.set()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await turns(100)
         await client.until(b"\r\n\r\n")
@@ -324,12 +288,10 @@ def test_a_file_that_ends_early_closes_whatever_the_app_does(
         assert received.count(b"f") == size
         assert not received.endswith(b"0\r\n\r\n")
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("full", [True, False], ids=["before its turn", "midway"])
 @pytest.mark.parametrize("sendfile", [True, False])
-def test_a_file_that_the_app_gives_up_closes_whatever_it_does(
+async def test_file_that_the_app_gives_up_closes_whatever_it_does(
     protocol: Any, large: Path, full: bool, sendfile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it sends next would be taken for the bytes that were announced."""
@@ -351,15 +313,13 @@ def test_a_file_that_the_app_gives_up_closes_whatever_it_does(
             await asyncio.wait([sending])
         await body(send, b"behind the file")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await turns(100)
         assert b"behind the file" not in await client.to_end()
 
-    talk(protocol, app, conversation)
 
-
-def test_headers_of_any_iterable(protocol: Any, large: Path) -> None:
+async def test_headers_of_a_generator_are_read_once(protocol: Any, large: Path) -> None:
     """A generator is asked once: by us for the length, and by uvicorn for the head."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -367,17 +327,14 @@ def test_headers_of_any_iterable(protocol: Any, large: Path) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": PATHSEND, "path": str(large)})
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        head = await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        head = await client.ask()
         assert b"content-length: 100000\r\n" in head.lower()
         assert await client.exactly(100_000) == large.read_bytes()[:100_000]
         await client.hello()
 
-    talk(protocol, app, conversation)
 
-
-def test_runs_without_an_offset_move_on(protocol: Any, large: Path) -> None:
+async def test_descriptor_without_an_offset_moves_on(protocol: Any, large: Path) -> None:
     data = large.read_bytes()
     positions = []
 
@@ -401,19 +358,16 @@ def test_runs_without_an_offset_move_on(protocol: Any, large: Path) -> None:
         finally:
             os.close(fd)
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         expected = data[1000:201_010] + data[7:200_007] + data[3:8]
         assert await client.exactly(len(expected)) == expected
         await client.hello()
         assert positions == [201_000, 201_010, 201_010, 200_007, 200_007]
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("kind", ["response", "static", "middleware"])
-def test_parts_of_files(protocol: Any, large: Path, kind: str) -> None:
+async def test_parts_of_a_file_are_sent_and_closed(protocol: Any, large: Path, kind: str) -> None:
     data = large.read_bytes()
     app: Any = {
         "response": FileResponse(large, media_type="text/plain"),
@@ -421,11 +375,11 @@ def test_parts_of_files(protocol: Any, large: Path, kind: str) -> None:
         "middleware": ASGIFast(FileResponse(large, media_type="text/plain")),
     }[kind]
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
+
         async def ask(method: bytes, range_header: bytes) -> bytes:
             request = b"%b /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
-            await client.send(request % (method, range_header))
-            head = await client.until(b"\r\n\r\n")
+            head = await client.ask(request % (method, range_header))
             assert head.startswith(b"HTTP/1.1 200 " if method == b"HEAD" else b"HTTP/1.1 206 ")
             return head
 
@@ -446,27 +400,25 @@ def test_parts_of_files(protocol: Any, large: Path, kind: str) -> None:
             await client.hello()
         assert open_descriptors() <= before
 
-    talk(protocol, app, conversation)
 
-
-def test_head_whose_app_is_asked_for_get(protocol: Any, large: Path) -> None:
+async def test_head_that_an_app_takes_for_get_has_no_bytes_of_a_file(
+    protocol: Any, large: Path
+) -> None:
     """As middleware does for apps that know no HEAD."""
     file = FileResponse(large)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await file({**scope, "method": "GET"}, receive, send)
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         for part in (b"0-99", b"0-99999", b"5-9,200000-399999"):
             request = b"HEAD / HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n" % part
             await client.send(request + HELLO)
             assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 206 ")
             assert (await client.until(b"hello")).startswith(b"HTTP/1.1 200 ")
 
-    talk(protocol, app, conversation)
 
-
-def test_a_file_behind_a_body_that_the_client_reads_late(protocol: Any, large: Path) -> None:
+async def test_file_behind_a_body_that_is_read_late_arrives(protocol: Any, large: Path) -> None:
     before = b"b" * 500_000
     sent = asyncio.Event()
 
@@ -477,12 +429,9 @@ def test_a_file_behind_a_body_that_the_client_reads_late(protocol: Any, large: P
         with large.open("rb") as file:
             await send({"type": ZEROCOPYSEND, "file": file})
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await sent.wait()
         await turns()
-        await client.until(b"\r\n\r\n")
-        assert await client.exactly(len(before) + LARGE_BYTES) == before + large.read_bytes()
+        assert await client.body(len(before) + LARGE_BYTES) == before + large.read_bytes()
         await client.hello()
-
-    talk(protocol, app, conversation)

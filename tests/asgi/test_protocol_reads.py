@@ -8,28 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast.messages import Receive, Scope, Send
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, Receive, Scope, Send
 from asgifast.protocols.transport import CoalescingTransport
 
 from wsgifast.sockets.sending import BLOCK_BYTES
 
-from .protocols import (
-    GET,
-    LARGE_BYTES,
-    PATHSEND,
-    TOO_MUCH,
-    ZEROCOPYSEND,
-    Client,
-    _no_descriptor_is_left,
-    large,
-    protocol,
-    refuse_sendfile,
-    start,
-    talk,
-    turns,
-)
+from .protocols import GET, LARGE_BYTES, TOO_MUCH, refuse_sendfile, serving, start, turns
+from .support import head, length, pathsend, sending
 
-__all__ = ["_no_descriptor_is_left", "large", "protocol"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 @pytest.fixture
@@ -39,17 +26,16 @@ def no_sendfile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_sendfile")
 @pytest.mark.parametrize("chunked", [True, False])
-def test_files_are_read_where_there_is_no_sendfile(
+async def test_files_are_read_where_there_is_no_sendfile(
     protocol: Any, large: Path, chunked: bool
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=None if chunked else LARGE_BYTES)
         await send({"type": PATHSEND, "path": str(large)})
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         for _ in range(2):
-            await client.send(GET)
-            await client.until(b"\r\n\r\n")
+            await client.ask()
             if chunked:
                 assert await client.until(b"\r\n") == b"%x\r\n" % LARGE_BYTES
             assert await client.exactly(LARGE_BYTES) == large.read_bytes()
@@ -57,11 +43,9 @@ def test_files_are_read_where_there_is_no_sendfile(
                 assert await client.exactly(7) == b"\r\n0\r\n\r\n"
         await client.hello()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_files_are_read_where_sendfile_cannot_be_used_at_all(
+async def test_files_are_read_where_sendfile_cannot_be_used_at_all(
     protocol: Any, large: Path, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As over TLS."""
@@ -76,9 +60,8 @@ def test_files_are_read_where_sendfile_cannot_be_used_at_all(
                 message = {"type": ZEROCOPYSEND, "file": file, "offset": offset, "count": count}
                 await send({**message, "more_body": count < LARGE_BYTES})
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        await client.ask()
         if not chunked:
             assert await client.exactly(len(expected)) == expected
         else:
@@ -90,11 +73,9 @@ def test_files_are_read_where_sendfile_cannot_be_used_at_all(
             assert received == expected
         await client.hello()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.usefixtures("no_sendfile")
-def test_others_have_turns_while_a_file_is_read_for_a_quick_client(
+async def test_other_tasks_have_turns_while_a_file_is_read(
     protocol: Any, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that takes all at once: no write is ever waited for."""
@@ -117,18 +98,16 @@ def test_others_have_turns_while_a_file_is_read_for_a_quick_client(
         assert turns >= LARGE_BYTES // BLOCK_BYTES - 2
         told.append("enough")
 
-    async def conversation(client: Client) -> None:
+    told: list[str] = []
+    async with serving(protocol, app) as client:
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         await client.to_end()
-
-    told: list[str] = []
-    talk(protocol, app, conversation)
     assert told == ["enough"]
 
 
 @pytest.mark.parametrize("leaves", [True, False])
 @pytest.mark.parametrize("sendfile", ["refused", "absent"])
-def test_reading_is_held_up_by_a_client_that_does_not_read(
+async def test_client_that_does_not_read_holds_up_reading(
     protocol: Any, tmp_path: Path, leaves: bool, sendfile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sendfile == "refused":
@@ -161,7 +140,9 @@ def test_reading_is_held_up_by_a_client_that_does_not_read(
         finally:
             finished.set()
 
-    async def conversation(client: Client) -> None:
+    monkeypatch.setattr(os, "preadv", counted_preadv)
+    monkeypatch.setattr(os, "pread", counted_pread)
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await started.wait()
         await turns()
@@ -169,29 +150,18 @@ def test_reading_is_held_up_by_a_client_that_does_not_read(
         if leaves:
             client.sock.close()
         else:
-            await client.until(b"\r\n\r\n")
-            assert await client.exactly(TOO_MUCH) == bytes(TOO_MUCH)
+            assert await client.body(TOO_MUCH) == bytes(TOO_MUCH)
         await finished.wait()
         while leaves and client.state.tasks:  # what the app has handed over
             await asyncio.sleep(0)
         assert (read < 3_000_000) == leaves
 
-    monkeypatch.setattr(os, "preadv", counted_preadv)
-    monkeypatch.setattr(os, "pread", counted_pread)
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.usefixtures("no_sendfile")
-def test_a_file_that_ends_early_closes_where_there_is_no_sendfile(
+async def test_file_that_ends_early_closes_where_there_is_no_sendfile(
     protocol: Any, large: Path
 ) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES + 1)
-        await send({"type": PATHSEND, "path": str(large)})
-
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+    app = sending(head(length(LARGE_BYTES + 1)), pathsend(str(large)))
+    async with serving(protocol, app) as client:
+        await client.ask()
         assert await client.to_end() == large.read_bytes()
-
-    talk(protocol, app, conversation)

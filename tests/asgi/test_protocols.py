@@ -9,35 +9,20 @@ from typing import Any
 
 import pytest
 from asgifast.coalescing import SMALL_MESSAGE_BYTES
-from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 from asgifast.protocols.transport import CoalescingTransport
 
 from tests.support.process import open_descriptors
 
-from .protocols import (
-    GET,
-    HELLO,
-    LARGE_BYTES,
-    PATHSEND,
-    TOO_MUCH,
-    ZEROCOPYSEND,
-    Client,
-    Upgraded,
-    _no_descriptor_is_left,
-    body,
-    large,
-    protocol,
-    start,
-    talk,
-    turns,
-)
+from .protocols import GET, HELLO, LARGE_BYTES, TOO_MUCH, Upgraded, body, serving, start, turns
+from .support import head, length, pathsend, sending
 
-__all__ = ["_no_descriptor_is_left", "large", "protocol"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
 @pytest.mark.parametrize("chunked", [True, False])
-def test_an_app_is_held_up_by_a_client_that_does_not_read(
+async def test_client_that_does_not_read_holds_up_the_app(
     protocol: Any, size: int, chunked: bool
 ) -> None:
     sent = 0
@@ -52,7 +37,7 @@ def test_an_app_is_held_up_by_a_client_that_does_not_read(
             sent += size
         await body(send, b"")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await started.wait()
         await turns()
@@ -64,11 +49,11 @@ def test_an_app_is_held_up_by_a_client_that_does_not_read(
             assert await client.exactly(TOO_MUCH) == b"x" * TOO_MUCH
         await client.hello()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("messages", [(True, False), (False,)], ids=["next", "last"])
-def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any, messages: tuple[bool, ...]) -> None:
+async def test_coalesced_message_beyond_the_length_is_refused_by_the_next_send(
+    protocol: Any, messages: tuple[bool, ...]
+) -> None:
     """The messages that were too many were coalesced, and the loop's turn ended behind them."""
     told: list[tuple[bool, str]] = []
 
@@ -84,28 +69,24 @@ def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any, messages: tuple[b
                 told.append((more, str(error)))
                 raise
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         assert not (await client.to_end()).partition(b"\r\n\r\n")[2]
         [(more, error)] = told
         assert more == messages[0], "it is the next message that says so"
         assert "Content-Length" in error
 
-    talk(protocol, app, conversation)
 
-
-def test_fewer_bytes_than_declared_are_an_error(protocol: Any) -> None:
+async def test_body_shorter_than_declared_ends_the_connection(protocol: Any) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=10)
         await body(send, b"ab", more=True)
         await turns()
         await body(send, b"cd")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         assert len((await client.to_end()).partition(b"\r\n\r\n")[2]) < 10
-
-    talk(protocol, app, conversation)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +98,7 @@ def test_fewer_bytes_than_declared_are_an_error(protocol: Any) -> None:
     ],
     ids=["body", "path", "file"],
 )
-def test_a_message_behind_the_last_is_an_error(protocol: Any, message: Message) -> None:
+async def test_message_behind_the_last_is_refused(protocol: Any, message: Message) -> None:
     told: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,14 +111,12 @@ def test_a_message_behind_the_last_is_an_error(protocol: Any, message: Message) 
         except RuntimeError as error:
             told.append(str(error))
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         assert (await client.until(b"body")).count(b"HTTP/1.1 ") == 1
         await client.hello()
         assert len(told) == 1
         assert "Unexpected ASGI message" in told[0]
-
-    talk(protocol, app, conversation)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +129,7 @@ def test_a_message_behind_the_last_is_an_error(protocol: Any, message: Message) 
     ],
     ids=["body", "path", "large", "file"],
 )
-def test_a_message_before_the_first_is_an_error(
+async def test_message_before_the_head_is_refused(
     protocol: Any, message: Message, large: Path
 ) -> None:
     told: list[str] = []
@@ -163,17 +142,17 @@ def test_a_message_before_the_first_is_an_error(
         await start(send, length=2)
         await body(send, b"ok")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"\r\n\r\nok")
         assert len(told) == 1
         assert "http.response.start" in told[0]
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_a_client_that_leaves_between_messages(protocol: Any, large: Path, chunked: bool) -> None:
+async def test_messages_for_a_client_that_has_left_are_dropped(
+    protocol: Any, large: Path, chunked: bool
+) -> None:
     """What is sent for it afterwards is dropped without an error, as uvicorn's own send() does."""
     finished = asyncio.Event()
     size = 1000 * 100 + 2 * LARGE_BYTES
@@ -193,17 +172,15 @@ def test_a_client_that_leaves_between_messages(protocol: Any, large: Path, chunk
         await body(send, b"")
         finished.set()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"x" * 100)
         client.sock.close()
         await finished.wait()
 
-    talk(protocol, app, conversation)
-
 
 @pytest.mark.parametrize(("method", "data"), [("HEAD", b"12345"), ("GET", b""), ("GET", b"12345")])
-def test_a_simple_response_leaves_while_its_app_goes_on(
+async def test_simple_response_leaves_while_its_app_goes_on(
     protocol: Any, method: str, data: bytes
 ) -> None:
     """As an app's background task does; without a body there is but one write."""
@@ -214,15 +191,13 @@ def test_a_simple_response_leaves_while_its_app_goes_on(
         await body(send, data)
         await arrived.wait()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(f"{method} / HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await client.until(b"\r\n\r\n" + (b"" if method == "HEAD" else data))
         arrived.set()
 
-    talk(protocol, app, conversation)
 
-
-def test_what_is_sent_to_nobody_is_not_kept(protocol: Any) -> None:
+async def test_messages_for_nobody_are_not_kept(protocol: Any) -> None:
     """The client leaves between a small message and the end of its turn."""
     finished = asyncio.Event()
     peak = 0
@@ -244,17 +219,15 @@ def test_what_is_sent_to_nobody_is_not_kept(protocol: Any) -> None:
         await body(send, b"")
         finished.set()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
         await client.until(b"small")
         client.sock.close()
         await finished.wait()
         assert peak < 1_000_000
 
-    talk(protocol, app, conversation)
 
-
-def test_a_small_response_is_one_write_and_makes_nothing_for_the_turns_end(
+async def test_small_response_schedules_nothing_for_the_turns_end(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled: list[CoalescingTransport] = []
@@ -262,15 +235,13 @@ def test_a_small_response_is_one_write_and_makes_nothing_for_the_turns_end(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         for _ in range(3):
             await client.hello()
-
-    talk(protocol, app, conversation)
     assert scheduled == []
 
 
-def test_a_head_that_is_refused_holds_nothing_back(protocol: Any) -> None:
+async def test_refused_head_holds_nothing_back(protocol: Any) -> None:
     piece = bytes(SMALL_MESSAGE_BYTES + 1)
     may_go_on = asyncio.Event()
 
@@ -283,16 +254,14 @@ def test_a_head_that_is_refused_holds_nothing_back(protocol: Any) -> None:
         await may_go_on.wait()
         await body(send, b"")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET)
         await asyncio.wait_for(client.until(piece), 60)
         may_go_on.set()
         await client.until(b"0\r\n\r\n")
 
-    talk(protocol, app, conversation)
 
-
-def test_extensions_are_each_requests_own(protocol: Any) -> None:
+async def test_extensions_are_each_requests_own(protocol: Any) -> None:
     seen = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -301,29 +270,23 @@ def test_extensions_are_each_requests_own(protocol: Any) -> None:
         await start(send, length=2)
         await body(send, b"ok")
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         for _ in range(2):
             await client.send(GET)
             await client.until(b"\r\n\r\nok")
-
-    talk(protocol, app, conversation)
     assert seen[0] == seen[1] >= {PATHSEND, ZEROCOPYSEND}
 
 
-def test_an_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) -> None:
+async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) -> None:
     """With nothing of ours between, and no descriptor of ours left, though a file went out."""
     transports: list[Any] = []
     Upgraded.transports = transports
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        await send({"type": PATHSEND, "path": str(large)})
-
-    async def conversation(client: Client) -> None:
+    app = sending(head(length(LARGE_BYTES)), pathsend(str(large)))
+    async with serving(protocol, app, ws=Upgraded) as client:
         await client.hello()
         before = open_descriptors()
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
+        await client.ask()
         await client.exactly(LARGE_BYTES)
         await client.hello()
         assert open_descriptors() <= before
@@ -335,10 +298,8 @@ def test_an_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) ->
         [transport] = transports
         assert not isinstance(transport, CoalescingTransport)
 
-    talk(protocol, app, conversation, ws=Upgraded)
 
-
-def test_a_client_that_leaves_with_other_requests_in_line_ends_the_one_that_is_answered(
+async def test_client_that_leaves_pipelined_requests_disconnects_the_first(
     protocol: Any,
 ) -> None:
     """The app would send for ever to nobody."""
@@ -357,12 +318,10 @@ def test_a_client_that_leaves_with_other_requests_in_line_ends_the_one_that_is_a
         told.append(message["type"])
         sending.cancel()
 
-    async def conversation(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(GET + HELLO)
         await client.until(b"x" * 1000)
         client.sock.close()
         while client.state.tasks:
             await asyncio.sleep(0)
         assert told == ["http.disconnect"]
-
-    talk(protocol, app, conversation)

@@ -24,7 +24,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("can_be_asked", [True, False])
-def test_a_block_ends_with_the_file(
+def test_block_that_is_read_ends_with_the_file(
     fd: int, can_be_asked: bool, monkeypatch: pytest.MonkeyPatch, blocking_calls: list[str]
 ) -> None:
     if not can_be_asked:

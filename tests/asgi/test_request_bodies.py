@@ -105,7 +105,7 @@ def test_any_messages_of_a_body_pass_unchanged_or_are_refused_once(
     assert [m.get("more_body", False) for m in answer.messages[1:]][-1] is False
 
 
-def test_declared_body_is_refused_before_the_app_runs() -> None:
+def test_asgifast_refuses_a_declared_body_before_the_app_runs() -> None:
     called: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,7 +122,7 @@ def test_declared_body_is_refused_before_the_app_runs() -> None:
     assert answer.body == b"The request body is longer than 5 bytes\n"
 
 
-def test_within_its_length_a_body_is_the_servers_own() -> None:
+def test_body_within_its_length_is_received_from_the_server() -> None:
     seen: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +136,7 @@ def test_within_its_length_a_body_is_the_servers_own() -> None:
     assert len(set(exchange)) == 1
 
 
-def test_length_beside_chunks_does_not_count() -> None:
+def test_asgifast_ignores_a_length_beside_chunks() -> None:
     limited = ASGIFast(echo, body_limit_bytes=10)
     answer = asyncio.run(talk(limited, chunked(content_length="1"), messages([b"x" * 11])))
     assert answer.status == 413
@@ -194,7 +194,7 @@ star = Starlette(
 
 
 @pytest.mark.parametrize("app", [caught, caught_in_parts, star])
-def test_whatever_head_an_app_sends_becomes_413(app: ASGIApp) -> None:
+def test_asgifast_replaces_any_head_by_413(app: ASGIApp) -> None:
     answer = asyncio.run(
         talk(
             ASGIFast(app, body_limit_bytes=10),
@@ -218,7 +218,7 @@ def test_app_that_only_raises_is_answered_413() -> None:
     assert answered(plain, [b"x" * 5, b"x" * 6]).status == 413
 
 
-def test_app_that_has_begun_its_response_gets_the_error() -> None:
+async def test_asgi_app_that_has_begun_its_response_gets_the_error() -> None:
     sent: list[Message] = []
 
     async def begun(scope: Scope, receive: Receive, send: Send) -> None:
@@ -226,19 +226,14 @@ def test_app_that_has_begun_its_response_gets_the_error() -> None:
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         await read_all(receive)
 
-    async def run() -> None:
-        received = messages([b"x" * 11])
+    async def receive() -> Message:
+        return messages([b"x" * 11])[0]
 
-        async def receive() -> Message:
-            return received.pop(0)
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await ASGIFast(begun, body_limit_bytes=10)(chunked(), receive, send)
+    async def send(message: Message) -> None:
+        sent.append(message)
 
     with pytest.raises(BodyTooLarge):
-        asyncio.run(run())
+        await ASGIFast(begun, body_limit_bytes=10)(chunked(), receive, send)
     assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
     assert sent[0]["status"] == 200
 
@@ -259,7 +254,7 @@ def test_streaming_response_is_whole_where_the_body_is_within_the_limit() -> Non
     assert answer.body == b"part" * 3
 
 
-def test_answer_to_head_has_no_body() -> None:
+def test_asgi_413_to_head_has_no_body() -> None:
     answer = answered(echo, [b"x" * 11], method="HEAD")
     assert (answer.status, answer.body) == (413, b"")
 
@@ -357,7 +352,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Li
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["/whole", "/raw", "/unread"])
-def test_live_declared_body_is_limited(server: LiveServer, path: str) -> None:
+def test_asgi_server_limits_a_declared_body(server: LiveServer, path: str) -> None:
     for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (30 * LIMIT, 413)):
         with Connection(server.address) as connection:
             answer = connection.request(path, method="POST", body=bytes(size))
@@ -367,7 +362,7 @@ def test_live_declared_body_is_limited(server: LiveServer, path: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["/whole", "/raw", "/json"])
-def test_live_chunked_body_is_limited(server: LiveServer, path: str) -> None:
+def test_asgi_server_limits_a_chunked_body(server: LiveServer, path: str) -> None:
     headers = [("Transfer-Encoding", "chunked"), ("Content-Type", "application/json")]
     for blocks, status in ((10, 400 if path == "/json" else 200), (11, 413), (300, 413)):
         with Connection(server.address) as connection:
@@ -380,7 +375,7 @@ def test_live_chunked_body_is_limited(server: LiveServer, path: str) -> None:
 
 
 @pytest.mark.long
-def test_live_client_that_waits_to_send_gets_413_at_once(
+def test_asgi_server_answers_413_to_a_client_that_waits_to_send(
     server: LiveServer, request: pytest.FixtureRequest
 ) -> None:
     if "daphne" in request.node.name:

@@ -34,7 +34,7 @@ def test_signature_is_starlettes() -> None:
     assert issubclass(FileResponse, responses.FileResponse)
 
 
-def test_whole_head_and_parts(path: Path) -> None:
+def test_file_response_answers_get_head_and_range(path: Path) -> None:
     whole = call(FileResponse(path, headers={"X-App": "1"}), scope_of())
     headers = dict(whole.headers)
     assert (whole.status, whole.body) == (200, DATA)
@@ -54,14 +54,14 @@ def test_whole_head_and_parts(path: Path) -> None:
     assert (unchanged.status, unchanged.body) == (304, b"")
 
 
-def test_attachment_and_given_validators(path: Path) -> None:
+def test_file_response_keeps_filename_and_given_etag(path: Path) -> None:
     response = FileResponse(path, filename="grüße.txt", headers={"ETag": '"mine"'})
     headers = dict(call(response, scope_of()).headers)
     assert headers["content-disposition"] == "attachment; filename*=utf-8''gr%C3%BC%C3%9Fe.txt"
     assert headers["etag"] == '"mine"'
 
 
-def test_background_runs_afterwards(path: Path) -> None:
+def test_background_task_runs_behind_the_file(path: Path) -> None:
     done: list[str] = []
 
     async def note() -> None:
@@ -71,7 +71,7 @@ def test_background_runs_afterwards(path: Path) -> None:
     assert done == ["done"]
 
 
-def test_other_methods_and_statuses_are_starlettes(path: Path) -> None:
+def test_post_and_404_are_answered_as_by_starlette(path: Path) -> None:
     for status, method in ((404, "GET"), (200, "POST")):
         scope = scope_of(method=method, range="bytes=0-1")
         theirs = call(responses.FileResponse(path, status_code=status), scope)
@@ -80,18 +80,14 @@ def test_other_methods_and_statuses_are_starlettes(path: Path) -> None:
         assert answer.body == theirs.body
 
 
-def test_a_websocket_that_is_denied_is_starlettes(path: Path) -> None:
-    scope = {
-        **scope_of(),
-        "type": "websocket",
-        "extensions": {"websocket.http.response": {}},
-    }
+def test_denied_websocket_is_answered_as_by_starlette(path: Path) -> None:
+    scope = {**scope_of(), "type": "websocket", "extensions": {"websocket.http.response": {}}}
     del scope["method"]
     theirs = call(responses.FileResponse(path), scope)
     assert call(FileResponse(path), scope).messages == theirs.messages
 
 
-def test_what_cannot_be_sent(tmp_path: Path) -> None:
+def test_path_of_no_file_raises_as_in_starlette(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="does not exist"):
         call(FileResponse(tmp_path / "none"), scope_of())
     (tmp_path / "directory").mkdir()
@@ -107,12 +103,12 @@ def test_what_cannot_be_sent(tmp_path: Path) -> None:
             assert errors[0] == errors[1]
 
 
-def test_a_file_that_is_new_blocks_no_loop(path: Path, blocking_calls: list[str]) -> None:
+def test_file_that_is_new_blocks_no_loop(path: Path, blocking_calls: list[str]) -> None:
     assert call(FileResponse(path), scope_of()).body == DATA
     assert not blocking_calls
 
 
-def test_a_path_is_opened_in_a_thread_unless_it_was_lately(
+def test_path_is_opened_in_a_thread_unless_it_was_lately(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()

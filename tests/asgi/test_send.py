@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from asgifast import ASGIFast
-from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send, response_body, response_start
 from asgifast.uvicorn import HttpToolsProtocol
 from uvicorn.protocols.http import httptools_impl
 
@@ -15,46 +17,43 @@ from .protocols import (
     GET,
     HELLO,
     Client,
-    _no_descriptor_is_left,
     body,
     is_sent_whole,
+    refusal_of,
+    serving,
     start,
-    talk,
     two_bytes,
 )
+from .support import body as message
+from .support import head, length, sending
 
-__all__ = ["_no_descriptor_is_left"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
-STACKS = [
-    pytest.param((protocol, wrap), id=f"{name}{wrapped}")
-    for name, protocol in [
-        ("uvicorn", httptools_impl.HttpToolsProtocol), ("ours", HttpToolsProtocol),
-    ]
-    for wrapped, wrap in [("", None), ("+ASGIFast", ASGIFast)]
-]  # fmt: skip
+STACKS = {
+    "uvicorn": (httptools_impl.HttpToolsProtocol, None),
+    "uvicorn+ASGIFast": (httptools_impl.HttpToolsProtocol, ASGIFast),
+    "ours": (HttpToolsProtocol, None),
+    "ours+ASGIFast": (HttpToolsProtocol, ASGIFast),
+}
+Stack = Callable[[ASGIApp], AbstractAsyncContextManager[Client]]
 
 
 @pytest.fixture(params=STACKS)
-def stack(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    protocol, wrap = request.param
-    return protocol, wrap or (lambda app: app)
+def stack(request: pytest.FixtureRequest) -> Stack:
+    protocol, wrap = STACKS[request.param]
+    return lambda app: serving(protocol, wrap(app) if wrap else app)
 
 
-def _answer(stack: tuple[Any, Any], app: Any, request: bytes = GET, end: bytes = b"ok") -> bytes:
+async def _answer(stack: Stack, app: ASGIApp, end: bytes = b"ok", request: bytes = GET) -> bytes:
     """What is sent up to `end`; the connection then answers another request."""
-    protocol, wrap = stack
-    answers = []
-
-    async def conversation(client: Client) -> None:
+    async with stack(app) as client:
         await client.send(request)
-        answers.append(await client.until(end))
+        answer = await client.until(end)
         await client.hello()
-
-    talk(protocol, wrap(app), conversation)
-    return answers[0]
+        return answer
 
 
-def test_a_whole_body_does_not_wait_for_the_end(stack: tuple[Any, Any]) -> None:
+async def test_whole_body_does_not_wait_for_the_end_of_the_response(stack: Stack) -> None:
     """The response is complete when the app says so, and receive() waits for that."""
     has_arrived = asyncio.Event()
     received: list[Message] = []
@@ -72,161 +71,133 @@ def test_a_whole_body_does_not_wait_for_the_end(stack: tuple[Any, Any]) -> None:
         else:
             await body(send, b"2!")
 
-    protocol, wrap = stack
-
-    async def conversation(client: Client) -> None:
+    async with stack(app) as client:
         await client.send(GET + GET.replace(b"/", b"/2", 1))
         first = await client.until(b"ok")
         assert first.count(b"HTTP/1.1 200 OK") == 1
         has_arrived.set()
         assert (await client.until(b"2!")).count(b"HTTP/1.1 200 OK") == 1
-
-    talk(protocol, wrap(app), conversation)
     assert received == [{"type": "http.disconnect"}]
 
 
 @is_sent_whole
-def test_more_than_a_whole_body_is_refused(stack: tuple[Any, Any]) -> None:
-    told: list[BaseException] = []
+async def test_message_beyond_a_whole_body_is_refused(stack: Stack) -> None:
+    refused: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=2)
         await body(send, b"ok", more=True)
-        for message in (response_body(b"too much"), response_body()):
-            try:
-                await send(message)
-            except RuntimeError as error:
-                told.append(error)
+        refused.append(await refusal_of(body(send, b"too much")))
+        await body(send, b"")
 
-    answer = _answer(stack, app)
-    assert answer.endswith(b"\r\n\r\nok")
-    assert [str(error) for error in told] == ["Response content longer than Content-Length"]
+    assert (await _answer(stack, app)).endswith(b"\r\n\r\nok")
+    assert refused == ["Response content longer than Content-Length"]
 
 
-def test_a_whole_body_without_an_end_is_told_of(
-    stack: tuple[Any, Any], caplog: pytest.LogCaptureFixture
+async def test_whole_body_without_an_end_is_logged(
+    stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=2)
-        await body(send, b"ok", more=True)
-
-    protocol, wrap = stack
-
-    async def conversation(client: Client) -> None:
+    async with stack(sending(head(length(2)), message(b"ok"))) as client:
         await client.send(GET)
         assert (await client.to_end()).endswith(b"\r\n\r\nok")
-
-    talk(protocol, wrap(app), conversation)
     assert "without completing response" in caplog.text
 
 
-def test_an_empty_body_is_whole(stack: tuple[Any, Any]) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=0, status=307)
-        await body(send, b"")
-
-    assert b"content-length: 0\r\n" in _answer(stack, app, end=b"\r\n\r\n")
+async def test_empty_body_is_whole(stack: Stack) -> None:
+    app = sending(head(length(0), status=307), message(b"", False))
+    assert b"content-length: 0\r\n" in await _answer(stack, app, end=b"\r\n\r\n")
 
 
-def test_an_answer_to_head_that_an_app_takes_for_get_has_no_body(stack: tuple[Any, Any]) -> None:
-    protocol, wrap = stack
+@pytest.mark.parametrize(("protocol", "wrap"), STACKS.values(), ids=STACKS)
+async def test_answer_to_head_that_an_app_takes_for_get_has_no_body(
+    protocol: Any, wrap: Any
+) -> None:
+    app = wrap(two_bytes) if wrap else two_bytes
 
     async def as_get(scope: Scope, receive: Receive, send: Send) -> None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        await wrap(two_bytes)({**scope, "method": method}, receive, send)
+        await app({**scope, "method": method}, receive, send)
 
-    head = b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n"
-    answer = _answer((protocol, lambda app: app), as_get, head, b"\r\n\r\n")
-    assert b"content-length: 2\r\n" in answer
+    async with serving(protocol, as_get) as client:
+        answer = await client.ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"content-length: 2\r\n" in answer
+        await client.hello()
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_a_status_without_a_body_is_answered_at_once(stack: tuple[Any, Any], status: int) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=20_000, status=status)
-        await body(send, b"x" * 20_000)
-
-    protocol, wrap = stack
-
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        assert b" %d " % status in await client.until(b"\r\n\r\n")
-
-    talk(protocol, wrap(app), conversation)
+async def test_status_without_a_body_is_answered_at_once(stack: Stack, status: int) -> None:
+    app = sending(head(length(20_000), status=status), message(b"x" * 20_000, False))
+    async with stack(app) as client:
+        assert b" %d " % status in await client.ask()
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_messages_that_are_not_awaited_one_by_one_keep_their_order(
-    stack: tuple[Any, Any], declared: bool
+async def test_messages_that_are_not_awaited_one_by_one_keep_their_order(
+    stack: Stack, declared: bool
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        sent = [start(send, length=8 if declared else None), body(send, b"abc", more=True),
-                body(send, b"defok")]  # fmt: skip
-        await asyncio.gather(*map(asyncio.create_task, sent))
+        sends = (
+            start(send, length=8 if declared else None),
+            body(send, b"abc", more=True),
+            body(send, b"defok"),
+        )
+        await asyncio.gather(*map(asyncio.create_task, sends))
 
-    answer = _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
+    answer = await _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
     assert answer.index(b"abc") < answer.index(b"defok")
 
 
-def test_a_message_of_another_type_is_refused(stack: tuple[Any, Any]) -> None:
-    told: list[BaseException] = []
-
+async def test_message_of_another_type_is_refused(stack: Stack) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=2)
-        try:
-            await send({"type": "http.response.bogus", "body": b"no"})
-        except RuntimeError as error:
-            told.append(error)
+        refused.append(await refusal_of(send({"type": "http.response.bogus", "body": b"no"})))
         await body(send, b"ok")
 
-    assert b"no" not in _answer(stack, app).partition(b"\r\n\r\n")[2]
-    assert len(told) == 1
+    refused: list[str] = []
+    assert b"no" not in (await _answer(stack, app)).partition(b"\r\n\r\n")[2]
+    assert len(refused) == 1
 
 
-def test_what_the_app_makes_of_its_headers_later_is_its_own(stack: tuple[Any, Any]) -> None:
+async def test_headers_that_an_app_changes_later_are_sent_as_they_were(stack: Stack) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-length", b"2"), (b"x", b"first")]
-        message = {"type": "http.response.start", "status": 200, "headers": headers}
-        await send(message)
+        start = head(length(2), (b"x", b"first"))
+        headers = start["headers"]
+        await send(start)
         headers.append((b"y", b"late"))
-        message.clear()
+        start.clear()
         await body(send, b"ok")
 
-    answer = _answer(stack, app)
+    answer = await _answer(stack, app)
     assert b"x: first\r\n" in answer
     assert b"late" not in answer
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_headers_may_be_any_iterable(stack: tuple[Any, Any], declared: bool) -> None:
+async def test_headers_of_any_iterable_are_sent_by_uvicorn(stack: Stack, declared: bool) -> None:
     """As Sanic's, which are a generator."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"x", b"y"), *([(b"content-length", b"2")] if declared else [])]
-        message = {"type": "http.response.start", "status": 200}
-        await send({**message, "headers": (each for each in headers)})
+        headers = [(b"x", b"y"), *([length(2)] if declared else [])]
+        await send({**head(), "headers": (each for each in headers)})
         await body(send, b"ok")
 
-    answer = _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
+    answer = await _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
     assert b"x: y\r\n" in answer
     assert (b"content-length: 2\r\n" in answer) == declared
 
 
-def test_a_second_response_is_refused_when_it_begins(stack: tuple[Any, Any]) -> None:
-    told: list[BaseException] = []
+async def test_second_response_is_refused_when_it_begins(stack: Stack) -> None:
+    refused: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await two_bytes(scope, receive, send)
-        try:
-            await two_bytes(scope, receive, send)
-        except RuntimeError as error:
-            told.append(error)
+        refused.append(await refusal_of(two_bytes(scope, receive, send)))
 
-    _answer(stack, app)
-    assert len(told) == 1
+    await _answer(stack, app)
+    assert len(refused) == 1
 
 
-def test_a_response_that_does_not_wait_for_the_body_asks_for_none() -> None:
+async def test_response_that_does_not_wait_for_the_body_asks_for_none() -> None:
     """The head is the answer to Expect, held or not (RFC 9110, section 10.1.1)."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -236,96 +207,80 @@ def test_a_response_that_does_not_wait_for_the_body_asks_for_none() -> None:
         await body(send, b"ok")
         listens.cancel()
 
-    request = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n"
-
-    async def conversation(client: Client) -> None:
-        await client.send(request)
+    async with serving(HttpToolsProtocol, app) as client:
+        await client.send(
+            b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n"
+        )
         assert b"100 Continue" not in await client.until(b"ok")
 
-    talk(HttpToolsProtocol, app, conversation)
 
-
-def test_a_head_behind_a_head_is_refused(stack: tuple[Any, Any]) -> None:
-    told: list[str] = []
+async def test_head_behind_a_head_is_refused(stack: Stack) -> None:
+    refused: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=2)
-        for sending in (start(send, length=2), body(send, b"ok")):
+        for sends in (start(send, length=2), body(send, b"ok")):
             try:
-                await sending
+                await sends
             except RuntimeError as error:
-                told.append(str(error))
+                refused.append(str(error))
 
-    protocol, wrap = stack
-
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await client.until(b"\r\n\r\n")
-
-    talk(protocol, wrap(app), conversation)
-    assert told == ["Expected ASGI message 'http.response.body', but got 'http.response.start'."]
+    async with stack(app) as client:
+        await client.ask()
+    assert refused == ["Expected ASGI message 'http.response.body', but got 'http.response.start'."]
 
 
 @pytest.mark.parametrize("headers", [None, 1, [(b"a",)], [b"abc"]])
-def test_headers_that_are_none_are_refused_at_once(stack: tuple[Any, Any], headers: Any) -> None:
+async def test_headers_that_are_none_are_refused_at_once(stack: Stack, headers: Any) -> None:
     refused: list[Exception] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({**head(), "headers": headers})
         except (TypeError, ValueError) as error:
             refused.append(error)
 
-    protocol, wrap = stack
-
-    async def conversation(client: Client) -> None:
+    async with stack(app) as client:
         await client.send(GET)
         await client.to_end()
-
-    talk(protocol, wrap(app), conversation)
     assert len(refused) == 1
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
-def test_a_head_without_a_body_is_not_lost(ends: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Held until the app has ended: uvicorn tells of what is missing, or sends a 500."""
+async def test_head_without_a_body_is_held_until_the_app_has_ended(
+    ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then uvicorn logs what is missing, or sends a 500."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=2)
         if ends == "raises":
             raise RuntimeError("of the app")
 
-    async def conversation(client: Client) -> None:
+    async with serving(HttpToolsProtocol, app) as client:
         await client.send(GET)
         answer = await client.to_end()
-        if ends == "returns":
-            assert answer.startswith(b"HTTP/1.1 200 ")
-            assert "without completing response" in caplog.text
-        else:
-            assert answer.startswith(b"HTTP/1.1 500 ")
-            assert "of the app" in caplog.text
-
-    talk(HttpToolsProtocol, app, conversation)
+    status, logged = {
+        "returns": (b"200", "without completing response"),
+        "raises": (b"500", "of the app"),
+    }[ends]
+    assert answer.startswith(b"HTTP/1.1 %b " % status)
+    assert logged in caplog.text
 
 
-def test_what_follows_a_held_head_is_uvicorns_to_refuse() -> None:
-    told: list[str] = []
+async def test_second_head_and_second_end_behind_a_held_head_are_refused() -> None:
+    refused: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=2)
-        for message in (response_start(200, []), response_body(b"ok"), response_body(b"ok")):
-            try:
-                await send(message)
-            except RuntimeError as error:
-                told.append(str(error))
+        refused.append(await refusal_of(send(response_start(200, []))))
+        await send(response_body(b"ok"))
+        refused.append(await refusal_of(send(response_body(b"ok"))))
 
-    async def conversation(client: Client) -> None:
+    async with serving(HttpToolsProtocol, app) as client:
         await client.send(GET)
         await client.until(b"\r\n\r\nok")
         await client.send(HELLO)
         await client.until(b"hello")
-
-    talk(HttpToolsProtocol, app, conversation)
-    assert len(told) == 2
-    assert "http.response.body" in told[0]
-    assert "after response already completed" in told[1]
+    assert "http.response.body" in refused[0]
+    assert "after response already completed" in refused[1]

@@ -9,17 +9,18 @@ import asyncio
 import os
 import re
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from asgifast import ASGIFast
-from asgifast.messages import ASGIApp, Message, Receive, Scope, Send, SendOrder
+from asgifast.messages import ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send, SendOrder
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from uvicorn.protocols.http import h11_impl, httptools_impl
 
-from .messages import body as part
-from .protocols import GET, TOO_MUCH, ZEROCOPYSEND, Client, body, start, talk, turns
+from .protocols import GET, TOO_MUCH, Client, body, refusal_of, serving, start, turns
+from .support import body as part
 
 STACKS = {
     "h11": (H11Protocol, False),
@@ -30,16 +31,13 @@ STACKS = {
     "uvicorn's httptools + ASGIFast": (httptools_impl.HttpToolsProtocol, True),
 }
 SHORT_S = 0.05
+Stack = Callable[[ASGIApp], AbstractAsyncContextManager[Client]]
 
 
 @pytest.fixture(params=STACKS)
-def stack(request: pytest.FixtureRequest) -> Callable[..., None]:
+def stack(request: pytest.FixtureRequest) -> Stack:
     protocol, with_asgifast = STACKS[request.param]
-
-    def run(app: ASGIApp, conversation: Callable[[Client], Awaitable[None]]) -> None:
-        talk(protocol, ASGIFast(app) if with_asgifast else app, conversation)
-
-    return run
+    return lambda app: serving(protocol, ASGIFast(app) if with_asgifast else app)
 
 
 def task(send: Send, message: Message) -> asyncio.Task[None]:
@@ -67,18 +65,13 @@ async def body_of(client: Client, *, chunked: bool, size: int = 0) -> bytes:
     await client.until(b"\r\n\r\n")
     if not chunked:
         return await client.exactly(size)
-    data = b""
-    while length := int(await client.until(b"\r\n"), 16):
-        data += await client.exactly(length)
-        assert await client.exactly(2) == b"\r\n"
-    assert await client.exactly(2) == b"\r\n"
-    return data
+    return b"".join(await client.chunks())
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
 @pytest.mark.parametrize("head_first", [False, True], ids=["together", "behind the head"])
-def test_messages_that_are_gathered(
-    stack: Callable[..., None], chunked: bool, head_first: bool
+async def test_gathered_messages_keep_their_order(
+    stack: Stack, chunked: bool, head_first: bool
 ) -> None:
     """All send() are called before any of them runs."""
 
@@ -90,16 +83,14 @@ def test_messages_that_are_gathered(
             *sending, *(send(part(data, data != b"")) for data in (b"ab", b"cd", b""))
         )
 
-    async def conversation(client: Client) -> None:
+    async with stack(app) as client:
         await client.send(GET)
         assert await body_of(client, chunked=chunked, size=4) == b"abcd"
         await client.hello()
 
-    stack(app, conversation)
-
 
 @pytest.mark.parametrize("count", range(4))
-def test_a_task_for_each_message(stack: Callable[..., None], count: int) -> None:
+async def test_messages_of_one_task_each_keep_their_order(stack: Stack, count: int) -> None:
     """So many turns of the loop apart."""
     messages = [b"<%d>" % number for number in range(12)]
 
@@ -112,17 +103,16 @@ def test_a_task_for_each_message(stack: Callable[..., None], count: int) -> None
         await asyncio.gather(*sending)
         await body(send, b"")
 
-    async def conversation(client: Client) -> None:
+    async with stack(app) as client:
         await client.send(GET)
         assert await body_of(client, chunked=True) == b"".join(messages)
         await client.hello()
 
-    stack(app, conversation)
 
-
-def test_what_comes_behind_the_end_is_refused(stack: Callable[..., None]) -> None:
+async def test_message_behind_an_end_that_waits_is_refused(stack: Stack) -> None:
     """The end waits for the client when another task sends, and the client reads again."""
-    told: list[str] = []
+    refused: list[str] = []
+    waits = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send)
@@ -132,28 +122,19 @@ def test_what_comes_behind_the_end_is_refused(stack: Callable[..., None]) -> Non
         late = task(send, part(b"<late>"))
         waits.set()
         await end
-        try:
-            await late
-        except RuntimeError as error:
-            told.append(str(error))
+        refused.append(await refusal_of(late))
 
-    async def conversation(client: Client) -> None:
+    async with stack(app) as client:
         await client.send(GET)
         await waits.wait()
         data = await body_of(client, chunked=True)
         assert data[TOO_MUCH:] == b"<end>"
         await client.hello()
-        assert len(told) == 1
-        assert "after response already completed" in told[0]
-
-    waits = asyncio.Event()
-    stack(app, conversation)
+        assert "after response already completed" in refused[0]
 
 
 @pytest.mark.parametrize("given_up", ["many", "large", "end"])
-def test_what_was_sent_before_is_not_given_up_with_a_message(
-    stack: Callable[..., None], given_up: str
-) -> None:
+async def test_cancelled_send_takes_no_earlier_message_with_it(stack: Stack, given_up: str) -> None:
     sent: list[bytes] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,7 +155,8 @@ def test_what_was_sent_before_is_not_given_up_with_a_message(
         await has_read.wait()
         await body(send, b"<99>")
 
-    async def conversation(client: Client) -> None:
+    waits, has_read = asyncio.Event(), asyncio.Event()
+    async with stack(app) as client:
         await client.send(GET)
         await waits.wait()
         reading = asyncio.create_task(body_of(client, chunked=True))
@@ -186,14 +168,11 @@ def test_what_was_sent_before_is_not_given_up_with_a_message(
         assert not set(sent) - set(found)
         await client.hello()
 
-    waits, has_read = asyncio.Event(), asyncio.Event()
-    stack(app, conversation)
-
 
 @pytest.mark.parametrize("parts", [(b"okay",), (b"ok", b"ay", b"")], ids=["whole", "in parts"])
 @pytest.mark.parametrize("way", ["tried again", "in tasks"])
-def test_a_head_that_has_to_wait(
-    stack: Callable[..., None], parts: tuple[bytes, ...], way: str
+async def test_head_that_waits_is_sent_once(
+    stack: Stack, parts: tuple[bytes, ...], way: str
 ) -> None:
     """Its request is pipelined behind one whose response is not read."""
 
@@ -215,21 +194,18 @@ def test_a_head_that_has_to_wait(
             waits.set()
             await asyncio.gather(*sending)
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET + GET.replace(b"/", b"/second", 1))
-        await client.until(b"\r\n\r\n")
+    waits = asyncio.Event()
+    async with stack(app) as client:
+        await client.ask(GET + GET.replace(b"/", b"/second", 1))
         await waits.wait()
         await client.exactly(TOO_MUCH)
         assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         assert await client.exactly(4) == b"okay"
         await client.hello()
 
-    waits = asyncio.Event()
-    stack(app, conversation)
-
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
-def test_a_message_beside_a_file(stack: Callable[..., None], chunked: bool) -> None:
+async def test_message_beside_a_file_is_sent_behind_it(stack: Stack, chunked: bool) -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(TOO_MUCH)
         descriptor = os.dup(file.fileno())
@@ -247,25 +223,23 @@ def test_a_message_beside_a_file(stack: Callable[..., None], chunked: bool) -> N
         await small_is_read.wait()
         await body(send, b".")
 
-    async def conversation(client: Client) -> None:
-        await client.send(GET)
-        await waits.wait()
-        if chunked:
-            reading = asyncio.create_task(body_of(client, chunked=True))
-            await asyncio.sleep(SHORT_S)
-            small_is_read.set()
-            data = await reading
-        else:
-            data = await body_of(client, chunked=False, size=TOO_MUCH + 3)
-            small_is_read.set()  # it has come without the app's next message
-            data += await client.exactly(1)
-        assert data[TOO_MUCH:] == b"<m>."
-        assert not data[:TOO_MUCH].strip(b"\0")
-        await client.hello()
-
     waits, small_is_read = asyncio.Event(), asyncio.Event()
     try:
-        stack(app, conversation)
+        async with stack(app) as client:
+            await client.send(GET)
+            await waits.wait()
+            if chunked:
+                reading = asyncio.create_task(body_of(client, chunked=True))
+                await asyncio.sleep(SHORT_S)
+                small_is_read.set()
+                data = await reading
+            else:
+                data = await body_of(client, chunked=False, size=TOO_MUCH + 3)
+                small_is_read.set()  # it has come without the app's next message
+                data += await client.exactly(1)
+            assert data[TOO_MUCH:] == b"<m>."
+            assert not data[:TOO_MUCH].strip(b"\0")
+            await client.hello()
     finally:
         os.close(descriptor)
 
@@ -281,28 +255,25 @@ async def _pass(order: SendOrder, passed: list[int], number: int, goes: asyncio.
         order.release()
 
 
-def test_who_gives_up_holds_nobody_up() -> None:
-    async def run() -> None:
-        order, passed, goes = SendOrder(), list[int](), asyncio.Event()
-        tasks = [asyncio.create_task(_pass(order, passed, n, goes)) for n in range(5)]
-        await turns()
-        assert passed == [0]
-        tasks[1].cancel()  # while it waits
-        await turns()
-        tasks[0].cancel()  # lets the next one through,
-        await asyncio.sleep(0)
-        tasks[2].cancel()  # which is cancelled before it goes on
-        await turns()
-        assert passed in ([0, 3], [0, 2, 3])
-        goes.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert passed[-2:] == [3, 4]
-        assert not order.is_taken
-
-    asyncio.run(run())
+async def test_cancelled_send_releases_order() -> None:
+    order, passed, goes = SendOrder(), list[int](), asyncio.Event()
+    tasks = [asyncio.create_task(_pass(order, passed, n, goes)) for n in range(5)]
+    await turns()
+    assert passed == [0]
+    tasks[1].cancel()  # while it waits
+    await turns()
+    tasks[0].cancel()  # lets the next one through,
+    await asyncio.sleep(0)
+    tasks[2].cancel()  # which is cancelled before it goes on
+    await turns()
+    assert passed in ([0, 3], [0, 2, 3])
+    goes.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert passed[-2:] == [3, 4]
+    assert not order.is_taken
 
 
-def test_on_trio() -> None:
+def test_send_order_works_on_trio() -> None:
     trio = pytest.importorskip("trio")
     testing = pytest.importorskip("trio.testing")
     passed: list[int] = []

@@ -125,7 +125,9 @@ def comparable(headers: list[tuple[str, str]], body: bytes) -> tuple[list[tuple[
     "page", [None, b"<h1>missing</h1>", LARGE], ids=["no page", "page", "large"]
 )
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_twins(site: Path, options: dict[str, Any], page: bytes | None) -> None:
+def test_asgi_static_files_answer_as_wsgi_ones(
+    site: Path, options: dict[str, Any], page: bytes | None
+) -> None:
     (site / "404.html").unlink(missing_ok=True)
     if page is not None:
         (site / "404.html").write_bytes(page)
@@ -148,7 +150,7 @@ def test_twins(site: Path, options: dict[str, Any], page: bytes | None) -> None:
     assert {200, 206, 304, 404, 405, 412, 416} <= seen
 
 
-def test_mounted_in_starlette(site: Path) -> None:
+def test_static_files_mounted_in_starlette_redirect_and_404(site: Path) -> None:
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
@@ -159,7 +161,7 @@ def test_mounted_in_starlette(site: Path) -> None:
     assert call(app, scope_of("/static/missing")).status == 404
 
 
-def test_the_query_stays_where_a_folder_is_sent_to(site: Path) -> None:
+def test_redirect_to_a_folder_keeps_the_query(site: Path) -> None:
     scope = {**scope_of("/docs"), "query_string": b"a=b&c"}
     redirect = call(asgifast.StaticFiles(directory=site), scope)
     assert (redirect.status, dict(redirect.headers)["location"]) == (302, "./docs/?a=b&c")
@@ -177,7 +179,9 @@ def test_the_query_stays_where_a_folder_is_sent_to(site: Path) -> None:
         ("/a.txt", "/a.txt", 302),
     ],
 )
-def test_mounts(site: Path, root: str, path: str, status: int) -> None:
+def test_root_path_is_taken_off_where_it_is_there(
+    site: Path, root: str, path: str, status: int
+) -> None:
     """The path starts with root_path, as ASGI has it now, or is what is left of it."""
     scope = {**scope_of(path), "root_path": root}
     assert call(asgifast.StaticFiles(directory=site), scope).status == status
@@ -192,7 +196,7 @@ def test_mounts(site: Path, root: str, path: str, status: int) -> None:
         ("/a//evil.example", "./evil.example/?a=b&c"),
     ],
 )
-def test_mount_point_without_its_slash_redirects(site: Path, root: str, location: str) -> None:
+def test_asgi_mount_point_without_its_slash_redirects(site: Path, root: str, location: str) -> None:
     for method in ("GET", "HEAD"):
         scope = {**scope_of(root, method), "root_path": root, "query_string": b"a=b&c"}
         answer = call(asgifast.StaticFiles(directory=site), scope)
@@ -200,7 +204,7 @@ def test_mount_point_without_its_slash_redirects(site: Path, root: str, location
         assert answer.body == b""
 
 
-def test_what_is_kept_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_in_memory_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = asgifast.StaticFiles(directory=site)
     first = call(app, scope_of("/a.txt"))
 
@@ -211,7 +215,7 @@ def test_what_is_kept_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPatc
     assert call(app, scope_of("/a.txt")).body == first.body
 
 
-def test_in_front_of_an_app(site: Path) -> None:
+def test_static_files_in_front_of_an_app_pass_on_the_rest(site: Path) -> None:
     seen = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -227,7 +231,7 @@ def test_in_front_of_an_app(site: Path) -> None:
     assert seen == ["http", "http", "lifespan"]
 
 
-def test_alone_it_speaks_lifespan_and_declines_websockets(site: Path) -> None:
+def test_static_files_alone_answer_lifespan_and_close_websockets(site: Path) -> None:
     alone = asgifast.StaticFiles(directory=site)
     sent: list[Message] = []
     incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
@@ -251,7 +255,7 @@ def test_no_look_at_a_path_blocks_the_loop(site: Path, blocking_calls: list[str]
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
-def test_a_kept_file_that_has_changed_blocks_no_loop(
+def test_kept_file_that_has_changed_blocks_no_loop(
     tmp_path: Path, size: int, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read anew: for its body if it is small, for its entity tag if that is of the bytes."""

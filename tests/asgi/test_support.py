@@ -111,7 +111,7 @@ def test_blocking_calls_elsewhere_are_let_through(name: str, subject: Subject) -
 
 
 @pytest.mark.skipif(not RWF_NOWAIT, reason="Linux only")
-def test_what_cannot_wait_is_let_through(subject: Subject) -> None:
+def test_calls_that_cannot_wait_are_let_through(subject: Subject) -> None:
     buffer = bytearray(4)
     subject.ours.setblocking(False)
 
@@ -148,7 +148,7 @@ def test_sendfile_from_the_disk_is_found(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SERVERS))
-def test_a_server_that_blocks_fails_its_test(name: str, files: Path) -> None:
+def test_server_that_blocks_fails_its_test(name: str, files: Path) -> None:
     with (  # noqa: PT012 - the end of the inner block is what raises
         pytest.raises(AssertionError, match=r"time\.sleep\(0,\) on an event loop"),
         asgi_server(name, "tests.asgi.app:fast", files) as server,

@@ -10,157 +10,124 @@ import pytest
 from asgifast.coalescing import COALESCED_BYTES
 from asgifast.protocols.transport import CoalescingTransport
 
-from tests.asgi.transports import (
-    connected,
-    read,
-    read_to_end,
-    send_file,
-    turns,
-    writes,
-)
 from tests.support.http import reset_on_close
 from wsgifast.sockets import FileSegment, closing
 
-
-def test_writes_of_one_turn_are_one() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            for _ in range(2):
-                transport.write(b"a")
-                transport.write(b"")
-                transport.writelines([b"b", b"c"])
-                assert transport.get_write_buffer_size() == 3
-                await turns()
-                assert transport.get_write_buffer_size() == 0
-            assert writes(transport) == [3, 3]
-            assert await read(client, 6) == b"abcabc"
-
-    asyncio.run(run())
+from .transports import connected, read, read_to_end, send_file, turns, writes
 
 
-def test_a_head_leaves_with_its_body_in_whichever_turn_that_comes() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            transport.flush_follows = True
-            transport.write(b"head")
+async def test_writes_of_one_turn_are_one() -> None:
+    async with connected() as (transport, client):
+        for _ in range(2):
+            transport.write(b"a")
+            transport.write(b"")
+            transport.writelines([b"b", b"c"])
+            assert transport.get_write_buffer_size() == 3
             await turns()
-            assert writes(transport) == []
-            transport.write(b"body")
-            await turns()
-            assert writes(transport) == [8]
-            assert await read(client, 8) == b"headbody"
-            transport.write(b"no head")
-            await turns()
-            assert writes(transport) == [8, 7], "it was said of one write"
-
-    asyncio.run(run())
+            assert transport.get_write_buffer_size() == 0
+        assert writes(transport) == [3, 3]
+        assert await read(client, 6) == b"abcabc"
 
 
-def test_what_is_coalesced_is_bounded() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            for _ in range(1000):
-                transport.write(b"x" * 1000)
-            assert max(writes(transport)) <= COALESCED_BYTES + 1000
-            assert 15 <= len(writes(transport)) <= 16
-            assert await read(client, 1_000_000) == b"x" * 1_000_000
+async def test_head_leaves_with_its_body_in_whichever_turn_that_comes() -> None:
+    async with connected() as (transport, client):
+        transport.flush_follows = True
+        transport.write(b"head")
+        await turns()
+        assert writes(transport) == []
+        transport.write(b"body")
+        await turns()
+        assert writes(transport) == [8]
+        assert await read(client, 8) == b"headbody"
+        transport.write(b"no head")
+        await turns()
+        assert writes(transport) == [8, 7], "it was said of one write"
 
-    asyncio.run(run())
+
+async def test_coalesced_writes_are_bounded() -> None:
+    async with connected() as (transport, client):
+        for _ in range(1000):
+            transport.write(b"x" * 1000)
+        assert max(writes(transport)) <= COALESCED_BYTES + 1000
+        assert 15 <= len(writes(transport)) <= 16
+        assert await read(client, 1_000_000) == b"x" * 1_000_000
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_large_write_leaves_at_once_behind_what_was_coalesced(follows: bool) -> None:
-    async def run() -> None:
+async def test_large_write_leaves_at_once_behind_what_was_coalesced(follows: bool) -> None:
+    async with connected() as (transport, client):
+        transport.write(b"head")
+        transport.flush_follows = follows
+        transport.write(b"x" * 200_000)
+        assert not transport.flush_follows
+        transport.write(b"y" * 200_000)
+        lead, rest, second = writes(transport)
+        assert 4 < lead < 64 * 1024
+        assert (lead + rest, second) == (200_004, 200_000), "little of it was copied"
+        assert await read(client, 400_004) == b"head" + b"x" * 200_000 + b"y" * 200_000
+
+
+async def test_close_and_eof_flush_coalesced_writes() -> None:
+    for end in ("close", "write_eof"):
         async with connected() as (transport, client):
-            transport.write(b"head")
-            transport.flush_follows = follows
-            transport.write(b"x" * 200_000)
-            assert not transport.flush_follows
-            transport.write(b"y" * 200_000)
-            lead, rest, second = writes(transport)
-            assert 4 < lead < 64 * 1024
-            assert (lead + rest, second) == (200_004, 200_000), "little of it was copied"
-            assert await read(client, 400_004) == b"head" + b"x" * 200_000 + b"y" * 200_000
-
-    asyncio.run(run())
+            transport.write(b"the last words")
+            getattr(transport, end)()
+            assert await read_to_end(client) == b"the last words"
 
 
-def test_the_end_flushes() -> None:
-    async def run() -> None:
-        for end in ("close", "write_eof"):
-            async with connected() as (transport, client):
-                transport.write(b"the last words")
-                getattr(transport, end)()
-                assert await read_to_end(client) == b"the last words"
-
-    asyncio.run(run())
-
-
-def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
-    async def run() -> None:
-        async with connected() as (transport, _):
-            transport.write(b"too late")
-            transport.real.abort()
-            await turns()
-            transport.close()
-            assert not writes(transport)
-            with pytest.raises(ConnectionResetError):
-                await send_file(transport, FileSegment(0, 0, 1))
-
-    asyncio.run(run())
+async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
+    async with connected() as (transport, _):
+        transport.write(b"too late")
+        transport.real.abort()
+        await turns()
+        transport.close()
+        assert not writes(transport)
+        with pytest.raises(ConnectionResetError):
+            await send_file(transport, FileSegment(0, 0, 1))
 
 
-def test_nothing_is_written_behind_the_end_while_the_client_is_still_sending() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            transport.pause_reading()
-            await asyncio.get_running_loop().sock_sendall(client, b"what nobody reads")
-            transport.write(b"end")
-            transport.close()
-            transport.close()
-            assert transport.is_closing()
-            transport.write(b"a")
-            transport.write_now(b"b")
-            transport.write(bytes(1 << 20))
-            assert await read_to_end(client) == b"end"
-            assert not transport.real.is_closing()
-            client.shutdown(socket.SHUT_WR)
-            while not transport.real.is_closing():
-                await asyncio.sleep(0)
-
-    asyncio.run(run())
+async def test_nothing_is_written_behind_the_end_while_the_client_is_still_sending() -> None:
+    async with connected() as (transport, client):
+        transport.pause_reading()
+        await asyncio.get_running_loop().sock_sendall(client, b"what nobody reads")
+        transport.write(b"end")
+        transport.close()
+        transport.close()
+        assert transport.is_closing()
+        transport.write(b"a")
+        transport.write_now(b"b")
+        transport.write(bytes(1 << 20))
+        assert await read_to_end(client) == b"end"
+        assert not transport.real.is_closing()
+        client.shutdown(socket.SHUT_WR)
+        while not transport.real.is_closing():
+            await asyncio.sleep(0)
 
 
-def test_a_connection_that_its_client_has_reset_is_closed_while_nobody_reads() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            transport.pause_reading()
-            reset_on_close(client)
-            client.close()
-            transport.close()
-            await turns()
-            assert transport.get_extra_info("socket").fileno() == -1
-
-    asyncio.run(run())
+async def test_connection_that_its_client_has_reset_is_closed_while_nobody_reads() -> None:
+    async with connected() as (transport, client):
+        transport.pause_reading()
+        reset_on_close(client)
+        client.close()
+        transport.close()
+        await turns()
+        assert transport.get_extra_info("socket").fileno() == -1
 
 
-def test_a_second_close_waits_for_no_client_that_goes_on_sending(
+async def test_second_close_waits_for_no_client_that_goes_on_sending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server ends."""
     monkeypatch.setattr(closing, "LINGER_S", 0.5)
     monkeypatch.setattr(closing, "_LINGERS_MOST_S", 3600.0)
 
-    async def run() -> None:
-        async with connected() as (transport, client):
-            transport.pause_reading()
-            transport.close()
-            transport.close()
-            while not transport.real.is_closing():
-                await asyncio.get_running_loop().sock_sendall(client, b"x")
-                await asyncio.sleep(0.001)
-
-    asyncio.run(asyncio.wait_for(run(), 60.0))
+    async with connected() as (transport, client):
+        transport.pause_reading()
+        transport.close()
+        transport.close()
+        while not transport.real.is_closing():
+            await asyncio.get_running_loop().sock_sendall(client, b"x")
+            await asyncio.sleep(0.001)
 
 
 class Keeping:
@@ -182,92 +149,74 @@ class Keeping:
         self.transport.write(self.message)
 
 
-def test_what_a_response_holds_leaves_at_the_turns_end_and_makes_no_other_turn() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            Keeping(transport, b"held")
-            await asyncio.sleep(0)
-            assert not transport._turn_scheduled
-            assert await read(client, 4) == b"held"
-
-    asyncio.run(run())
+async def test_held_message_leaves_at_the_turns_end_and_schedules_no_other() -> None:
+    async with connected() as (transport, client):
+        Keeping(transport, b"held")
+        await asyncio.sleep(0)
+        assert not transport._turn_scheduled
+        assert await read(client, 4) == b"held"
 
 
-def test_what_is_held_for_some_turns_leaves_with_what_is_written_meanwhile() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            Keeping(transport, b"held", 2)
-            await turns(2)
-            assert transport._turn_scheduled
-            await turns(1)
-            assert not transport._turn_scheduled
-            assert await read(client, 4) == b"held"
-            Keeping(transport, b" held", 100)
-            await turns(3)
-            transport.write(b"written,")
-            await turns(1)
-            assert await read(client, 13) == b"written, held"
-
-    asyncio.run(run())
+async def test_held_message_leaves_with_a_later_write() -> None:
+    async with connected() as (transport, client):
+        Keeping(transport, b"held", 2)
+        await turns(2)
+        assert transport._turn_scheduled
+        await turns(1)
+        assert not transport._turn_scheduled
+        assert await read(client, 4) == b"held"
+        Keeping(transport, b" held", 100)
+        await turns(3)
+        transport.write(b"written,")
+        await turns(1)
+        assert await read(client, 13) == b"written, held"
 
 
-def test_what_one_response_holds_another_does_not_send() -> None:
+async def test_message_that_one_response_holds_is_not_sent_by_another() -> None:
     """Over HTTP/2: it leaves when one of them has held long enough, in one write."""
 
-    async def run() -> None:
-        async with connected() as (transport, _client):
-            written: list[bytes] = []
-            transport.real.write = written.append  # type: ignore[method-assign,assignment]
-            Keeping(transport, b"<one>", 2)
-            Keeping(transport, b"<two>", 3)
-            await turns(2)
-            transport.flush()
-            assert not written
-            await turns(1)
-            assert written == [b"<one><two>"]
-
-    asyncio.run(run())
+    async with connected() as (transport, _client):
+        written: list[bytes] = []
+        transport.real.write = written.append  # type: ignore[method-assign,assignment]
+        Keeping(transport, b"<one>", 2)
+        Keeping(transport, b"<two>", 3)
+        await turns(2)
+        transport.flush()
+        assert not written
+        await turns(1)
+        assert written == [b"<one><two>"]
 
 
-def test_what_is_held_leaves_before_the_connection_is_closed() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            Keeping(transport, b"held", 100)
-            transport.close()
-            assert await read(client, 4) == b"held"
-
-    asyncio.run(run())
+async def test_held_message_leaves_before_the_connection_is_closed() -> None:
+    async with connected() as (transport, client):
+        Keeping(transport, b"held", 100)
+        transport.close()
+        assert await read(client, 4) == b"held"
 
 
-def test_what_is_held_is_dropped_with_the_connection() -> None:
-    async def run() -> None:
-        async with connected() as (transport, _client):
-            Keeping(transport, b"held", 100).release = pytest.fail  # type: ignore[method-assign]
-            await turns(2)
-            transport.lost()
-            await turns(2)
-            assert not transport._turn_scheduled
-
-    asyncio.run(run())
+async def test_held_message_is_dropped_with_the_connection() -> None:
+    async with connected() as (transport, _client):
+        Keeping(transport, b"held", 100).release = pytest.fail  # type: ignore[method-assign]
+        await turns(2)
+        transport.lost()
+        await turns(2)
+        assert not transport._turn_scheduled
 
 
-def test_the_rest_is_the_real_transports() -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            real = transport.real
-            assert transport.is_reading()
-            transport.pause_reading()
-            assert not real.is_reading()
-            transport.resume_reading()
-            assert real.is_reading()
-            transport.set_write_buffer_limits(high=10, low=5)
-            assert real.get_write_buffer_limits() == (5, 10)
-            assert transport.can_write_eof()
-            assert transport.get_extra_info("peername") == client.getsockname()
-            protocol = transport.get_protocol()
-            other = asyncio.Protocol()
-            transport.set_protocol(other)
-            assert real.get_protocol() is other
-            transport.set_protocol(protocol)
-
-    asyncio.run(run())
+async def test_other_methods_are_the_real_transports() -> None:
+    async with connected() as (transport, client):
+        real = transport.real
+        assert transport.is_reading()
+        transport.pause_reading()
+        assert not real.is_reading()
+        transport.resume_reading()
+        assert real.is_reading()
+        transport.set_write_buffer_limits(high=10, low=5)
+        assert real.get_write_buffer_limits() == (5, 10)
+        assert transport.can_write_eof()
+        assert transport.get_extra_info("peername") == client.getsockname()
+        protocol = transport.get_protocol()
+        other = asyncio.Protocol()
+        transport.set_protocol(other)
+        assert real.get_protocol() is other
+        transport.set_protocol(protocol)

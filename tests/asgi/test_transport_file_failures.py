@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -16,24 +17,13 @@ from asgifast.protocols import file_transfer
 from asgifast.protocols.file_transfer import call_while_writable, stop_calling
 from asgifast.protocols.transport import CoalescingTransport
 
-from tests.asgi.transports import (
-    FILE_BYTES,
-    Recorded,
-    connected,
-    fd,
-    read,
-    read_to_end,
-    send_file,
-    turns,
-    writes,
-)
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import FileTruncated, SendfileUnavailable
 
-__all__ = ["fd"]
+from .transports import FILE_BYTES, Recorded, connected, read, read_to_end, send_file, turns, writes
 
 
-def test_a_starved_connection_that_is_lost_leaves_no_timer(
+async def test_starved_connection_that_is_lost_leaves_no_timer(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
@@ -43,80 +33,70 @@ def test_a_starved_connection_that_is_lost_leaves_no_timer(
         calls += 1
         raise BlockingIOError
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        call_later = loop.call_later
-        waiting: asyncio.Future[Any] = loop.create_future()
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+    waiting: asyncio.Future[Any] = loop.create_future()
 
-        def noted(*args: Any, **kw: Any) -> Any:
-            timer = call_later(*args, **kw)
-            waiting.set_result(timer)
-            return timer
+    def noted(*args: Any, **kw: Any) -> Any:
+        timer = call_later(*args, **kw)
+        waiting.set_result(timer)
+        return timer
 
-        async with connected() as (transport, _):
-            monkeypatch.setattr(loop, "call_later", noted)
-            monkeypatch.setattr(os, "sendfile", without_memory)
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            timer = await waiting
-            await turns()
-            assert calls == 2, "at once, and when the socket was said to be writable"
-            transport.lost()
-            with pytest.raises(ConnectionResetError):
-                await sending
-            assert timer.cancelled()
-
-    asyncio.run(run())
+    async with connected() as (transport, _):
+        monkeypatch.setattr(loop, "call_later", noted)
+        monkeypatch.setattr(os, "sendfile", without_memory)
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        timer = await waiting
+        await turns()
+        assert calls == 2, "at once, and when the socket was said to be writable"
+        transport.lost()
+        with pytest.raises(ConnectionResetError):
+            await sending
+        assert timer.cancelled()
 
 
-def test_a_connection_that_is_lost_in_the_turn_in_which_it_has_drained(fd: int) -> None:
-    async def run() -> None:
-        async with connected() as (transport, _):
-            transport.write(bytes(FILE_BYTES))
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            await turns()
-            transport.drained()
-            transport.lost()
-            transport.abort()
-            with pytest.raises(ConnectionResetError):
-                await sending
-
-    asyncio.run(run())
+async def test_connection_lost_in_the_turn_in_which_it_drained_raises(fd: int) -> None:
+    async with connected() as (transport, _):
+        transport.write(bytes(FILE_BYTES))
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        await turns()
+        transport.drained()
+        transport.lost()
+        transport.abort()
+        with pytest.raises(ConnectionResetError):
+            await sending
 
 
-def test_no_file_goes_past_tls(fd: int) -> None:
+async def test_file_over_tls_is_refused(fd: int) -> None:
     class OverTLS(Recorded):
         def get_extra_info(self, name: str, default: Any = None) -> Any:
             return object() if name == "sslcontext" else self._transport.get_extra_info(name)
 
-    async def run() -> None:
-        async with connected() as (plain, _):
-            real: Any = OverTLS(plain.real)
-            transport = CoalescingTransport(real, asyncio.get_running_loop())
-            assert not transport.can_sendfile
-            with pytest.raises(SendfileUnavailable):
-                await send_file(transport, FileSegment(fd, 0, 100_000))
-
-    asyncio.run(run())
+    async with connected() as (plain, _):
+        real: Any = OverTLS(plain.real)
+        transport = CoalescingTransport(real, asyncio.get_running_loop())
+        assert not transport.can_sendfile
+        with pytest.raises(SendfileUnavailable):
+            await send_file(transport, FileSegment(fd, 0, 100_000))
 
 
-def test_no_file_behind_a_connection_that_is_closing_slowly(fd: int) -> None:
-    async def run() -> None:
-        async with connected() as (transport, _):
-            transport.write(bytes(FILE_BYTES))
-            transport.close()
-            assert transport.real.get_write_buffer_size(), "its client reads nothing"
-            before = len(writes(transport))
-            transport.write(b"too late")
-            transport.close()
-            with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(send_file(transport, FileSegment(fd, 0, FILE_BYTES)), 10)
-            await turns()
-            assert len(writes(transport)) == before
-
-    asyncio.run(run())
+async def test_file_behind_a_connection_that_closes_slowly_is_refused(fd: int) -> None:
+    async with connected() as (transport, _):
+        transport.write(bytes(FILE_BYTES))
+        transport.close()
+        assert transport.real.get_write_buffer_size(), "its client reads nothing"
+        before = len(writes(transport))
+        transport.write(b"too late")
+        transport.close()
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(send_file(transport, FileSegment(fd, 0, FILE_BYTES)), 10)
+        await turns()
+        assert len(writes(transport)) == before
 
 
-def test_no_descriptor_is_used_once_it_is_closed(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_descriptor_is_not_used_by_a_thread(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The connection is lost while a thread sends: the number may be another's then."""
     sending_begun, lost = threading.Event(), threading.Event()
     sent_to: list[int] = []
@@ -131,27 +111,24 @@ def test_no_descriptor_is_used_once_it_is_closed(fd: int, monkeypatch: pytest.Mo
         assert lost.wait(60)
         return sendfile(out, *args)
 
-    async def run() -> None:
-        async with connected() as (transport, _):
-            monkeypatch.setattr(os, "preadv", cold)
-            monkeypatch.setattr(os, "sendfile", slow)
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            while not sending_begun.is_set():
-                await asyncio.sleep(0)
-            transport.lost()
-            assert os.fstat(sent_to[0])
-            lost.set()
-            with pytest.raises(ConnectionResetError):
-                await sending
-            assert len(sent_to) == 1
-            assert sent_to[0] != transport.get_extra_info("socket").fileno()
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                os.fstat(sent_to[0])
-
-    asyncio.run(run())
+    async with connected() as (transport, _):
+        monkeypatch.setattr(os, "preadv", cold)
+        monkeypatch.setattr(os, "sendfile", slow)
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        while not sending_begun.is_set():
+            await asyncio.sleep(0)
+        transport.lost()
+        assert os.fstat(sent_to[0])
+        lost.set()
+        with pytest.raises(ConnectionResetError):
+            await sending
+        assert len(sent_to) == 1
+        assert sent_to[0] != transport.get_extra_info("socket").fileno()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(sent_to[0])
 
 
-def test_a_connection_that_is_lost_before_the_rest_of_a_file(
+async def test_connection_lost_before_the_rest_of_a_file_raises(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest is sent by a task, which has its first turn later."""
@@ -159,20 +136,17 @@ def test_a_connection_that_is_lost_before_the_rest_of_a_file(
     def too_late(*args: Any) -> None:
         raise AssertionError("the descriptor is closed, its number may be another's")
 
-    async def run() -> None:
-        async with connected() as (transport, _):
-            rest = transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
-            assert rest is not None
-            transport.lost()
-            monkeypatch.setattr(file_transfer, "call_while_writable", too_late)
-            with pytest.raises(ConnectionResetError):
-                await rest()
-
-    asyncio.run(run())
+    async with connected() as (transport, _):
+        rest = transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
+        assert rest is not None
+        transport.lost()
+        monkeypatch.setattr(file_transfer, "call_while_writable", too_late)
+        with pytest.raises(ConnectionResetError):
+            await rest()
 
 
 @pytest.mark.parametrize("end", ["close", "abort", "lost", "cancel", "client"])
-def test_a_file_that_is_cut_off_ends_the_connection(
+async def test_file_that_is_cut_off_ends_the_connection(
     fd: int, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched: set[int] = set()
@@ -191,137 +165,99 @@ def test_a_file_that_is_cut_off_ends_the_connection(
         watched.remove(fd)
         stop_calling(loop, fd)
 
-    async def run() -> None:
-        monkeypatch.setattr(file_transfer, "call_while_writable", watch)
-        monkeypatch.setattr(file_transfer, "stop_calling", unwatch)
-        monkeypatch.setattr(socket.socket, "close", noted_close)
-        async with connected() as (transport, client):
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            await read(client, 1000)
+    monkeypatch.setattr(file_transfer, "call_while_writable", watch)
+    monkeypatch.setattr(file_transfer, "stop_calling", unwatch)
+    monkeypatch.setattr(socket.socket, "close", noted_close)
+    async with connected() as (transport, client):
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        await read(client, 1000)
+        await turns()
+        assert watched
+        transport.write(b"behind the file")
+        if end == "cancel":
+            sending.cancel()
+        elif end == "client":
+            client.close()
+        else:
+            getattr(transport, end)()
+        with pytest.raises(asyncio.CancelledError if end == "cancel" else ConnectionError):
+            await sending
+        assert transport.is_closing()
+        if end != "client":
             await turns()
-            assert watched
-            transport.write(b"behind the file")
-            if end == "cancel":
-                sending.cancel()
-            elif end == "client":
-                client.close()
-            else:
-                getattr(transport, end)()
-            with pytest.raises(asyncio.CancelledError if end == "cancel" else ConnectionError):
-                await sending
-            assert transport.is_closing()
-            if end == "client":
-                return
-            await turns()
-            try:
+            with contextlib.suppress(ConnectionResetError):
                 rest = await read_to_end(client)
-            except ConnectionResetError:
-                return
-            assert len(rest) < FILE_BYTES - 1000
-            assert not rest.endswith(b"behind the file")
-
-    asyncio.run(run())
+                assert len(rest) < FILE_BYTES - 1000
+                assert not rest.endswith(b"behind the file")
     assert not closed_while_watched
 
 
 @pytest.mark.parametrize("end", ["abort", "client"])
-def test_a_file_whose_turn_never_comes(fd: int, end: str) -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            transport.write(bytes(FILE_BYTES))
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            await turns()
-            if end == "abort":
-                transport.abort()
-            else:
-                client.close()
-            with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(sending, 60)
-
-    asyncio.run(run())
+async def test_file_whose_turn_never_comes_raises(fd: int, end: str) -> None:
+    async with connected() as (transport, client):
+        transport.write(bytes(FILE_BYTES))
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        await turns()
+        if end == "abort":
+            transport.abort()
+        else:
+            client.close()
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(sending, 60)
 
 
-@pytest.mark.parametrize("calls", [0, 2])
-def test_an_error_of_sendfile(fd: int, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    """At the file's beginning its bytes can still be sent in another way; later they cannot."""
-    sendfile = os.sendfile
-    left = calls
+@pytest.mark.parametrize("before", [[], ["socket full"], ["sent", "sent"]], ids=" then ".join)
+async def test_error_of_sendfile_before_the_first_byte_lets_another_way(
+    fd: int, monkeypatch: pytest.MonkeyPatch, before: list[str]
+) -> None:
+    """Before the first byte of a file this can still be sent in another way; later it cannot."""
+    sendfile, outcomes = os.sendfile, iter(before)
 
     def failing(*args: Any) -> int:
-        nonlocal left
-        if not left:
-            raise OSError(errno.EINVAL, "no sendfile")
-        left -= 1
-        return sendfile(*args)
+        outcome = next(outcomes, "refused")
+        if outcome == "sent":
+            return sendfile(*args)
+        raise BlockingIOError if outcome == "socket full" else OSError(errno.EINVAL, "no sendfile")
 
-    async def run() -> None:
-        async with connected() as (transport, client):
-            monkeypatch.setattr(os, "sendfile", failing)
-            transport.write(b"head")
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            if calls:
-                received = await read_to_end(client)
-                assert 4 < len(received) < FILE_BYTES
-                with pytest.raises(OSError, match="no sendfile"):
-                    await sending
-                return
+    async with connected() as (transport, client):
+        monkeypatch.setattr(os, "sendfile", failing)
+        transport.write(b"head")
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        if "sent" in before:
+            assert 4 < len(await read_to_end(client)) < FILE_BYTES
+            with pytest.raises(OSError, match="no sendfile"):
+                await sending
+        else:
             with pytest.raises(SendfileUnavailable):
                 await sending
             transport.write(b"body")
             assert await read(client, 8) == b"headbody"
 
-    asyncio.run(run())
 
-
-def test_sendfile_that_is_refused_once_the_socket_has_room(
-    fd: int, monkeypatch: pytest.MonkeyPatch
+async def test_file_that_has_lost_all_its_bytes_ends_the_connection(
+    fd: int, tmp_path: Path
 ) -> None:
-    """Nothing of the file was sent: its bytes can still be sent in another way."""
-    answers = iter([BlockingIOError(), OSError(errno.EINVAL, "no sendfile")])
-
-    def failing(*args: Any) -> int:
-        raise next(answers)
-
-    async def run() -> None:
-        async with connected() as (transport, client):
-            monkeypatch.setattr(os, "sendfile", failing)
-            transport.write(b"head")
-            with pytest.raises(SendfileUnavailable):
-                await send_file(transport, FileSegment(fd, 0, FILE_BYTES))
-            transport.write(b"body")
-            assert await read(client, 8) == b"headbody"
-
-    asyncio.run(run())
-
-
-def test_a_file_that_has_lost_all_its_bytes(fd: int, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
-            os.truncate(tmp_path / "file", 0)
-            with pytest.raises(FileTruncated, match="shrank"):
-                transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
-            transport.write(b"behind the file")
-            transport.flush()
-            assert await read_to_end(client) == b""
-
-    asyncio.run(run())
+    async with connected() as (transport, client):
+        os.truncate(tmp_path / "file", 0)
+        with pytest.raises(FileTruncated, match="shrank"):
+            transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
+        transport.write(b"behind the file")
+        transport.flush()
+        assert await read_to_end(client) == b""
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_a_file_that_ends_early(
+async def test_file_that_ends_early_ends_the_connection(
     fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
 ) -> None:
     def from_the_disk(*args: Any) -> int:
         raise BlockingIOError
 
-    async def run() -> None:
-        async with connected() as (transport, client):
-            if cold:
-                monkeypatch.setattr(os, "preadv", from_the_disk)
-            os.truncate(tmp_path / "file", 2_000_000)
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            assert len(await read_to_end(client)) == 2_000_000
-            with pytest.raises(FileTruncated, match="shrank"):
-                await sending
-
-    asyncio.run(run())
+    async with connected() as (transport, client):
+        if cold:
+            monkeypatch.setattr(os, "preadv", from_the_disk)
+        os.truncate(tmp_path / "file", 2_000_000)
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        assert len(await read_to_end(client)) == 2_000_000
+        with pytest.raises(FileTruncated, match="shrank"):
+            await sending

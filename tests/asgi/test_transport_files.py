@@ -17,21 +17,13 @@ import pytest
 from asgifast.protocols import file_transfer
 from asgifast.protocols.transport import CoalescingTransport
 
-from tests.asgi.transports import (
-    FILE_BYTES,
-    connected,
-    fd,
-    read,
-    send_file,
-    turns,
-)
 from tests.support.process import send_buffer_is_limited
 from wsgifast.sockets import FileSegment, options
 
-__all__ = ["fd"]
+from .transports import FILE_BYTES, connected, read, send_file, turns
 
 
-def test_a_writable_socket_that_takes_nothing_is_asked_again_later(
+async def test_writable_socket_that_takes_nothing_is_asked_again_later(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = 5
@@ -45,27 +37,24 @@ def test_a_writable_socket_that_takes_nothing_is_asked_again_later(
             raise BlockingIOError
         return real_sendfile(*args)
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        call_later = loop.call_later
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
 
-        def at_once(delay: float, callback: Callable[..., object], *args: Any, **kw: Any) -> Any:
-            delays.append(delay)
-            return call_later(0, callback, *args, **kw)
+    def at_once(delay: float, callback: Callable[..., object], *args: Any, **kw: Any) -> Any:
+        delays.append(delay)
+        return call_later(0, callback, *args, **kw)
 
-        async with connected() as (transport, client):
-            monkeypatch.setattr(loop, "call_later", at_once)
-            monkeypatch.setattr(os, "sendfile", without_memory)
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
-            await sending
-
-    asyncio.run(run())
+    async with connected() as (transport, client):
+        monkeypatch.setattr(loop, "call_later", at_once)
+        monkeypatch.setattr(os, "sendfile", without_memory)
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
+        await sending
     # The first refusal is no surprise: nobody had said that the socket is writable.
     assert delays == [file_transfer._WITHOUT_MEMORY_S] * 4
 
 
-def test_the_send_buffer_grows_for_a_quick_client_alone(
+def test_send_buffer_grows_for_a_quick_client_alone(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_limited_after(quick_s: float) -> bool:
@@ -91,7 +80,7 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
 
 
 @pytest.mark.parametrize("cold", [(300_000, FILE_BYTES), (0, 900_000)], ids=["end", "beginning"])
-def test_no_byte_is_sent_on_the_loop_that_the_disk_must_be_waited_for(
+async def test_byte_that_is_not_in_memory_is_not_sent_on_the_loop(
     fd: int, monkeypatch: pytest.MonkeyPatch, cold: tuple[int, int]
 ) -> None:
     """A file of which a part is in memory, on a disk that reads nothing ahead."""
@@ -117,17 +106,14 @@ def test_no_byte_is_sent_on_the_loop_that_the_disk_must_be_waited_for(
         in_memory[whole] = b"y" * len(in_memory[whole])
         return sent
 
-    async def run() -> None:
-        async with connected() as (transport, client):
-            monkeypatch.setattr(os, "preadv", preadv_of_cached)
-            monkeypatch.setattr(os, "sendfile", sendfile_of_cached)
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            assert await read(client, FILE_BYTES) == pread(fd, FILE_BYTES, 0)
-            await sending
-
     absent = pages(cold[0], cold[1] - cold[0])
     in_memory[absent] = b"n" * len(in_memory[absent])
-    asyncio.run(run())
+    async with connected() as (transport, client):
+        monkeypatch.setattr(os, "preadv", preadv_of_cached)
+        monkeypatch.setattr(os, "sendfile", sendfile_of_cached)
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        assert await read(client, FILE_BYTES) == pread(fd, FILE_BYTES, 0)
+        await sending
     assert waited or cold[1] == FILE_BYTES
     assert not any(waited)
 
@@ -136,7 +122,7 @@ def on_the_loop() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def test_a_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
+async def test_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FUSE and others refuse RWF_NOWAIT, and may take any time for a page."""
@@ -150,21 +136,20 @@ def test_a_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
         on_loop.append(on_the_loop())
         return sendfile(*args)
 
-    async def run() -> None:
-        async with connected() as (transport, client):
-            monkeypatch.setattr(os, "preadv", refusing)
-            monkeypatch.setattr(os, "sendfile", noted)
-            transport.write(b"head")
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            assert await read(client, FILE_BYTES + 4) == b"head" + os.pread(fd, FILE_BYTES, 0)
-            await sending
-
-    asyncio.run(run())
+    async with connected() as (transport, client):
+        monkeypatch.setattr(os, "preadv", refusing)
+        monkeypatch.setattr(os, "sendfile", noted)
+        transport.write(b"head")
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        assert await read(client, FILE_BYTES + 4) == b"head" + os.pread(fd, FILE_BYTES, 0)
+        await sending
     assert on_loop
     assert not any(on_loop)
 
 
-def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_head_that_the_socket_takes_in_pieces_waits_for_the_file(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each piece waits in the kernel for what follows: no packet leaves with the head alone."""
     head = b"head" * 100
     pieces: list[int] = []
@@ -177,7 +162,7 @@ def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.Mon
             raise BlockingIOError
         return send(sock, data[:150], flags)
 
-    async def run() -> None:
+    try:
         async with connected() as (transport, client):
 
             async def in_one_turn() -> None:
@@ -189,54 +174,45 @@ def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.Mon
             sending = asyncio.create_task(in_one_turn())
             assert await read(client, len(head) + 100_000) == head + os.pread(fd, 100_000, 0)
             await sending
-
-    try:
-        asyncio.run(run())
     finally:
         socket.setdefaulttimeout(None)
     assert pieces == [socket.MSG_MORE] * 6
 
 
-def test_a_file_waits_for_what_is_coalesced(fd: int) -> None:
-    async def run() -> None:
-        async with connected() as (transport, client):
+async def test_file_waits_for_what_is_coalesced(fd: int) -> None:
+    async with connected() as (transport, client):
 
-            async def in_one_turn() -> None:
-                transport.write(b"coalesced")
-                await send_file(transport, FileSegment(fd, 0, 100_000))
+        async def in_one_turn() -> None:
+            transport.write(b"coalesced")
+            await send_file(transport, FileSegment(fd, 0, 100_000))
 
-            sending = asyncio.create_task(in_one_turn())
-            assert await read(client, 100_009) == b"coalesced" + os.pread(fd, 100_000, 0)
-            await sending
-
-    asyncio.run(run())
+        sending = asyncio.create_task(in_one_turn())
+        assert await read(client, 100_009) == b"coalesced" + os.pread(fd, 100_000, 0)
+        await sending
 
 
-def test_a_file_keeps_its_place(fd: int) -> None:
+async def test_file_keeps_its_place(fd: int) -> None:
     """Behind more than the socket takes, and before everything that is written meanwhile."""
     before, after = b"b" * 5_000_000, b"a" * 200_000
     size = FILE_BYTES - 100
 
-    async def run() -> None:
-        async with connected() as (transport, client):
-            transport.write(before)
-            transport.write(b"head")
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 100, size)))
-            await turns()
-            assert transport.get_write_buffer_size(), "the file waits for it"
-            assert await read(client, len(before) + 4) == before + b"head"
-            await turns()
-            transport.write(b"1")
-            transport.write(after)
-            transport.flush()
-            transport.write(b"2")
-            assert await read(client, size) == os.pread(fd, size, 100)
-            await sending
-            transport.flush()
-            assert await read(client, len(after) + 2) == b"1" + after + b"2"
-            assert transport.real.get_write_buffer_limits()[1] > 0
-
-    asyncio.run(run())
+    async with connected() as (transport, client):
+        transport.write(before)
+        transport.write(b"head")
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 100, size)))
+        await turns()
+        assert transport.get_write_buffer_size(), "the file waits for it"
+        assert await read(client, len(before) + 4) == before + b"head"
+        await turns()
+        transport.write(b"1")
+        transport.write(after)
+        transport.flush()
+        transport.write(b"2")
+        assert await read(client, size) == os.pread(fd, size, 100)
+        await sending
+        transport.flush()
+        assert await read(client, len(after) + 2) == b"1" + after + b"2"
+        assert transport.real.get_write_buffer_limits()[1] > 0
 
 
 def fill(transport: CoalescingTransport) -> None:
@@ -246,29 +222,26 @@ def fill(transport: CoalescingTransport) -> None:
         transport.flush()
 
 
-def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None:
+async def test_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None:
     """Too little for a pause of the protocol, whose end would tell that it has left."""
 
-    async def run() -> None:
-        async with connected() as (transport, client):
+    async with connected() as (transport, client):
 
-            async def behind_a_full_socket() -> None:
-                fill(transport)
-                await send_file(transport, FileSegment(fd, 0, 100_000))
+        async def behind_a_full_socket() -> None:
+            fill(transport)
+            await send_file(transport, FileSegment(fd, 0, 100_000))
 
-            sending = asyncio.create_task(behind_a_full_socket())
-            received = bytearray()
-            while not received.endswith(os.pread(fd, 1000, 99_000)):
-                received += await asyncio.get_running_loop().sock_recv(client, 1024 * 1024)
-            await asyncio.wait_for(sending, 60)
-            assert received[-100_000:] == os.pread(fd, 100_000, 0)
-            assert not received[:-100_000].strip(b"x")
-
-    asyncio.run(run())
+        sending = asyncio.create_task(behind_a_full_socket())
+        received = bytearray()
+        while not received.endswith(os.pread(fd, 1000, 99_000)):
+            received += await asyncio.get_running_loop().sock_recv(client, 1024 * 1024)
+        await asyncio.wait_for(sending, 60)
+        assert received[-100_000:] == os.pread(fd, 100_000, 0)
+        assert not received[:-100_000].strip(b"x")
 
 
 @pytest.mark.parametrize("refused", [1, 2], ids=["first", "grown"])
-def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
+async def test_send_buffer_that_cannot_be_set_is_no_hindrance(
     fd: int, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     """Some kernels refuse it on a socket whose peer has gone."""
@@ -281,42 +254,36 @@ def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
             raise OSError(errno.EINVAL, "not any more")
         return True
 
-    async def run() -> None:
-        async with connected() as (transport, client):
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-            assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
-            await sending
-
     monkeypatch.setattr(options, "limit_send_buffer", refusing)
     monkeypatch.setattr(file_transfer, "release_send_buffer", refusing)
     monkeypatch.setattr(file_transfer, "QUICK_S", 60.0)
-    asyncio.run(run())
+    async with connected() as (transport, client):
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+        assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
+        await sending
     assert calls == refused, "once it has grown it is left alone"
 
 
-def test_a_download_has_no_descriptor_but_its_connection_and_its_file(fd: int) -> None:
+async def test_download_has_no_descriptor_but_its_connection_and_its_file(fd: int) -> None:
     def descriptors() -> int:
         gc.collect()  # no other test's garbage closes its own meanwhile
         return len(os.listdir("/proc/self/fd"))
 
-    async def run() -> None:
-        async with connected() as first, connected() as second:
-            before = descriptors()
-            sending = [
-                asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-                for transport, _ in (first, second)
-            ]
-            await turns()
-            assert descriptors() == before + 1, "one that watches both"
-            for _, client in (first, second):
-                await read(client, FILE_BYTES)
-            await asyncio.gather(*sending)
-            assert descriptors() == before
-
-    asyncio.run(run())
+    async with connected() as first, connected() as second:
+        before = descriptors()
+        sending = [
+            asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
+            for transport, _ in (first, second)
+        ]
+        await turns()
+        assert descriptors() == before + 1, "one that watches both"
+        for _, client in (first, second):
+            await read(client, FILE_BYTES)
+        await asyncio.gather(*sending)
+        assert descriptors() == before
 
 
-def test_each_call_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sendfile_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     sendfile = os.sendfile
 
@@ -324,12 +291,9 @@ def test_each_call_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyP
         counts.append(count)
         return sendfile(out, fd, offset, count)
 
-    async def run() -> None:
-        async with connected() as (transport, client):
-            monkeypatch.setattr(os, "sendfile", counted)
-            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, 3_000_000)))
-            await read(client, 3_000_000)
-            await sending
-
-    asyncio.run(run())
+    async with connected() as (transport, client):
+        monkeypatch.setattr(os, "sendfile", counted)
+        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, 3_000_000)))
+        await read(client, 3_000_000)
+        await sending
     assert max(counts) == file_transfer.WINDOW_BYTES

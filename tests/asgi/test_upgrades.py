@@ -12,9 +12,9 @@ from asgifast.uvicorn import HttpToolsProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .protocols import Upgraded, _no_descriptor_is_left, protocol, serving, turns
+from .protocols import Upgraded, serving, turns
 
-__all__ = ["_no_descriptor_is_left", "protocol"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 H2C = (
     b"Host: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
@@ -58,7 +58,7 @@ async def asked(protocol: Any, pieces: list[bytes], ends: list[bytes]) -> list[b
     ids=["length", "chunked"],
 )
 @pytest.mark.parametrize("cut", [0, 2, 5, None])
-def test_a_request_for_h2c_keeps_its_body(
+def test_request_for_h2c_keeps_its_body(
     protocol: Any, head: bytes, data: bytes, cut: int | None
 ) -> None:
     whole = head + data + NEXT
@@ -69,7 +69,7 @@ def test_a_request_for_h2c_keeps_its_body(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 320), max_size=5), st.binary(max_size=30))
-def test_a_body_behind_h2c_is_never_a_request(cuts: list[int], data: bytes) -> None:
+def test_body_behind_h2c_is_never_a_request(cuts: list[int], data: bytes) -> None:
     """However it comes, and whatever it is."""
     data += b"\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
     whole = POST + b"Content-Length: %d\r\n\r\n" % len(data) + data + NEXT
@@ -80,18 +80,15 @@ def test_a_body_behind_h2c_is_never_a_request(cuts: list[int], data: bytes) -> N
     assert b"/upload=" + data in answers[0]
 
 
-def test_a_request_for_h2c_without_a_body(protocol: Any) -> None:
+def test_request_for_h2c_without_a_body_is_answered(protocol: Any) -> None:
     get = b"GET /first HTTP/1.1\r\n" + H2C + b"\r\n"
     asyncio.run(asked(protocol, [get + NEXT, get], [b"/first=", b"/next=", b"/first="]))
 
 
-def test_a_malformed_body_behind_h2c_is_refused(protocol: Any) -> None:
-    async def run() -> None:
-        async with serving(protocol, echo, pathsend=None, ws="none") as client:
-            await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")
-            assert b" 400 " in await client.to_end()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_malformed_body_behind_h2c_is_refused(protocol: Any) -> None:
+    async with serving(protocol, echo, pathsend=None, ws="none") as client:
+        await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")
+        assert b" 400 " in await client.to_end()
 
 
 class Accepting(Upgraded):
@@ -114,37 +111,30 @@ class Accepting(Upgraded):
 
 
 @pytest.mark.parametrize("cut", [0, 1, len(FRAME)])
-def test_frames_that_come_with_the_request_follow_it(protocol: Any, cut: int) -> None:
-    async def run() -> None:
-        Accepting.transports = []
-        async with serving(protocol, echo, pathsend=None, ws=Accepting) as client:
-            await client.send(WEBSOCKET + FRAME[:cut])
-            await client.send(FRAME[cut:])
-            await client.until(b"\r\n\r\n")
-            assert await client.exactly(len(FRAME)) == FRAME.upper()
-            await client.send(b"more")
-            assert await client.exactly(4) == b"MORE"
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+async def test_frames_that_come_with_the_request_follow_it(protocol: Any, cut: int) -> None:
+    Accepting.transports = []
+    async with serving(protocol, echo, pathsend=None, ws=Accepting) as client:
+        await client.send(WEBSOCKET + FRAME[:cut])
+        await client.ask(FRAME[cut:])
+        assert await client.exactly(len(FRAME)) == FRAME.upper()
+        await client.send(b"more")
+        assert await client.exactly(4) == b"MORE"
 
 
-def test_frames_behind_a_request_that_is_refused_are_dropped(protocol: Any) -> None:
+async def test_frames_behind_a_request_that_is_refused_are_dropped(protocol: Any) -> None:
     class Refusing(Upgraded):
         def data_received(self, data: bytes) -> None:
             assert data.startswith(b"GET ")
             self.transports[-1].write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
             self.transports[-1].close()
 
-    async def run() -> None:
-        Refusing.transports = []
-        async with serving(protocol, echo, pathsend=None, ws=Refusing) as client:
-            await client.send(WEBSOCKET + FRAME)
-            assert (await client.to_end()).startswith(b"HTTP/1.1 403 ")
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    Refusing.transports = []
+    async with serving(protocol, echo, pathsend=None, ws=Refusing) as client:
+        await client.send(WEBSOCKET + FRAME)
+        assert (await client.to_end()).startswith(b"HTTP/1.1 403 ")
 
 
-def test_frames_reach_an_app_behind_uvicorns_own_protocol(protocol: Any) -> None:
+async def test_frames_reach_an_app_behind_uvicorns_own_protocol(protocol: Any) -> None:
     pytest.importorskip("wsproto")
     messages: list[Any] = []
 
@@ -154,10 +144,7 @@ def test_frames_reach_an_app_behind_uvicorns_own_protocol(protocol: Any) -> None
         messages.append(await receive())
         await send({"type": "websocket.close"})
 
-    async def run() -> None:
-        async with serving(protocol, app, pathsend=None, ws="wsproto") as client:
-            await client.send(WEBSOCKET + FRAME)
-            await client.until(b"\x88\x02\x03\xe8")
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with serving(protocol, app, pathsend=None, ws="wsproto") as client:
+        await client.send(WEBSOCKET + FRAME)
+        await client.until(b"\x88\x02\x03\xe8")
     assert messages[0]["text"] == "abc"

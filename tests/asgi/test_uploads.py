@@ -7,56 +7,45 @@ import gc
 import os
 import tracemalloc
 import weakref
-from collections.abc import Awaitable, Callable
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
-import uvicorn
-from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.protocols.receiving import ReceivedBody
-from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from uvicorn.server import ServerState
 
-from tests.support.tls import client_context, server_context
+from tests.support.tls import client_context
 
-from .protocols import HELLO, TOO_MUCH, Client, Upgraded, body, serving, start, turns
+from .protocols import (
+    HELLO,
+    PROTOCOLS,
+    TOO_MUCH,
+    Client,
+    Upgraded,
+    body,
+    serving,
+    serving_over_tls,
+    start,
+    turns,
+)
 
-PROTOCOLS: dict[str, Any] = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
-if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
-    from asgifast.uvicorn import ZttpProtocol
-
-    PROTOCOLS["zttp"] = ZttpProtocol
-LOOPS = {"asyncio": asyncio.new_event_loop}
-if find_spec("uvloop"):
-    import uvloop
-
-    LOOPS["uvloop"] = uvloop.new_event_loop
 # More than what may wait for an app, and than any buffer of the kernel's between the two ends.
 UPLOAD = os.urandom(3_000_000)
 PIECE_BYTES = 10_000
 
 
+each_loop = pytest.mark.usefixtures("loop")
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(params=PROTOCOLS)
 def protocol(request: pytest.FixtureRequest) -> Any:
     return PROTOCOLS[request.param]
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[None]], None]:
-    def run_on(coro: Awaitable[None]) -> None:
-        loop = LOOPS[request.param]()
-        try:
-            loop.run_until_complete(asyncio.wait_for(coro, 60))
-        finally:
-            loop.close()
-
-    return run_on
-
-
-Run = Callable[[Awaitable[None]], None]
 
 
 def head(size: int | None, *fields: bytes) -> bytes:
@@ -85,18 +74,9 @@ async def answer(send: Send, data: bytes = b"ok") -> None:
     await body(send, data)
 
 
-def conversation(
-    run: Run, protocol: Any, app: ASGIApp, talk: Callable[[Client], Awaitable[None]], **options: Any
-) -> None:
-    async def both() -> None:
-        async with serving(protocol, app, **options) as client:
-            await talk(client)
-
-    run(both())
-
-
+@each_loop
 @pytest.mark.parametrize("chunked", [False, True])
-def test_an_upload_comes_as_it_was_sent(run: Run, protocol: Any, chunked: bool) -> None:
+async def test_upload_comes_as_it_was_sent(protocol: Any, chunked: bool) -> None:
     """Though the client stalls in between, and the next request is behind it already."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +84,7 @@ def test_an_upload_comes_as_it_was_sent(run: Run, protocol: Any, chunked: bool) 
         await answer(send, b"whole")
         assert await receive() == {"type": "http.disconnect"}
 
-    async def talk(client: Client) -> None:
+    async with serving(protocol, app) as client:
         parts = [UPLOAD[:5], UPLOAD[5:1_000_000], UPLOAD[1_000_000:]]
         await client.send(head(None if chunked else len(UPLOAD)))
         for part in parts:
@@ -115,10 +95,9 @@ def test_an_upload_comes_as_it_was_sent(run: Run, protocol: Any, chunked: bool) 
         await client.until(b"\r\n\r\nhello")
         await client.hello()
 
-    conversation(run, protocol, app, talk)
 
-
-def test_what_comes_while_the_app_is_busy_is_one_message(run: Run, protocol: Any) -> None:
+@each_loop
+async def test_pieces_that_come_while_the_app_is_busy_are_one_message(protocol: Any) -> None:
     busy, messages = asyncio.Event(), list[Message]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +106,7 @@ def test_what_comes_while_the_app_is_busy_is_one_message(run: Run, protocol: Any
         messages.append(await receive())
         await answer(send)
 
-    async def talk(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(head(21 * PIECE_BYTES))
         for _ in range(21):
             await client.send(bytes(PIECE_BYTES))
@@ -136,8 +115,6 @@ def test_what_comes_while_the_app_is_busy_is_one_message(run: Run, protocol: Any
         await client.until(b"\r\n\r\nok")
         assert sum(len(message["body"]) for message in messages) == 21 * PIECE_BYTES
         assert [message["more_body"] for message in messages] == [True, False]
-
-    conversation(run, protocol, app, talk)
 
 
 async def offer(client: Client, data: bytes) -> int:
@@ -154,10 +131,9 @@ async def offer(client: Client, data: bytes) -> int:
     return taken
 
 
+@each_loop
 @pytest.mark.parametrize("begun", [False, True], ids=["before the first", "after the first"])
-def test_an_app_that_does_not_receive_holds_the_client_up(
-    run: Run, protocol: Any, begun: bool
-) -> None:
+async def test_app_that_does_not_receive_holds_up_its_client(protocol: Any, begun: bool) -> None:
     busy, peaks = asyncio.Event(), list[int]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,19 +147,17 @@ def test_an_app_that_does_not_receive_holds_the_client_up(
             tracemalloc.stop()
         assert (await receive())["more_body"]
 
-    async def talk(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(head(TOO_MUCH) + b"first")
         await turns()
         assert await offer(client, UPLOAD[:65_536]) < 2_000_000
         busy.set()
         while client.state.tasks:
             await turns()
-
-    conversation(run, protocol, app, talk)
     assert peaks[0] < 1_500_000
 
 
-def test_crumbs_take_no_more_than_their_bytes() -> None:
+def test_received_crumbs_take_no_more_than_their_bytes() -> None:
     crumbs = [b"%02d" % (number % 100) for number in range(50_000)]
     arrived = ReceivedBody()
     tracemalloc.start()
@@ -199,14 +173,17 @@ def test_crumbs_take_no_more_than_their_bytes() -> None:
     assert arrived.size == 0
 
 
-def test_what_came_at_once_is_not_copied() -> None:
+def test_body_received_at_once_is_not_copied() -> None:
     arrived = ReceivedBody()
     arrived += UPLOAD
     assert bytes(arrived) is UPLOAD
 
 
+@each_loop
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_client_that_leaves_in_the_middle(run: Run, protocol: Any, waits: bool) -> None:
+async def test_client_that_leaves_amid_an_upload_disconnects_the_app(
+    protocol: Any, waits: bool
+) -> None:
     received, has_left = asyncio.Event(), asyncio.Event()
     messages: list[Message] = []
 
@@ -217,7 +194,7 @@ def test_a_client_that_leaves_in_the_middle(run: Run, protocol: Any, waits: bool
             await has_left.wait()
         messages.extend([await receive(), await receive()])
 
-    async def talk(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(head(1000) + b"half")
         await received.wait()
         if not waits:
@@ -228,20 +205,21 @@ def test_a_client_that_leaves_in_the_middle(run: Run, protocol: Any, waits: bool
         has_left.set()
         while client.state.tasks:
             await turns()
-
-    conversation(run, protocol, app, talk)
     assert messages[0] == {"type": "http.request", "body": b"half", "more_body": True}
     assert messages[1:] == [{"type": "http.disconnect"}] * 2
 
 
-def test_nothing_is_left_of_a_client_that_leaves(run: Run, protocol: Any) -> None:
+@each_loop
+async def test_client_that_leaves_amid_an_upload_leaves_no_cycle_of_references(
+    protocol: Any,
+) -> None:
     """Though much has come at once: no cycle of references keeps what its connection had."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] == "http.request":
             pass
 
-    async def talk(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(head(TOO_MUCH) + UPLOAD)
         await turns()
         connection: Any = next(iter(client.state.connections))
@@ -259,20 +237,20 @@ def test_nothing_is_left_of_a_client_that_leaves(run: Run, protocol: Any) -> Non
         finally:
             gc.enable()
 
-    conversation(run, protocol, app, talk)
 
-
+@each_loop
 @pytest.mark.parametrize("receives", [False, True])
-def test_expect_100_continue(run: Run, protocol: Any, receives: bool) -> None:
+async def test_expect_100_continue_is_answered_when_the_app_receives(
+    protocol: Any, receives: bool
+) -> None:
     """The client is asked for its body when the app asks, and never by an app that does not."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         data = await all_of(receive) if receives else b""
         await answer(send, b"%d" % len(data))
 
-    async def talk(client: Client) -> None:
-        await client.send(head(300_000, b"Expect: 100-continue"))
-        first = await client.until(b"\r\n\r\n")
+    async with serving(protocol, app) as client:
+        first = await client.ask(head(300_000, b"Expect: 100-continue"))
         if receives:
             assert first == b"HTTP/1.1 100 Continue\r\n\r\n"
             await client.send(bytes(300_000))
@@ -281,10 +259,9 @@ def test_expect_100_continue(run: Run, protocol: Any, receives: bool) -> None:
         else:
             assert first.startswith(b"HTTP/1.1 200 ")
 
-    conversation(run, protocol, app, talk)
 
-
-def test_an_app_that_answers_without_the_body(run: Run, protocol: Any) -> None:
+@each_loop
+async def test_app_that_answers_without_the_body_keeps_the_connection(protocol: Any) -> None:
     """The rest is read and forgotten; the connection keeps nothing of it, and goes on."""
     arrived = asyncio.Event()
 
@@ -292,7 +269,7 @@ def test_an_app_that_answers_without_the_body(run: Run, protocol: Any) -> None:
         await arrived.wait()
         await answer(send, b"no, thank you")
 
-    async def talk(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(head(len(UPLOAD)))
         await turns()
         await client.send(UPLOAD[:100_000])
@@ -305,10 +282,9 @@ def test_an_app_that_answers_without_the_body(run: Run, protocol: Any) -> None:
         await client.send(UPLOAD[100_000:])
         await client.hello()
 
-    conversation(run, protocol, app, talk)
 
-
-def test_an_upgrade_behind_an_upload(run: Run, protocol: Any) -> None:
+@each_loop
+async def test_upgrade_behind_an_upload_gets_later_bytes(protocol: Any) -> None:
     """What comes then is the other protocol's, though much came at once before."""
     Upgraded.transports = []
 
@@ -316,7 +292,7 @@ def test_an_upgrade_behind_an_upload(run: Run, protocol: Any) -> None:
         await all_of(receive)
         await answer(send)
 
-    async def talk(client: Client) -> None:
+    async with serving(protocol, app, ws=Upgraded) as client:
         await client.send(head(len(UPLOAD)) + UPLOAD)
         await client.until(b"\r\n\r\nok")
         [connection] = client.state.connections
@@ -329,10 +305,9 @@ def test_an_upgrade_behind_an_upload(run: Run, protocol: Any) -> None:
         await client.send(b"a frame")
         assert await client.exactly(8) == b"upgraded"
 
-    conversation(run, protocol, app, talk, ws=Upgraded)
 
-
-def test_a_form_with_a_file(run: Run, protocol: Any) -> None:
+@each_loop
+async def test_form_with_a_file_is_parsed(protocol: Any) -> None:
     """By Starlette's parser, which writes to a file in a thread while the rest comes."""
     pytest.importorskip(
         "python_multipart", reason="python-multipart is missing: pip install python-multipart"
@@ -351,42 +326,25 @@ def test_a_form_with_a_file(run: Run, protocol: Any) -> None:
             assert fields["word"] == "yes"
         await answer(send, b"whole")
 
-    async def talk(client: Client) -> None:
+    async with serving(protocol, app) as client:
         await client.send(head(len(form), b"Content-Type: multipart/form-data; boundary=end"))
         await client.send(form)
         await client.until(b"\r\n\r\nwhole")
         await client.hello()
 
-    conversation(run, protocol, app, talk)
 
-
-def test_an_upload_over_tls(run: Run, protocol: Any) -> None:
+@each_loop
+async def test_upload_arrives_over_tls(protocol: Any) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert await all_of(receive) == UPLOAD
         await answer(send, b"whole")
 
-    async def upload() -> None:
-        ours = client_context()
-        config = uvicorn.Config(app, log_config=None, proxy_headers=False, lifespan="off")
-        config.load()
-        state = ServerState()
-        server = await asyncio.get_running_loop().create_server(
-            lambda: protocol(config=config, server_state=state, app_state={}),
-            "127.0.0.1",
-            ssl=server_context(),
-        )
-        address = server.sockets[0].getsockname()
+    async with serving_over_tls(protocol, app) as (address, _):
         reader, writer = await asyncio.open_connection(
-            *address, ssl=ours, server_hostname="localhost"
+            *address, ssl=client_context(), server_hostname="localhost"
         )
         for _ in range(2):
             writer.write(head(len(UPLOAD)) + UPLOAD)
             await reader.readuntil(b"\r\n\r\nwhole")
         writer.close()
         await writer.wait_closed()
-        while state.connections:
-            await asyncio.sleep(0)
-        server.close()
-        await server.wait_closed()
-
-    run(upload())

@@ -22,20 +22,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.protocols.http import httptools_impl
 
-from .protocols import (
-    GET,
-    Client,
-    _no_descriptor_is_left,
-    body,
-    is_sent_whole,
-    serving,
-    start,
-    talk,
-    two_bytes,
-)
+from .protocols import GET, Client, body, is_sent_whole, serving, start, two_bytes
 from .support import scope_of
 
-__all__ = ["_no_descriptor_is_left"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 # Of any type: it is called with what its types do not allow.
 RequestResponseCycle: Any = httptools_impl.RequestResponseCycle
@@ -60,18 +50,16 @@ def test_newest_uvicorn_has_a_known_send() -> None:
 
 @pytest.mark.usefixtures("nothing_known")
 @pytest.mark.parametrize("protocol", [httptools_impl.HttpToolsProtocol, HttpToolsProtocol])
-def test_unknown_uvicorn_sends_by_itself_and_is_logged_once(
+async def test_unknown_uvicorn_sends_by_itself_and_is_logged_once(
     protocol: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(uvicorn, "__version__", "0.99.1")
 
-    async def conversation(client: Client) -> None:
-        for _ in range(3):
-            await client.send(GET)
-            await client.until(b"\r\n\r\nok")
-
     for app in (two_bytes, two_bytes):
-        talk(protocol, ASGIFast(app), conversation)
+        async with serving(protocol, ASGIFast(app)) as client:
+            for _ in range(3):
+                await client.send(GET)
+                await client.until(b"\r\n\r\nok")
     logged = [r for r in caplog.records if "does not know" in r.getMessage()]
     assert [(r.name, r.levelname, r.getMessage()) for r in logged] == [
         (
@@ -228,13 +216,13 @@ def test_any_response_sent_whole_is_as_uvicorn_sends_it(
         [(b"content-length", b"3"), (b"a",)],
     ],
 )
-def test_what_is_not_plain_is_not_sent_whole(headers: list[Any]) -> None:
+def test_response_that_is_not_plain_is_not_sent_whole(headers: list[Any]) -> None:
     start = {"type": "http.response.start", "status": 200, "headers": headers}
     assert _sample(True, start, b"abc") is None
 
 
 @is_sent_whole
-def test_lines_of_cookies_and_long_values_are_not_kept_and_others_not_for_ever() -> None:
+def test_kept_header_lines_are_bounded_and_hold_no_cookies() -> None:
     def send(name: bytes, value: bytes) -> None:
         head = response_start(200, [(name, value), (b"content-length", b"2")])
         assert _sample(True, head, b"ok") == _sample(False, head, b"ok")
@@ -321,7 +309,7 @@ async def _two_bytes_of_unknown_length(scope: Scope, receive: Receive, send: Sen
 @pytest.mark.parametrize(
     "protocol", [httptools_impl.HttpToolsProtocol, HttpToolsProtocol], ids=["uvicorn's", "ours"]
 )
-def test_a_head_and_its_body_leave_in_one_write(
+async def test_head_and_its_body_leave_in_one_write(
     protocol: Any, wrap: Any, app: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[_Writes] = []
@@ -339,12 +327,9 @@ def test_a_head_and_its_body_leave_in_one_write(
             assert (await client.until(end)).startswith(b"HTTP/1.1 200 OK\r\n")
         assert await client.receive() == b""
 
-    async def run() -> None:
+    with caplog.at_level(logging.INFO, "uvicorn.access"):
         async with serving(Counted, wrap(app)) as client:
             await asyncio.wait_for(conversation(client), 60)
-
-    with caplog.at_level(logging.INFO, "uvicorn.access"):
-        asyncio.run(run())
     are_two = protocol is httptools_impl.HttpToolsProtocol and wrap is not ASGIFast
     assert len(made[0].written) == (6 if are_two else 3)
     access = [r.getMessage() for r in caplog.records if r.name == "uvicorn.access"]
@@ -355,7 +340,7 @@ def test_a_head_and_its_body_leave_in_one_write(
 
 @is_sent_whole
 @pytest.mark.parametrize("app", [two_bytes, _two_bytes_and_an_end])
-def test_a_plain_response_needs_little(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_response_is_not_examined(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No message of it is examined, none is sent in an order, and both leave at once."""
     monkeypatch.setattr(_Exchange, "_examine", pytest.fail)
     monkeypatch.setattr(Response, "begin", pytest.fail)
@@ -369,16 +354,14 @@ def test_a_plain_response_needs_little(app: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Response, "send", noted)
     monkeypatch.setitem(whole_responses._known, Response, (noted, Response.send_both))
 
-    async def conversation(client: Client) -> None:
+    async with serving(HttpToolsProtocol, ASGIFast(app)) as client:
         for _ in range(2):
             await client.send(GET)
             await client.until(b"ok")
-
-    talk(HttpToolsProtocol, ASGIFast(app), conversation)
     assert given == ["http.response.body"] * (2 if app is _two_bytes_and_an_end else 0)
 
 
-def test_a_head_that_the_server_refuses_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_that_the_server_refuses_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Message] = []
 
     class Cycle:

@@ -11,7 +11,7 @@ from tests.support.servers import free_port, live_server
 
 
 @pytest.mark.parametrize("worker", ["FastUvicornWorker", "FastUvicornH11Worker"])
-def test_a_listener_is_closed_once(worker: str, files: Path) -> None:
+def test_listener_is_closed_once(worker: str, files: Path) -> None:
     port = free_port()
     options = f"-k asgifast.workers.{worker} --bind 127.0.0.1:{port} --no-control-socket"
     argv = [sys.executable, "-m", "gunicorn", *options.split(), "tests.asgi.app:app"]

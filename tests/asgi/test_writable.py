@@ -36,44 +36,38 @@ def _selector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("_selector")
-def test_many_sockets_with_room_share_the_loop_with_others(
+async def test_many_sockets_with_room_share_the_loop_with_others(
     descriptors: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_transfer, "TURN_S", 0.0)
     called: Counter[int] = Counter()
     seen: list[int] = []
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        for fd in descriptors:
-            file_transfer.call_while_writable(loop, fd, partial(called.update, [fd]))
-        while called.total() < 3 * SOCKETS:
-            seen.append(called.total())
-            await asyncio.sleep(0)
-        for fd in descriptors:
-            file_transfer.stop_calling(loop, fd)
-
-    asyncio.run(run())
+    loop = asyncio.get_running_loop()
+    for fd in descriptors:
+        file_transfer.call_while_writable(loop, fd, partial(called.update, [fd]))
+    while called.total() < 3 * SOCKETS:
+        seen.append(called.total())
+        await asyncio.sleep(0)
+    for fd in descriptors:
+        file_transfer.stop_calling(loop, fd)
     assert max(after - before for before, after in pairwise(seen)) == file_transfer.EVENTS_AT_ONCE
     assert set(called.values()) == {3}, "some were called before others that had waited longer"
 
 
 @pytest.mark.usefixtures("_selector")
-def test_a_callback_may_stop_all_of_them(descriptors: list[int]) -> None:
+async def test_callback_may_stop_watching_all_sockets(descriptors: list[int]) -> None:
     called = []
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
 
-        def stop(fd: int) -> None:
-            called.append(fd)
-            for each in descriptors:
-                file_transfer.stop_calling(loop, each)
+    def stop(fd: int) -> None:
+        called.append(fd)
+        for each in descriptors:
+            file_transfer.stop_calling(loop, each)
 
-        for fd in descriptors:
-            file_transfer.call_while_writable(loop, fd, partial(stop, fd))
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+    for fd in descriptors:
+        file_transfer.call_while_writable(loop, fd, partial(stop, fd))
+    for _ in range(3):
+        await asyncio.sleep(0)
     assert len(called) == 1

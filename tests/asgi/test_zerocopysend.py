@@ -9,32 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast.messages import PLANNED, Message
+from asgifast.messages import PATHSEND, PLANNED, ZEROCOPYSEND, Message
 
 from wsgifast import BodyError
 from wsgifast.sockets.sending import FileTruncated
 
-from .messages import (
-    DATA,
-    END,
-    PATHSEND,
-    START,
-    ZEROCOPYSEND,
-    _no_descriptor_is_left,
-    app_of,
-    offering,
-    path,
-)
-from .support import call, scope_of
+from .support import DATA, END, START, app_of, call, offering, scope_of
 
-__all__ = ["_no_descriptor_is_left", "path"]
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 def zerocopy(file: Any, **options: Any) -> Message:
     return {"type": ZEROCOPYSEND, "file": file, **options}
 
 
-def test_a_server_that_takes_descriptors_is_told_all_that_it_could_ask(path: str) -> None:
+def test_server_that_takes_descriptors_gets_offset_and_count(path: str) -> None:
     """A server may take no number for a descriptor, and move no position."""
     for opened in (open(path, "rb"), os.open(path, os.O_RDONLY)):
         app = app_of(START, zerocopy(opened, count=3, more_body=True), zerocopy(opened, count=4))
@@ -51,7 +40,7 @@ def test_a_server_that_takes_descriptors_is_told_all_that_it_could_ask(path: str
                 assert opened.tell() == 7
 
 
-def test_one_of_our_own_servers_is_handed_the_message(path: str) -> None:
+def test_server_of_ours_gets_the_message_unchanged(path: str) -> None:
     with open(path, "rb") as file:
         message = zerocopy(file, count=3)
         answer = call(app_of(START, message), offering(PLANNED, PATHSEND, ZEROCOPYSEND))
@@ -66,7 +55,7 @@ def test_head_has_no_bytes_of_a_descriptor(path: str) -> None:
         assert (answer.types, answer.body) == (["http.response.start", "http.response.body"], b"")
 
 
-def test_runs_move_on_where_no_offset_is_given(path: str) -> None:
+def test_descriptor_moves_on_where_no_offset_is_given(path: str) -> None:
     with open(path, "rb") as file:
         file.seek(2)
         messages = (
@@ -90,12 +79,12 @@ def test_runs_move_on_where_no_offset_is_given(path: str) -> None:
         os.close(fd)
 
 
-def test_a_run_behind_the_end_is_empty(path: str) -> None:
+def test_offset_behind_the_end_of_a_descriptor_sends_nothing(path: str) -> None:
     with open(path, "rb") as file:
         assert call(app_of(START, zerocopy(file, offset=5000)), scope_of()).body == b""
 
 
-def test_a_run_that_is_longer_than_the_file_is_an_error(path: str) -> None:
+def test_count_beyond_the_end_of_a_descriptor_raises(path: str) -> None:
     sent: list[Message] = []
     with open(path, "rb") as file:
         app = app_of(START, zerocopy(file, offset=0, count=len(DATA) + 1))
@@ -106,18 +95,20 @@ def test_a_run_that_is_longer_than_the_file_is_an_error(path: str) -> None:
 
 @pytest.mark.parametrize("option", ["offset", "count"])
 @pytest.mark.parametrize("value", [-1, "1", 1.5])
-def test_what_is_no_number_of_bytes(path: str, option: str, value: object) -> None:
+def test_invalid_offset_or_count_of_a_descriptor_is_refused(
+    path: str, option: str, value: object
+) -> None:
     with open(path, "rb") as file, pytest.raises(BodyError, match=f"{option} is a number of bytes"):
         call(app_of(START, zerocopy(file, **{option: value})), scope_of())
 
 
 @pytest.mark.parametrize("file", [io.BytesIO(DATA), object(), None])
-def test_what_has_no_descriptor(file: object) -> None:
+def test_file_without_a_descriptor_is_refused(file: object) -> None:
     with pytest.raises(BodyError, match="needs a file with a descriptor"):
         call(app_of(START, zerocopy(file)), scope_of())
 
 
-def test_a_file_object_of_other_bytes_than_its_descriptors(tmp_path: Path) -> None:
+def test_file_object_of_other_bytes_than_its_descriptor_is_refused(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "f.gz", "wb") as packed:
         packed.write(DATA)
     with (
@@ -129,7 +120,7 @@ def test_a_file_object_of_other_bytes_than_its_descriptors(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("options", "sent"), [({}, b"piped data"), ({"count": 5}, b"piped")])
 @pytest.mark.parametrize("more", [True, False])
-def test_a_pipe(options: dict[str, int], sent: bytes, more: bool) -> None:
+def test_pipe_is_read_for_other_servers(options: dict[str, int], sent: bytes, more: bool) -> None:
     reader, writer = os.pipe()
     try:
         os.write(writer, b"piped data")

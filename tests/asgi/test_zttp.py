@@ -1,6 +1,6 @@
-"""uvicorn's zttp protocols: HTTP/2 live, what HTTP/1.1 has of its own, and what metrics look at.
+"""uvicorn's zttp protocols: HTTP/2 live, files over it, and what HTTP/1.1 has of its own.
 
-HTTP/1.1 is also among the servers of the other suites.
+HTTP/1.1 is also among the servers of the other suites; test_zttp_streams.py has the rest of HTTP/2.
 """
 
 from __future__ import annotations
@@ -8,47 +8,76 @@ from __future__ import annotations
 import itertools
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import asgifast.uvicorn
 import pytest
-from asgifast.messages import Receive, Scope, Send
+from asgifast import ASGIFast, FileResponse
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from tests.support.http import Connection
-from tests.support.http2 import Client
+from tests.support.http2 import Answer, Connected
+from tests.support.process import open_descriptors
 from tests.support.servers import LiveServer
 from tests.support.tls import client_context, write_certificate
 
-from . import protocols
-from .http2_wire import start
-from .protocols import LARGE_BYTES, PATHSEND, large
+from .app import crumbs
+from .http2_wire import connected, stands_still
+from .protocols import LARGE_BYTES, serving
 from .servers import asgi_server
-from .support import Http2, expect_http2
-
-__all__ = ["large"]
+from .support import body, head, length, pathsend, sending
 
 AUTO = "ours-AutoZttpProtocol-uvloop"
+wrapped_or_bare = pytest.mark.parametrize(
+    "wrap", [ASGIFast, lambda app: app], ids=["wrapped", "bare"]
+)
+
+
+# Live
 
 
 @pytest.fixture(scope="module")
-def server(files: Path) -> Any:
+def server(files: Path) -> Iterator[LiveServer]:
     with asgi_server(AUTO, "tests.asgi.app:fast", files) as server:
         yield server
 
 
-def test_http_2_with_prior_knowledge(server: LiveServer, files: Path) -> None:
-    expect_http2(server, files)
+def get(client: Connected, target: str, method: str = "GET", **options: Any) -> Answer:
+    stream = client.ask(target, method, **options)
+    client.flush()
+    return client.answer(stream)
 
 
-def test_http_1_1_beside_it(server: LiveServer, files: Path) -> None:
+def test_app_is_served_over_http2_by_prior_knowledge(server: LiveServer, files: Path) -> None:
+    large = (files / "large").read_bytes()
+    assert isinstance(server.address, tuple)
+    with socket.create_connection(server.address, 20.0) as sock:
+        client = Connected(sock)
+        client.begin()
+        for file in sorted(files.iterdir()):
+            assert get(client, f"/pathsend?file={file.name}").body == file.read_bytes(), file.name
+        assert get(client, "/crumbs").body == b"".join(crumbs()) + b"end"
+        assert get(client, "/mixed").body == b"m" * 170_018 + b"!"
+        assert get(client, "/zerocopy").body == b"<1>" + large[500:201_500] + b"</1>"
+        assert get(client, "/zerocopy_pipe").body == b"through a pipe"
+        assert get(client, "/pathsend", "HEAD").body == b""
+        ranged = get(client, "/pathsend", headers=[("range", "bytes=5-9,200000-399999")])
+        assert ranged.status == 206
+        assert large[200_000:400_000] in ranged.body
+        for way in ("file", "ours", "static"):
+            assert get(client, f"/stack/base-gzip/{way}/large").body == large
+
+
+def test_http_1_1_is_served_beside_http2(server: LiveServer, files: Path) -> None:
     with Connection(server.address) as connection:
         assert connection.request("/pathsend").body == (files / "large").read_bytes()
         assert connection.request("/hello").body == b"hello"
 
 
-def test_http_2_by_alpn(files: Path, tmp_path: Path) -> None:
+def test_http2_is_negotiated_by_alpn(files: Path, tmp_path: Path) -> None:
     context = client_context("h2", "http/1.1")
     extra = ("--ssl-certfile", write_certificate(tmp_path / "cert"))
     with asgi_server(AUTO, "tests.asgi.app:app", files, extra=extra) as server:
@@ -56,33 +85,33 @@ def test_http_2_by_alpn(files: Path, tmp_path: Path) -> None:
         plain = socket.create_connection(server.address, 20.0)
         with context.wrap_socket(plain, server_hostname="localhost") as sock:
             assert sock.selected_alpn_protocol() == "h2"
-            http2 = Http2(sock, Client())
-            assert http2.get("/pathsend").body == (files / "large").read_bytes()
+            client = Connected(sock)
+            client.begin()
+            assert get(client, "/pathsend").body == (files / "large").read_bytes()
+
+
+# In this process
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_the_head_of_a_large_file_over_http_1_1(large: Path, close: bool) -> None:
-    """As that of a small one, which zttp makes."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({**start(LARGE_BYTES), "headers": [(b"x-Transfer-Encoding", b"chunked"),
-                    (b"content-length", b"%d" % LARGE_BYTES)]})  # fmt: skip
-        await send({"type": PATHSEND, "path": str(large)})
-
-    async def conversation(client: protocols.Client) -> None:
+async def test_head_of_a_large_file_is_as_of_a_small_one_over_http_1_1(
+    large: Path, close: bool
+) -> None:
+    """zttp makes that of a small one."""
+    headers = (b"x-Transfer-Encoding", b"chunked"), length(LARGE_BYTES)
+    app = sending(head(*headers), pathsend(str(large)))
+    async with serving(asgifast.uvicorn.ZttpProtocol, app) as client:
         request = b"GET / HTTP/1.1\r\nHost: x\r\n"
-        await client.send(request + b"Connection: close\r\n" * close + b"\r\n")
-        head = (await client.until(b"\r\n\r\n")).lower().split(b"\r\n")
-        assert (b"connection: close" in head) is close
-        assert b"content-length: %d" % LARGE_BYTES in head
-        assert b"x-transfer-encoding: chunked" in head
-        assert b"transfer-encoding: chunked" not in head
+        found = await client.ask(request + b"Connection: close\r\n" * close + b"\r\n")
+        lines = found.lower().split(b"\r\n")
+        assert (b"connection: close" in lines) is close
+        assert b"content-length: %d" % LARGE_BYTES in lines
+        assert b"x-transfer-encoding: chunked" in lines
+        assert b"transfer-encoding: chunked" not in lines
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
 
-    protocols.talk(asgifast.uvicorn.ZttpProtocol, app, conversation)
 
-
-def test_metrics_look_at_a_connection_whose_requests_come_and_go() -> None:
+def test_metrics_may_look_at_a_connection_whose_requests_come_and_go() -> None:
     """They do so in another thread, which any instruction may hand the interpreter back from."""
     protocol = asgifast.uvicorn.ZttpH2Protocol.__new__(asgifast.uvicorn.ZttpH2Protocol)
     cycles: dict[int, Any] = {1: object()}
@@ -104,3 +133,133 @@ def test_metrics_look_at_a_connection_whose_requests_come_and_go() -> None:
         sys.settrace(before)
     assert found is cycles[1]
     assert len(cycles) > 3
+
+
+def file_messages(path: Path, kind: str) -> list[Message]:
+    if kind == PATHSEND:
+        return [head(length(LARGE_BYTES)), pathsend(str(path))]
+    return [
+        head(length(LARGE_BYTES + 2)),
+        body(b"<"),
+        {"type": ZEROCOPYSEND, "file": path.open("rb"), "more_body": True},
+        body(b">", False),
+    ]
+
+
+@wrapped_or_bare
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+@pytest.mark.parametrize("window", [None, 1000])
+async def test_file_arrives_whole_over_http2(
+    large: Path, kind: str, wrap: Any, window: int | None
+) -> None:
+    messages = file_messages(large, kind)
+    async with connected(wrap(sending(*messages)), window=window) as (wire, client):
+        answer = await wire.answer(client.ask())
+        expected = large.read_bytes()
+        if kind == ZEROCOPYSEND:
+            expected = b"<" + expected + b">"
+            messages[2]["file"].close()
+        assert answer.body == expected
+
+
+async def test_slow_client_over_http2_holds_no_app_and_little_memory(large: Path) -> None:
+    returned = False
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal returned
+        await sending(*file_messages(large, PATHSEND))(scope, receive, send)
+        returned = True
+
+    async with connected(app, window=5000, reads=False) as (wire, client):
+        slow = client.ask()
+        await wire.until(lambda: returned)
+        await wire.until(lambda: len(client.answers[slow].body) >= 5000)
+        assert await stands_still(lambda: len(client.answers[slow].body)) == 5000
+        [cycle] = wire.protocol.cycles.values()
+        assert cycle.stream.pending_bytes <= 16 * 1024, "no more was read than one frame"
+        client.reads = True
+        client.open(LARGE_BYTES)
+        client.open(LARGE_BYTES, slow)
+        assert (await wire.answer(slow)).body == large.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["reset", "left"])
+async def test_file_is_closed_if_its_http2_client_does_not_want_the_rest(
+    large: Path, how: str
+) -> None:
+    before = open_descriptors()
+    app = sending(*file_messages(large, PATHSEND))
+    async with connected(app, window=5000, reads=False) as (wire, client):
+        stream = client.ask()
+        wire.pump()
+        await stands_still(lambda: len(client.answers[stream].body))
+        if how == "reset":
+            client.state.reset_stream(stream)
+            wire.pump()
+        else:
+            wire.is_closed = True
+            wire.protocol.connection_lost(None)
+        await wire.until(lambda: open_descriptors() <= before)
+
+
+async def test_file_that_ends_early_resets_its_stream_alone(large: Path) -> None:
+    short = sending(head(length(LARGE_BYTES + 1)), pathsend(str(large)))
+    hello = sending(head(length(5)), body(b"hello", False))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (short if scope["path"] == "/file" else hello)(scope, receive, send)
+
+    async with connected(app) as (wire, client):
+        assert not (await wire.reset(client.ask("/file"))).ended
+        assert (await wire.answer(client.ask())).body == b"hello"
+        assert not wire.is_closed
+
+
+@wrapped_or_bare
+async def test_early_hints_and_trailers_surround_a_file_over_http2(large: Path, wrap: Any) -> None:
+    offered: list[object] = []
+    messages = sending(
+        {"type": "http.response.early_hint", "links": [b"</a.css>; rel=preload"]},
+        {**head(length(LARGE_BYTES)), "trailers": True},
+        pathsend(str(large)),
+        {"type": "http.response.trailers", "headers": [(b"x-sum", b"7")]},
+    )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        offered.extend(scope["extensions"])
+        await messages(scope, receive, send)
+
+    async with connected(wrap(app)) as (wire, client):
+        answer = await wire.answer(client.ask(headers=[("te", "trailers")]))
+        assert "http.response.early_hint" in offered
+        assert answer.early == [{":status": "103", "link": "</a.css>; rel=preload"}]
+        assert answer.body == large.read_bytes()
+        assert answer.trailers == {"x-sum": "7"}
+
+
+async def test_head_and_304_have_no_bytes_of_a_file_over_http2(large: Path) -> None:
+    not_modified = sending(head(status=304), body(b"x"), pathsend(str(large)))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        response: Any = not_modified if scope["path"] == "/304" else FileResponse(large)
+        await response(scope, receive, send)
+
+    async with connected(app) as (wire, client):
+        for path, method, status in (("/", "HEAD", 200), ("/304", "GET", 304)):
+            answer = await wire.answer(client.ask(path, method))
+            assert (answer.status, answer.body) == (status, b"")
+
+
+@wrapped_or_bare
+async def test_file_that_has_gone_is_a_500_over_http2(large: Path, wrap: Any) -> None:
+    app = sending(head(length(LARGE_BYTES)), pathsend(str(large.parent / "gone")))
+    async with connected(wrap(app)) as (wire, client):
+        answer = await wire.answer(client.ask())
+        assert (answer.status, answer.body) == (500, b"Internal Server Error")
+
+
+@pytest.mark.parametrize("value", [b"a\r\nevil: 1", b"a\nb", b"a\rb", b"a\0b"])
+async def test_header_value_with_a_line_end_resets_its_stream(value: bytes) -> None:
+    app = sending(head(length(2), (b"x", value)), body(b"ok", False))
+    async with connected(app) as (wire, client):
+        assert not (await wire.reset(client.ask())).headers

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import pytest
 from asgifast.protocols.transport import CoalescingTransport
 
 from wsgifast.sockets import FileSegment
@@ -19,7 +16,6 @@ __all__ = [
     "FILE_BYTES",
     "Recorded",
     "connected",
-    "fd",
     "read",
     "read_to_end",
     "send_file",
@@ -101,14 +97,6 @@ async def read(client: socket.socket, size: int) -> bytes:
         assert part, f"the connection ended after {len(data)} of {size} bytes"
         data += part
     return bytes(data)
-
-
-@pytest.fixture
-def fd(tmp_path: Path) -> Any:
-    (tmp_path / "file").write_bytes(os.urandom(FILE_BYTES))
-    fd = os.open(tmp_path / "file", os.O_RDONLY)
-    yield fd
-    os.close(fd)
 
 
 def writes(transport: CoalescingTransport) -> list[int]:

@@ -32,7 +32,7 @@ TEXT = b'{"name": "value", "other": [1, 2, 3]}\n' * 400
 @pytest.mark.parametrize("padding", [False, True])
 @given(blocks=st.lists(st.binary(max_size=3000), max_size=8))
 @settings(max_examples=40, deadline=None)
-def test_compressor_any_blocks_decode_to_the_same(
+def test_any_blocks_of_a_compressor_decode_to_the_same(
     coding: str, padding: bool, blocks: list[bytes]
 ) -> None:
     stream = compressor(coding, padding=padding)
@@ -60,14 +60,14 @@ def test_padding_hides_length_of_same_body(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_compress_file_same_content_same_bytes(coding: str) -> None:
+def test_compressed_file_of_same_content_has_same_bytes(coding: str) -> None:
     made = compress_file(TEXT, coding)
     assert made == compress_file(TEXT, coding)
     assert decoded(coding, made) == TEXT
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_levels_all_work(coding: str) -> None:
+def test_every_level_decodes_to_the_same(coding: str) -> None:
     assert DEFAULT_LEVELS[coding] in LEVELS[coding]
     for level in LEVELS[coding]:
         assert decoded(coding, compressor(coding, level=level, size=len(TEXT)).whole(TEXT)) == TEXT
@@ -107,7 +107,7 @@ def _window_bytes(frame: bytes) -> int:
     return base + base // 8 * mantissa
 
 
-def test_checked_codings_unknown_or_not_a_list_is_an_error() -> None:
+def test_unknown_coding_or_no_list_is_refused() -> None:
     assert checked_codings(["gzip", "br", "gzip"]) == ["gzip", "br"]
     with pytest.raises(ConfigurationError, match="'lzma'"):
         checked_codings(["lzma"])
@@ -115,7 +115,7 @@ def test_checked_codings_unknown_or_not_a_list_is_an_error() -> None:
         checked_codings("gzip")
 
 
-def test_available_codings_without_packages_is_gzip() -> None:
+def test_gzip_alone_is_available_without_packages() -> None:
     script = (
         "import sys\n"
         "for name in 'brotli backports backports.zstd compression compression.zstd'.split():\n"

@@ -112,7 +112,7 @@ def test_bomb_is_413_before_it_has_grown(coding: str) -> None:
     assert peak < MIB
 
 
-def test_size_is_limited() -> None:
+def test_decoded_size_is_limited() -> None:
     content = bytes(range(256)) * 40
     data = coded("gzip", content)
     assert decoded("gzip", data, max_bytes=len(content)) == content
@@ -127,13 +127,13 @@ def test_any_content_encoding_is_known_or_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["yes", 1000, None])
-def test_invalid_option_is_refused(wrong: Any) -> None:
+def test_invalid_decompress_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="decompress"):
         checked_limits(None, wrong)
 
 
 @pytest.mark.parametrize("wrong", ["1 MiB", -1, 1.5, True])
-def test_invalid_limit_is_refused(wrong: Any) -> None:
+def test_invalid_body_limit_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="body_limit_bytes="):
         checked_limits(wrong, False)
 

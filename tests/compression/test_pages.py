@@ -5,36 +5,30 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import wsgiref.validate
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import asgifast
 import pytest
 
-from tests.asgi.support import call as call_asgi
-from tests.asgi.support import scope_of
 from tests.devservers.serving import serve
 from tests.support.chromium import chromium
 from tests.support.coded import decoded, decoded_delta
 from tests.support.servers import wait_for
-from tests.support.wsgi import Server, new_environ
 from wsgifast import Compression, ConfigurationError, WSGIFast
 from wsgifast.commands import cli
 from wsgifast.compression.dictionaries import make_delta, train
 
+from .interfaces import Ask, Site
+
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 FRAME = "".join(f"<li><a href='/item/{n * 7919 % 997}'>entry {n}</a>\n" for n in range(200))
 PAGES = [f"<!doctype html><title>{n}</title>{FRAME}<p>{n * n}".encode() for n in range(4)]
 BROWSERS = "gzip, deflate, br, zstd, dcb, dcz"
 VARY = "Accept-Encoding, Available-Dictionary"
 HTML = ("Content-Type", "text/html; charset=utf-8")
-
-# What an app sends, by a request's further headers: status, headers, body.
-Ask = Callable[..., tuple[int, dict[str, str], bytes]]
 
 
 @pytest.fixture
@@ -48,53 +42,8 @@ def available(content: bytes) -> str:
     return f":{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
 
 
-class Site:
-    """One app for both interfaces.
-
-    :param blocks: whether its body comes as a stream.
-    """
-
-    def __init__(self, *headers: tuple[str, str], status: int = 200, blocks: bool = False) -> None:
-        self.status = status
-        self.headers = list(headers) or [HTML]
-        self.body = [PAGES[3][:3000], PAGES[3][3000:]] if blocks else [PAGES[3]]
-        self.seen: dict[str, str] = {}
-
-    def wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        self.seen = {k: v for k, v in environ.items() if k.startswith("HTTP_IF")}
-        start_response(f"{self.status} Status", list(self.headers))
-        return iter(self.body) if len(self.body) > 1 else self.body
-
-    async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        for block in self.body:
-            await send({"type": "http.response.body", "body": block, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-
-def ask_wsgi(
-    site: Site, compression: Compression, path: str = "/", method: str = "GET", **headers: str
-) -> tuple[int, dict[str, str], bytes]:
-    app: Any = wsgiref.validate.validator(WSGIFast(site.wsgi, compress=compression))
-    extra = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
-    server = Server(app, new_environ(method, path, **extra))
-    body = server.finish()
-    return int(server.head[0][:3]), {n.lower(): v for n, v in server.head[1]}, body
-
-
-def ask_asgi(
-    site: Site, compression: Compression, path: str = "/", method: str = "GET", **headers: str
-) -> tuple[int, dict[str, str], bytes]:
-    app = asgifast.ASGIFast(site.asgi, compress=compression)
-    answer = call_asgi(app, scope_of(path, method, **headers))
-    return answer.status, dict(answer.headers), answer.body
-
-
-@pytest.fixture(params=[ask_wsgi, ask_asgi], ids=["wsgi", "asgi"])
-def ask(request: pytest.FixtureRequest) -> Ask:
-    asked: Ask = request.param
-    return asked
+def page(**options: Any) -> Site:
+    return Site(PAGES[3], HTML, **options)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "stream"])
@@ -102,7 +51,8 @@ def ask(request: pytest.FixtureRequest) -> Ask:
 def test_page_is_compressed_by_the_dictionary_that_the_client_has(
     ask: Ask, dictionary: Path, kind: str, blocks: bool
 ) -> None:
-    site = Site(("Content-Type", kind), ("ETag", '"a"'), blocks=blocks)
+    body = [PAGES[3][:3000], PAGES[3][3000:]] if blocks else PAGES[3]
+    site = Site(body, ("Content-Type", kind), tag='"a"')
     content = dictionary.read_bytes()
     compression = Compression(dictionary=dictionary)
     for padded in (compression, Compression(dictionary=dictionary, padding=False)):
@@ -131,18 +81,18 @@ def _unpadded(body: bytes) -> bytes:
 
 def test_dictionary_is_where_the_link_says(ask: Ask, dictionary: Path) -> None:
     compression = Compression(dictionary=dictionary)
-    _, headers, _ = ask(Site(), compression, accept_encoding="br")
+    _, headers, _ = ask(page(), compression, accept_encoding="br")
     link = re.fullmatch(r'<(/[^>]+)>; rel="compression-dictionary"', headers["link"])
     assert link is not None
-    status, headers, body = ask(Site(), compression, link[1], accept_encoding="br")
+    status, headers, body = ask(page(), compression, link[1], accept_encoding="br")
     assert status == 200
     assert decoded("br", body) == dictionary.read_bytes()
     assert headers["use-as-dictionary"].startswith('match="/*", match-dest=("document"')
     assert "max-age=31536000" in headers["cache-control"]
     assert headers["vary"] == "Accept-Encoding"
-    status, headers, body = ask(Site(), compression, link[1], "HEAD")
+    status, headers, body = ask(page(), compression, link[1], "HEAD")
     assert (status, body) == (200, b"")
-    _, _, body = ask(Site(), compression, link[1], "POST")
+    _, _, body = ask(page(), compression, link[1], "POST")
     assert body == PAGES[3]  # the app's
 
 
@@ -159,18 +109,18 @@ def test_dictionary_is_where_the_link_says(ask: Ask, dictionary: Path) -> None:
     ],
 )
 def test_private_answers_know_nothing_of_the_dictionary(
-    ask: Ask,
-    dictionary: Path,
-    sent: list[tuple[str, str]],
-    asked: dict[str, str],
-    status: int,
+    ask: Ask, dictionary: Path, sent: list[tuple[str, str]], asked: dict[str, str], status: int
 ) -> None:
     content = dictionary.read_bytes()
     compression = Compression(dictionary=dictionary)
     for extra in ({}, {"available_dictionary": available(content)}):
         headers: dict[str, str]
         _, headers, _ = ask(
-            Site(*sent, status=status), compression, accept_encoding=BROWSERS, **asked, **extra
+            Site(PAGES[3], *sent, status=status),
+            compression,
+            accept_encoding=BROWSERS,
+            **asked,
+            **extra,
         )
         assert headers["content-encoding"] == "zstd"
         assert headers["vary"] == "Accept-Encoding"
@@ -194,42 +144,34 @@ def test_other_clients_get_an_ordinary_coding(
         "available_dictionary": available(dictionary.read_bytes()),
         **asked,
     }
-    _, headers, body = ask(Site(), Compression(dictionary=dictionary, padding=False), **given)
+    _, headers, body = ask(page(), Compression(dictionary=dictionary, padding=False), **given)
     assert headers["content-encoding"] in ("zstd", "br")
     assert decoded(headers["content-encoding"], body) == PAGES[3]
 
 
-def test_app_keeps_its_304_and_sees_its_own_tag(dictionary: Path) -> None:
-    site = Site(("ETag", '"a"'), status=304)
-    site.body = [b""]
-    status, headers, _ = ask_wsgi(
+def test_app_keeps_its_304_and_sees_its_own_tag(ask: Ask, dictionary: Path) -> None:
+    site = page(tag='"a"')
+    status, headers, _ = ask(
         site,
         Compression(dictionary=dictionary),
         accept_encoding=BROWSERS,
         available_dictionary=available(dictionary.read_bytes()),
         if_none_match='W/"a+dcz"',
     )
-    assert site.seen == {"HTTP_IF_NONE_MATCH": '"a"'}
+    assert site.seen == ('"a"', None)
     assert (status, headers["etag"], headers["vary"]) == (304, 'W/"a+dcz"', VARY)
 
 
-def test_file_is_sent_as_without_the_dictionary(dictionary: Path, tmp_path: Path) -> None:
+def test_file_is_sent_as_without_the_dictionary(ask: Ask, dictionary: Path, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_bytes(PAGES[3])
-    compression = Compression(dictionary=dictionary)
-
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [HTML])
-        return (tmp_path / "page.html").open("rb")
-
-    asked = {
-        "HTTP_ACCEPT_ENCODING": BROWSERS,
-        "HTTP_AVAILABLE_DICTIONARY": available(dictionary.read_bytes()),
-    }
-    wrapped: WSGIApplication = WSGIFast(app, compress=compression)
-    server = Server(wrapped, new_environ("GET", "/", **asked))
-    body = server.finish()
-    coding = server.header("Content-Encoding")
     content = dictionary.read_bytes()
+    _, headers, body = ask(
+        Site(tmp_path / "page.html", HTML),
+        Compression(dictionary=dictionary),
+        accept_encoding=BROWSERS,
+        available_dictionary=available(content),
+    )
+    coding = headers["content-encoding"]
     got = decoded_delta(body, content) if coding == "dcz" else decoded(coding, _unpadded(body))
     assert got == PAGES[3]
 

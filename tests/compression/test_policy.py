@@ -193,15 +193,13 @@ def test_tag_of_a_copy_is_strong_and_restored() -> None:
 
 
 @given(header=st.text(max_size=60), coding=st.sampled_from(["br", "gzip", None]))
-def test_preconditions_any_text_without_our_tags_is_unchanged(
-    header: str, coding: str | None
-) -> None:
+def test_preconditions_without_our_tags_are_unchanged(header: str, coding: str | None) -> None:
     restored = app_preconditions(header, header, [coding])
     if "+" not in header and "~" not in header:
         assert (restored.if_none_match, restored.if_match) == (header, header)
 
 
-def test_app_decides_for_one_response() -> None:
+def test_type_that_is_not_listed_is_compressed_if_the_app_asks() -> None:
     protobuf: Headers = [("Content-Type", "application/x-protobuf"), ("Content-Length", "10")]
     assert decided(protobuf) is None
     decision = decided(protobuf, asked=True)

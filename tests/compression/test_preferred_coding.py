@@ -68,7 +68,7 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
 ]
 
 
-def test_preferred() -> None:
+def test_preferred_coding_follows_accept_encoding() -> None:
     for header, available, expected in PREFERRED:
         assert preferred_coding(header, available) == expected, header
         # Longer than what is remembered.
@@ -80,7 +80,9 @@ _thousandths = st.integers(0, 1000)
 
 
 @given(st.dictionaries(_codings, _thousandths), st.permutations(ALL), st.integers(0, 3))
-def test_like_the_model(weights: dict[str, int], order: list[str], count: int) -> None:
+def test_preferred_coding_equals_the_model(
+    weights: dict[str, int], order: list[str], count: int
+) -> None:
     available = tuple(order[:count])
     header = ", ".join(f"{coding};q={weight / 1000:.3f}" for coding, weight in weights.items())
     named = [coding for coding in available if coding in weights]
@@ -98,5 +100,5 @@ def test_like_the_model(weights: dict[str, int], order: list[str], count: int) -
 
 
 @given(st.text(max_size=300))
-def test_no_text_is_an_error(text: str) -> None:
+def test_any_accept_encoding_is_parsed(text: str) -> None:
     assert preferred_coding(text, ALL) in (*ALL, None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 
-def test_a_file_gets_the_servers_own_wrapper(tmp_path: Path) -> None:
+def test_file_gets_the_servers_own_wrapper(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
 
@@ -44,7 +44,7 @@ def test_a_file_gets_the_servers_own_wrapper(tmp_path: Path) -> None:
         assert serve(ServersWrapper(file), method="HEAD", **extra).finish() == b""
 
 
-def test_a_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path: Path) -> None:
+def test_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("text")
     extra: dict[str, Any] = {"wsgi.file_wrapper": wsgiref.util.FileWrapper}
@@ -56,7 +56,7 @@ def test_a_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path:
         assert server.result.filelike.fileno() == binary.fileno()  # type: ignore[attr-defined]
 
 
-def test_a_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
+def test_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
     tmp_path: Path,
 ) -> None:
     write_old(tmp_path / "file", b"x" * 200_000 + b"the end")
@@ -107,7 +107,7 @@ def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Pat
         assert server.header("Content-Length") == str(len(server.finish()))
 
 
-def test_no_byte_of_a_file_is_read_before_the_server_asks(tmp_path: Path) -> None:
+def test_file_is_not_read_before_the_server_asks(tmp_path: Path) -> None:
     reads = []
 
     class Watched(io.BytesIO):
@@ -120,7 +120,7 @@ def test_no_byte_of_a_file_is_read_before_the_server_asks(tmp_path: Path) -> Non
     assert server.finish() == b"data"
 
 
-def test_a_length_beyond_the_file_ends_in_an_error(tmp_path: Path) -> None:
+def test_length_beyond_the_file_ends_in_an_error(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     server = serve(path.open("rb"), ("Content-Length", "10"))
@@ -129,7 +129,7 @@ def test_a_length_beyond_the_file_ends_in_an_error(tmp_path: Path) -> None:
     server.result.close()  # type: ignore[attr-defined]
 
 
-def test_readers_are_what_the_server_wraps(tmp_path: Path) -> None:
+def test_file_without_a_wrapper_of_the_server_is_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
     with path.open("rb") as file:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 
-def test_the_length_is_added_where_it_is_known_and_legal() -> None:
+def test_length_is_added_where_it_is_known_and_legal() -> None:
     assert serve("é").header("Content-Length") == "2"
     assert serve([b"a", b"b"]).header("Content-Length") == "2"
     assert serve([]).header("Content-Length") == "0"
@@ -30,7 +30,7 @@ def test_the_length_is_added_where_it_is_known_and_legal() -> None:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("status", ["101 Switching", "204 No Content", "304 Not Modified"])
 @pytest.mark.parametrize("make", [list, iter, lambda chunks: io.BytesIO(b"".join(chunks))])
-def test_a_status_without_a_body_has_no_length_either(
+def test_status_without_a_body_has_no_length_either(
     status: str, make: Callable[[list[bytes]], object], method: str
 ) -> None:
     server = serve(make([b"body"]), ("Content-Length", "4"), status=status, method=method)
@@ -39,7 +39,7 @@ def test_a_status_without_a_body_has_no_length_either(
     assert not hasattr(server.result, "__len__"), "wsgiref would make a Content-Length of it"
 
 
-def test_a_wrong_length_of_a_whole_body_is_corrected(caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_length_of_a_whole_body_is_corrected(caplog: pytest.LogCaptureFixture) -> None:
     server = serve(["é", "é"], ("content-length", "2"))
     assert server.header("Content-Length") == "4"
     assert server.finish() == "éé".encode()
@@ -47,21 +47,18 @@ def test_a_wrong_length_of_a_whole_body_is_corrected(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("value", ["+5", "5 6", "-5", "5_0", "\u0665", "", " ", "five", 5, None])
-def test_a_length_that_is_no_number_is_refused(value: Any) -> None:
+def test_length_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(BodyError, match="Content-Length"):
         serve([b"12345"], ("Content-Length", value))
 
 
-def test_the_same_length_twice_is_sent_once() -> None:
+def test_same_length_twice_is_sent_once() -> None:
     server = serve([b"12345"], ("Content-Length", "5"), ("content-length", "5"))
     assert server.finish() == b"12345"
 
 
-@given(
-    st.lists(st.binary(max_size=10), max_size=8),
-    st.one_of(st.none(), st.integers(0, 60)),
-)
-def test_a_stream_never_sends_more_than_its_length_and_complains_of_less(
+@given(st.lists(st.binary(max_size=10), max_size=8), st.one_of(st.none(), st.integers(0, 60)))
+def test_stream_never_sends_more_than_its_length_and_complains_of_less(
     chunks: list[bytes], declared: int | None
 ) -> None:
     whole = b"".join(chunks)
@@ -76,7 +73,7 @@ def test_a_stream_never_sends_more_than_its_length_and_complains_of_less(
 
 
 @pytest.mark.parametrize("chunks", [[], [b""], [b"", b""]])
-def test_an_answer_to_head_may_be_shorter_than_its_length(chunks: list[bytes]) -> None:
+def test_answer_to_head_may_be_shorter_than_its_length(chunks: list[bytes]) -> None:
     """Many apps write the length of a GET, and nothing more."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:

@@ -30,7 +30,7 @@ def test_nodelay_is_set_once_for_a_connection(place: str) -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0, "it was set twice"
 
 
-def test_no_socket_is_remembered_longer_than_it_lives() -> None:
+def test_socket_is_not_remembered_longer_than_it_lives() -> None:
     app = WSGIFast(returning([b"x"]))
     for _ in range(100):
         left, right = socket.socketpair()
@@ -44,7 +44,7 @@ def test_no_socket_is_remembered_longer_than_it_lives() -> None:
     assert len(app._nodelay_set) <= 1
 
 
-def test_a_client_that_has_gone_is_not_an_error() -> None:
+def test_client_that_has_gone_is_not_an_error() -> None:
     sock = socket.socket()
     sock.close()
     environ = new_environ()
@@ -64,7 +64,7 @@ def test_a_client_that_has_gone_is_not_an_error() -> None:
         (returning([]), {"nodelay": None}, "nodelay is True or False, not None"),
     ],
 )
-def test_options_are_checked_when_the_object_is_made(
+def test_invalid_option_of_wsgifast_is_refused(
     app: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -90,7 +90,7 @@ def test_errors_name_the_app_and_say_what_to_return(name: str, advice: str) -> N
         Server(WSGIFast(shapes.broken), new_environ(path=f"/broken/{name}"))
 
 
-def test_the_log_of_a_body_that_is_too_long(caplog: pytest.LogCaptureFixture) -> None:
+def test_body_that_is_too_long_is_cut_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "wsgifast"):
         assert serve(iter([b"12345", b"6"]), ("Content-Length", "5")).finish() == b"12345"
     assert "more than its Content-Length of 5" in caplog.text

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("chunks", [[], [b""], [b"some"]])
-def test_an_app_that_never_starts_a_response_is_named(chunks: list[bytes]) -> None:
+def test_app_that_never_starts_a_response_is_named(chunks: list[bytes]) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         yield from chunks
 
@@ -39,7 +39,7 @@ def test_an_app_that_never_starts_a_response_is_named(chunks: list[bytes]) -> No
     assert server.sent == []
 
 
-def test_a_lazy_app_starts_at_the_first_chunk() -> None:
+def test_lazy_app_starts_at_the_first_chunk() -> None:
     server = Server(WSGIFast(shapes.SHAPES["lazy"].view))
     assert server.heads == []
     chunks = iter(server.result)
@@ -47,7 +47,7 @@ def test_a_lazy_app_starts_at_the_first_chunk() -> None:
     assert len(server.heads) == 1
 
 
-def test_a_generator_is_not_asked_for_more_than_the_server_wants() -> None:
+def test_generator_is_not_asked_for_more_than_the_server_wants() -> None:
     made = []
 
     def body() -> Iterator[bytes]:
@@ -134,12 +134,12 @@ def test_write_beyond_the_length_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("status", ["", None, 200, b"200 OK", "103 Early Hints", "20 OK"])
-def test_a_status_that_is_none(status: Any) -> None:
+def test_malformed_status_of_an_app_is_refused(status: Any) -> None:
     with pytest.raises(BodyError, match=r"the app tests\.support\.wsgi.*status"):
         serve([b"x"], status=status)
 
 
-def test_a_reset_content_has_none() -> None:
+def test_status_205_has_length_0() -> None:
     """RFC 9110 15.3.6: clients look for a body after 205, so it has to say that there is none."""
     for body in ([b"x"], iter([b"x"]), io.BytesIO(b"x")):
         server = serve(body, ("Content-Length", "1"), status="205 Reset Content")
@@ -148,7 +148,7 @@ def test_a_reset_content_has_none() -> None:
 
 
 @pytest.mark.parametrize("empty", [b"", ""])
-def test_an_empty_chunk_before_start_response_says_nothing(empty: Any) -> None:
+def test_empty_chunk_before_start_response_says_nothing(empty: Any) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         yield empty
         yield empty
@@ -175,7 +175,7 @@ def test_headers_of_any_iterable_are_sent() -> None:
 @pytest.mark.parametrize(
     "headers", [{"Content-Type": "text/plain"}, None, "a", [("A", "b", "c")], [1], [(1, "a")]]
 )
-def test_headers_that_are_none(headers: Any) -> None:
+def test_malformed_headers_are_refused(headers: Any) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", headers)
         return [b"x"]
@@ -239,7 +239,7 @@ class NoMetrics(Recorder):
 
 
 @pytest.mark.parametrize("ends", ["raises", "returns nothing", "returns"])
-def test_an_error_is_not_kept_with_the_response(ends: str) -> None:
+def test_error_is_not_kept_with_the_response(ends: str) -> None:
     class Kept:
         pass
 
@@ -271,7 +271,7 @@ SPLIT = ["a\r\nX-Injected: yes", "a\nb", "a\rb", "a\0b", "\n", "a\r\n"]
 @pytest.mark.parametrize("text", SPLIT)
 @pytest.mark.parametrize("place", ["status", "name", "value", "bytes", "subclass"])
 @pytest.mark.parametrize("how", ["at once", "lazily", "written", "again", "again once sent"])
-def test_a_line_end_reaches_no_server(text: str, place: str, how: str) -> None:
+def test_line_end_reaches_no_server(text: str, place: str, how: str) -> None:
     class OwnStr(str):
         pass
 
@@ -338,7 +338,7 @@ def test_wsgiref_sends_no_line_of_a_header(texts: list[str]) -> None:
         assert b"500 Internal Server Error" in head
 
 
-def test_what_servers_take_is_passed_on() -> None:
+def test_odd_headers_that_servers_take_are_passed_on() -> None:
     headers = [("X-Blank", " a "), ("X-Control", "a\x01"), ("Content-Length", " 5\t")]
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -354,7 +354,9 @@ def test_what_servers_take_is_passed_on() -> None:
     "options", [{}, {"report_slow_shapes": 1.0}, {"metrics": NoMetrics()}, {"nodelay": False}]
 )
 @pytest.mark.parametrize("make", [lambda: [b"a"], lambda: iter([b"a"]), lambda: io.BytesIO(b"a")])
-def test_an_environ_needs_no_key(options: dict[str, Any], make: Callable[[], Any]) -> None:
+def test_environ_without_optional_keys_is_enough(
+    options: dict[str, Any], make: Callable[[], Any]
+) -> None:
     """PEP 3333 lets some be left out, and what calls apps by itself leaves out more."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:

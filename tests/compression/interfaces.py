@@ -1,0 +1,133 @@
+"""One app for both interfaces, and what a client gets of it through WSGIFast and ASGIFast."""
+
+from __future__ import annotations
+
+import wsgiref.util
+import wsgiref.validate
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asgifast import ASGIFast
+
+from tests.asgi.support import body as message
+from tests.asgi.support import call, head, pathsend, scope_of, sending
+from tests.support.wsgi import Server, new_environ
+from wsgifast import WSGIFast, compress_response
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+__all__ = ["INTERFACES", "TEXT", "Answer", "Ask", "Site", "ask_asgi", "ask_wsgi"]
+
+TEXT = b"All work and no play makes Jack a dull boy.\n" * 2000
+PLAIN = ("Content-Type", "text/plain")
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]  # by their names in lower case, none of them twice
+    body: bytes
+
+
+class Site:
+    """An app that answers with one body.
+
+    :param body: bytes; blocks, which come as a stream; or the path of a file, which is sent.
+    :param tag: the app's own entity tag, whose preconditions it evaluates.
+    :param asked: what it says with compress_response(), where it does.
+    :param before: called for each request, before anything is sent.
+    """
+
+    def __init__(
+        self,
+        body: bytes | list[bytes] | Path = TEXT,
+        *headers: tuple[str, str],
+        status: int = 200,
+        tag: str | None = None,
+        asked: bool | None = None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.body = body
+        self.status = status
+        self.headers = [*headers]
+        if not any(name == "Content-Type" for name, _ in headers):
+            self.headers.insert(0, PLAIN)
+        self.tag = tag
+        self.asked = asked
+        self.before = before
+        self.seen: tuple[str | None, str | None] = (None, None)
+
+    def _answered(self, facts: Any, none_match: str | None, match: str | None) -> int:
+        self.before()
+        self.seen = none_match, match
+        if self.asked is not None:
+            compress_response({**facts}, self.asked)  # some middleware copies the facts
+        if self.tag is not None and none_match == self.tag:
+            return 304
+        if self.tag is not None and match not in (None, self.tag):
+            return 412
+        return self.status
+
+    def _headers(self, status: int) -> list[tuple[str, str]]:
+        tag = [] if self.tag is None or status == 412 else [("ETag", self.tag)]
+        return [*([] if status == 304 else self.headers), *tag]
+
+    def wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        status = self._answered(
+            environ, environ.get("HTTP_IF_NONE_MATCH"), environ.get("HTTP_IF_MATCH")
+        )
+        start_response(f"{status} Status", self._headers(status))
+        if status in (304, 412):
+            return [b""]
+        if isinstance(self.body, Path):
+            return self.body.open("rb")
+        return iter(self.body) if isinstance(self.body, list) else [self.body]
+
+    async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        asked = {name.decode(): value.decode() for name, value in scope["headers"]}
+        status = self._answered(scope, asked.get("if-none-match"), asked.get("if-match"))
+        headers = [(name.lower().encode(), value.encode()) for name, value in self._headers(status)]
+        messages = [message(b"", False)]
+        if status not in (304, 412):
+            if isinstance(self.body, Path):
+                messages = [pathsend(str(self.body))]
+            elif isinstance(self.body, list):
+                messages = [*map(message, self.body), *messages]
+            else:
+                messages = [message(self.body, False)]
+        await sending(head(*headers, status=status), *messages)(scope, receive, send)
+
+
+# What a client gets of a site, by a request's further headers.
+Ask = Callable[..., Answer]
+
+
+def ask_wsgi(
+    site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
+) -> Answer:
+    """Behind wsgiref.validate; the site may also be a WSGI app."""
+    app: Any = WSGIFast(getattr(site, "wsgi", site), compress=compress)
+    extra: dict[str, Any] = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+    extra["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
+    server = Server(wsgiref.validate.validator(app), new_environ(method, path, **extra))
+    body = server.finish()
+    return _answer(int(server.head[0][:3]), server.head[1], body)
+
+
+def ask_asgi(
+    site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
+) -> Answer:
+    """The site may also be an ASGI app."""
+    app = ASGIFast(getattr(site, "asgi", site), compress=compress)
+    answer = call(app, scope_of(path, method, **headers))
+    return _answer(answer.status, answer.headers, answer.body)
+
+
+def _answer(status: int, headers: list[tuple[str, str]], body: bytes) -> Answer:
+    found = {name.lower(): value for name, value in headers}
+    assert len(found) == len(headers), headers
+    return Answer(status, found, body)
+
+
+INTERFACES: dict[str, Ask] = {"wsgi": ask_wsgi, "asgi": ask_asgi}

@@ -1,0 +1,179 @@
+"""Files under WSGIFast and ASGIFast with compress=True: coded copies, validators and ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asgifast
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+import wsgifast
+from tests.support.coded import decoded
+from tests.support.files import write_settled
+from wsgifast.files import coded_copies
+
+from .interfaces import TEXT, Answer, Ask, Site, ask_asgi, ask_wsgi
+
+CODINGS = ("zstd", "br", "gzip")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_settled(tmp_path / "text.txt", TEXT)
+
+
+def responding(kind: Callable[..., Response]) -> Callable[..., Starlette]:
+    def made(path: Path, *headers: tuple[str, str]) -> Starlette:
+        async def respond(request: Request) -> Response:
+            return kind(path, headers=dict(headers))
+
+        return Starlette(routes=[Route("/text.txt", respond)])
+
+    return made
+
+
+# How the file is sent, and by what.
+WAYS: dict[str, tuple[Ask, Callable[..., Any]]] = {
+    "wsgi": (ask_wsgi, Site),
+    "asgi": (ask_asgi, Site),
+    "starlette": (ask_asgi, responding(FileResponse)),
+    "ours": (ask_asgi, responding(asgifast.FileResponse)),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def get(way: str, text: Path) -> Ask:
+    ask, make = WAYS[way]
+
+    def get(coding: str, method: str = "GET", *own: tuple[str, str], **headers: str) -> Answer:
+        app = make(text, *own)
+        answer = ask(app, path="/text.txt", method=method, accept_encoding=coding, **headers)
+        assert answer.status == 412 or answer.headers["vary"] == "Accept-Encoding"
+        return answer
+
+    return get
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_file_is_sent_from_a_coded_copy_with_its_own_validator(
+    get: Ask, way: str, coding: str
+) -> None:
+    plain, answer = get("identity"), get(coding)
+    assert plain.body == TEXT
+    assert decoded(coding, answer.body) == TEXT
+    assert answer.headers["content-encoding"] == coding
+    assert answer.headers["content-length"] == str(len(answer.body))
+    assert answer.headers["accept-ranges"] == "bytes"
+    tag = answer.headers["etag"]
+    assert not tag.startswith("W/")
+    assert tag != plain.headers["etag"]
+    assert get(coding).body == answer.body
+    again = get(coding, if_none_match=tag)
+    assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
+    part = get(coding, range="bytes=5-9", if_range=tag)
+    assert (part.status, part.body) == (206, answer.body[5:10])
+    assert part.headers["content-encoding"] == coding
+    full = get(coding, range="bytes=5-9", if_range=plain.headers["etag"])
+    assert (full.status, full.body) in ((200, answer.body), (206, TEXT[5:10]))
+    head = get(coding, "HEAD")
+    assert head.body == b""
+    if way == "wsgi":
+        assert head.headers == answer.headers
+    for name in ("content-encoding", "etag", "content-length"):
+        assert head.headers.get(name) in (None, answer.headers[name])
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_preconditions_and_ranges_are_those_of_the_copy(get: Ask, way: str, coding: str) -> None:
+    own = ("ETag", '"own"'), ("X-Kept", "yes")
+    whole = get(coding, "GET", *own)
+    tag = whole.headers["etag"]
+    assert tag.startswith(f'"own+{coding}-')
+
+    def asked(**headers: str) -> tuple[int, bytes]:
+        answer = get(coding, "GET", *own, **headers)
+        return answer.status, answer.body
+
+    not_modified = get(coding, "GET", *own, if_none_match=tag)
+    assert (not_modified.status, not_modified.body) == (304, b"")
+    assert not_modified.headers["etag"] == tag
+    assert not_modified.headers["x-kept"] == "yes"
+    assert asked(if_none_match=f'"other", W/{tag}')[0] == 304
+    assert asked(if_none_match='"other"') == (200, whole.body)
+    assert asked(if_none_match='"own"') == (200, whole.body)
+    assert asked(if_match=tag) == (200, whole.body)
+    assert asked(if_match='"own"')[0] == 412
+    assert asked(if_match='"other"')[0] == 412
+    other = next(each for each in CODINGS if each != coding)
+    assert get(other, "GET", *own, if_none_match=tag).status == 200
+    part = get(coding, "GET", *own, range="bytes=5-9", if_range=tag)
+    assert (part.status, part.body) == (206, whole.body[5:10])
+    assert part.headers["content-encoding"] == coding
+    assert part.headers["content-range"] == f"bytes 5-9/{len(whole.body)}"
+    assert asked(range="bytes=5-9") == (206, whole.body[5:10])
+    assert asked(range="bytes=5-9", if_range='"own"') == (200, whole.body)
+    assert asked(range=f"bytes={len(whole.body)}-")[0] == 416
+
+
+def test_file_that_is_being_written_is_compressed_without_a_copy(ask: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "report"
+    site = Site(path, ("ETag", '"own"'), before=lambda: path.write_bytes(TEXT))
+    answer = ask(site, accept_encoding="gzip", range="bytes=0-9")
+    assert (answer.status, decoded("gzip", answer.body)) == (200, TEXT)
+    assert answer.headers["etag"] == 'W/"own+gzip"'
+    assert "accept-ranges" not in answer.headers
+    answer = ask(site, accept_encoding="gzip", if_none_match='W/"own+gzip"')
+    assert (answer.status, answer.headers["etag"]) == (304, 'W/"own+gzip"')
+    if ask is ask_asgi:
+        assert "etag" not in ask(site, accept_encoding="gzip", method="HEAD").headers
+
+
+@pytest.mark.parametrize(("interface", "halves"), [(ask_wsgi, wsgifast), (ask_asgi, asgifast)])
+def test_static_files_inside_are_compressed_once(text: Path, interface: Ask, halves: Any) -> None:
+    app = halves.StaticFiles(directory=text.parent, cache_bytes=0)
+
+    def get(**headers: str) -> Answer:
+        return interface(app, path="/text.txt", accept_encoding="zstd", **headers)
+
+    answer = get()
+    assert decoded("zstd", answer.body) == TEXT
+    tag = answer.headers["etag"]
+    assert "+zstd-" in tag
+    assert not tag.startswith("W/")
+    again = get(if_none_match=tag)
+    assert (again.status, again.headers["etag"]) == (304, tag)
+    part = get(if_range=tag, range="bytes=3-8")
+    assert (part.status, part.body) == (206, answer.body[3:9])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "vary"),
+    [
+        ("large", "text/plain", True),
+        ("text.txt", "image/png", False),
+        ("text.txt", "application/zip", False),
+    ],
+)
+def test_large_file_and_one_of_another_type_are_uncoded(
+    ask: Ask, text: Path, name: str, kind: str, vary: bool
+) -> None:
+    with (text.parent / "large").open("wb") as opened:
+        opened.truncate(coded_copies.MAX_FILE_BYTES + 1)
+    write_settled(text.parent / "later", b"")
+    path = text.parent / name
+    answer = ask(Site(path, ("Content-Type", kind)), accept_encoding="gzip", range="bytes=0-9")
+    assert answer.body == path.read_bytes()[:10]
+    assert answer.headers["accept-ranges"] == "bytes"
+    assert "content-encoding" not in answer.headers
+    assert ("vary" in answer.headers) is vary
