@@ -94,36 +94,51 @@ def test_file_is_sent_from_a_coded_copy_with_its_own_validator(
         assert head.headers.get(name) in (None, answer.headers[name])
 
 
+OWN = ("ETag", '"own"'), ("X-Kept", "yes")
+
+
 @pytest.mark.parametrize("coding", CODINGS)
-def test_preconditions_and_ranges_are_those_of_the_copy(get: Ask, way: str, coding: str) -> None:
-    own = ("ETag", '"own"'), ("X-Kept", "yes")
-    whole = get(coding, "GET", *own)
+def test_preconditions_are_evaluated_with_the_tag_of_the_copy(get: Ask, coding: str) -> None:
+    whole = get(coding, "GET", *OWN)
     tag = whole.headers["etag"]
     assert tag.startswith(f'"own+{coding}-')
-
-    def asked(**headers: str) -> tuple[int, bytes]:
-        answer = get(coding, "GET", *own, **headers)
-        return answer.status, answer.body
-
-    not_modified = get(coding, "GET", *own, if_none_match=tag)
+    not_modified = get(coding, "GET", *OWN, if_none_match=tag)
     assert (not_modified.status, not_modified.body) == (304, b"")
     assert not_modified.headers["etag"] == tag
     assert not_modified.headers["x-kept"] == "yes"
-    assert asked(if_none_match=f'"other", W/{tag}')[0] == 304
-    assert asked(if_none_match='"other"') == (200, whole.body)
-    assert asked(if_none_match='"own"') == (200, whole.body)
-    assert asked(if_match=tag) == (200, whole.body)
+    other_coding = next(each for each in CODINGS if each != coding)
+    for asked, header, value, status in (
+        (coding, "if_none_match", f'"other", W/{tag}', 304),
+        (coding, "if_none_match", '"other"', 200),
+        (coding, "if_match", tag, 200),
+        (coding, "if_match", '"other"', 412),
+        (other_coding, "if_none_match", tag, 200),
+    ):
+        answer = get(asked, "GET", *OWN, **{header: value})
+        assert answer.status == status, (asked, header, value)
+        assert status != 200 or asked != coding or answer.body == whole.body
+
+
+@pytest.mark.parametrize("way", ["wsgi", "asgi"], indirect=True)
+@pytest.mark.parametrize("coding", CODINGS)
+def test_own_tag_does_not_match_and_ranges_are_of_the_copy(get: Ask, coding: str) -> None:
+    """Of an app that evaluates nothing itself, as the two responses do."""
+    whole = get(coding, "GET", *OWN)
+    tag, body = whole.headers["etag"], whole.body
+
+    def asked(**headers: str) -> tuple[int, bytes]:
+        answer = get(coding, "GET", *OWN, **headers)
+        return answer.status, answer.body
+
+    assert asked(if_none_match='"own"') == (200, body)
     assert asked(if_match='"own"')[0] == 412
-    assert asked(if_match='"other"')[0] == 412
-    other = next(each for each in CODINGS if each != coding)
-    assert get(other, "GET", *own, if_none_match=tag).status == 200
-    part = get(coding, "GET", *own, range="bytes=5-9", if_range=tag)
-    assert (part.status, part.body) == (206, whole.body[5:10])
+    part = get(coding, "GET", *OWN, range="bytes=5-9", if_range=tag)
+    assert (part.status, part.body) == (206, body[5:10])
     assert part.headers["content-encoding"] == coding
-    assert part.headers["content-range"] == f"bytes 5-9/{len(whole.body)}"
-    assert asked(range="bytes=5-9") == (206, whole.body[5:10])
-    assert asked(range="bytes=5-9", if_range='"own"') == (200, whole.body)
-    assert asked(range=f"bytes={len(whole.body)}-")[0] == 416
+    assert part.headers["content-range"] == f"bytes 5-9/{len(body)}"
+    assert asked(range="bytes=5-9") == (206, body[5:10])
+    assert asked(range="bytes=5-9", if_range='"own"') == (200, body)
+    assert asked(range=f"bytes={len(body)}-")[0] == 416
 
 
 def test_file_that_is_being_written_is_compressed_without_a_copy(ask: Ask, tmp_path: Path) -> None:
