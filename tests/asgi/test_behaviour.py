@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from loadtests.payloads import FILE_BYTES, MIB, payload, payload_file
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 
 from .app import crumbs
 from .frameworks import FRAMEWORKS
-from .servers import BARE, SERVERS
+from .servers import BARE, SERVERS, asgi_server
 
 pytestmark = pytest.mark.long
 each = pytest.mark.parametrize("server", sorted(SERVERS), indirect=True)
@@ -259,3 +262,24 @@ def test_connection_is_kept_alive_over_responses_of_all_kinds(
 def test_vanished_file_is_a_500(server: LiveServer) -> None:
     assert server.get("/pathsend?file=none&declared=10").status == 500
     assert server.get("/hello").body == b"hello"
+
+
+@pytest.mark.parametrize("name", ["litestar", "quart", "sanic"])
+def test_files_and_streams_of_other_frameworks_arrive(name: str, files: Path) -> None:
+    if find_spec(name) is None and not os.environ.get("CI"):
+        pytest.skip(f"{name} is not installed: .venv/bin/pip install --group frameworks")
+    large = payload_file(FILE_BYTES).read_bytes()
+    app = f"loadtests.asgi_frameworks:fast_{name}"
+    with asgi_server("ours-httptools-uvloop", app, files) as server:
+        with Connection(server.address) as connection:
+            for _ in range(2):
+                whole = connection.request("/file")
+                assert (whole.status, whole.body) == (200, large)
+                assert connection.request("/stream").body == payload(MIB)
+            part = connection.request("/file", headers=[("Range", "bytes=5-9")])
+            assert part.body in (large[5:10], large)  # Quart answers ranges
+        with Connection(server.address) as leaver:
+            leaver.send_request("/file")
+            assert leaver.read_head().status == 200
+        assert server.get("/stream").body == payload(MIB)
+        assert "Traceback" not in server.log()

@@ -111,15 +111,6 @@ def test_request_is_active_until_its_app_has_ended(failure: type[BaseException] 
     assert notes.clients_left == (failure is OSError)
 
 
-def test_small_messages_of_one_turn_become_one() -> None:
-    answer = call(
-        ASGIFast(sending(START, body(b"a"), body(b"b"), None, body(b"c"), body(b"d", False))),
-        scope_of(),
-    )
-    assert [m["body"] for m in answer.messages[1:]] == [b"ab", b"cd"]
-    assert [m["more_body"] for m in answer.messages[1:]] == [True, False]
-
-
 def test_coalescing_can_be_off() -> None:
     app = ASGIFast(sending(START, body(b"a"), body(b"b"), body(b"", False)), coalesce=False)
     assert [m["body"] for m in call(app, scope_of()).messages[1:]] == [b"a", b"b", b""]
@@ -145,22 +136,6 @@ def test_large_messages_keep_their_place() -> None:
 def test_head_waits_for_the_body_and_no_longer() -> None:
     answer = call(ASGIFast(sending(START)), scope_of(), whole=False)
     assert answer.types == ["http.response.start"]
-
-
-def test_head_of_a_stream_does_not_wait_for_its_first_message() -> None:
-    sent: list[Message] = []
-    before: list[int] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        before.append(len(sent))
-        for _ in range(2):
-            await asyncio.sleep(0)
-        before.append(len(sent))
-        await send(body(b"late", False))
-
-    assert call(ASGIFast(app), scope_of(), on_send=sent.append).body == b"late"
-    assert before == [0, 1]
 
 
 def test_app_that_ends_early_has_sent_its_messages() -> None:
@@ -214,29 +189,6 @@ def test_server_that_coalesces_gets_every_message() -> None:
     assert [m["body"] for m in answer.messages[1:]] == [b"a", b"b", b"c"]
     assert {"of.the.server", PATHSEND, ZEROCOPYSEND} <= set(seen[0])
     assert set(scope["extensions"]) == {"asgifast.coalescing", "of.the.server"}
-
-
-def test_what_the_servers_send_raises_reaches_the_app() -> None:
-    caught = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send(body(b"coalesced"))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        try:
-            await send(body(b"next"))
-        except OSError as error:
-            caught.append(str(error))
-            raise
-
-    def fail(message: Message) -> None:
-        if message["type"] == "http.response.body":
-            raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        call(ASGIFast(app), scope_of(), on_send=fail)
-    assert caught == ["gone"]
 
 
 def test_app_that_fails_has_sent_its_messages() -> None:

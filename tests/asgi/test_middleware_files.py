@@ -6,9 +6,11 @@ import asyncio
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
+from asgifast.files import read_block
 from asgifast.messages import (
     COALESCING,
     FILE_EXTENSIONS,
@@ -23,8 +25,12 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse as StarletteFileResponse
 
 from wsgifast import BodyError
+from wsgifast.sockets import sending
 
-from .support import START, app_of, body, call, offering, pathsend, scope_of
+from .protocols import LARGE_BYTES
+from .support import DATA, START, Answer, app_of, body, call, offering, pathsend, scope_of
+
+pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 @pytest.fixture
@@ -76,14 +82,6 @@ def test_reading_a_cold_file_blocks_no_loop(tmp_path: Path, blocking_calls: list
     assert call(app_of(START, message), scope_of()).body == data[5:]
     assert not blocking_calls
     os.close(fd)
-
-
-def test_reading_stops_when_the_client_has_left(tmp_path: Path) -> None:
-    with (tmp_path / "f").open("wb+") as file:
-        file.truncate(500_000_000)
-        for message in (pathsend(file.name), {"type": ZEROCOPYSEND, "file": file}):
-            app = app_of(START, message)
-            assert len(call(app, scope_of(), left=True).body) < 10_000_000, message["type"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
@@ -182,3 +180,111 @@ def test_gzip_middleware_compresses_files_where_it_is_given_their_bytes(
     assert answer.status == 200
     assert (answer.body == path.read_bytes()) is pathsend
     assert pathsend or gzip.decompress(answer.body) == path.read_bytes()
+
+
+# The client, while a file is read and sent
+
+
+def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Answer:
+    """Run an app on a server that answers receive() with these, and allows one at a time."""
+    answer = Answer()
+
+    async def run() -> None:
+        receiving = 0
+
+        async def receive() -> Message:
+            nonlocal receiving
+            receiving += 1
+            assert receiving == 1, "two wait for the server at once"
+            try:
+                if incoming[:1] != [GONE]:  # which a server says at once, again and again
+                    await asyncio.sleep(0)
+                if not incoming:
+                    await asyncio.Event().wait()
+                return incoming.pop(0)
+            finally:
+                receiving -= 1
+
+        async def send(message: Message) -> None:
+            answer.messages.append(message)
+            await asyncio.sleep(0)
+
+        await ASGIFast(app)(scope, receive, send)
+        await asyncio.sleep(0)
+        assert not receiving, "nobody listens any more"
+
+    asyncio.run(run())
+    return answer
+
+
+REQUEST: Message = {"type": "http.request", "body": b"1", "more_body": True}
+REQUEST_END: Message = {"type": "http.request", "body": b"2", "more_body": False}
+GONE: Message = {"type": "http.disconnect"}
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(LARGE_BYTES)
+    return str(tmp_path / "large")
+
+
+def test_client_that_leaves_after_the_app_has_received_ends_the_file(large: str) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert await receive() == REQUEST_END
+        await send(START)
+        await send(pathsend(large))
+        assert await receive() == GONE
+
+    incoming = [REQUEST_END, GONE, GONE]
+    assert len(sending_and_receiving(app, incoming, scope_of()).body) < LARGE_BYTES
+    assert incoming == [GONE], "nothing more is listened for"
+
+
+def test_messages_that_come_during_a_file_are_received_in_order(large: str) -> None:
+    received: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(pathsend(large))
+        received.extend([await receive(), await receive()])
+
+    answer = sending_and_receiving(app, [REQUEST, REQUEST_END], scope_of())
+    assert received == [REQUEST, REQUEST_END]
+    assert len(answer.body) == LARGE_BYTES
+
+
+def test_receive_of_an_app_during_a_file_goes_on_waiting(large: str) -> None:
+    """As Starlette's StreamingResponse does: it listens for a disconnect itself."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        listening: asyncio.Task[Message] = asyncio.create_task(receive())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await send(START)
+        await send(pathsend(large))
+        assert not listening.done()
+        listening.cancel()
+        await asyncio.wait([listening])
+
+    assert len(sending_and_receiving(app, [], scope_of()).body) == LARGE_BYTES
+
+
+def test_small_files_are_sent_without_listening(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(DATA * 600)
+    incoming = [GONE]
+    app = app_of(START, pathsend(str(tmp_path / "small")))
+    assert sending_and_receiving(app, incoming, scope_of()).body == DATA * 600
+    assert incoming == [GONE]
+
+
+@pytest.mark.parametrize("can_be_asked", [True, False])
+async def test_block_that_is_read_ends_with_the_file(
+    path: str, can_be_asked: bool, monkeypatch: pytest.MonkeyPatch, blocking_calls: list[str]
+) -> None:
+    if not can_be_asked:
+        monkeypatch.setattr(sending, "_NOWAIT", 0)
+    with open(path, "rb") as file:
+        for offset, size in ((0, 10), (len(DATA) - 3, 10), (len(DATA), 10)):
+            block = await read_block(file.fileno(), offset, size)
+            assert block == DATA[offset : offset + size]
+    assert not blocking_calls

@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 import pytest
 from asgifast import ASGIFast
-from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 
 from wsgifast.sockets.sending import FileTruncated
 
-from .support import START, body, scope_of
+from .support import START, body, pathsend, scope_of, sending
 
 pytestmark = pytest.mark.usefixtures("loop")
 FILE_BYTES = 40_000_000
@@ -70,6 +70,7 @@ async def test_messages_of_one_turn_become_one_and_wait_for_nothing() -> None:
 
     await server.call(app)
     assert server.bodies == [b"ab", b"c", b"de"]
+    assert [message["more_body"] for message in server.sent[1:]] == [True, True, False]
 
 
 async def test_head_of_a_stream_leaves_without_a_message() -> None:
@@ -77,6 +78,7 @@ async def test_head_of_a_stream_leaves_without_a_message() -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(START)
+        assert not server.sent
         await server.until(lambda: server.sent == [START])  # though nothing else is sent
         await send(body(b"late", more=False))
 
@@ -192,7 +194,7 @@ async def test_order_is_kept_behind_a_coalesced_message(following: Message) -> N
 
 async def test_error_of_sending_a_coalesced_message_reaches_the_app() -> None:
     server = Server()
-    tried = []
+    tried, caught = [], list[str]()
 
     def fail(message: Message) -> None:
         if message["type"] == "http.response.body":
@@ -205,10 +207,15 @@ async def test_error_of_sending_a_coalesced_message_reaches_the_app() -> None:
         await send(START)
         await send(body(b"coalesced"))
         await server.until(lambda: bool(tried))
-        with pytest.raises(OSError, match="gone"):
+        try:
             await send(body(b"next"))
+        except OSError as error:
+            caught.append(str(error))
+            raise
 
-    await server.call(app)
+    with pytest.raises(OSError, match="gone"):
+        await server.call(app)
+    assert caught == ["gone"]
 
 
 async def test_cancelled_app_sends_no_more() -> None:
@@ -284,21 +291,16 @@ def sparse(path: Path, size: int) -> str:
     return os.fspath(path)
 
 
-def sending_path(path: str) -> Any:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send({"type": PATHSEND, "path": path})
-
-    return app
-
-
-async def test_reading_a_file_stops_when_the_client_has_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+@pytest.mark.parametrize("came", [[], [{"type": "http.request"}]], ids=["before", "meanwhile"])
+async def test_reading_a_file_stops_when_the_client_has_left(
+    tmp_path: Path, kind: str, came: list[Message]
+) -> None:
     server = Server()
-    server.incoming = [
-        {"type": "http.request", "body": b"", "more_body": False},
-        {"type": "http.disconnect"},
-    ]
-    await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
+    server.incoming = [*came, {"type": "http.disconnect"}]
+    path = sparse(tmp_path / "f", FILE_BYTES)
+    with open(path, "rb") as file:
+        await server.call(sending(START, {"type": kind, "path": path, "file": file}))
     assert 0 < len(b"".join(server.bodies)) < FILE_BYTES
 
 
@@ -322,7 +324,7 @@ async def test_other_tasks_have_turns_while_a_file_is_sent(tmp_path: Path) -> No
         group.start_soon(others)
         await anyio.lowlevel.checkpoint()
         before = turns
-        await ASGIFast(sending_path(path))(scope_of(), server.receive, send_at_once)
+        await ASGIFast(sending(START, pathsend(path)))(scope_of(), server.receive, send_at_once)
         after = turns
         group.cancel_scope.cancel()
     assert after - before >= len(server.bodies) - 2 > 100
@@ -332,7 +334,7 @@ async def test_error_of_receive_during_a_file_reaches_the_app(tmp_path: Path) ->
     server = Server()
     server.incoming = [OSError("the server's receive() has failed")]
     with pytest.raises(OSError, match="has failed"):
-        await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
+        await server.call(sending(START, pathsend(sparse(tmp_path / "f", FILE_BYTES))))
 
 
 async def test_file_that_shrinks_raises_while_the_client_is_watched(tmp_path: Path) -> None:
@@ -346,7 +348,7 @@ async def test_file_that_shrinks_raises_while_the_client_is_watched(tmp_path: Pa
 
     server.on_send = shrink
     with pytest.raises(FileTruncated):
-        await server.call(sending_path(path))
+        await server.call(sending(START, pathsend(path)))
 
 
 async def test_message_that_came_during_a_file_is_received_after_it(tmp_path: Path) -> None:
@@ -357,7 +359,7 @@ async def test_message_that_came_during_a_file_is_received_after_it(tmp_path: Pa
     server.incoming = [request]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await sending_path(path)(scope, receive, send)
+        await sending(START, pathsend(path))(scope, receive, send)
         assert await receive() == request
 
     await server.call(app)

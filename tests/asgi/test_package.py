@@ -70,3 +70,34 @@ def test_uvicorn_that_is_built_differently_is_refused_at_import(module: str, pro
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 1
     assert "asgifast.uvicorn does not fit uvicorn" in found.stderr
+
+
+def test_check_refuses_a_uvicorn_that_is_built_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asgifast.uvicorn import protocol as ours_module
+    from uvicorn.protocols.http import h11_impl
+
+    def expect(message: str) -> None:
+        with pytest.raises(ours_module.UnsupportedUvicorn, match=message):
+            ours_module.check(h11_impl, "H11Protocol", {"conn"}, "handle_websocket_upgrade")
+
+    class Cycle:
+        def __init__(self, scope: object, conn: object) -> None:
+            self.scope, self.conn, self.flow = scope, conn, None
+
+    def fails(self: object, flow: object) -> None:
+        raise LookupError("another kind of flow")
+
+    ours_module.check(h11_impl, "H11Protocol", {"conn"}, "handle_websocket_upgrade")
+    with monkeypatch.context() as patch:
+        patch.delattr(h11_impl.H11Protocol, "handle_websocket_upgrade")
+        expect(
+            r"does not fit uvicorn .*\(H11Protocol has no handle_websocket_upgrade\); it is tested"
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr("uvicorn.protocols.http.h11_impl.FlowControl.__init__", fails)
+        expect("another kind of flow")
+    with monkeypatch.context() as patch:
+        patch.setattr(h11_impl, "RequestResponseCycle", Cycle)
+        expect("Cycle has no body, disconnected, message_event, more_body, on_response, receive, ")
+    monkeypatch.delattr(h11_impl, "RequestResponseCycle")
+    expect("has no RequestResponseCycle")

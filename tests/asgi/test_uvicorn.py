@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.support.http import Connection, get, reset_on_close
-from tests.support.servers import LiveServer, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 
 from .servers import BARE, OURS, OURS_ON_GUNICORN, asgi_server, open_files
@@ -222,3 +223,17 @@ def test_kernel_sends_a_file_to_a_unix_socket(
     with asgi_server(name, "tests.asgi.app:app", files, env=environment, unix_socket=path):
         assert get(path, "/pathsend").body == (files / "large").read_bytes()
         assert "sendfile" in events.read_text()
+
+
+@pytest.mark.parametrize("worker", ["FastUvicornWorker", "FastUvicornH11Worker"])
+def test_listener_is_closed_once(worker: str, files: Path) -> None:
+    port = free_port()
+    options = f"-k asgifast.workers.{worker} --bind 127.0.0.1:{port} --no-control-socket"
+    argv = [sys.executable, "-m", "gunicorn", *options.split(), "tests.asgi.app:app"]
+    env = {"ASGIFAST_TEST_FILES": str(files)}
+    with live_server(argv, ("127.0.0.1", port), env=env) as server:
+        assert server.get("/hello").body == b"hello"
+        server.stop()
+        log = server.log()
+    assert "Finished server process" in log
+    assert "Error while closing socket" not in log
