@@ -22,7 +22,7 @@ from .blocking import watch
 
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
-# The app's own events, one line each, for tests that ask what an app was told.
+# The app's own events, one line each, for tests that ask what an app received.
 EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
 # Where blocking calls on this server's event loop are written; whoever started it looks there.
 BLOCKING = os.environ.get("ASGIFAST_TEST_BLOCKING")

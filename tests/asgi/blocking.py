@@ -76,7 +76,7 @@ ALLOWED = (
     ),
 )
 
-# So much of the stack is told: the calls inside asgifast, and what called it.
+# So much of the stack is reported: the calls inside asgifast, and what called it.
 _STACK_FRAMES = 14
 
 # What waits, whatever its arguments are.

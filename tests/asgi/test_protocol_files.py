@@ -204,7 +204,7 @@ async def test_head_with_a_length_leaves_with_what_follows_it(protocol: Any, lar
         await client.send(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
         await turns(20)
         may_go_on.set()
-        assert (await client.to_end()).startswith(b"HTTP/1.1 200 "), "what was sent is told"
+        assert (await client.to_end()).startswith(b"HTTP/1.1 200 "), "its head is sent all the same"
 
 
 @pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])

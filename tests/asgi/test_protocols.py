@@ -14,7 +14,18 @@ from asgifast.protocols.transport import CoalescingTransport
 
 from tests.support.process import open_descriptors
 
-from .protocols import GET, HELLO, LARGE_BYTES, TOO_MUCH, Upgraded, body, serving, start, turns
+from .protocols import (
+    GET,
+    HELLO,
+    LARGE_BYTES,
+    TOO_MUCH,
+    Upgraded,
+    body,
+    refusal_of,
+    serving,
+    start,
+    turns,
+)
 from .support import head, length, pathsend, sending
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
@@ -55,7 +66,7 @@ async def test_coalesced_message_beyond_the_length_is_refused_by_the_next_send(
     protocol: Any, messages: tuple[bool, ...]
 ) -> None:
     """The messages that were too many were coalesced, and the loop's turn ended behind them."""
-    told: list[tuple[bool, str]] = []
+    seen: list[tuple[bool, str]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=3)
@@ -66,13 +77,13 @@ async def test_coalesced_message_beyond_the_length_is_refused_by_the_next_send(
             try:
                 await body(send, b"", more=more)
             except Exception as error:
-                told.append((more, str(error)))
+                seen.append((more, str(error)))
                 raise
 
     async with serving(protocol, app) as client:
         await client.send(GET)
         assert not (await client.to_end()).partition(b"\r\n\r\n")[2]
-        [(more, error)] = told
+        [(more, error)] = seen
         assert more == messages[0], "it is the next message that says so"
         assert "Content-Length" in error
 
@@ -99,7 +110,7 @@ async def test_body_shorter_than_declared_ends_the_connection(protocol: Any) -> 
     ids=["body", "path", "file"],
 )
 async def test_message_behind_the_last_is_refused(protocol: Any, message: Message) -> None:
-    told: list[str] = []
+    seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=4)
@@ -109,14 +120,14 @@ async def test_message_behind_the_last_is_refused(protocol: Any, message: Messag
             await turns()
             await body(send, b"")
         except RuntimeError as error:
-            told.append(str(error))
+            seen.append(str(error))
 
     async with serving(protocol, app) as client:
         await client.send(GET)
         assert (await client.until(b"body")).count(b"HTTP/1.1 ") == 1
         await client.hello()
-        assert len(told) == 1
-        assert "Unexpected ASGI message" in told[0]
+        assert len(seen) == 1
+        assert "Unexpected ASGI message" in seen[0]
 
 
 @pytest.mark.parametrize(
@@ -132,21 +143,18 @@ async def test_message_behind_the_last_is_refused(protocol: Any, message: Messag
 async def test_message_before_the_head_is_refused(
     protocol: Any, message: Message, large: Path
 ) -> None:
-    told: list[str] = []
+    seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await send({"path": str(large), **message})
-        except RuntimeError as error:
-            told.append(str(error))
+        seen.append(await refusal_of(send({"path": str(large), **message})))
         await start(send, length=2)
         await body(send, b"ok")
 
     async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"\r\n\r\nok")
-        assert len(told) == 1
-        assert "http.response.start" in told[0]
+        assert len(seen) == 1
+        assert "http.response.start" in seen[0]
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -303,7 +311,7 @@ async def test_client_that_leaves_pipelined_requests_disconnects_the_first(
     protocol: Any,
 ) -> None:
     """The app would send for ever to nobody."""
-    told: list[str] = []
+    seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on() -> None:
@@ -315,7 +323,7 @@ async def test_client_that_leaves_pipelined_requests_disconnects_the_first(
         sending = asyncio.get_running_loop().create_task(send_on())
         while (message := await receive())["type"] != "http.disconnect":
             pass
-        told.append(message["type"])
+        seen.append(message["type"])
         sending.cancel()
 
     async with serving(protocol, app) as client:
@@ -324,4 +332,4 @@ async def test_client_that_leaves_pipelined_requests_disconnects_the_first(
         client.sock.close()
         while client.state.tasks:
             await asyncio.sleep(0)
-        assert told == ["http.disconnect"]
+        assert seen == ["http.disconnect"]

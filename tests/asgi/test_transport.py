@@ -120,7 +120,6 @@ async def test_second_close_waits_for_no_client_that_goes_on_sending(
     """The server ends."""
     monkeypatch.setattr(closing, "LINGER_S", 0.5)
     monkeypatch.setattr(closing, "_LINGERS_MOST_S", 3600.0)
-
     async with connected() as (transport, client):
         transport.pause_reading()
         transport.close()
