@@ -389,8 +389,7 @@ MakeBench = Callable[..., Bench]
 def ask(bench: Bench, client: Client | None = None, **more: Any) -> tuple[int, bool, bytes]:
     """One request; returns its status, whether the connection is kept, and the body."""
     client = client or bench.connect()
-    client.send_request(**more)
-    bench.run()
+    client.run_request(**more)
     response = client.read_response()
     if not response.keep_alive:
         assert client.read_to_end() == b""

@@ -61,8 +61,7 @@ def test_access_log_omits_bytes_for_client_that_left(
 
     bench = make_bench(app)
     client = bench.connect(tcp=True)
-    client.send_request()
-    bench.run()
+    client.run_request()
     assert not bench.log.errors
     logged = [size for _, _, size in bench.log.requests]
     assert logged in ([], [0], [6])
@@ -79,8 +78,7 @@ def test_access_log_omits_bytes_the_kernel_did_not_take(
 
     bench = make_bench(app_of(lambda: BODIES[body](path)))
     client = bench.connect()  # a Unix socket, whose buffer is not the client's to enlarge
-    client.send_request()
-    bench.run()
+    client.run_request()
     taken = len(client.receive_all_there_is())
     assert taken < LARGE
     client.close()
@@ -213,8 +211,7 @@ def test_subclass_handle_error_answers_and_is_logged_once(make_bench: MakeBench)
     bench = make_bench(app, attributes={"handle_error": handle_error})
     made = type(bench.worker)
     client = bench.connect()
-    client.send_request("/orders/17")
-    bench.run()
+    client.run_request("/orders/17")
     assert client.read_response().status == 500
     assert [each[0] for each in seen] == ["/orders/17"]  # type: ignore[index]
     assert len(bench.log.requests) == 1

@@ -32,8 +32,7 @@ def test_preface_in_any_packets_begins_http2(make_bench: MakeBench, mode: str, s
     data = PREFACE + SETTINGS
     for start in range(0, len(data), step):
         assert client.is_in(STREAMS) is (0 < len(PREFACE) <= start)
-        client.send(data[start : start + step])
-        bench.run()
+        client.run(data[start : start + step])
     # Our settings, and the answer to theirs, which came with the preface.
     assert client.receive_all_there_is()[3:4] == b"\4"
     client.close()
@@ -46,8 +45,7 @@ def test_preface_after_request_is_refused(make_bench: MakeBench) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext="both", keepalive=5)
     client = bench.begin()
     assert client.read_response().body == b"hello"
-    client.send(PREFACE + SETTINGS)
-    bench.run()
+    client.run(PREFACE + SETTINGS)
     assert client.read_response().status >= 400
 
 
@@ -69,8 +67,7 @@ def test_wrong_preface_is_refused_at_first_byte(make_bench: MakeBench) -> None:
     # Where an upgrade may come, it is the beginning of a request.
     bench = make_bench(hello, **ALLOWED, http2_cleartext="both")
     client = bench.begin(b"GE")
-    client.send(b"T / HTTP/1.1\r\nHost: a\r\n\r\n")
-    bench.run()
+    client.run(b"T / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert client.read_response().body == b"hello"
 
 
@@ -88,14 +85,11 @@ def test_upgrade_waits_for_whole_request(
     speaker.state.initiate_upgrade_connection()
     speaker.answers[1] = http2.Answer()
     behind = speaker.state.data_to_send()
-    client.send(UPGRADE + b"body"[:early])
-    bench.run()
+    client.run(UPGRADE + b"body"[:early])
     if early < 4:
         assert client.is_in(RECEIVING)
-        client.send(b"body"[early:])
-        bench.run()
-    client.send(behind)
-    bench.run()
+        client.run(b"body"[early:])
+    client.run(behind)
     switch, _, rest = client.receive_all_there_is().partition(b"\r\n\r\n")
     assert switch.startswith(b"HTTP/1.1 101 ")
     speaker.take(rest)

@@ -364,23 +364,19 @@ def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench, head
     bench = make_bench(app, proxy_protocol="auto", proxy_allow_ips="*")
     proxied, plain = bench.connect(), bench.connect()
     for byte in header:
-        proxied.send(bytes([byte]))
-        bench.run()
+        proxied.run(bytes([byte]))
     for client in (proxied, plain, proxied):
-        client.send_request()
-        bench.run()
+        client.run_request()
         assert client.read_response().status == 200
     assert addresses == [("192.0.2.77", "4712"), ("192.0.2.1", "4711"), ("192.0.2.77", "4712")]
     # A proxy that asks for itself, as to see whether the worker is alive, names no client.
     local = bench.connect()
     local.send(b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0")
-    local.send_request()
-    bench.run()
+    local.run_request()
     assert local.read_response().status == 200
     assert addresses[3:] == [("192.0.2.1", "4711")]
     # On a connection that is under way it is no PROXY header, whoever slips it in.
-    proxied.send(b"PROXY TCP4 192.0.2.88 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
-    bench.run()
+    proxied.run(b"PROXY TCP4 192.0.2.88 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert proxied.read_response().status == 400
     assert len(addresses) == 4
 
@@ -403,8 +399,7 @@ def test_forwarded_headers_are_trusted_from_allowed_peers_only(
 
     bench = make_bench(app, forwarded_allow_ips=allowed)
     client = bench.connect()
-    client.send_request(headers=[("X-Forwarded-Proto", "https")])
-    bench.run()
+    client.run_request(headers=[("X-Forwarded-Proto", "https")])
     assert client.read_response().body == scheme.encode()
 
 
@@ -434,8 +429,7 @@ def test_uwsgi_requests_in_any_packets_are_answered(make_bench: MakeBench, step:
     client = bench.connect()
     data = uwsgi(b"body", PATH_INFO="/one") + uwsgi(PATH_INFO="/two")
     for start in range(0, len(data), step):
-        client.send(data[start : start + step])
-        bench.run()
+        client.run(data[start : start + step])
     assert client.read_response().body == b"body"
     # Nobody behind uwsgi_pass knows of chunks.
     response = client.read_response()

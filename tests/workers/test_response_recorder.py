@@ -242,8 +242,7 @@ def test_failing_metrics_back_end_costs_no_response(begin: Begin) -> None:
     client = bench.begin()
     for _ in range(3):
         assert client.read_response().body == b"abc"
-        client.send(GET)
-        bench.run()
+        client.run(GET)
     assert len(bench.log.errors) == 1
     assert bench.log.says("further failures are not logged")
 

@@ -145,8 +145,7 @@ def test_requests_finish_within_graceful_timeout(life: Life) -> None:
             client.near.close()
 
     life.pool.at_monitor = [lambda: setattr(worker, "alive", False), later, later, later]
-    client.send(b"GET / HT")
-    bench.run()
+    client.run(b"GET / HT")
     worker.run()
     assert len(seen) == 3
     assert life.said[5:] == ["interrupt", *["notify", "sweep", "monitor"] * 3, "interrupt", "stop"]
@@ -180,8 +179,7 @@ def test_requests_beyond_graceful_timeout_are_cut_off(life: Life) -> None:
     life.pool.at_monitor = [lambda: setattr(worker, "alive", False), later, later, later, later]
     client = bench.connect()
     client.near.deadline = math.inf
-    client.send(b"GET / HT")
-    bench.run()
+    client.run(b"GET / HT")
     client.near.deadline = math.inf
     worker.run()
     assert bench.clock.now == pytest.approx(1000 + 4 * 9.99)

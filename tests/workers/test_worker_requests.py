@@ -182,8 +182,7 @@ def test_app_error_after_its_client_has_gone_is_logged_if_it_is_its_own(
 
     bench = make_bench(app)
     client = bench.connect()
-    client.send(GET)
-    bench.run()
+    client.run(GET)
     assert not bench.server.registry.connections
     is_its_own = isinstance(error, ValueError)
     assert bench.log.says("Error handling request") is is_its_own

@@ -71,7 +71,7 @@ class Acceptor:
         self._resume_at = 0.0
         self._warned_at = -_WARN_AGAIN_S
         self._full = False
-        self._said_full_at = -_WARN_AGAIN_S
+        self._warned_full_at = -_WARN_AGAIN_S
         self.listening = False
         self._closed = False
         self._accepting = 0  # threads in a turn
@@ -218,8 +218,8 @@ class Acceptor:
             return
         self._full = True
         now = time.monotonic()
-        if now - self._said_full_at >= _WARN_AGAIN_S:
-            self._said_full_at = now
+        if now - self._warned_full_at >= _WARN_AGAIN_S:
+            self._warned_full_at = now
             self._server.log.warning(
                 "All %d %s are taken: new ones wait until others close", limit, of
             )

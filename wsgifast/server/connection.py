@@ -261,7 +261,7 @@ class Connection(Endpoint):
     # The app's thread
 
     def begin_app(self) -> bool:
-        """The app is about to be called; False if nobody waits for the response any more."""
+        """The app is about to be called; False if the client no longer waits for it."""
         return True
 
     def send_error(self, status: int, page: bytes) -> int:

@@ -16,8 +16,8 @@ descriptor's number for a new connection, and the owner would then arm that one.
 happen under one lock, which the sweep takes for each claim. An event needs no lock: it proves that
 the connection is armed.
 
-An event that finds nobody to claim was that of a connection which the sweep has claimed first. It
-is not lost: whoever lets the connection wait again arms it, and then it is reported again.
+The sweep may claim a connection just before its event does. The event then finds no connection, and
+is not lost: when the connection waits again it is armed, and the poller reports the event again.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Registry:
     def change(self, connection: Endpoint, events: int) -> None:
         """Change the events that a connection waits for, if it waits; for any thread.
 
-        An event that is under way already may then be reported twice: whoever claims a connection
-        must cope with finding nothing to do.
+        An event that is under way already may then be reported twice: the new owner must cope with
+        finding nothing to do.
 
         :raises OSError, ValueError: as :meth:`wait`.
         """
@@ -154,7 +154,7 @@ class Registry:
         """Become the owner of the connection that an event is for; None if none waits.
 
         The connection that the event was for may have closed, and a new one may have its number:
-        whoever claims a connection must cope with finding nothing to do.
+        the new owner must cope with finding nothing to do.
         """
         return self.waiting.pop(fd, None)
 
@@ -203,7 +203,7 @@ class Registry:
 
 
 class Endpoint:
-    """An accepted socket, its output queue and its state; connection.py says who owns it.
+    """An accepted socket, its output queue and its state; connection.py describes who owns it.
 
     :param peer: the client's address as accept() returned it.
     :param address: the listener's.

@@ -12,7 +12,7 @@ from ..sockets.client_limits import HEAD_TIMEOUT_S
 class Options:
     """A server's options. Those that are not listed here are documented in FastWorker.
 
-    Those with a value are the same for all: nobody has needed another one.
+    Those with a default are constants, which only tests replace.
 
     :ivar threads: how many apps run at once.
     :ivar worker_connections: the most open connections.

@@ -297,7 +297,7 @@ class Server:
         self.counters.refused[getattr(error, "status", 400)] += 1
         self._application.refuse(channel, exchange, error)
 
-    # Called by the pool's threads, and by its monitor where it says so
+    # Called by the pool's threads; on_tick() and on_saturation() by its monitor, too
 
     def receive(self, item: Event | Task) -> Channel | None:
         """Handle an event or a task with non-blocking I/O; returns what is ready to run."""

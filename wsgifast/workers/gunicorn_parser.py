@@ -131,8 +131,8 @@ class GunicornParser:
         req = exchange.req
         req.version = (2, 0)
         if self._hears_scheme and scheme in ("http", "https"):
-            said = [name for name, _ in req.headers if name in self._settings.secure_scheme_headers]
-            if not said:
+            names = self._settings.secure_scheme_headers
+            if not any(name in names for name, _ in req.headers):
                 req.scheme = scheme
         return exchange
 

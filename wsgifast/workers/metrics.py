@@ -265,7 +265,7 @@ def start_reporting(
     """Report a worker's metrics from now on.
 
     :param responses: None if no requests are recorded.
-    :param worker: its class says where to.
+    :param worker: its class has the address.
     :returns: a function for the last report, when the worker ends.
     """
     process_collectors.append(collector.collect)

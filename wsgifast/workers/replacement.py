@@ -65,7 +65,6 @@ class Life:
         self._max_requests = max_requests
         self._shared = mmap.mmap(-1, 1)
         self._max_rss_bytes = max_rss_bytes
-        self._has_rss_limit = max_rss_bytes < float("inf")
         self._end = time.monotonic() + max_lifetime_s * (1 - _JITTER * random.random())
         self.has_arbiter = isinstance(running_arbiter(), ReplacingArbiter)
 
@@ -79,7 +78,7 @@ class Life:
 
     def is_too_large_to_begin(self) -> bool:
         """Whether the memory of a worker that has served nobody is beyond the limit already."""
-        return self._has_rss_limit and resident_bytes() > self._max_rss_bytes
+        return resident_bytes() > self._max_rss_bytes
 
     def limit_reached(self, requests: int) -> tuple[str, str] | None:
         """Why the worker has to be replaced now: the limit, and the text for the log.
@@ -88,7 +87,7 @@ class Life:
         """
         if requests >= self._max_requests:
             return "max_requests", f"{requests} requests, max_requests={self._max_requests}"
-        if self._has_rss_limit and (rss := resident_bytes()) > self._max_rss_bytes:
+        if (rss := resident_bytes()) > self._max_rss_bytes:
             return (
                 "max_rss_bytes",
                 f"{rss:,} bytes of memory, max_rss_bytes={self._max_rss_bytes:,}",
@@ -238,4 +237,4 @@ class _ConfigurationRead(Exception):
 
 def _stage(worker: Any) -> int:
     life = getattr(worker, "life", None)
-    return READY if life is None else life.stage  # a worker of another class says nothing
+    return READY if life is None else life.stage  # a worker of another class has no stage

@@ -218,7 +218,7 @@ class Stream:
             self.fail(TimeoutError("the client took no byte in time"))
 
     def fail(self, error: Exception) -> None:
-        """The response can no longer be sent, or nobody waits for it."""
+        """The response can no longer be sent, or the client no longer waits for it."""
         with self._mux.lock:
             state = self.state
             self.deadline = math.inf
