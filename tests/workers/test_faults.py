@@ -87,11 +87,20 @@ def test_reset_during_response_leaves_nothing_behind(patient: LiveServer) -> Non
             connection.close()
 
 
-def test_dripping_head_gets_408_and_holds_no_thread(server: LiveServer) -> None:
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"GET / HT",
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n5\r\n",
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n",
+    ],
+    ids=["head", "body", "chunks"],
+)
+def test_dripping_request_gets_408_and_holds_no_thread(server: LiveServer, part: bytes) -> None:
     with nothing_left_behind(server), contextlib.ExitStack() as stack:
         drips = [stack.enter_context(Connection(server.address)) for _ in range(20)]
         for connection in drips:
-            connection.send(b"GET / HT")
+            connection.send(part)
         assert server.get("/small/5").body == block(5)
         for connection in drips:
             assert connection.read_response().status == 408
@@ -101,17 +110,6 @@ def test_dripping_head_gets_408_and_holds_no_thread(server: LiveServer) -> None:
 def test_silent_connection_is_closed_without_answer(server: LiveServer) -> None:
     with nothing_left_behind(server), Connection(server.address) as connection:
         assert connection.read_to_end() == b""
-
-
-def test_dripping_body_gets_408_and_holds_no_thread(server: LiveServer) -> None:
-    with nothing_left_behind(server), contextlib.ExitStack() as stack:
-        drips = [stack.enter_context(Connection(server.address)) for _ in range(20)]
-        for number, connection in enumerate(drips):
-            framing = "Transfer-Encoding: chunked" if number % 2 else "Content-Length: 100000"
-            connection.send(f"POST /echo HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n5\r\n".encode())
-        assert server.get("/small/5").body == block(5)
-        for connection in drips:
-            assert connection.read_response().status == 408
 
 
 def test_body_over_the_limit_gets_413() -> None:
@@ -154,7 +152,6 @@ class logger_class(Logger):
 
 
 def test_failing_access_log_costs_no_client_its_answer() -> None:
-    """Neither those that never reach the app, nor the others; and keep-alive goes on."""
     with fast_worker(attributes=LIMITS, configuration=FAILING_LOGGER) as server:
         for framing, body, status in (
             ("Content-Length: 2000001", "", 413),
@@ -177,7 +174,6 @@ def test_failing_access_log_costs_no_client_its_answer() -> None:
 
 
 def test_refused_request_is_logged_with_client_and_status() -> None:
-    """The client that a PROXY header names, where there is one."""
     with (
         fast_worker("--proxy-protocol=auto", attributes=LIMITS) as server,
         Connection(server.address) as connection,
@@ -290,7 +286,6 @@ def test_app_that_never_returns_holds_its_own_thread_only(patient: LiveServer) -
 
 
 def test_worker_without_descriptors_recovers() -> None:
-    """Out of descriptors: those who have one are served, the others as soon as one is free."""
     with fast_worker("--worker-connections=3000", attributes=LIMITS) as server:
         worker = stats(server)["pid"]
         _limit_descriptors(worker, stats(server)["fds"] + 10)

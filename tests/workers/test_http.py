@@ -88,7 +88,6 @@ def test_fastworker_keeps_connection_alive(connection: Connection) -> None:
 
 
 def test_request_in_packet_of_previous_body_is_answered(connection: Connection) -> None:
-    """It is found where it lies, also if TLS has decrypted it along with the body's end."""
     connection.send(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n")
     connection.send(b"0123456789GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n")
     assert connection.read_response().body == b"0123456789"

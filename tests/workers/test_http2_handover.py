@@ -77,7 +77,6 @@ def test_wrong_preface_is_refused_at_first_byte(make_bench: MakeBench) -> None:
 def test_upgrade_waits_for_whole_request(
     make_bench: MakeBench, mode: str, early: int, buffers: bool
 ) -> None:
-    """The request is the first of HTTP/2 once all of it is here, and what came behind it too."""
     attributes = {"buffer_bodies": buffers}
     bench = make_bench(echo, attributes=attributes, **ALLOWED, http2_cleartext=mode)
     client = bench.connect()

@@ -104,7 +104,6 @@ def workers_of(scrape: Scrape) -> set[int]:
 
 
 def test_scrapes_report_server_and_survive_its_processes() -> None:
-    """One server: what it tells, and what it survives."""
     patient = {"head_timeout_s": 300.0, "body_timeout_s": 300.0}
     with metered("--workers=2", "--threads=3", **patient) as (server, port):
         scraped_until(port, "wsgifast_workers", 2)

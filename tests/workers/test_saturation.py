@@ -77,7 +77,6 @@ def test_idle_workers_share_the_connections() -> None:
 
 
 def test_saturated_worker_alone_keeps_receiving() -> None:
-    """Whoever comes meanwhile is answered as soon as a thread is free."""
     with contextlib.ExitStack() as stack, fast_worker("--keep-alive=60") as server:
         busy = [stack.enter_context(Connection(server.address)) for _ in range(THREADS)]
         for connection in busy:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -185,22 +186,18 @@ def test_hanging_disk_delays_uploads_only(server: tuple[LiveServer, Path]) -> No
 @needs_cleartext
 def test_hanging_disk_delays_http2_uploads_only(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
-    answers: list[bytes] = []
 
-    def upload() -> None:
+    def upload(_: int) -> bytes:
         with connected(served) as sock:
             client = Connected(sock)
             client.begin()
-            answers.append(client.answer(client.send("/upload", "POST", BODY)).body)
+            return client.answer(client.send("/upload", "POST", BODY)).body
 
-    threads = [threading.Thread(target=upload) for _ in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    others_are_answered(served, disk)
-    (disk / "goes").touch()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert answers == [hashlib.sha256(BODY).hexdigest().encode()] * CLIENTS
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        answers = clients.map(upload, range(CLIENTS))
+        others_are_answered(served, disk)
+        (disk / "goes").touch()
+        assert [*answers] == [hashlib.sha256(BODY).hexdigest().encode()] * CLIENTS
 
 
 def test_client_that_leaves_while_disk_hangs_is_no_error(server: tuple[LiveServer, Path]) -> None:

@@ -87,7 +87,6 @@ def test_large_streamed_body_is_read(connection: Connection, chunked: bool) -> N
 
 
 def test_streamed_body_is_answered_piece_by_piece(client: Client, connection: Connection) -> None:
-    """Each piece is answered before the next one is sent: nothing waits for the whole body."""
     connection.send(ONE_OF_FIVE_PIECES[:-1])
     connection.send(ONE_OF_FIVE_PIECES[-1:])
     assert connection.read_head().status == 200

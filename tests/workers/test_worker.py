@@ -87,10 +87,6 @@ def life(make_bench: MakeBench) -> Iterator[Life]:
     made.close()
 
 
-def nothing() -> None:
-    pass
-
-
 def test_worker_serves_until_term(life: Life) -> None:
     worker, pool = life.worker, life.pool
     listened: list[bool] = []

@@ -70,7 +70,6 @@ def test_failing_hook_ends_its_request_only(make_bench: MakeBench, failing: str)
 
 @pytest.mark.parametrize("speaks_http2", [False, True])
 def test_hook_may_change_request_and_response(make_bench: MakeBench, speaks_http2: bool) -> None:
-    """As to gunicorn's own, and change what is there."""
     seen: list[Any] = []
 
     def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:
@@ -127,8 +126,6 @@ def test_app_error_after_empty_body_sends_no_second_response(make_bench: MakeBen
 def test_app_error_of_any_kind_is_answered_and_logged(
     make_bench: MakeBench, error: type[BaseException], where: str
 ) -> None:
-    """Whatever it raises, it ends no thread; ConnectionError may be of another connection."""
-
     class Body:
         def __iter__(self) -> Iterator[bytes]:
             if where == "head":
@@ -317,8 +314,6 @@ def test_path_outside_script_name_is_400(
 
 
 def test_hijacked_response_is_not_logged(make_bench: MakeBench) -> None:
-    """An app that speaks for itself on the socket."""
-
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["gunicorn.socket"].sendall(b"mine")
         raise StopIteration
