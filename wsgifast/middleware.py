@@ -24,7 +24,6 @@ from .bodies.classify import (
     Shape,
     classify,
 )
-from .bodies.content_coding import ContentCoding
 from .bodies.file_responses import FileResponses, pass_on, send_nothing
 from .bodies.files import FileSlice, SegmentedBody, close_body
 from .bodies.held_head import HeldHead
@@ -196,7 +195,7 @@ class WSGIFast:
         if self.body_limits is not None:
             return self._call_limited(environ, head, self.body_limits)
         if self.compression is not None:
-            head.coding = ContentCoding(self.compression, environ)
+            head.may_compress(self.compression, environ)
         body: Any = None
         try:
             if RECORDER in environ and (
@@ -259,7 +258,11 @@ class WSGIFast:
         if head.forwarded:  # write() was used, and may have sent a part
             return self._send_stream(environ, head, content)
         if shape is WRAPPED_WHOLE:
-            if head.coding is None and not head.no_body and _is_one_block(content, head.length):
+            if (
+                not head.no_body
+                and _is_one_block(content, head.length)
+                and (head.compression is None or head.leaves_uncoded(len(content[0])))
+            ):
                 head.forward()
                 environ[SENT_AS] = "as-is"
                 environ[CHUNKS] = 1
@@ -273,7 +276,7 @@ class WSGIFast:
     ) -> Iterable[bytes]:
         """Pass chunks on as they come."""
         if not head.forwarded:
-            head.codes_stream = head.coding is not None
+            head.codes_stream = head.compression is not None
             if head.status is not None:
                 head.forward()
         return Stream(head, body, environ, coalesce=self.coalesce)
@@ -337,7 +340,8 @@ def _send_whole(
                 size,
             )
         head.set_length(size)
-    if head.coding is not None:
+    if head.compression is not None and not head.leaves_uncoded(size):
+        assert head.coding is not None
         head.headers, few = head.coding.whole(head.code, head.headers, few, size)
     if head.no_body:
         return send_nothing(environ, head, chunks)

@@ -12,7 +12,8 @@ from wsgifast.compression.policy import (
     DECISIVE_LENGTHS,
     Compression,
     Decision,
-    coded_type,
+    Wish,
+    left_uncoded,
     with_vary,
 )
 from wsgifast.compression.response import ResponseCoding
@@ -93,7 +94,8 @@ class ContentCoding(ResponseCoding):
                 accepted.append(value)
             elif name in (b"if-none-match", b"if-match"):
                 preconditions = True
-        super().__init__(compression, scope["method"], b",".join(accepted).decode("latin-1"))
+        accept_encoding = b",".join(accepted).decode("latin-1")
+        super().__init__(compression, scope["method"], accept_encoding, Wish())
         if compression.dictionary is not None:
             self.find_dictionary(scope.get("root_path") or "", self._header)
         if preconditions:
@@ -110,20 +112,19 @@ class ContentCoding(ResponseCoding):
         body = message.get("body")
         if type(body) is not bytes or message.get("more_body", False):
             return None
-        if not self.applies_to(start["status"], len(body)):
-            return start
-        if start["status"] != 200 or self.method != "GET" or self.wish.compress is not None:
-            return None
-        headers = start["headers"]
-        decisive = [header for header in headers if len(header[0]) in DECISIVE_LENGTHS]
-        if coded_type(self.compression, text_headers(decisive), None) is None:
-            return start
-        if self.coding is not None or self._pages is not None:
-            return None
-        for name, _ in headers:
-            if len(name) == 4 and name.lower() == b"vary":
-                return None
-        return {**start, "headers": [*headers, (b"vary", b"Accept-Encoding")]}
+        headers: RawHeaders = start["headers"]
+        lacks = left_uncoded(
+            self.compression,
+            self.method,
+            start["status"],
+            text_headers([each for each in headers if len(each[0]) in DECISIVE_LENGTHS]),
+            len(body),
+            self.accept_encoding,
+            self.wish.compress,
+        )
+        if not lacks:
+            return start if lacks is not None else None
+        return {**start, "headers": [*headers, *raw_headers(lacks)]}
 
     async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
         """Return the head and the only message of a response as they are to be sent."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..compression.codings import Compressor
-from ..compression.policy import IS_BEHIND, WISH, Compression, Decision, Header, with_vary
+from ..compression.policy import IS_BEHIND, Compression, Decision, Header, Wish, with_vary
 from ..compression.response import ResponseCoding
 from .access_log import CODED_BYTES, CODING, UNCODED_BYTES
 from .files import header_of
@@ -31,11 +31,17 @@ class ContentCoding(ResponseCoding):
 
     is_done_by_server = False
 
-    def __init__(self, compression: Compression, environ: WSGIEnvironment) -> None:
+    def __init__(
+        self,
+        compression: Compression,
+        method: str,
+        accept_encoding: str | None,
+        wish: Wish,
+        environ: WSGIEnvironment,
+    ) -> None:
+        super().__init__(compression, method, accept_encoding, wish)
         get = environ.get
-        super().__init__(compression, get("REQUEST_METHOD", "GET"), get("HTTP_ACCEPT_ENCODING"))
         self.environ = environ
-        environ[WISH] = self.wish
         if compression.dictionary is not None:
             self.find_dictionary(get("SCRIPT_NAME", ""), partial(header_of, environ))
         self.if_none_match: str | None = get("HTTP_IF_NONE_MATCH")
@@ -60,8 +66,6 @@ class ContentCoding(ResponseCoding):
         self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int
     ) -> tuple[list[Header], Iterable[bytes]]:
         """Decide about a body whose blocks exist; return the headers and the blocks to send."""
-        if not self.applies_to(code, size):
-            return headers, blocks
         is_head = self.method == "HEAD"
         # Frameworks drop the body of an answer to HEAD.
         decision = self.decide_page(code, headers, None if is_head and not size else size)

@@ -8,6 +8,7 @@ from time import time_ns
 from typing import TYPE_CHECKING
 
 from ..checks import app_name
+from ..compression.policy import WISH, Compression, Wish, left_uncoded
 from ..errors import BodyError
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.head import declared_length, status_code
@@ -16,7 +17,7 @@ from .content_coding import ContentCoding
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
-    from _typeshed.wsgi import StartResponse
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 
 class HeldHead:
@@ -32,7 +33,7 @@ class HeldHead:
     :ivar headers: a copy of the app's list.
     :ivar length: the Content-Length among them; None without one.
     :ivar no_body: whether the response may have no body.
-    :ivar coding: of the body; None where WSGIFast does not compress.
+    :ivar compression: how bodies are compressed; None where WSGIFast does not compress.
     :ivar codes_stream: whether the body is compressed block by block, so that the coding is decided
         when the head is forwarded.
     :ivar exc_info: of the app's last call, for the server; None once that has it.
@@ -48,8 +49,9 @@ class HeldHead:
     exc_info: OptExcInfo | None = None
     holds = True
     forwarded = False
-    coding: ContentCoding | None = None
+    compression: Compression | None = None
     codes_stream = False
+    _coding: ContentCoding | None = None
     _has_text = False
     _counter: BodyCounter | None = None
     _server_write: Callable[[bytes], object] | None = None
@@ -90,7 +92,7 @@ class HeldHead:
     def write(self, data: bytes) -> None:
         """The write() that start_response returns: it passes each block to the server at once."""
         if not self.forwarded:
-            self.codes_stream = self.coding is not None
+            self.codes_stream = self.compression is not None
             self.forward()
         chunk = self.convert(data)
         counter = self.counter()
@@ -151,6 +153,47 @@ class HeldHead:
         if self.codes_stream and self.coding is not None:
             return self.coding.begin(self.code, self.headers)
         return self.headers
+
+    def may_compress(self, compression: Compression, environ: WSGIEnvironment) -> None:
+        """Have the body compressed, if the request, the response and the app allow it.
+
+        To be called before the app, which may change the environ.
+        """
+        self.compression = compression
+        self._environ = environ
+        self._accept_encoding: str | None = environ.get("HTTP_ACCEPT_ENCODING")
+        self._wish = environ[WISH] = Wish()
+        if (
+            compression.dictionary is not None
+            or "HTTP_IF_NONE_MATCH" in environ
+            or "HTTP_IF_MATCH" in environ
+        ):
+            self._made_coding(compression)  # it reads, and changes, what the app sees
+
+    @property
+    def coding(self) -> ContentCoding | None:
+        """The coding of the body; None where WSGIFast does not compress."""
+        if self._coding is None and self.compression is not None:
+            return self._made_coding(self.compression)
+        return self._coding
+
+    def _made_coding(self, compression: Compression) -> ContentCoding:
+        self._coding = ContentCoding(
+            compression, self._method, self._accept_encoding, self._wish, self._environ
+        )
+        return self._coding
+
+    def leaves_uncoded(self, size: int) -> bool:
+        """Whether a whole body is surely sent as it is; its head then says what that depends on."""
+        if self._coding is not None or self.compression is None:
+            return self.compression is None
+        lacks = left_uncoded(
+            self.compression, self._method, self.code, self.headers, size,
+            self._accept_encoding, self._wish.compress,
+        )  # fmt: skip
+        if lacks:
+            self.headers += lacks
+        return lacks is not None
 
     def counter(self) -> BodyCounter:
         """Return the counter that limits the body to its Content-Length."""

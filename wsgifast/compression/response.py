@@ -8,6 +8,7 @@ shared. What it has in common with the dictionary, which everybody can read, sho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -41,22 +42,27 @@ class ResponseCoding:
 
     :param method: of the request.
     :param accept_encoding: of the request; None, as "", for none.
-    :ivar wish: the app's.
+    :param wish: the app's.
     :ivar compressor: of the body, once the head has been decided; None if it is sent as it is.
     """
 
-    # Class attributes, so that most responses need not set them.
     compressor: Compressor | None = None
-    coding: str | None = None  # that the client prefers
     _pages: PagesClient | None = None
     _sent_tags: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, compression: Compression, method: str, accept_encoding: str | None) -> None:
+    def __init__(
+        self, compression: Compression, method: str, accept_encoding: str | None, wish: Wish
+    ) -> None:
         self.compression = compression
         self.method = method
-        self.wish = Wish()
-        if accept_encoding:
-            self.coding = preferred_coding(accept_encoding, compression.codings)
+        self.accept_encoding = accept_encoding
+        self.wish = wish
+
+    @cached_property
+    def coding(self) -> str | None:
+        """The coding that the client prefers; None for none."""
+        accepted = self.accept_encoding
+        return preferred_coding(accepted, self.compression.codings) if accepted else None
 
     def find_dictionary(self, mount: str, header: Callable[[str], str | None]) -> None:
         """Look for the dictionary of pages; see :func:`pages_client`."""
@@ -71,15 +77,6 @@ class ResponseCoding:
         restored = app_preconditions(if_none_match, if_match, codings)
         self._sent_tags = restored.sent
         return restored.if_none_match, restored.if_match
-
-    def applies_to(self, code: int, size: int) -> bool:
-        """Whether a response with a whole body may be changed, its head or its body."""
-        return (
-            size >= self.compression.min_bytes
-            or code in (206, 304)
-            or self.method == "HEAD"
-            or self.wish.compress is not None
-        )
 
     def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
         """Decide about a response; see :func:`~wsgifast.compression.policy.decide`."""
