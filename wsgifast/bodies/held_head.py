@@ -187,10 +187,12 @@ class HeldHead:
         """Whether a whole body is surely sent as it is; its head then says what that depends on."""
         if self._coding is not None or self.compression is None:
             return self.compression is None
+        compression, asked = self.compression, self._wish.compress
+        if size < compression.min_bytes and self.code == 200 and not self.no_body:
+            return asked is None  # most small ones
         lacks = left_uncoded(
-            self.compression, self._method, self.code, self.headers, size,
-            self._accept_encoding, self._wish.compress,
-        )  # fmt: skip
+            compression, self._method, self.code, self.headers, size, self._accept_encoding, asked
+        )
         if lacks:
             self.headers += lacks
         return lacks is not None

@@ -126,6 +126,7 @@ class Compression:
         self.event_streams = event_streams
         self.padding = padding
         self.dictionary = None if dictionary is None else PagesDictionary(dictionary)
+        self._is_of_a_type = lru_cache(256)(self._shrinks)
 
     def compressor(
         self, coding: str, content_type: str, size: int | None, *, is_behind: bool = False
@@ -150,12 +151,18 @@ class Compression:
 
         :param asked: by the app for this response; see :class:`Wish`.
         """
-        if asked is not None:
-            return asked
-        kind = _media_type(content_type)
+        return self._is_of_a_type(content_type) if asked is None else asked
+
+    def _shrinks(self, content_type: str) -> bool:
+        match = _MEDIA_TYPE.match(content_type)
+        kind = match[1].lower() if match else ""
         if kind == _EVENT_STREAM:
             return self.event_streams
-        return _shrinks(kind) or kind in self.content_types
+        if kind in self.content_types:
+            return True
+        if kind.startswith(_NEVER):
+            return False
+        return kind.startswith("text/") or kind in _TYPES or kind.endswith(_SUFFIXES)
 
 
 def compression_for(compress: object) -> Compression | None:
@@ -445,19 +452,6 @@ def _original(match: re.Match[str]) -> str:
 def _with_copy(match: re.Match[str]) -> str:
     """The original of a tag, and the tag itself if it is that of a copy."""
     return f"{_original(match)}, {match[0]}" if match["copy"] else _original(match)
-
-
-@lru_cache(256)
-def _media_type(content_type: str) -> str:
-    match = _MEDIA_TYPE.match(content_type)
-    return match[1].lower() if match else ""
-
-
-@lru_cache(256)
-def _shrinks(kind: str) -> bool:
-    if kind.startswith(_NEVER):
-        return False
-    return kind.startswith("text/") or kind in _TYPES or kind.endswith(_SUFFIXES)
 
 
 def _checked_levels(levels: Mapping[str, int] | None) -> dict[str, int]:
