@@ -33,18 +33,6 @@ async def plain(request: Request) -> Response:
     return Response(payload(1024))
 
 
-async def small(request: Request) -> Response:
-    return Response(payload(512))
-
-
-async def image(request: Request) -> Response:
-    return Response(payload(1024), media_type="image/png")
-
-
-async def text(request: Request) -> Response:
-    return PlainTextResponse(payload(1024))
-
-
 async def file(request: Request) -> Response:
     return FileResponse(PAYLOADS / request.path_params["name"])
 
@@ -105,9 +93,6 @@ PAYLOADS.mkdir(parents=True, exist_ok=True)
 app = Starlette(
     routes=[
         Route("/plain", plain),
-        Route("/small", small),
-        Route("/text", text),
-        Route("/image", image),
         Route("/file/{name}", file),
         Route("/our-file/{name}", our_file),
         Route("/stream/{size:int}", stream),
@@ -135,7 +120,6 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 fast = asgifast.ASGIFast(app)
-compressing = asgifast.ASGIFast(app, compress=True)
 buffered = asgifast.ASGIFast(app, buffer_bodies=True)
 
 

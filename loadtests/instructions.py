@@ -75,17 +75,17 @@ def _difference(less: int, more: int, size: int) -> Load:
     return Load(1, 0, 0, 1.0, facts={"instructions": (more - less) / size})
 
 
-def _served(server: Server, path: str, accepts: str | None = "identity") -> Client:
+def _served(server: Server, path: str) -> Client:
     def counted(count: int) -> int:
         port = free_port()
         (_, _, *module), _ = server.placed({"{host}": HOST, "{port}": str(port)})
-        (found,) = _counted(module, lambda process: _ask(port, path, accepts, count))
+        (found,) = _counted(module, lambda process: _ask(port, path, count))
         return found
 
     return lambda task: _difference(counted(REQUESTS), counted(2 * REQUESTS), REQUESTS)
 
 
-def _ask(port: int, path: str, accepts: str | None, count: int) -> None:
+def _ask(port: int, path: str, count: int) -> None:
     wait_until(lambda: is_listening((HOST, port)), _START_S)
     with contextlib.ExitStack() as stack:
         clients = [http.client.HTTPConnection(HOST, port, timeout=60) for _ in range(CONNECTIONS)]
@@ -93,10 +93,7 @@ def _ask(port: int, path: str, accepts: str | None, count: int) -> None:
             stack.callback(client.close)
         for _ in range(count // CONNECTIONS):
             for client in clients:
-                client.putrequest("GET", path, skip_accept_encoding=True)
-                if accepts is not None:
-                    client.putheader("Accept-Encoding", accepts)
-                client.endheaders()
+                client.request("GET", path)
             for client in clients:
                 client.getresponse().read()
 
@@ -114,12 +111,6 @@ _APPS = {
     "uvicorn": "app", "one that does nothing": "nothing", "a bare middleware": "limit",
     "ASGIFast": "fast", "ASGIFast with metrics": "metered",
 }  # fmt: skip
-# Responses that are not compressed: a key, what they are, the path, and Accept-Encoding.
-_UNCOMPRESSED = [
-    ("unasked", "text for a client that accepts no coding", "/text", None),
-    ("small", "a small text", "/small", "gzip, deflate"),
-    ("image", "an image", "/image", "gzip, deflate"),
-]
 
 
 def _row(key: str, title: str, sides: Mapping[str, Client]) -> Row:
@@ -129,11 +120,6 @@ def _row(key: str, title: str, sides: Mapping[str, Client]) -> Row:
 TABLE = table("instructions", "Instructions of a request", [
     *(_row(key, title, {side: _called(f"{key}:{side}") for side in sides})
       for key, (title, sides, _) in CALLS.items()),
-    *(_row(f"uncompressed.uvicorn.{key}", f"uvicorn: {title}",
-           {"ASGIFast": _served(uvicorn("loadtests.asgi_app:fast"), path, accepts),
-            "ASGIFast that compresses":
-                _served(uvicorn("loadtests.asgi_app:compressing"), path, accepts)})
-      for key, title, path, accepts in _UNCOMPRESSED),
     _row("uvicorn", "Starlette's Response of 1 KiB on uvicorn",
          {**{n: _served(uvicorn(f"loadtests.asgi_app:{a}"), "/plain") for n, a in _APPS.items()},
           "our protocol": _served(uvicorn("loadtests.asgi_app:app", ours=True), "/plain")}),
