@@ -199,11 +199,11 @@ if KERNEL_FILE.exists():
     _MADE["kernel-file"] = lambda: KERNEL_FILE.open("rb"), KERNEL_FILE.read_bytes(), False, _OCTETS
 
 
-def returning(make: Callable[[], Any], content_type: str) -> View:
+def returning(make: Callable[[], Any], content_type: str, *headers: tuple[str, str]) -> View:
     """A view that answers 200 with what is made for it."""
 
     def view(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [("Content-Type", content_type)])
+        start_response("200 OK", [("Content-Type", content_type), *headers])
         return make()
 
     return view
@@ -212,6 +212,19 @@ def returning(make: Callable[[], Any], content_type: str) -> View:
 SHAPES = {
     name: Shape(returning(make, kind), expected, kind, sized)
     for name, (make, expected, sized, kind) in _MADE.items()
+}
+# The same of what says how long it is, right or wrong.
+_DECLARED: dict[str, tuple[Callable[[], Any], bytes, tuple[str, str]]] = {
+    "run-of-a-file": (lambda: opened(100), FILE_BYTES[100:300], ("Content-Length", "200")),
+    "declared-length": (lambda: iter([b"decl", b"ared"]), b"declared", ("content-length", "8")),
+    "length-in-characters": (lambda: "Größe", "Größe".encode(), ("Content-Length", "5")),
+    "more-than-declared": (
+        lambda: iter([b"12345", b"67890", b"never sent"]), b"12345678", ("Content-Length", "8")
+    ),
+}  # fmt: skip
+SHAPES |= {
+    name: Shape(returning(make, "text/plain", length), expected)
+    for name, (make, expected, length) in _DECLARED.items()
 }
 
 
@@ -231,33 +244,6 @@ def servers_own_wrapper(environ: WSGIEnvironment, start_response: StartResponse)
     start_response("200 OK", [("Content-Type", "text/plain")])
     wrapper = environ.get("wsgi.file_wrapper", wsgiref.util.FileWrapper)
     return wrapper(open(file_path(), "rb"))
-
-
-@view(FILE_BYTES[100:300])
-def run_of_a_file(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "200")])
-    file = open(file_path(), "rb")
-    file.seek(100)
-    return file
-
-
-@view(b"declared", sized=True)
-def declared_length(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    start_response("200 OK", [("Content-Type", "text/plain"), ("content-length", "8")])
-    return iter([b"decl", b"ared"])
-
-
-@view("Größe".encode(), sized=True)
-def length_in_characters(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    body = "Größe"
-    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
-    return body
-
-
-@view(b"12345678", sized=True)
-def more_than_declared(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "8")])
-    return iter([b"12345", b"67890", b"never sent"])
 
 
 @view(b"lazy start", sized=False)
@@ -350,35 +336,23 @@ BROKEN_NAMES = [
 ]  # fmt: skip
 
 
+# Responses that break off: the connection has to be closed, and nothing may look whole.
+FAILING: dict[str, Callable[[], Any]] = {
+    "raises-midway": lambda: _raising(),
+    "raises-midway-unsized": lambda: _raising(),
+    "short-iterator": lambda: iter([b"x" * 500]),
+    "short-file": lambda: io.BytesIO(b"x" * 500),
+    "short-regular-file": lambda: opened(-500, os.SEEK_END),
+}
+FAILING_NAMES = [*FAILING]
+
+
 def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    """Responses that break off: the connection has to be closed, and nothing may look whole."""
     name = environ["PATH_INFO"].rpartition("/")[2]
-    headers = [("Content-Type", "text/plain"), ("Content-Length", "1000")]
-    if name == "raises-midway":
-        start_response("200 OK", headers)
-        return _raising()
-    if name == "raises-midway-unsized":
-        start_response("200 OK", headers[:1])
-        return _raising()
-    start_response("200 OK", headers)
-    if name == "short-iterator":
-        return iter([b"x" * 500])
-    if name == "short-file":
-        return io.BytesIO(b"x" * 500)
-    if name == "short-regular-file":
-        file = open(file_path(), "rb")
-        file.seek(-500, os.SEEK_END)
-        return file
-    raise LookupError(name)
-
-
-FAILING_NAMES = [
-    "raises-midway",
-    "raises-midway-unsized",
-    "short-iterator",
-    "short-file",
-    "short-regular-file",
-]
+    length = [] if name.endswith("-unsized") else [("Content-Length", "1000")]
+    start_response("200 OK", [("Content-Type", "text/plain"), *length])
+    body: Iterable[bytes] = FAILING[name]()
+    return body
 
 
 def _raising() -> Iterator[bytes]:
@@ -392,13 +366,8 @@ def status(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     body = b"a body that 204 and 304 must not have"
     headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
     start_response(f"{code} Status", headers)
-    if environ["QUERY_STRING"] == "file":
-        return io.BytesIO(body)
-    if environ["QUERY_STRING"] == "iterator":
-        return iter([body])
-    if environ["QUERY_STRING"] == "empty":
-        return iter([])
-    return [body]
+    bodies = {"file": io.BytesIO(body), "iterator": iter([body]), "empty": iter([])}
+    return bodies.get(environ["QUERY_STRING"], [body])
 
 
 def nodelay(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
