@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from asgifast import coalescing
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 
 from tests.support.process import open_descriptors
@@ -86,6 +87,12 @@ def blocking_calls() -> Iterator[list[str]]:
     with watch(found.append):
         yield found
     assert not found, "\n".join(found)
+
+
+@pytest.fixture
+def timeless_coalescing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small messages are held for some turns of the loop, however long these take."""
+    monkeypatch.setattr(coalescing, "monotonic", lambda: 0.0)
 
 
 @pytest.fixture

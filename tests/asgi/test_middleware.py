@@ -59,6 +59,7 @@ def test_messages_that_come_alone_are_passed_on_at_once_until_more_come() -> Non
     assert len(answer.messages) < singles + 20
 
 
+@pytest.mark.usefixtures("timeless_coalescing")
 def test_asgifast_coalesces_messages_some_turns_apart() -> None:
     """As behind a middleware that has each pass from one task to another."""
     sent = [b"<%d>" % number for number in range(1000)]

@@ -114,6 +114,7 @@ async def test_buffer_that_the_app_uses_again_is_sent_as_it_was(protocol: Any, s
         assert received == b"a" * size + b"b" * size + b"c" * size
 
 
+@pytest.mark.usefixtures("timeless_coalescing")
 async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> None:
     """As behind a middleware that has each pass from one task to another."""
     sent = [b"<%d>" % number for number in range(200)]

@@ -136,6 +136,7 @@ async def test_http2_app_that_ends_early_has_sent_its_messages(fails: bool) -> N
         assert (await wire.reset(client.ask())).body == b"".join(SMALL)
 
 
+@pytest.mark.usefixtures("timeless_coalescing")
 async def test_small_messages_of_each_stream_are_coalesced() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(head())
