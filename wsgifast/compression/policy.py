@@ -23,6 +23,7 @@ from ..http.head import TOKEN, header_value, parse_length
 from .codings import (
     DEFAULT_LEVELS,
     LEVELS,
+    SIBLING_SUFFIXES,
     Compressor,
     Counted,
     checked_codings,
@@ -77,8 +78,8 @@ _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 # The suffix of a coded tag: + behind a strong tag of the app's, ~ behind a weak one. The strong tag
 # of a file's coded copy has a checksum of that copy, too.
 _CODED_TAG = re.compile(
-    r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])(?P<coding>zstd|br|gzip|dcz)'
-    r'(?P<copy>-[0-9a-f]{8})?"'
+    r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])'
+    rf'(?P<coding>{"|".join([*SIBLING_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{8})?"'
 )
 _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
 

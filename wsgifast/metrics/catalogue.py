@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
+from ..compression.codings import SIBLING_SUFFIXES
+
 Kind = Literal["counter", "gauge", "histogram"]
 # How a gauge of several workers is shown: their sum, the greatest value, or one for each `pid`.
 Across = Literal["sum", "max", "each"]
@@ -85,7 +87,7 @@ CONNECTION_STATES: Final = (
 
 # What a connection was doing when its time was over.
 _TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
-_CODINGS = ("zstd", "br", "gzip")
+_CODINGS = tuple(SIBLING_SUFFIXES)
 _ENDS = ("max_requests", "max_rss_bytes", "max_lifetime_s", "stuck", "failed", "stopped")
 
 # The bounds that the conventions advise, and three smaller ones, for short responses.

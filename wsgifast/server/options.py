@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from ..sockets.client_limits import HEAD_TIMEOUT_S
+from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Options:
     send_timeout_s: float
     responses_on_disk_bytes: int
     kill_stuck_after_s: float
-    connections_per_address: float = math.inf
+    connections_per_address: float = CONNECTIONS_PER_ADDRESS
     head_timeout_s: float = HEAD_TIMEOUT_S
     # Larger bodies go to a temporary file: forms fit in memory, uploads do not.
     body_memory_bytes: int = 512 * 1024

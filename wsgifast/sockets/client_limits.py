@@ -22,6 +22,8 @@ from ..errors import ConfigurationError
 # For a request's head, from its first byte (or the connection's begin) on. It fits into a packet or
 # two, also of slow clients.
 HEAD_TIMEOUT_S = 20.0
+# A client behind another's proxy shares its address with many.
+CONNECTIONS_PER_ADDRESS = math.inf
 # The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
 BODY_BYTES_PER_S = 500.0
 

@@ -23,7 +23,7 @@ from ..compression.policy import IS_BEHIND
 from ..metrics.health import resident_bytes
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
-from ..sockets.client_limits import HEAD_TIMEOUT_S
+from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_TIMEOUT_S
 from .gunicorn_support import (
     Answering,
     ErrorPage,
@@ -116,7 +116,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     bodies_on_disk_bytes = 16 * 1024 * 1024 * 1024
     head_timeout_s = HEAD_TIMEOUT_S
     body_timeout_s = 30.0
-    connections_per_address = math.inf
+    connections_per_address = CONNECTIONS_PER_ADDRESS
     send_timeout_s = 60.0
     responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
     kill_stuck_after_s = math.inf

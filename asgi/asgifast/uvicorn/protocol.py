@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from wsgifast.checks import needs, shown
 from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGIFastError
-from wsgifast.sockets.client_limits import HEAD_TIMEOUT_S, LIMITS, limits_of_environment
+from wsgifast.sockets.client_limits import (
+    CONNECTIONS_PER_ADDRESS,
+    HEAD_TIMEOUT_S,
+    LIMITS,
+    limits_of_environment,
+)
 
 from ..exporting import figures, instrumented
 from ..messages import COALESCING, UNKNOWN_PATHSEND, ASGIApp, Receive, Scope, Send
@@ -156,7 +161,7 @@ class FileSending(_Base):
     body_limit_bytes: ClassVar[int | None] = None
     head_timeout_s: ClassVar[float] = HEAD_TIMEOUT_S
     body_timeout_s: ClassVar[float] = math.inf
-    connections_per_address: ClassVar[float] = math.inf
+    connections_per_address: ClassVar[float] = CONNECTIONS_PER_ADDRESS
 
     _response_class: Callable[[], Response]
     # One request at a time.
