@@ -43,7 +43,8 @@ from .messages import (
 if TYPE_CHECKING:
     from .content_coding import ContentCoding
 
-# Cannot be opened: a server that heeds the path alone would send the whole file for a part of it.
+# A path that cannot be opened. With the real one, a server that does not know PLANNED would send
+# the whole file in place of a part.
 _NO_PATH = "/dev/null/asgifast.planned"
 # From this size on the client's disconnect is listened for while a file is read and sent.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
@@ -108,7 +109,7 @@ class FileSender:
         ignore what is sent after it, and the rest would be read for nobody.
     :param coding: of the response, if it may be compressed.
     :param ranges: ASGIFast's option, as `conditional` is.
-    :ivar start: the head, while a message is sent and the head is not: that of a file may change.
+    :ivar start: the head, until it is sent: ranges, or a 304, may change that of a file.
     """
 
     __slots__ = ("_coding", "_headers", "_options", "_received", "_scope", "_send", "start")
@@ -251,7 +252,7 @@ class FileSender:
             os.close(fd)
 
     def _facts_to_plan(self, start: Message) -> RequestFacts | None:
-        """What the client asks, if that may change the answer of an app that sends a whole file."""
+        """The request's conditions and range; None if they cannot change this answer."""
         is_read = self._scope["method"] in ("GET", "HEAD") and start.get("status") == 200
         if not is_read or not any(self._options.values()):
             return None
@@ -319,7 +320,7 @@ class FileSender:
         is_head = self._scope["method"] == "HEAD"
         if self.offers(PATHSEND) if asked.is_whole else self.offers_ranges():
             if not self.offers(PLANNED) and not is_head:
-                # Other servers send the head before they look.
+                # Other servers send the head before they open the file.
                 os.close(open_for_pathsend(asked.path)[0])
             await self._forward_start()
             await self.send_path(asked.path, asked.offset, asked.count)

@@ -51,8 +51,8 @@ class ASGIFast:
     - A body of type str, bytearray or memoryview becomes bytes.
     - Small body messages that an app sends in one turn of the event loop become one, which is sent
       at the end of that turn; a message that comes alone may be held for up to a millisecond.
-    - An app that supports them is offered http.response.pathsend and http.response.zerocopysend,
-      which Starlette's FileResponse and others then use. A server with these extensions gets the
+    - http.response.pathsend and http.response.zerocopysend are offered to an app that supports
+      them, and used by Starlette's FileResponse and others. A server with these extensions gets the
       file; for any other it is read from the page cache, in a thread only if the disk must be read.
     - A 200 whose body is a file (pathsend) answers Range, If-Range and the preconditions of RFC
       9110, sections 13 and 14.
@@ -61,7 +61,7 @@ class ASGIFast:
 
     :param app: any ASGI 3 application.
     :param coalesce: coalesce small body messages, as above. On by default, unlike WSGIFast's, since
-        no message waits for a later one.
+        none waits for longer than some milliseconds.
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
         :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. An app
         that answers them itself is left alone: Starlette's FileResponse reads the range in Python,

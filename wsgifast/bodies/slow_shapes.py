@@ -1,6 +1,6 @@
 """Slow shapes of bodies: the rule, for the doctor and in production, and what is logged there.
 
-:func:`slow_shape` is a pure function of the sizes and times of a body's chunks. It returns ids of
+:func:`slow_shape` is a pure function of what was seen of a body. It returns ids of
 the doctor's findings; wsgifast.commands.doctor.findings describes them. With `report_slow_shapes`,
 :class:`Examined` measures a share of an app's responses, and :class:`Reports` logs the findings.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # An app that takes longer than this for its next chunk has paused: its stream is deliberate.
 PAUSE_S = 0.005
-# Fewer chunks, or larger ones, cost a server no more than the app that makes them.
+# Fewer chunks, or larger ones, cost the server less than making them costs the app.
 _MANY_CHUNKS = 16
 _SMALL_CHUNK_BYTES = 4096
 # A file in blocks of this size or less costs more per block than per byte.
@@ -96,7 +96,7 @@ class BodySeen(NamedTuple):
     :ivar kind: a list or tuple, an iterator, a file that the server reads, a file in a wrapper that
         no server recognises, or ASGI messages.
     :ivar is_events: whether its head says that it is an event stream.
-    :ivar file_bytes: the size of the file that the body comes from; None if it is not known to.
+    :ivar file_bytes: the size of the file that the body comes from; None if there is none.
     """
 
     chunks: Chunks
@@ -109,7 +109,7 @@ _OF_SMALL_CHUNKS = {"list": "WF001", "messages": "WF030"}
 
 
 def slow_shape(seen: BodySeen) -> str | None:
-    """Return the id of the finding about a body's shape; None if it is not slow."""
+    """Return the id of the finding about a body's shape; None if there is none."""
     chunks = seen.chunks
     # A file's pauses come from the disk, or a busy machine.
     has_pauses = chunks.pauses * 4 > chunks.count and seen.file_bytes is None
@@ -170,7 +170,7 @@ class Reports:
         :param pattern: the framework's URL pattern; None if there is none.
         :param path: as the client sent it.
         :param seen: the body's first chunks. Whether they come from a file is not known here:
-            blocks of one round size are taken for one.
+            a body of blocks of one round size counts as a file.
         :param count: the number of all its chunks.
         """
         if seen.kind != "list" and _looks_like_a_file(seen.chunks):

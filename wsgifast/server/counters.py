@@ -1,4 +1,4 @@
-"""What a server counts, and how it is at a moment: for metrics and `wsgifast top`; any thread.
+"""Counters and current state of a server, for metrics and `wsgifast top`. Any thread may call.
 
 Additions take no lock: CPython switches threads only at calls and at the end of loops, and an
 addition to an attribute contains neither.

@@ -21,7 +21,7 @@ from ..loading.servers import START
 from .processes import HOST, Address, free_port, started
 from .tables import Client, Load, Task
 
-# A request without a byte for so long has failed. Slow raw bodies take seconds.
+# A request without a byte for so long has failed. A body of many chunks takes seconds.
 GIVE_UP_S = 60.0
 # Locust's own default.
 MASTER_PORT = 5557

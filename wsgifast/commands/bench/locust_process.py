@@ -4,7 +4,7 @@
     python -m wsgifast.commands.bench.locust_process master HOST PORT WORKERS
     python -m wsgifast.commands.bench.locust_process worker HOST PORT
 
-Alone, or as the master, it takes an order a line, see `locust_client`. A master sends each run to
+Alone, or as the master, it reads one run per line, see `locust_client`. A master sends each run to
 its workers in a custom message. The figures are those of Locust's own statistics, which it merges.
 In addition each worker reports how long its users took, since clocks of machines differ, and the
 CPU time.
@@ -48,7 +48,7 @@ class DownloadUser(FastHttpUser):
     abstract = True
     clock = 1e3
     failed_name: str | None = None
-    # A server that is stuck for longer counts as failed. Slow raw bodies take seconds.
+    # A server that is stuck for longer counts as failed. A body may take seconds.
     network_timeout = 60.0
     connection_timeout = 10.0
 

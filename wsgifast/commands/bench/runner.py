@@ -223,9 +223,9 @@ def measure(
 
     :param host: where the servers listen.
     :param page_name: of the page; by default the first table's.
-    :param keep_rows: what is in FOLDER/NAME.json already stays there, but for the rows of this run.
-    :returns: the results, and an exit status: 3 if a server or a client of a table failed, so that
-        the results of that row are missing, or of all if it is the first; 130 if it was stopped.
+    :param keep_rows: keep the rows of an existing FOLDER/NAME.json that this run does not measure.
+    :returns: the results, and an exit status: 3 if a server or a client failed, so that its row has
+        no result, and its table has none if that was the first row; 130 if it was stopped.
     """
     parts: list[tuple[Table, list[Result]]] = []
     status = 0
