@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import hashlib
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import asgifast
 import pytest
@@ -23,6 +26,7 @@ from tests.support.coded import decoded, decoded_delta
 from wsgifast import Compression, ConfigurationError, StaticFiles, WSGIFast
 from wsgifast.compression.dictionaries import make_delta
 from wsgifast.files import deltas
+from wsgifast.files.directory import Directory, Opened
 
 LINES = [f"function f{number}() {{ return {number * 7919 % 1009}; }}\n" for number in range(4000)]
 OLD = "".join(LINES).encode()
@@ -256,6 +260,43 @@ def test_release_under_the_same_path_of_another_directory_is_a_dictionary(
     (tmp_path / "new/assets" / NEW_NAME).write_bytes(newer)
     settle(tmp_path / "new/assets" / NEW_NAME)
     assert call(app, f"/assets/{NEW_NAME}", **asked).body == newer
+
+
+@pytest.mark.parametrize("there", ["file", "link out", "unreadable"])
+def test_release_is_found_beside_a_directory_that_has_no_such_folder(
+    releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    assets, other = releases / "assets", tmp_path / "other"
+    assets.mkdir()
+    other.mkdir()
+    for name in (OLD_NAME, NEW_NAME):
+        (releases / name).rename(assets / name)
+    if there == "file":
+        (other / "assets").write_bytes(b"no folder")
+    elif there == "link out":
+        (other / "assets").symlink_to(tmp_path)
+    else:
+        (other / "assets").mkdir()
+        open_ = Directory.open
+
+        def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | None:
+            if directory.path == str(other) and names:
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return open_(directory, names)
+
+        monkeypatch.setattr(Directory, "open", open_if_readable)
+    settle(tmp_path, *assets.iterdir(), assets, *other.iterdir())
+    app = StaticFiles(directory=[releases, other], dictionaries=True)
+
+    def asked(content: bytes) -> Answered:
+        headers = {"Accept_Encoding": CHROMIUMS, "Available_Dictionary": digest(content)}
+        return call(app, f"/assets/{NEW_NAME}", **headers)
+
+    assert decoded_delta(asked(OLD).body, OLD) == NEW
+    looks = Mock(side_effect=os.listdir)
+    monkeypatch.setattr(os, "listdir", looks)
+    assert asked(b"unknown").body == NEW
+    looks.assert_not_called()
 
 
 def test_unknown_dictionary_reads_the_releases_once(

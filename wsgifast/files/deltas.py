@@ -199,16 +199,21 @@ class Deltas:
         found: list[tuple[int, _Release]] = []
         settled = True
         for root, names in wanted.folders:
-            opened = root.open(names)
+            path = root.full_path(names)
+            try:
+                opened = root.open(names)
+            except PermissionError:
+                opened = None
             if opened is None:
-                folders.append((root.full_path(names), None))
+                folders.append((path, identity_at(path)))
                 continue
             try:
-                folders.append((root.full_path(names), identity_of(opened.facts)))
+                folders.append((path, identity_of(opened.facts)))
                 settled = settled and is_settled(opened.facts)
-                there = filter(wanted.hashed.is_of, os.listdir(opened.fd))
+                listed = os.listdir(opened.fd) if opened.is_directory else []
             finally:
                 os.close(opened.fd)
+            there = filter(wanted.hashed.is_of, listed)
             found += _dictionaries(root, names, there)
         found.sort(key=lambda item: item[0], reverse=True)
         by_digest: dict[bytes, _Release] = {}
