@@ -79,7 +79,7 @@ _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 # of a file's coded copy has a checksum of that copy, too.
 _CODED_TAG = re.compile(
     r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])'
-    rf'(?P<coding>{"|".join([*SIBLING_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{8})?"'
+    rf'(?P<coding>{"|".join([*SIBLING_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{{8}})?"'
 )
 _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
 
