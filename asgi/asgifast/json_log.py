@@ -18,7 +18,8 @@ class JSONFormatter(ErrorLogFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         args = record.args
-        if not isinstance(args, tuple) or len(args) != 5:  # not uvicorn's own line
+        is_access = record.name == "uvicorn.access"
+        if not is_access or not isinstance(args, tuple) or len(args) != 5:  # not uvicorn's own line
             return super().format(record)
         client, method, target, version, status = args
         path, _, query = str(target).partition("?")

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asgifast.json_log import JSONFormatter
 from gunicorn.config import Config
 from gunicorn.instrument.statsd import Statsd
 
@@ -24,6 +25,7 @@ from tests.support.shapes import STREAMED_CRUMBS
 from tests.workers.app import FILE_BYTES
 from tests.workers.bench import LARGE, MakeBench, large
 from tests.workers.serving import fast_worker, gunicorn_command
+from wsgifast.bodies.access_log import ErrorLogFormatter
 from wsgifast.workers import JSONLogger
 
 ENVIRON = {
@@ -188,6 +190,17 @@ def test_error_log_is_json_with_a_traceback_in_one_field(settings: Config, tmp_p
     assert started == {"level": "INFO", "process.pid": os.getpid(), "message": "started 1"}
     assert (failed["level"], failed["message"]) == ("ERROR", "failed")
     assert failed["exception.stacktrace"].endswith("ValueError: the\nreason")
+
+
+def test_error_log_record_without_a_traceback_has_no_field_for_it() -> None:
+    record = logging.makeLogRecord({"msg": "failed", "exc_info": False})
+    assert "exception.stacktrace" not in json.loads(ErrorLogFormatter().format(record))
+
+
+def test_error_log_record_with_arguments_of_an_access_log_is_a_message() -> None:
+    said = {"name": "uvicorn.error", "msg": "%s %s %s %s %s", "args": (1, "GET", "/", "1.1", 200)}
+    line = json.loads(JSONFormatter().format(logging.makeLogRecord(said)))
+    assert line["message"] == "1 GET / 1.1 200"
 
 
 def test_json_log_keeps_statsd_counters(settings: Config, monkeypatch: pytest.MonkeyPatch) -> None:

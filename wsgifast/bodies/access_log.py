@@ -103,12 +103,13 @@ class ErrorLogFormatter(logging.Formatter):
     """A line of an error log as :func:`json_line`: level, process, message, and a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info or None  # False: the caller had none
         return json_line(
             {
                 "level": record.levelname,
                 "process.pid": record.process,
                 "message": record.getMessage(),
-                "exception.stacktrace": record.exc_info and self.formatException(record.exc_info),
+                "exception.stacktrace": error and self.formatException(error),
             }
         )
 
