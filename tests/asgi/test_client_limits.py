@@ -391,11 +391,20 @@ def test_limits_hold_over_tls(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("body_limit_bytes", -1), ("head_timeout_s", 0), ("body_timeout_s", "30")]
+    ("option", "value"),
+    [
+        ("body_limit_bytes", -1),
+        ("head_timeout_s", 0),
+        ("head_timeout_s", None),
+        ("body_timeout_s", "30"),
+        ("body_timeout_s", None),
+        ("connections_per_address", 0),
+        ("connections_per_address", None),
+    ],
 )
 def test_protocol_with_an_impossible_option_is_refused(option: str, value: object) -> None:
     with pytest.raises(
-        ConfigurationError, match=rf"Mine\.{option}={value!r}: expected (bytes|sec)"
+        ConfigurationError, match=rf"Mine\.{option}={value!r}: expected (bytes|sec|a number)"
     ):
         type("Mine", (HttpToolsProtocol,), {option: value})
 

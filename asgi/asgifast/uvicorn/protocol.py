@@ -184,8 +184,9 @@ class FileSending(_Base):
         super().__init_subclass__(**options)
         for name, limit in LIMITS.items():
             expected, is_allowed = limit.rule
-            value = vars(cls).get(name)
-            if value is not None and not is_allowed(value):
+            default = getattr(FileSending, name)
+            value = vars(cls).get(name, default)
+            if value != default and not is_allowed(value):
                 raise ConfigurationError(
                     f"{cls.__name__}.{name}={shown(value)}: expected {expected}"
                 )
