@@ -87,6 +87,15 @@ def test_connections_beyond_the_limit_are_closed_until_others_end(server: LiveSe
     wait_for(admits_again, "a connection took the place of those that have ended")
 
 
+def test_connections_that_send_nothing_count(server: LiveServer) -> None:
+    with ExitStack() as stack:
+        idle = [stack.enter_context(closing(connect(server, OTHER))) for _ in range(LIMIT + 1)]
+        assert idle[-1].recv(1) == b""
+        idle[0].setblocking(False)
+        with pytest.raises(BlockingIOError):  # and that was no timeout
+            idle[0].recv(1)
+
+
 def test_trusted_proxy_has_any_number_of_connections(server: LiveServer) -> None:
     with ExitStack() as stack:
         for _ in range(2 * LIMIT):

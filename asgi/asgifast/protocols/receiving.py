@@ -234,7 +234,22 @@ class ConnectionLoop:
         return left_s
 
 
-def connections_by_address(protocol: Any) -> ConnectionsByAddress | None:
+def admit(protocol: Any) -> None:
+    """Count a connection by its client's address; one beyond the limit is aborted."""
+    by_address = _by_address(protocol)
+    if by_address is not None and not by_address.open(protocol.client):
+        figures.connections_refused += 1
+        protocol.transport.abort()
+
+
+def release(protocol: Any) -> None:
+    """A connection that was counted is lost, or another protocol's."""
+    by_address = _by_address(protocol)
+    if by_address is not None:
+        by_address.close(protocol.client)
+
+
+def _by_address(protocol: Any) -> ConnectionsByAddress | None:
     """Return the counter for a protocol's connection; None without a limit."""
     most = protocol.connections_per_address
     if most == math.inf:

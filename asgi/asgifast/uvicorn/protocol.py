@@ -22,12 +22,7 @@ from wsgifast.sockets.client_limits import (
 from ..exporting import figures, instrumented
 from ..messages import COALESCING, UNKNOWN_PATHSEND, ASGIApp, Receive, Scope, Send
 from ..pathsend import Offer
-from ..protocols.receiving import (
-    ConnectionLoop,
-    Upload,
-    connections_by_address,
-    read_plainly,
-)
+from ..protocols.receiving import ConnectionLoop, Upload, admit, read_plainly, release
 from ..protocols.response import Response, logger
 from ..protocols.transport import CoalescingTransport
 from ..request_bodies import declared, send_refusal
@@ -216,10 +211,7 @@ class FileSending(_Base):
         self.loop.check_in(min(self.head_timeout_s, self.timeout_keep_alive))
         _make_small(self.flow._is_writable_event)
         self.server = _shared(self.server)
-        by_address = connections_by_address(self)
-        if by_address is not None and not by_address.open(self.client):
-            figures.connections_refused += 1
-            self.transport.abort()
+        admit(self)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
@@ -357,10 +349,8 @@ class FileSending(_Base):
 
     def _detach(self) -> None:
         """The connection is lost, or another protocol's: drop what refers to this one."""
-        by_address = connections_by_address(self)
-        if by_address is not None and self in figures.open:
-            by_address.close(self.client)
-        figures.open.pop(self, None)
+        if figures.open.pop(self, None) is not None:
+            release(self)
         self.transport.lost()
         self.loop.stop()
         self.app = None

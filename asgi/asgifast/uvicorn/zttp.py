@@ -22,13 +22,15 @@ from ..files import read_block
 from ..loops import next_turn
 from ..messages import Message, copied_head, declared_length, response_body
 from ..protocols.file_body import SMALL_FILE_BYTES, FileBody
-from ..protocols.receiving import Upload
+from ..protocols.receiving import Upload, admit, release
 from ..protocols.response import Response, count
 from ..protocols.transport import Rest
 from .protocol import OPTIONS, FileSending, UnsupportedUvicorn, check
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp
+from uvicorn.protocols.utils import get_remote_addr
+
 try:
     from uvicorn.protocols.http import auto_zttp_impl, zttp_h2_impl, zttp_impl
 except ImportError as error:
@@ -295,14 +297,30 @@ class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
 
     http1: ClassVar[type[ZttpProtocol]] = ZttpProtocol
     http2: ClassVar[type[ZttpH2Protocol]] = ZttpH2Protocol
+    connections_per_address: ClassVar[float] = ZttpProtocol.connections_per_address
+
+    # The address by which the connection is counted while it waits for its first bytes.
+    client: tuple[str, int] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = {name: value for name, value in vars(cls).items() if name in OPTIONS}
         cls.http1 = type(cls.__name__, (cls.http1,), own)
         cls.http2 = type(cls.__name__, (cls.http2,), own)
+        cls.connections_per_address = cls.http1.connections_per_address
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.timeout_task is not None:
+            self.client = get_remote_addr(transport)
+            admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        release(self)
+        super().connection_lost(exc)
 
     def _switch(self, http2: bool, initial_data: bytes = b"") -> None:
+        release(self)
         protocol = (self.http2 if http2 else self.http1)(
             config=self.config,
             server_state=self.server_state,
