@@ -222,6 +222,36 @@ async def test_message_behind_the_file_is_refused(
         assert "Unexpected ASGI message" in seen[0]
 
 
+async def test_task_with_a_message_behind_the_file_may_outlive_the_request(
+    protocol: Any, large: Path
+) -> None:
+    is_sent = asyncio.Event()
+    go_on = asyncio.Event()
+    beside: list[asyncio.Task[None]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def task() -> None:
+            await send({"type": PATHSEND, "path": str(large)})
+            is_sent.set()
+            await refusal_of(send({"type": "http.response.body"}))  # in the same turn of the loop
+            await go_on.wait()
+            raise ValueError("of the task alone")
+
+        await start(send, length=LARGE_BYTES)
+        beside.append(asyncio.create_task(task()))
+        await is_sent.wait()
+
+    async with serving(protocol, app) as client:
+        await client.send(GET)
+        assert await client.body(LARGE_BYTES) == large.read_bytes()
+        await turns()
+        await asyncio.wait_for(until(lambda: not client.state.tasks), 20)
+        go_on.set()
+        with pytest.raises(ValueError, match="of the task alone"):
+            await beside[0]
+        await client.hello()
+
+
 async def test_requests_behind_a_file_wait_for_it(protocol: Any, large: Path) -> None:
     app = sending(head(length(LARGE_BYTES)), pathsend(str(large)))
     async with serving(protocol, app) as client:

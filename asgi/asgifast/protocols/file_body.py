@@ -78,7 +78,7 @@ class FileBody:
             return False
         if self._recording is not None:
             self._recording.handed_over()
-        asyncio.get_running_loop().call_soon(self._start_task)
+        asyncio.get_running_loop().call_soon(self.start_task)
         return True
 
     def sent(self) -> Awaitable[Any]:
@@ -112,7 +112,7 @@ class FileBody:
                     return
         await self._response.finish()
 
-    def _start_task(self) -> None:
+    def start_task(self) -> None:
         """Have a task send the rest, if the app's caller does not."""
         if self._sent_by is None:
             task = self._sent_by = asyncio.get_running_loop().create_task(self._send_rest())

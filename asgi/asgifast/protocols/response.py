@@ -357,6 +357,7 @@ class Response:
 
     async def _body_sent(self) -> None:
         assert self.body is not None
+        self.body.start_task()  # the sender of the message behind it may be any task of the app
         try:
             await self.body.sent()
         finally:
