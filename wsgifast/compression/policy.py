@@ -338,7 +338,9 @@ def left_uncoded(
     """
     if asked is not None or method == "HEAD" or code == 206 or code == 304:
         return None
-    if size < compression.min_bytes or (code != 200 and not has_body(method, code)):
+    if size < compression.min_bytes:
+        return ()
+    if (code != 200 or method != "GET") and not has_body(method, code):
         return ()
     if _coded_type(compression, headers, None) is None:
         return ()
