@@ -141,8 +141,9 @@ class FileSending(_Base):
     :cvar head_timeout_s: as FastWorker's; math.inf for any time.
     :cvar body_timeout_s: as FastWorker's, while the app waits for the body and has not begun its
         response; math.inf for any time.
-    :cvar connections_per_address: as FastWorker's, until a connection is a WebSocket's; math.inf
-        for any number. uvicorn's forwarded_allow_ips are proxies.
+    :cvar connections_per_address: as FastWorker's, from the end of the TLS handshake on and until
+        a connection is a WebSocket's; math.inf for any number. uvicorn's forwarded_allow_ips are
+        proxies.
     :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
         receive().
     :ivar transport: a CoalescingTransport; the real one once the connection is a WebSocket's.
