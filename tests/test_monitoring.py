@@ -71,7 +71,7 @@ def test_every_query_asks_for_metrics_and_labels_that_there_are() -> None:
         assert labels <= known | _ADDED, query
 
 
-def test_the_dashboard_tells_every_group_of_metrics() -> None:
+def test_dashboard_shows_every_group_of_metrics() -> None:
     asked = {metric_of(name) for query in queries() for name in _NAME.findall(query)}
     # What is left out has a panel that says the same.
     assert CATALOGUE.keys() - asked == set()
@@ -100,7 +100,7 @@ def test_every_alert_is_tested_and_says_what_to_do() -> None:
         assert ALERTS.count(part) == len(names)
 
 
-def test_grafanas_own_types_know_all_of_the_dashboard() -> None:
+def test_dashboard_is_of_grafanas_own_types() -> None:
     """They are made of the schema that Grafana publishes; what they do not know, they drop."""
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
