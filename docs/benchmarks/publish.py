@@ -42,7 +42,7 @@ PAGES = {
     "bodies": ("What an app returns", ("demo", "frameworks")),
     "fastworker": ("FastWorker", ("worker", "metrics", "jit")),
     "peers": ("Beside other servers", ("peers", "released")),
-    "slow-clients": ("Slow clients", ("slow", "slow-attack", "upload-link")),
+    "slow-clients": ("Slow clients", ("slow", "slow-attack", "asgi-attack", "upload-link")),
     "files": ("Static files and Django", ("static-files", "django-files", "django-start")),
     "asgi": ("ASGI", ("asgi", "asgi-others", "asgi-middleware")),
     "compression": ("Compression", ("compress", "compress-link")),

@@ -43,6 +43,7 @@ def names(decision: Decision | None) -> dict[str, str]:
         "application/problem+json", "application/graphql-response+json;charset=utf-8",
         "application/x-ndjson", "image/svg+xml", "application/wasm", "font/ttf",
         "application/javascript", "application/geo+json", " application/json",
+        "application/ecmascript", "application/x-font-ttf", "application/vnd.ms-fontobject",
     ],
 )  # fmt: skip
 def test_type_that_shrinks_is_compressed(kind: str) -> None:

@@ -46,15 +46,17 @@ _EVENT_STREAM = "text/event-stream"
 # Types that shrink, beside text/* and what ends in a suffix below (RFC 6839).
 _TYPES = frozenset(
     {
-        "application/csv", "application/graphql", "application/javascript", "application/json",
-        "application/json-seq", "application/jsonl", "application/ndjson",
+        "application/csv", "application/ecmascript", "application/graphql",
+        "application/javascript", "application/json", "application/json-seq", "application/json5",
+        "application/jsonl", "application/n-triples", "application/ndjson",
         "application/openmetrics-text", "application/postscript", "application/rtf",
-        "application/sql", "application/toml", "application/vnd.ms-fontobject",
-        "application/wasm", "application/x-javascript", "application/x-json",
-        "application/x-jsonlines", "application/x-ndjson", "application/x-sh",
+        "application/sql", "application/toml", "application/trig", "application/vnd.ms-fontobject",
+        "application/wasm", "application/x-font-opentype", "application/x-font-otf",
+        "application/x-font-truetype", "application/x-font-ttf", "application/x-javascript",
+        "application/x-json", "application/x-jsonlines", "application/x-ndjson", "application/x-sh",
         "application/x-yaml", "application/xml", "application/xml-dtd", "application/yaml",
-        "font/collection", "font/otf", "font/ttf", "image/bmp", "image/vnd.microsoft.icon",
-        "image/x-icon", "model/obj",
+        "font/collection", "font/opentype", "font/otf", "font/ttf", "image/bmp",
+        "image/vnd.microsoft.icon", "image/x-icon", "model/obj",
     }
 )  # fmt: skip
 _SUFFIXES = ("+json", "+xml", "+text", "+yaml")
