@@ -22,9 +22,9 @@ from rich.text import Text
 
 from .pages import DOCS
 
-COLUMNS = 132
+COLUMNS = 100
 COMMANDS = (
-    "wsgifast doctor shop:app --all",
+    "wsgifast doctor shop:app /orders /manual.pdf",
     "wsgifast bench shop:app /orders --coalesce",
 )
 SESSION = DOCS / "assets" / "terminal.txt"
