@@ -52,7 +52,7 @@ def compress_table(locust: Locust, name: str = "compress") -> Table:
 
 def _row(begin: str, kind: str, body: str, coding: str, locust: Locust) -> Row:
     key = f"{begin}.{body.partition('.')[0]}.{coding}"
-    title = f"{_BODIES[body]}, {coding}"
+    title = f"{kind.upper()}: {_BODIES[body]}, {coding}"
     return row(
         key, title, _sides(kind), f"/{body}", RESPONSES, _with_its_bytes(locust),
         headers=(f"Accept-Encoding: {coding}",), ours="wsgifast",
