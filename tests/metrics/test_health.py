@@ -162,6 +162,11 @@ def test_probes_are_answered_by_states(tmp_path: Path) -> None:
     assert health.answer("/metrics", str(tmp_path)) is None
 
 
+@pytest.mark.parametrize("path", health.PATHS)
+def test_probe_after_the_end_of_the_server_is_503(path: str, tmp_path: Path) -> None:
+    assert answered(path, tmp_path / "removed") == (503, "the server has ended\n")
+
+
 def test_slowest_clients_come_first(tmp_path: Path) -> None:
     slower = SLOW._replace(client="192.0.2.2:1", bytes_per_s=10.0)
     StateFile(str(tmp_path)).write(state(slow_clients=[SLOW, slower]))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gunicorn.workers.base import Worker
 
 from tests.support.http import Connection, Response, get
 from tests.support.servers import free_port, wait_for
@@ -19,6 +20,7 @@ from tests.workers.bench import LARGE, PEER, MakeBench, echo, large, request_for
 from tests.workers.serving import fast_worker, reset
 from wsgifast.commands import cli
 from wsgifast.server.counters import slowest_clients
+from wsgifast.workers import FastWorker
 from wsgifast.workers.metrics import UNREADY_AFTER_S, state_of
 
 pytestmark = pytest.mark.long
@@ -163,3 +165,12 @@ def test_client_that_took_all_is_not_slow(make_bench: MakeBench) -> None:
     bench.begin(request_for("/"), peer="")
     (other,) = slowest_clients(bench.server.connections, bench.clock.now, most=10)
     assert other.client == "unix"
+
+
+def test_worker_gives_a_sign_of_life_before_its_app_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(Worker, "init_process", lambda worker: seen.append(worker.beaten_at))
+    FastWorker.__new__(FastWorker).init_process()
+    assert seen[0] > 0

@@ -235,6 +235,8 @@ def answer(path: str, directory: str) -> Answer | None:
     :param directory: where their files are.
     """
     probe = {"/livez": liveness, "/readyz": readiness}.get(path)
+    if path in PATHS and not os.path.isdir(directory):  # the exporter ends after its server
+        return Answer("503 Service Unavailable", PLAIN, b"the server has ended\n")
     if probe is not None:
         ok, text = probe([*states(directory)], time.monotonic())
         status = "200 OK" if ok else "503 Service Unavailable"

@@ -188,6 +188,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     # The worker's life.
 
     def init_process(self) -> None:
+        self.beaten_at = time.monotonic()  # a probe may ask before the first heartbeat
         self.tpool = None  # ours are in the server's pool
         # Not gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
