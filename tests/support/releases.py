@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ _KEPT = Path(sys.prefix, "releases")
 _PLOTLY = "plotly/package_data/plotly.min.js"
 _BOOTSTRAP = "flask_bootstrap/static/bootstrap5/{}/bootstrap.min.{}"
 _ADMIN = "django/contrib/admin/static/admin/css/base.css"
+_LAB = "jupyterlab/static/jlab_core.{}.js"
 # What a page loads at each of its releases: wheels, and files in them.
 RELEASES = [
     [
@@ -24,8 +26,12 @@ RELEASES = [
         (f"bootstrap-flask=={bootstrap}", _BOOTSTRAP.format("css", "css")),
         (f"bootstrap-flask=={bootstrap}", _BOOTSTRAP.format("js", "js")),
         (f"django=={django}", _ADMIN),
+        (f"jupyterlab=={lab}", _LAB.format(lab_hash)),
     ]
-    for plotly, bootstrap, django in [("6.0.0", "2.3.0", "5.1"), ("6.0.1", "2.3.3", "5.2")]
+    for plotly, bootstrap, django, lab, lab_hash in [
+        ("6.0.0", "2.3.0", "5.1", "4.4.4", "7930f75c363206fef83d"),
+        ("6.0.1", "2.3.3", "5.2", "4.4.5", "39ffbf5b9a750816e020"),
+    ]
 ]
 
 
@@ -49,8 +55,11 @@ def publish(folder: Path, files: Sequence[tuple[str, str]], url: str) -> str:
 
 
 def hashed_name(package: str, path: str) -> str:
-    """Return the name of a file with a hash of its content."""
-    stem, _, extension = path.rpartition("/")[2].rpartition(".")
+    """Return the name of a file with a hash of its content; its own name if that has one."""
+    name = path.rpartition("/")[2]
+    if re.search(r"\.[0-9a-f]{20}\.", name):
+        return name
+    stem, _, extension = name.rpartition(".")
     return f"{stem}.{hashlib.md5(packed_file(package, path)).hexdigest()[:12]}.{extension}"
 
 
