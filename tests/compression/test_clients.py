@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.devservers.serving import serve
+from tests.support.programs import program
 from wsgifast import Compression, WSGIFast
 
 if TYPE_CHECKING:
@@ -35,15 +35,13 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def curl(url: str, headers: dict[str, str]) -> bytes:
-    program = shutil.which("curl")
-    if program is None:
-        pytest.skip("curl is not installed")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    path = program("curl")
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
     library = {"br": "brotli", "gzip": "zlib"}.get(headers["Accept-Encoding"], "zstd")
     if library not in version.stdout:
         pytest.skip(f"curl is built without {library}")
     asked = "Accept-Encoding: " + headers["Accept-Encoding"]
-    command = [program, "--silent", "--compressed", "--header", asked, url]
+    command = [path, "--silent", "--compressed", "--header", asked, url]
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 

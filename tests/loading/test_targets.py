@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -177,8 +176,11 @@ open({str(Path("pid").absolute())!r}, "w").write(str(subprocess.Popen(["sleep", 
     child = Path("pid").read_text()
 
     def has_ended() -> bool:
-        state = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
-        return state.stdout.strip()[:1] in ("", "Z")
+        try:
+            state = Path(f"/proc/{child}/stat").read_text()
+        except FileNotFoundError:
+            return True
+        return state.rpartition(") ")[2].startswith("Z")
 
     wait_for(has_ended, "what the app has started ends with it")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -119,6 +118,7 @@ def test_row_measures_each_contender(key: str) -> None:
 
 
 def test_link_reaches_a_server_and_is_removed() -> None:
+    ip = program("ip")
     with contextlib.ExitStack() as stack:
         try:
             within = stack.enter_context(link(20))
@@ -130,7 +130,7 @@ def test_link_reaches_a_server_and_is_removed() -> None:
         sock, _ = server.accept()
         with sock:
             assert sock.recv(10) == b"x"
-    listed = subprocess.run(["ip", "addr"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run([ip, "addr"], capture_output=True, text=True, check=True).stdout
     assert ADDRESS not in listed
 
 
@@ -142,8 +142,8 @@ def test_missing_link_is_printed(
     assert capsys.readouterr().out.startswith("no link of 20 Mbit/s can be made here: ")
 
 
-@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_instruction_row_counts() -> None:
+    program("valgrind")
     result = _measured("instructions.wsgi.declared", -1)
     counted = result.median("WSGIFast", result.row.unit.rate)
     assert 1000 < (counted or 0) < 1_000_000, problems([result])

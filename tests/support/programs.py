@@ -39,6 +39,8 @@ PACKAGES = {
     "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python; it brings uwsgi-core
     "wrk": "wrk",  # the load tests' client
     "openssl": "openssl",
+    "ip": "iproute2",  # makes links between network namespaces
+    "valgrind": "valgrind",  # counts instructions
     "gcc": "gcc",  # builds gunicorn's C parser, with Python's headers
 }
 # Programs that do as well. Ubuntu has no package of Chromium; GitHub's machines have Chrome.
