@@ -5,14 +5,12 @@ from __future__ import annotations
 import smtplib
 from typing import Any
 
-import pytest
-
 from tests.support.smtp import ScriptedSMTP
 from wsgifast.mail import SMTP
 
 __all__ = [
     "FEATURES", "LARGE", "PLAIN", "RECIPIENTS", "SENDER", "TEXT", "ScriptedSMTP", "connect",
-    "delivered", "features",
+    "delivered",
 ]  # fmt: skip
 
 FEATURES = {
@@ -38,8 +36,3 @@ def delivered(message: bytes, *, chunked: bool) -> bytes:
         return whole
     quoted = whole.replace(b"\n.", b"\n..")
     return b"." + quoted if quoted.startswith(b".") else quoted
-
-
-@pytest.fixture(params=FEATURES)
-def features(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    return FEATURES[request.param]

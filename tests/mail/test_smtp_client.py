@@ -23,12 +23,9 @@ from tests.mail.scripted import (
     ScriptedSMTP,
     connect,
     delivered,
-    features,
 )
 from wsgifast.mail import SMTP
 from wsgifast.mail import smtp as smtp_module
-
-__all__ = ["features"]
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,9 @@ from tests.mail.scripted import (
     ScriptedSMTP,
     connect,
     delivered,
-    features,
 )
 from tests.support.effort import effort
 from wsgifast.mail import SMTP
-
-__all__ = ["features"]
 
 # What the server answers. Each is run with smtplib's client, which sets the outcome, and ours.
 REFUSALS: dict[str, dict[str, Sequence[str | None]]] = {

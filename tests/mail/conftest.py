@@ -1,0 +1,12 @@
+"""What the tests of the SMTP client share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mail.scripted import FEATURES
+
+
+@pytest.fixture(params=FEATURES)
+def features(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return FEATURES[request.param]
