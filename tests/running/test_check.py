@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.tls import write_certificate
 from wsgifast.commands.cli import main
 from wsgifast.commands.doctor.findings import CATALOGUE
 from wsgifast.commands.loading import ServerName
@@ -41,9 +42,9 @@ def ids(
     changed: Mapping[str, Any],
     machine: Mapping[str, Any] | None = None,
     server: ServerName = "gunicorn",
-    debug: str = "",
+    **of_app: Any,
 ) -> list[str]:
-    loaded = Loaded(configured={**GOOD, **changed}, debug=debug)
+    loaded = Loaded(configured={**GOOD, **changed}, **of_app)
     container = Container(2.0, "quota", 2**30, "limit")
     found = findings(server, loaded, container, **{**MACHINE, **(machine or {})})
     return [id for id, _ in found]
@@ -77,6 +78,7 @@ def test_deployment_as_it_should_be_has_no_finding() -> None:
         ({"forwarded": ["*"]}, {}, ["WF112"]),
         ({"forwarded": ["*"], "addresses": ["unix:/run/shop.sock"]}, {}, ["WF113"]),
         ({"addresses": ["127.0.0.1:8000"]}, {}, ["WF113"]),
+        ({"addresses": ["127.0.0.1:8000"], "certificate": "cert.pem"}, {}, []),
     ],
 )
 def test_findings_of_a_deployment(
@@ -88,6 +90,15 @@ def test_findings_of_a_deployment(
 
 def test_debugging_is_found() -> None:
     assert ids({}, debug="Django's DEBUG is True") == ["WF103"]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"), [("0.0.0.0:8000", ["WF114"]), ("unix:/run/shop.sock", ["WF113"])]
+)
+def test_header_that_stands_for_tls_is_found_where_clients_connect(
+    address: str, expected: list[str]
+) -> None:
+    assert ids({"addresses": [address]}, tls_header="HTTP_X_FORWARDED_PROTO") == expected
 
 
 def test_existing_command_lines_are_read_with_configuration_and_app(tmp_path: Path) -> None:
@@ -105,6 +116,32 @@ def test_existing_command_lines_are_read_with_configuration_and_app(tmp_path: Pa
     found = {finding.id: finding.what for finding in check_deployment(command, {}).findings}
     assert {"WF102", "WF108", "WF111", "WF113"} <= found.keys()
     assert "WF101" not in found
+
+
+@pytest.mark.parametrize("server", ["gunicorn", "uvicorn"])
+def test_djangos_tls_header_and_the_servers_certificate_are_read(
+    server: str, tmp_path: Path
+) -> None:
+    certificate = write_certificate(tmp_path / "both.pem")
+    (tmp_path / "tlsshop.py").write_text(
+        "from django.conf import settings\n"
+        "from django.core.wsgi import get_wsgi_application\n"
+        "settings.configure(SECURE_PROXY_SSL_HEADER=('HTTP_X_FORWARDED_PROTO', 'https'))\n"
+        "app = get_wsgi_application()\n"
+    )
+    place = f"--{'chdir' if server == 'gunicorn' else 'app-dir'}={tmp_path}"
+    option, local, everywhere = {
+        "gunicorn": ("--certfile", "--bind=127.0.0.1:8443", "--bind=0.0.0.0:443"),
+        "uvicorn": ("--ssl-certfile", "--host=127.0.0.1", "--host=0.0.0.0"),
+    }[server]
+    tls = f"{option}={certificate}"
+    found = {}
+    for name, words in {"plain": [local], "tls": [local, tls], "public": [everywhere]}.items():
+        report = check_deployment([server, place, *words, "tlsshop:app"], {})
+        found[name] = {f.id: f.what for f in report.findings if f.id in ("WF113", "WF114")}
+    assert set(found["plain"]) == {"WF113"}
+    assert found["tls"] == {}
+    assert found["public"] == {"WF114": "SECURE_PROXY_SSL_HEADER is HTTP_X_FORWARDED_PROTO"}
 
 
 def test_command_of_another_server_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -164,6 +165,50 @@ def test_file_of_flasks_static_folder_is_served(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import flask\napp = flask.Flask(__name__)\n")
     with running(str(tmp_path / "plain.py"), "--workers=1") as server:
         assert server.get("/static/a.txt").body == b"a file", server.log()
+
+
+DJANGO = """\
+SECRET_KEY = "a"
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = __name__
+urlpatterns = []
+INSTALLED_APPS = ["django.contrib.staticfiles"]
+STATICFILES_DIRS = ["HERE/sources"]
+STATIC_URL = "static/"
+STATIC_ROOT = "HERE/collected"
+STORAGES = {
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"}
+}
+"""
+DJANGO_ASGI = """\
+import os
+from django.core.asgi import get_asgi_application
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "shopsettings"
+app = get_asgi_application()
+"""
+
+
+@pytest.mark.parametrize("target", ["shopsettings.py", "shopasgi.py"])
+def test_names_that_djangos_storage_has_hashed_are_immutable(target: str, tmp_path: Path) -> None:
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "shop.css").write_text("body {}\n")
+    (tmp_path / "sources" / "shop.3f2a1b9c8d7e.css").write_text("named so by hand\n")
+    (tmp_path / "shopsettings.py").write_text(DJANGO.replace("HERE", str(tmp_path)))
+    (tmp_path / "shopasgi.py").write_text(DJANGO_ASGI)
+    static = f"--static=/static/={tmp_path / 'collected'}"
+    collect = [sys.executable, "-m", "django", "collectstatic", "--no-input", "-v0"]
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shopsettings"}
+    subprocess.run(collect, cwd=tmp_path, env=environment, check=True, timeout=60)
+    with running(static, str(tmp_path / target)) as server:
+        lines = {
+            path.name: server.get(f"/static/{path.name}").header("Cache-Control")
+            for path in (tmp_path / "collected").glob("*.css")
+        }
+    hashed = [name for name, line in lines.items() if line and "immutable" in line]
+    assert sorted(name.count(".") for name in hashed) == [2, 3]
+    assert "shop.3f2a1b9c8d7e.css" not in hashed
+    assert {line for name, line in lines.items() if name not in hashed} == {"max-age=60, public"}
 
 
 def _page(text: str) -> str:

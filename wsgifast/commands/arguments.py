@@ -30,7 +30,10 @@ DEFAULT_BIND = "127.0.0.1:8000"
 _WIDTH = 79  # columns
 # Visible ASCII without "#": clients do not send a fragment.
 _PATH = re.compile(r'/[!"$-~]*')
-APP_HELP = "module:app, 'module:factory()', a Django settings module, or a .py file"
+APP_HELP = (
+    "module:app, 'module:factory()', a module whose app is called application or app, a Django "
+    "settings module, or a .py file"
+)
 
 
 class Parser(argparse.ArgumentParser):

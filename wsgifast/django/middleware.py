@@ -104,7 +104,7 @@ def static_sites() -> list[tuple[str, Site]]:
     prefix = options["prefix"]
     chosen = {name: options[name] for name in SITE_OPTIONS if name in options}
     if chosen.get("immutable") is None:
-        chosen["immutable"] = _IsHashed(prefix)
+        chosen["immutable"] = HashedNames(prefix)
     sites: list[tuple[str, Site]] = []
     if options["finders"]:
         found: dict[str, Any] = {**chosen, "directory": os.sep}
@@ -149,8 +149,11 @@ class _FinderSite(Site):
     lookup_class = _FinderLookup
 
 
-class _IsHashed:
-    """Whether a URL contains the hash of its file's content, as made by the storage."""
+class HashedNames:
+    """Whether a URL contains the hash of its file's content, as made by the storage.
+
+    :param prefix: the URL path below which the storage's files are served.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

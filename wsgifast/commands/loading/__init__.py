@@ -38,6 +38,7 @@ __all__ = [
     "ServerName",
     "absolute",
     "described",
+    "django_settings",
     "load_app",
     "unwrapped",
     "wrapped",
@@ -305,6 +306,12 @@ def _django(settings_module: str) -> LoadedApp:
     except Exception as error:
         raise AppNotLoaded(f"{settings_module}: Django failed: {described(error)}") from error
     return LoadedApp(app, "WSGI", f"Django with the settings {settings_module}")
+
+
+def django_settings() -> Any:
+    """Django's settings; None where no app has configured them."""
+    settings = getattr(sys.modules.get("django.conf"), "settings", None)
+    return settings if settings is not None and settings.configured else None
 
 
 # They open a browser, or print.

@@ -26,7 +26,7 @@ from typing import Any
 from ...checks import Interface
 from ...errors import ConfigurationError, MissingExtra
 from ...metrics.health import resident_bytes
-from . import AppNotLoaded, AwaitedApp, ServerName, described, load_app, unwrapped
+from . import AppNotLoaded, AwaitedApp, ServerName, described, django_settings, load_app, unwrapped
 
 # Runs a module like `python -m`, which would look for its imports in the working directory first:
 # a file there may have the name of a module of Python's own.
@@ -62,6 +62,8 @@ class Loaded:
     :ivar waits_for: packages that it has imported to ask other servers.
     :ivar static: directories of static files that its framework is configured with, by prefixes.
     :ivar debug: the setting by which its framework debugs; empty if it does not.
+    :ivar tls_header: the environ key from which Django takes whether a request came by TLS; empty
+        for none.
     :ivar configured: of the server, for `wsgifast run --check`: set or by default.
     """
 
@@ -76,6 +78,7 @@ class Loaded:
     waits_for: Sequence[str] = ()
     static: Mapping[str, str] = field(default_factory=dict)
     debug: str = ""
+    tls_header: str = ""
     configured: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -273,13 +276,19 @@ def _as_server(asked: Mapping[str, Any], arguments: list[str]) -> Loaded:
         waits_for=sorted(_CLIENTS & sys.modules.keys()),
         static=configured_static(app),
         debug=_debug(app),
+        tls_header=_tls_header(),
         **before,
     )
 
 
+def _tls_header() -> str:
+    settings = django_settings()
+    return (settings.SECURE_PROXY_SSL_HEADER or ("",))[0] if settings is not None else ""
+
+
 def _debug(app: Any) -> str:
-    settings = getattr(sys.modules.get("django.conf"), "settings", None)
-    if settings is not None and settings.configured and settings.DEBUG:
+    settings = django_settings()
+    if settings is not None and settings.DEBUG:
         return "Django's DEBUG is True"
     if getattr(getattr(app, "__self__", app), "debug", None) is True:
         return f"{type(app).__name__}.debug is True"
@@ -301,8 +310,8 @@ def configured_static(app: Any) -> dict[str, str]:
     unless functions around each request may decide who gets it, or add headers.
     """
     found: dict[str, Any] = {}
-    settings = getattr(sys.modules.get("django.conf"), "settings", None)
-    if settings is not None and settings.configured:
+    settings = django_settings()
+    if settings is not None:
         serves = any(
             word in name.lower()
             for name in [*settings.MIDDLEWARE, *settings.INSTALLED_APPS]
@@ -398,6 +407,7 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
         "kind": cfg.worker_class_str, "workers": cfg.workers, "reload": cfg.reload,
         "uid": cfg.uid, "connections": cfg.worker_connections, "timeout": cfg.timeout,
         "keepalive": cfg.keepalive, "graceful": cfg.graceful_timeout,
+        "certificate": cfg.certfile,
         "addresses": [
             each if isinstance(each, str) and not each.startswith("/") else f"unix:{each}"
             for each in cfg.bind
@@ -473,6 +483,7 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
         "keepalive": values["timeout_keep_alive"],
         "graceful": values["timeout_graceful_shutdown"],
         "connections": values.get("limit_concurrency"),
+        "certificate": values.get("ssl_certfile"),
         "addresses": [address],
         "forwarded": trusted.split(",") if values["proxy_headers"] else [],
     }  # fmt: skip

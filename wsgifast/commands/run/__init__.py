@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError
 from ...static import StaticFiles
 from .. import loading
+
+if TYPE_CHECKING:
+    from ...django.middleware import HashedNames
 
 __all__ = ["ARGUMENTS", "wrapped", "wrapped_by_environment"]
 
@@ -51,8 +54,19 @@ def wrapped(
     if loaded.interface == "ASGI":
         from asgifast import StaticFiles as files
     for prefix, directory in (static or {}).items():
-        app = files(app, directory=directory, prefix=prefix, compress=compress)
+        immutable = _django_hashes(prefix)
+        app = files(app, directory=directory, prefix=prefix, immutable=immutable, compress=compress)
     return app
+
+
+def _django_hashes(prefix: str) -> HashedNames | None:
+    """The test of hashed names of Django's storage, for the files below STATIC_URL."""
+    settings = loading.django_settings()
+    if settings is None or (settings.STATIC_URL or "").rstrip("/") != prefix.rstrip("/"):
+        return None
+    from ...django.middleware import HashedNames
+
+    return HashedNames(prefix.rstrip("/") + "/")
 
 
 def wrapped_by_environment() -> Any:

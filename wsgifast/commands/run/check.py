@@ -122,8 +122,10 @@ def findings(
     local = all(address.startswith(_LOCAL) for address in options["addresses"])
     if not local and "*" in options["forwarded"]:
         yield "WF112", f"forwarded_allow_ips is *, at {', '.join(options['addresses'])}"
-    if local:
+    if local and not options.get("certificate"):  # with one, it is for developers
         yield "WF113", ", ".join(options["addresses"])
+    if not local and loaded.tls_header:
+        yield "WF114", f"SECURE_PROXY_SSL_HEADER is {loaded.tls_header}"
 
 
 def _split(command: Sequence[str]) -> tuple[ServerName, list[str]]:
