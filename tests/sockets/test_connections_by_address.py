@@ -140,9 +140,12 @@ def test_refused_connection_counts_until_it_is_closed() -> None:
     assert not connections._open
 
 
-@pytest.mark.parametrize("peer", ["", b"", "/run/app.sock", None, ("192.0.2.9", 1)])
+@pytest.mark.parametrize(
+    "peer",
+    ["", b"", "/run/app.sock", None, ("192.0.2.9", 1), ("::ffff:192.0.2.9", 1), ("::ffff:7", 1)],
+)
 def test_proxies_and_unix_sockets_are_not_counted(peer: object) -> None:
-    connections, warnings = counter(1, "192.0.2.9")
+    connections, warnings = counter(1, "192.0.2.9", "::ffff:7")
     assert all(connections.open(peer) for _ in range(3))
     connections.close(peer)
     assert not connections._open

@@ -221,6 +221,7 @@ class ConnectionsByAddress:
         if ":" not in text:
             return text
         address = ipaddress.IPv6Address(text.partition("%")[0])
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.IPv6Network((address, 64), strict=False))
+        if address.ipv4_mapped is None:
+            return str(ipaddress.IPv6Network((address, 64), strict=False))
+        text = str(address.ipv4_mapped)  # on a listener for both versions
+        return None if self._has_many_clients(text) else text
