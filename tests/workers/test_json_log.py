@@ -185,11 +185,13 @@ def test_error_log_is_json_with_a_traceback_in_one_field(settings: Config, tmp_p
         raise ValueError("the\nreason")
     except ValueError:
         log.exception("failed")
-    started, failed = map(json.loads, (tmp_path / "errors").read_text().splitlines())
+    log.warning("here", stack_info=True)
+    started, failed, here = map(json.loads, (tmp_path / "errors").read_text().splitlines())
     assert started.pop("time").endswith("Z")
     assert started == {"level": "INFO", "process.pid": os.getpid(), "message": "started 1"}
     assert (failed["level"], failed["message"]) == ("ERROR", "failed")
     assert failed["exception.stacktrace"].endswith("ValueError: the\nreason")
+    assert 'log.warning("here", stack_info=True)' in here["code.stacktrace"]
 
 
 def test_error_log_record_without_a_traceback_has_no_field_for_it() -> None:

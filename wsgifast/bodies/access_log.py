@@ -100,7 +100,7 @@ def json_line(fields: Mapping[str, object]) -> str:
 
 
 class ErrorLogFormatter(logging.Formatter):
-    """A line of an error log as :func:`json_line`: level, process, message, and a traceback."""
+    """A line of an error log as :func:`json_line`, with a traceback or stack if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         error = record.exc_info or None  # False: the caller had none
@@ -110,6 +110,7 @@ class ErrorLogFormatter(logging.Formatter):
                 "process.pid": record.process,
                 "message": record.getMessage(),
                 "exception.stacktrace": error and self.formatException(error),
+                "code.stacktrace": record.stack_info,
             }
         )
 
