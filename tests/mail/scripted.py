@@ -1,18 +1,17 @@
-"""What clients send to a scripted SMTP server, and what it receives."""
+"""An SMTP server that answers as it is told and remembers what it was sent; what clients send."""
 
 from __future__ import annotations
 
+import re
 import smtplib
+import socket
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.support.smtp import ScriptedSMTP
 from wsgifast.mail import SMTP
 
-__all__ = [
-    "FEATURES", "LARGE", "PLAIN", "RECIPIENTS", "SENDER", "TEXT", "ScriptedSMTP", "connect",
-    "delivered",
-]  # fmt: skip
-
+TIMEOUT_S = 60.0
 FEATURES = {
     "plain": ("SIZE", "8BITMIME"),
     "pipelining": ("SIZE", "8BITMIME", "PIPELINING"),
@@ -36,3 +35,137 @@ def delivered(message: bytes, *, chunked: bool) -> bytes:
         return whole
     quoted = whole.replace(b"\n.", b"\n..")
     return b"." + quoted if quoted.startswith(b".") else quoted
+
+
+class ScriptedSMTP:
+    """Serves one connection after the other, in a thread.
+
+    :param features: EHLO's lines; None: EHLO is refused, only HELO is known.
+    :param answers: verb -> replies, used in turn; beyond them 250, or 354 to DATA, or 503 where a
+        command before was refused. Beside the verbs of commands: "message" is the reply to the
+        data. A reply of None closes the connection.
+    :param needs_sender: False to take recipients although the sender was refused.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[str] | None = ("PIPELINING", "CHUNKING", "SIZE", "8BITMIME"),
+        answers: Mapping[str, Sequence[str | None]] | None = None,
+        *,
+        needs_sender: bool = True,
+    ) -> None:
+        self.features = features
+        self.answers = {verb: list(replies) for verb, replies in (answers or {}).items()}
+        self.needs_sender = needs_sender
+        self.commands: list[str] = []
+        """Every command line, in order."""
+        self.reads: list[bytes] = []
+        """What each receive returned."""
+        self.messages: list[bytes] = []
+        """The messages taken, as they came: dots of DATA still doubled, without its end."""
+        self.deliveries: list[tuple[list[str], bytes]] = []
+        """The messages that got a positive reply, with the recipients that had got one."""
+        self._chunks = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> ScriptedSMTP:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive(), f"the server hangs; it was sent {self.commands}"
+
+    def verbs(self) -> list[str]:
+        """The commands without their arguments, in lower case."""
+        return [command.split(" ")[0].lower() for command in self.commands]
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with sock:
+                sock.settimeout(TIMEOUT_S)
+                try:
+                    self._converse(sock)
+                except ConnectionError:
+                    pass
+
+    def _converse(self, sock: socket.socket) -> None:
+        buffer = b""
+
+        def receive() -> None:
+            nonlocal buffer
+            data = sock.recv(1 << 20)
+            if not data:
+                raise ConnectionAbortedError
+            self.reads.append(data)
+            buffer += data
+
+        def answer(kind: str, default: str) -> str:
+            replies = self.answers.get(kind)
+            reply = replies.pop(0) if replies else default
+            if reply is None:
+                raise ConnectionAbortedError
+            sock.sendall(reply.encode() + b"\r\n")
+            return reply
+
+        answer("connect", "220 scripted")
+        sender = False  # what was taken in this transaction
+        recipients: list[str] = []
+        while True:
+            while b"\r\n" not in buffer:
+                receive()
+            line, _, buffer = buffer.partition(b"\r\n")
+            command = line.decode("utf-8")
+            self.commands.append(command)
+            verb = command.split(" ")[0].lower()
+            if verb == "bdat":
+                size = int(command.split(" ")[1])
+                while len(buffer) < size:
+                    receive()
+                self._chunks += buffer[:size]
+                buffer = buffer[size:]
+                if not recipients:
+                    answer("none", "503 no recipients")
+                elif answer("bdat", "250 chunk").startswith("2") and command.endswith("LAST"):
+                    self.messages.append(self._chunks)
+                    self.deliveries.append((recipients, self._chunks))
+                    sender, recipients, self._chunks = False, [], b""
+            elif verb == "data":
+                default = "354 go on" if recipients else "503 no recipients"
+                if answer("data", default).startswith("354"):
+                    while not (end := re.search(rb"(?:\A|\r\n)\.\r\n", buffer)):
+                        receive()
+                    self.messages.append(buffer[: end.end() - 3])
+                    buffer = buffer[end.end() :]
+                    if answer("message", "250 taken").startswith("2"):
+                        self.deliveries.append((recipients, self.messages[-1]))
+                    sender, recipients = False, []
+            elif verb == "ehlo":
+                if self.features is None:
+                    answer("ehlo", "502 unknown")
+                else:
+                    lines = ["scripted", *self.features]
+                    last = "".join(f"250-{line}\r\n" for line in lines[:-1]) + f"250 {lines[-1]}"
+                    answer("ehlo", last)
+            elif verb == "quit":
+                answer("quit", "221 bye")
+                return
+            elif verb == "mail":
+                sender = answer("mail", "503 nested" if sender else "250 fine").startswith("2")
+            elif verb == "rcpt":
+                if not sender and self.needs_sender:
+                    answer("none", "503 no sender")
+                elif answer("rcpt", "250 fine").startswith("2"):
+                    recipients.append(command.partition("<")[2].partition(">")[0])
+            else:
+                if verb == "rset":
+                    sender, recipients, self._chunks = False, [], b""
+                answer(verb, "250 fine")

@@ -101,28 +101,14 @@ def test_handler_without_methods_accepts_messages() -> None:
         assert line.say(b"DATA", b"text\r\n.") == b"250 OK"
 
 
-def old_reply(*args: Any) -> str | None:
-    return None if args[1] == SENDER else "550 not you"
-
-
-async def awaited_old_reply(*args: Any) -> str | None:
-    return old_reply(*args)
-
-
-@pytest.mark.parametrize("reply", [old_reply, awaited_old_reply])
-def test_handler_with_process_message_alone_gets_messages(reply: Any) -> None:
+def test_handler_with_process_message_alone_is_refused() -> None:
     class Old:
-        process_message = staticmethod(reply)
+        def process_message(self, *args: Any) -> None:
+            raise AssertionError("nobody calls it")
 
-    with serving(handler=Old()) as (port, _), SMTP("127.0.0.1", port, timeout=60) as client:
-        with pytest.warns(DeprecationWarning, match="handle_DATA"):
-            client.sendmail(SENDER, [RECIPIENT], TEXT)
-        with (
-            pytest.warns(DeprecationWarning, match="handle_DATA"),
-            pytest.raises(smtplib.SMTPDataError) as refused,
-        ):
-            client.sendmail(RECIPIENT, [RECIPIENT], TEXT)
-    assert refused.value.args == (550, b"not you")
+    for kind in (fast.SMTPServer, fast.Controller):
+        with pytest.raises(ConfigurationError, match="Old has process_message"):
+            kind(Old())
 
 
 def test_curl_delivers_a_large_message(tmp_path: Path) -> None:
@@ -152,11 +138,6 @@ def test_server_with_invalid_option_is_refused(options: dict[str, Any]) -> None:
         fast.SMTPServer(Handler(), **options)
     with pytest.raises(ConfigurationError, match=name):
         fast.Controller(Handler(), **options)
-
-
-def test_missing_spool_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="which is not a directory"):
-        fast.Controller(Handler(), spool_bytes=0, spool_dir=tmp_path / "none")
 
 
 def test_private_names_of_aiosmtpd_exist() -> None:

@@ -21,29 +21,38 @@ from wsgifast.mail import server as fast
 from wsgifast.mail.reception import Content
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
 @pytest.mark.parametrize("chunking", [True, False])
 @pytest.mark.parametrize("spool_bytes", [0, len(TEXT), 1_000_000])
-def test_long_content_is_spooled(tmp_path: Path, spool_bytes: int, chunking: bool) -> None:
-    with serving(spool_bytes=spool_bytes, spool_dir=tmp_path) as (port, handler):
+def test_long_content_is_spooled(folder: Path, spool_bytes: int, chunking: bool) -> None:
+    with serving(spool_bytes=spool_bytes) as (port, handler):
         for message in (TEXT, LARGE):
             send(port, message, chunking=chunking)
     assert handler.received == [TEXT, LARGE]
     assert handler.spooled == [len(TEXT) > spool_bytes, True]
     assert all(file.closed for file in handler.files)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
-def test_iterated_chunks_are_spooled(tmp_path: Path) -> None:
-    with serving(spool_bytes=1000, spool_dir=tmp_path) as (port, handler):
-        send(port, (LARGE[at : at + 70_000] for at in range(0, len(LARGE), 70_000)))
+def test_message_in_several_chunks_is_spooled() -> None:
+    with serving(spool_bytes=1000) as (port, handler), Line(port) as line:
+        line.begin()
+        for at in range(0, len(LARGE), 70_000):
+            block = LARGE[at : at + 70_000]
+            line.send(b"BDAT %d\r\n%b" % (len(block), block))
+            assert line.reply()[:3] == b"250"
+        assert line.say(b"BDAT 0 LAST") == b"250 taken"
     assert (handler.received, handler.spooled) == ([LARGE], [True])
 
 
-def test_spooled_message_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    with serving(spool_bytes=1000, spool_dir=tmp_path, data_size_limit=2 * len(LARGE)) as (
-        port,
-        handler,
-    ):
+def test_spooled_message_beyond_the_limit_is_refused(folder: Path) -> None:
+    with serving(spool_bytes=1000, data_size_limit=2 * len(LARGE)) as (port, handler):
         send(port, LARGE, chunking=False)
         with Line(port) as line:
             line.begin()
@@ -51,7 +60,7 @@ def test_spooled_message_beyond_the_limit_is_refused(tmp_path: Path) -> None:
             line.send(LARGE * 3 + b".\r\n")
             assert line.reply()[:3] == b"552"
             assert line.say(b"NOOP") == b"250 OK"
-            assert open_files_in(tmp_path) == []
+            assert open_files_in(folder) == []
     assert handler.spooled == [True]
 
 
@@ -91,7 +100,7 @@ def test_disk_that_fills_up_refuses_messages(monkeypatch: Any) -> None:
 def test_many_chunks_are_in_memory_once() -> None:
     block = b"x" * 100_000
 
-    content = Content(None, None)
+    content = Content(None)
     tracemalloc.start()
     try:
         for _ in range(100):
@@ -105,7 +114,7 @@ def test_many_chunks_are_in_memory_once() -> None:
 
 
 def test_dropped_content_frees_its_memory() -> None:
-    content = Content(None, None)
+    content = Content(None)
     content.add(LARGE)
     content.close()
     content.add(LARGE)
@@ -117,7 +126,7 @@ def test_spool_file_of_a_client_that_left_is_closed(monkeypatch: Any) -> None:
     real = tempfile.TemporaryFile
 
     async def leave_while_the_file_is_made() -> None:
-        content = Content(0, None)
+        content = Content(0)
 
         def late(**options: Any) -> Any:
             content.close()
@@ -146,13 +155,13 @@ def test_failed_handler_keeps_the_connection(chunking: bool) -> None:
 @pytest.mark.parametrize(
     "command", [b"DATA", b"BDAT 10000000 LAST", b"BDAT 10000000", b"BDAT %d" % len(LARGE)]
 )
-def test_client_that_leaves_in_its_data_leaves_no_file(tmp_path: Path, command: bytes) -> None:
-    with serving(spool_bytes=1000, spool_dir=tmp_path) as (port, handler):
+def test_client_that_leaves_in_its_data_leaves_no_file(folder: Path, command: bytes) -> None:
+    with serving(spool_bytes=1000) as (port, handler):
         with Line(port) as line:
             line.begin()
             line.send(command + b"\r\n" + LARGE)
         send(port, TEXT)  # the server goes on
-        wait_for(lambda: not open_files_in(tmp_path), "the spool file is closed")
+        wait_for(lambda: not open_files_in(folder), "the spool file is closed")
     assert handler.received == [TEXT]
 
 

@@ -17,7 +17,6 @@ import contextlib
 import enum
 import io
 import logging
-import os
 import re
 import tempfile
 from typing import IO, Any
@@ -41,24 +40,16 @@ class Content:
     It is closed after the message's delivery.
 
     :param limit: octets; longer content goes to a file. None: any number stays in memory.
-    :param folder: of the file; None: the system's temporary folder.
     """
 
-    def __init__(self, limit: int | None, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, limit: int | None) -> None:
         self.size = 0
         self.file: IO[bytes] | None = None
         self._limit = limit
-        self._folder = folder
         # One buffer in place of a list: many blocks do not need twice the memory to be joined, and
         # getvalue() makes no copy.
         self._memory = io.BytesIO()
         self._closed = False
-
-    def __enter__(self) -> Content:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def add(self, data: bytes) -> None:
         """Append a block, in memory."""
@@ -99,7 +90,7 @@ class Content:
 
     def _write(self, data: bytes) -> None:
         if self.file is None:
-            self.file = tempfile.TemporaryFile(dir=self._folder)  # closed by close()
+            self.file = tempfile.TemporaryFile()  # closed by close()
         self.file.write(data)
         self.file.flush()
         if self._closed:  # the client left before the file was made

@@ -15,11 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import inspect
 import math
-import os
 import re
-import warnings
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -79,15 +76,12 @@ class _FastFactory:
     handler: Any
     SMTP_kwargs: dict[str, Any]
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        check_options(**options)
-        spool_dir = options.get("spool_dir")
-        if spool_dir is not None and not os.path.isdir(spool_dir):
-            raise ConfigurationError(f"spool_dir is {spool_dir!r}, which is not a directory")
+    def __init__(self, handler: object, *args: Any, **options: Any) -> None:
+        check_options(handler, **options)
         if "ready_timeout" in options:  # for threading.Event, which takes no math.inf
             limit = checked_timeout(options["ready_timeout"], "ready_timeout")
             options["ready_timeout"] = LONGEST_S if limit is None else limit
-        super().__init__(*args, **options)
+        super().__init__(handler, *args, **options)  # type: ignore[call-arg]  # a controller is next
 
     def factory(self) -> SMTPServer:
         return SMTPServer(self.handler, **self.SMTP_kwargs)
@@ -131,8 +125,8 @@ class SMTPServer(_smtp.SMTP):
 
     :param handler: as for aiosmtpd.
     :param spool_bytes: content longer than this goes to a temporary file, and the handler finds it
-        in ``envelope.content_file``. None: all content stays in memory.
-    :param spool_dir: the folder of that file; None: the system's temporary folder.
+        in ``envelope.content_file``. None: all content stays in memory. The file is in the system's
+        temporary folder (TMPDIR).
     :param refuse_smuggling: refuse (554) a message that has a dot on a line of its own with a bare
         LF or CR before or after it. Otherwise such a dot is content, as in aiosmtpd; it never ends
         the data.
@@ -150,16 +144,16 @@ class SMTPServer(_smtp.SMTP):
         handler: object,
         *,
         spool_bytes: int | None = None,
-        spool_dir: str | os.PathLike[str] | None = None,
         refuse_smuggling: bool = False,
         **options: Any,
     ) -> None:
-        check_options(spool_bytes=spool_bytes, refuse_smuggling=refuse_smuggling, **options)
+        check_options(
+            handler, spool_bytes=spool_bytes, refuse_smuggling=refuse_smuggling, **options
+        )
         if "timeout" in options and checked_timeout(options["timeout"]) is None:
             options["timeout"] = math.inf  # which asyncio's timers take
         super().__init__(handler, **options)
         self._spool_bytes = spool_bytes
-        self._spool_dir = spool_dir
         self._refuse_smuggling = refuse_smuggling
         # Whether a reply waits for the next one, and those that wait.
         self._is_reply_to_wait = False
@@ -235,7 +229,7 @@ class SMTPServer(_smtp.SMTP):
             line_limit=self.line_length_limit,
             smuggling_check=self._new_smuggling_check(),
         )
-        with self._new_content() as content:
+        with contextlib.closing(self._new_content()) as content:
             await self._receive(decoder, content)
             if decoder.refusal is not None:
                 await self.push(decoder.refusal.value)
@@ -338,25 +332,8 @@ class SMTPServer(_smtp.SMTP):
                     await self.push("500 Error: strict ASCII mode")
                     return
         status = await self._call_handler_hook("DATA")
-        if "DATA" not in self._handle_hooks and hasattr(self.event_handler, "process_message"):
-            status = await self._process_message()
         self._set_post_data_state()
         await self.push("250 OK" if status is _smtp.MISSING else status)
-
-    async def _process_message(self) -> Any:
-        """As aiosmtpd for a handler without handle_DATA."""
-        warnings.warn(
-            "Use handler.handle_DATA() instead of .process_message()",
-            DeprecationWarning,
-            stacklevel=1,
-        )
-        envelope = self.envelope
-        status = self.event_handler.process_message(
-            self.session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content
-        )
-        if inspect.isawaitable(status):
-            status = await status
-        return _smtp.MISSING if status is None else status
 
     async def _call_handler_hook(self, command: str, *args: Any) -> Any:
         if command != "EHLO" or self._ehlo_hook_ver != "new":
@@ -384,16 +361,25 @@ class SMTPServer(_smtp.SMTP):
             self._chunks = None
 
     def _new_content(self) -> Content:
-        return Content(self._spool_bytes, self._spool_dir)
+        return Content(self._spool_bytes)
 
     def _new_smuggling_check(self) -> SmugglingCheck | None:
         return SmugglingCheck() if self._refuse_smuggling else None
 
 
 def check_options(
-    *, spool_bytes: object = None, refuse_smuggling: object = False, **options: object
+    handler: object,
+    *,
+    spool_bytes: object = None,
+    refuse_smuggling: object = False,
+    **options: object,
 ) -> None:
     """:raises ConfigurationError: if an option of SMTPServer has an invalid value."""
+    if hasattr(handler, "process_message") and not hasattr(handler, "handle_DATA"):
+        raise ConfigurationError(
+            f"{type(handler).__name__} has process_message() alone, which aiosmtpd has deprecated: "
+            "give it handle_DATA()"
+        )
     check_switches(refuse_smuggling=refuse_smuggling)
     for name in _TIMEOUTS & options.keys():
         checked_timeout(options[name], name)
