@@ -21,24 +21,20 @@ ImmutableTest = Callable[[str, str], bool]
 # One year: RFC 2616 (section 14.21) allowed no more, and caches keep nothing longer.
 _IMMUTABLE_AGE_S = 365 * 24 * 60 * 60
 
-# Types that Python's table lacks, or has differently in some versions. The system's mime.types is
-# not read, so that the same file has the same type on each host.
+# Types that Python's table lacks, or has differently in some versions from 3.10 to 3.15. The system's
+# mime.types is not read, so that the same file has the same type on each host.
 _TYPES = {
     ".3gp": "video/3gpp",
     ".7z": "application/x-7z-compressed",
     ".atom": "application/atom+xml",
     ".avif": "image/avif",
     ".cjs": "text/javascript",
-    ".css": "text/css",
-    ".csv": "text/csv",
     ".docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
     ".eot": "application/vnd.ms-fontobject",
     ".flac": "audio/flac",
-    ".gz": "application/gzip",
     ".ico": "image/x-icon",
     ".jar": "application/java-archive",
     ".js": "text/javascript",
-    ".json": "application/json",
     ".jsonld": "application/ld+json",
     ".jxl": "image/jxl",
     ".kml": "application/vnd.google-earth.kml+xml",
@@ -49,38 +45,29 @@ _TYPES = {
     ".md": "text/markdown",
     ".mid": "audio/midi",
     ".mjs": "text/javascript",
-    ".mp4": "video/mp4",
     ".odp": "application/vnd.oasis.opendocument.presentation",
     ".ods": "application/vnd.oasis.opendocument.spreadsheet",
     ".odt": "application/vnd.oasis.opendocument.text",
     ".ogg": "audio/ogg",
     ".otf": "font/otf",
-    ".pdf": "application/pdf",
     ".pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
     ".rar": "application/vnd.rar",
     ".rss": "application/rss+xml",
     ".rtf": "application/rtf",
-    ".svg": "image/svg+xml",
     ".svgz": "image/svg+xml",
     ".ts": "video/mp2t",
     ".ttf": "font/ttf",
-    ".txt": "text/plain",
-    ".wasm": "application/wasm",
-    ".webm": "video/webm",
-    ".webmanifest": "application/manifest+json",
     ".webp": "image/webp",
     ".woff": "font/woff",
     ".woff2": "font/woff2",
     ".xhtml": "application/xhtml+xml",
     ".xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-    ".xml": "text/xml",
-    ".zip": "application/zip",
     ".zst": "application/zstd",
     "apple-app-site-association": "application/json",
 }
-# Types whose files are in a content coding always. Browsers show them only with a Content-Encoding
-# (the registration of image/svg+xml asks for it).
-_CODED_TYPES = {".svgz": ("image/svg+xml", "gzip")}
+# Files with this extension are in gzip always. Browsers show them only with a Content-Encoding (the
+# registration of image/svg+xml asks for it).
+_CODED_EXTENSION = ".svgz"
 # Other compressed files that are requested by their own name are sent as such: with a
 # Content-Encoding a browser would save them decompressed.
 _ENCODED_TYPES = {
@@ -145,12 +132,12 @@ class HeaderRules:
         """
         content_type = self.content_type(path)
         own: list[Header] = [("Content-Type", content_type)]
-        coded_type, coding = _CODED_TYPES.get(_extension(path), ("", ""))
-        if coding and content_type == coded_type:  # `mimetypes` may have another one
-            own.append(("Content-Encoding", coding))
+        is_coded = _extension(path) == _CODED_EXTENSION
+        if is_coded and content_type == _TYPES[_CODED_EXTENSION]:  # `mimetypes` may have another
+            own.append(("Content-Encoding", "gzip"))
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
-            dictionaries = None if coding else self._dictionaries
+            dictionaries = None if is_coded else self._dictionaries
             if dictionaries is not None and dictionaries.is_worth_it(content_type):
                 # Only of these: a client uses a dictionary as long as it is fresh.
                 offer = use_as_dictionary(mount.rstrip("/") + url)
