@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wsgifast.compression.dictionaries import client_dictionary
 from wsgifast.files import ByteRange, Plan, RequestFacts
-from wsgifast.files.app_files import is_made_for_one_answer, plan_coded_file, plan_file_body
-from wsgifast.files.coded_copies import COPIES, MAX_FILE_BYTES
+from wsgifast.files.app_files import is_made_for_one_answer, plan_file_body
+from wsgifast.files.coded_copies import COPIES, MAX_FILE_BYTES, copy_key
 from wsgifast.files.directory import identity_of
 from wsgifast.files.plan import UNCONDITIONAL
 from wsgifast.sockets import FileSegment, FileTruncated
@@ -124,7 +124,7 @@ class FileSender:
         self._received = received
         self._send = send
         self._coding = coding
-        self._options = {"ranges": ranges, "conditional": conditional}
+        self._options: dict[str, Any] = {"ranges": ranges, "conditional": conditional}
         self.start: Message | None = None
 
     def offers(self, name: str) -> bool:
@@ -286,13 +286,13 @@ class FileSender:
         may_plan = start.get("status") == 200 and facts.method in ("GET", "HEAD")
         if may_plan and not is_made_for_one_answer(file, segment.fd, coding.began_ns):
             identity = identity_of(os.fstat(segment.fd))
-            copy = COPIES.kept(identity, segment.offset, segment.size, name)
+            copy = COPIES.kept(copy_key(identity, segment.offset, segment.size, name))
             if copy is None:
                 copy = await in_thread(COPIES.get, segment, name)
             if copy is not None and copy.body is None:
                 return False
             if copy is not None:
-                plan = plan_coded_file(facts, headers, file, segment, copy, name, **self._options)
+                plan = plan_file_body(facts, headers, file, segment, copy=copy, **self._options)
                 if plan is None:
                     return False
                 note_sent_as(self._scope, "copy")

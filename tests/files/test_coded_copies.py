@@ -10,11 +10,10 @@ import pytest
 
 from tests.support.coded import decoded
 from wsgifast.files import coded_copies
-from wsgifast.files.coded_copies import CodedCopies, CodedCopy
+from wsgifast.files.coded_copies import CodedCopies, CodedCopy, delta_key
 from wsgifast.sockets import FileSegment
 
 SIZE = 60_000
-IDENTITY, DIGEST = (1, 2, 3, 4), b"\x01" * 32
 
 
 def content(number: int) -> bytes:
@@ -114,8 +113,9 @@ def test_forked_process_leaves_its_parents_copies_alone(
 
 def test_deltas_are_found_on_disk_if_that_is_asked_for() -> None:
     copies = CodedCopies(max_bytes=0)
-    copies.keep_delta(IDENTITY, DIGEST, CodedCopy(b"a delta", 100))
-    assert copies.kept_delta(IDENTITY, DIGEST) is None
-    found = copies.kept_delta(IDENTITY, DIGEST, on_disk=True)
+    key = delta_key((1, 2, 3, 4), b"\x01" * 32)
+    copies.keep(key, CodedCopy(b"a delta", "dcz", 100))
+    assert copies.kept(key) is None
+    found = copies.kept(key, on_disk=True)
     assert found is not None
-    assert (found.body, found.uncoded_bytes) == (b"a delta", 100)
+    assert (found.body, found.coding, found.uncoded_bytes) == (b"a delta", "dcz", 100)

@@ -6,12 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..compression.policy import with_vary
-from ..files.app_files import (
-    FrontServer,
-    is_made_for_one_answer,
-    plan_coded_file,
-    plan_file_body,
-)
+from ..files.app_files import FrontServer, is_made_for_one_answer, plan_file_body
 from ..files.coded_copies import COPIES, MAX_FILE_BYTES
 from ..sockets.sending import FileSegment
 from .access_log import SENT_AS
@@ -119,7 +114,7 @@ class FileResponses:
                 copy = COPIES.get(segment, name)
             if copy is not None and copy.body is not None:
                 asked = facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
-                plan = plan_coded_file(asked, head.headers, file, segment, copy, name, **options)
+                plan = plan_file_body(asked, head.headers, file, segment, copy=copy, **options)
                 if plan is not None and plan.segments:
                     coding.note(name, segment.size, sum(map(len, plan.segments)))
             elif copy is None:

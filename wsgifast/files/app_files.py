@@ -48,6 +48,7 @@ def plan_file_body(
     ranges: bool = True,
     conditional: bool = True,
     began_ns: int | None = None,
+    copy: CodedCopy | None = None,
 ) -> Plan | None:
     """Plan the answer to a GET or HEAD that the app answered with 200 and a file.
 
@@ -67,6 +68,8 @@ def plan_file_body(
         `Accept-Ranges: none`.
     :param conditional: evaluate the four preconditions.
     :param began_ns: when the request began: nanoseconds since 1970 (UTC); None if not known.
+    :param copy: one with a body, which is sent in place of the file, with validators and ranges of
+        its own. `facts` are then as the client sent them: its tags may be those of copies.
     :returns: None to leave the answer as it is: the app has applied Range by itself, or there is no
         validator.
     """
@@ -80,6 +83,7 @@ def plan_file_body(
         if etag is None:
             return None
         added.append(("ETag", etag))
+        given["etag"] = etag
     accepted = given.get("accept-ranges")
     if is_for_this_answer:
         ranges = ranges and '"' in (facts.if_range or "")
@@ -92,39 +96,13 @@ def plan_file_body(
         facts = facts._replace(range=None)
     if not conditional:
         facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
-    return Representation(segment.size, [*headers, *added]).plan(facts)
-
-
-def plan_coded_file(
-    facts: RequestFacts,
-    headers: Sequence[Header],
-    file: object,
-    segment: FileSegment,
-    copy: CodedCopy,
-    coding: str,
-    *,
-    ranges: bool = True,
-    conditional: bool = True,
-) -> Plan | None:
-    """Plan the same answer with a coded copy of the file: its validators and ranges are its own.
-
-    :param facts: as the client sent them: its tags may be those of copies.
-    :param headers: the app's.
-    :param copy: one that has a body.
-    """
-    plain = plan_file_body(RequestFacts(), headers, file, segment, ranges=ranges, conditional=False)
-    if plain is None:
-        return None
-    given = {name.lower(): value for name, value in plain.headers}
+    described = [*headers, *added]
+    if copy is None:
+        return Representation(segment.size, described).plan(facts)
     etag = given.get("etag", "").strip(" \t")
     if not is_etag(etag):
-        etag = _file_etag(file, segment) or ""
-    ranges = ranges and given.get("accept-ranges", "none").strip().lower() != "none"
-    if not ranges:
-        facts = facts._replace(range=None)
-    if not conditional:
-        facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
-    return copy.plan(facts, with_vary(plain.headers), coding, etag, ranges=ranges)
+        etag = _file_etag(file, segment)
+    return copy.plan(facts, with_vary(described), etag, ranges=ranges)
 
 
 def is_made_for_one_answer(file: object, fd: int, began_ns: int | None = None) -> bool:

@@ -46,11 +46,12 @@ class CodedCopy(Kept):
     :ivar uncoded_bytes: the size of the file.
     """
 
-    __slots__ = ("_made", "body", "checksum", "uncoded_bytes")
+    __slots__ = ("_made", "body", "checksum", "coding", "uncoded_bytes")
 
-    def __init__(self, body: bytes | None, uncoded_bytes: int) -> None:
+    def __init__(self, body: bytes | None, coding: str, uncoded_bytes: int) -> None:
         super().__init__(_COPY_COST_BYTES + len(body or b""))
         self.body = body
+        self.coding = coding
         self.uncoded_bytes = uncoded_bytes
         self.checksum = zlib.crc32(body or b"")
         # One pair, so that threads see both or neither.
@@ -60,7 +61,6 @@ class CodedCopy(Kept):
         self,
         facts: RequestFacts,
         headers: Sequence[Header],
-        coding: str,
         etag: str | None,
         *,
         ranges: bool = True,
@@ -69,13 +69,13 @@ class CodedCopy(Kept):
         # A date is that of the uncoded file, too.
         if facts.if_range is not None and '"' not in facts.if_range:
             facts = facts._replace(range=None)
-        plan = self.representation(headers, coding, etag, ranges=ranges).plan(facts)
+        plan = self.representation(headers, etag, ranges=ranges).plan(facts)
         if plan.status == 200 and plan.segments:
-            TOTALS.count(coding, self.uncoded_bytes, len(self.body or b""), 0)
+            TOTALS.count(self.coding, self.uncoded_bytes, len(self.body or b""), 0)
         return plan
 
     def representation(
-        self, headers: Sequence[Header], coding: str, etag: str | None, *, ranges: bool = True
+        self, headers: Sequence[Header], etag: str | None, *, ranges: bool = True
     ) -> Representation:
         """Return the copy as what a request may ask ranges of, with a validator of its own.
 
@@ -90,12 +90,12 @@ class CodedCopy(Kept):
         assert self.body is not None
         dropped = uncoded_headers_dropped(headers)
         own = [each for each in dropped if each[0].lower() != "etag"]
-        own.append(("Content-Encoding", coding))
+        own.append(("Content-Encoding", self.coding))
         if etag is not None and is_etag(etag):
             if etag.startswith("W/"):
-                etag = coded_tag(etag, coding)
+                etag = coded_tag(etag, self.coding)
             else:
-                etag = coded_copy_tag(etag, coding, self.checksum)
+                etag = coded_copy_tag(etag, self.coding, self.checksum)
             own.append(("ETag", etag))
         if ranges:
             own.append(("Accept-Ranges", "bytes"))
@@ -126,8 +126,8 @@ class _CopiesOnDisk:
             self._file.close()
         self._file = None
         self._end = 0
-        # Of each copy its offset, size, checksum, and the size of the file.
-        self._places: dict[str, tuple[int, int, int, int]] = {}
+        # Of each copy where it is, its coding, its checksum, and the size of the uncoded file.
+        self._places: dict[str, tuple[FileSegment, str, int, int]] = {}
 
     def put(self, key: str, copy: CodedCopy) -> None:
         """Write a copy. Without a place for it, it is compressed again when it is needed."""
@@ -141,17 +141,18 @@ class _CopiesOnDisk:
                 self._begin_anew()
             if self._file is None:
                 self._file = tempfile.TemporaryFile()
-            if os.pwrite(self._file.fileno(), body, self._end) == len(body):
-                self._places[key] = self._end, len(body), copy.checksum, copy.uncoded_bytes
-                self._end += len(body)
+            place = FileSegment(self._file.fileno(), self._end, len(body))
+            if os.pwrite(place.fd, body, place.offset) == place.size:
+                self._places[key] = place, copy.coding, copy.checksum, copy.uncoded_bytes
+                self._end += place.size
 
     def get(self, key: str) -> CodedCopy | None:
         with self._lock, contextlib.suppress(OSError):
-            place = self._places.get(key)
-            if place is None or self._file is None:
+            found = self._places.get(key)
+            if found is None:
                 return None
-            offset, size, checksum, uncoded_bytes = place
-            copy = CodedCopy(os.pread(self._file.fileno(), size, offset), uncoded_bytes)
+            (fd, offset, size), coding, checksum, uncoded_bytes = found
+            copy = CodedCopy(os.pread(fd, size, offset), coding, uncoded_bytes)
             if copy.checksum == checksum:
                 return copy
         return None
@@ -171,27 +172,17 @@ class CodedCopies:
         # Of the copies that are being made: the lock that their makers hold.
         self._making: dict[str, threading.Lock] = {}
 
-    def kept(self, identity: Identity, offset: int, size: int, coding: str) -> CodedCopy | None:
-        """Return the copy of a part of a file, if it is cached."""
-        return self._cache.get(_key(identity, offset, size, coding))
-
-    def kept_delta(
-        self, identity: Identity, digest: bytes, *, on_disk: bool = False
-    ) -> CodedCopy | None:
-        """Return a whole file as a delta to the dictionary of a digest, if it is cached.
+    def kept(self, key: str, *, on_disk: bool = False) -> CodedCopy | None:
+        """Return the copy of a :func:`copy_key` or :func:`delta_key`, if it is cached.
 
         :param on_disk: there, too; which may block.
         """
-        key = _delta_key(identity, digest)
         copy = self._cache.get(key)
         if copy is None and on_disk and (copy := self._on_disk.get(key)) is not None:
-            self._keep(key, copy)
+            self.keep(key, copy)
         return copy
 
-    def keep_delta(self, identity: Identity, digest: bytes, delta: CodedCopy) -> None:
-        self._keep(_delta_key(identity, digest), delta)
-
-    def _keep(self, key: str, copy: CodedCopy) -> None:
+    def keep(self, key: str, copy: CodedCopy) -> None:
         for each in self._cache.put(key, copy):
             self._on_disk.put(*each)
 
@@ -206,7 +197,7 @@ class CodedCopies:
         if size > MAX_FILE_BYTES or not is_settled(facts):
             return None
         identity = identity_of(facts)
-        key = _key(identity, offset, size, coding)
+        key = copy_key(identity, offset, size, coding)
         copy = self._cache.get(key)
         if copy is not None:
             return copy
@@ -214,41 +205,36 @@ class CodedCopies:
             making = self._making.setdefault(key, threading.Lock())
         try:
             with making:
-                copy = self._cache.get(key)
+                copy = self.kept(key, on_disk=True)
                 if copy is None and has_its_size(fd, facts):
-                    copy = self._on_disk.get(key) or _make(segment, coding, identity)
+                    copy = _make(segment, coding, identity)
                     if copy is not None:
-                        self._keep(key, copy)
+                        self.keep(key, copy)
         finally:
             with self._lock:
                 self._making.pop(key, None)
         return copy
 
 
-def _key(identity: Identity, offset: int, size: int, coding: str) -> str:
+def copy_key(identity: Identity, offset: int, size: int, coding: str) -> str:
+    """Return the key of the coded copy of a part of a file."""
     return f"{identity} {offset} {size} {coding}"
 
 
-def _delta_key(identity: Identity, digest: bytes) -> str:
+def delta_key(identity: Identity, digest: bytes) -> str:
+    """Return the key of a whole file as a delta to the dictionary of a digest."""
     return f"{identity} {DCZ} {digest.hex()}"
 
 
 def _make(segment: FileSegment, coding: str, identity: Identity) -> CodedCopy | None:
     fd, offset, size = segment
-    blocks = []
-    missing = size
-    while missing:
-        block = os.pread(fd, missing, offset + size - missing)
-        if not block:
-            return None
-        blocks.append(block)
-        missing -= len(block)
-    if identity_of(os.fstat(fd)) != identity:
+    content = os.pread(fd, size, offset)
+    if len(content) < size or identity_of(os.fstat(fd)) != identity:
         return None
     began = thread_time()
-    coded = compressor(coding, level=_LEVELS[coding], size=size).whole(b"".join(blocks))
+    coded = compressor(coding, level=_LEVELS[coding], size=size).whole(content)
     TOTALS.count(coding, 0, 0, thread_time() - began)  # its bytes each time that they are sent
-    return CodedCopy(coded if len(coded) <= size * (1 - MIN_SAVING) else None, size)
+    return CodedCopy(coded if len(coded) <= size * (1 - MIN_SAVING) else None, coding, size)
 
 
 # Of the whole process: the limit is one, whatever is wrapped how often.

@@ -30,7 +30,7 @@ from ..compression.dictionaries import (
     hashed_name,
     make_delta,
 )
-from .coded_copies import COPIES, MAX_FILE_BYTES, MIN_SAVING, CodedCopy
+from .coded_copies import COPIES, MAX_FILE_BYTES, MIN_SAVING, CodedCopy, delta_key
 from .directory import Directory, Identity, Opened, identity_of
 from .found import identity_at, is_outdated, is_settled
 from .lookup import FoundFile
@@ -109,7 +109,7 @@ class Deltas:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         # Set when the delta of that key has been made, or can not be.
-        self._making: dict[tuple[Identity, bytes], threading.Event] = {}
+        self._making: dict[str, threading.Event] = {}
         self._known: dict[tuple[HashedName, tuple[str, ...]], _Releases] = {}
 
     def get(self, file: FoundFile, digest: bytes) -> CodedCopy | None:
@@ -123,14 +123,15 @@ class Deltas:
         if hashed is None or size < MIN_FILE_BYTES or not is_settled(opened.facts):
             return None
         identity = identity_of(opened.facts)
-        copy = COPIES.kept_delta(identity, digest, on_disk=True)
+        key = delta_key(identity, digest)
+        copy = COPIES.kept(key, on_disk=True)
         if copy is not None:
             return copy
         written = file.open_sibling(delta_suffix(digest))
         if written is not None:
             copy = _read_delta(written, opened, digest)
             if copy is not None:
-                COPIES.keep_delta(identity, digest, copy)
+                COPIES.keep(key, copy)
                 return copy
         if size > MAX_FILE_BYTES:
             return None
@@ -138,14 +139,13 @@ class Deltas:
         known = self._known.get(wanted.key)
         if known is not None and known.are_unchanged() and known.dictionary_for(wanted) is None:
             return None  # as found before, in the same state of the folders
-        making = self._begin(wanted)
+        making = self._begin(wanted, key)
         if making is None or not making.wait(_WAIT_S):
             return None
-        return COPIES.kept_delta(identity, digest)
+        return COPIES.kept(key)
 
-    def _begin(self, wanted: _Wanted) -> threading.Event | None:
+    def _begin(self, wanted: _Wanted, key: str) -> threading.Event | None:
         """Have a delta made, unless that goes on already; None if too many are."""
-        key = wanted.identity, wanted.digest
         with self._lock:
             making = self._making.get(key)
             if making is not None or len(self._making) >= _MAX_WAITED_FOR:
@@ -156,8 +156,8 @@ class Deltas:
             try:
                 with self._turn:
                     # It may have been made between the request's look and this thread's.
-                    if COPIES.kept_delta(*key) is None:
-                        self._make(wanted)
+                    if COPIES.kept(key) is None and (copy := self._make(wanted)) is not None:
+                        COPIES.keep(key, copy)
             except OSError as error:
                 log.warning("%s: no delta could be made: %s", wanted.file.path, error)
             finally:
@@ -173,21 +173,20 @@ class Deltas:
             return None
         return making
 
-    def _make(self, wanted: _Wanted) -> None:
+    def _make(self, wanted: _Wanted) -> CodedCopy | None:
         release = self._look(wanted).dictionary_for(wanted)
         if release is None:
-            return
+            return None
         file, digest = wanted.file, wanted.digest
         dictionary = _content(release)
         content = _content(_Release(file.directory, tuple(file.names), wanted.identity))
         if dictionary is None or content is None or digest_of(dictionary) != digest:
-            return
+            return None
         began = thread_time()
         delta = make_delta(content, dictionary)
         TOTALS.count(DCZ, 0, 0, thread_time() - began)  # its bytes each time that they are sent
         is_small = len(delta) <= len(content) * (1 - MIN_SAVING)
-        copy = CodedCopy(delta if is_small else None, len(content))
-        COPIES.keep_delta(wanted.identity, digest, copy)
+        return CodedCopy(delta if is_small else None, DCZ, len(content))
 
     def _look(self, wanted: _Wanted) -> _Releases:
         """Find the releases of a file, and read those that are new since the last look."""
@@ -276,7 +275,7 @@ def _read_delta(written: Opened, original: Opened, digest: bytes) -> CodedCopy |
     body = os.pread(written.fd, size, 0)
     if len(body) != size or not body.startswith(delta_header(digest)):
         return None
-    return CodedCopy(body, original.facts.st_size)
+    return CodedCopy(body, DCZ, original.facts.st_size)
 
 
 # Of the whole process, as the cache is.

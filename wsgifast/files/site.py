@@ -18,11 +18,10 @@ from urllib.parse import quote
 
 from ..checks import check_switches, is_count, is_number, shown
 from ..compression.codings import CODING_PACKAGES, available_codings
-from ..compression.dictionaries import DCZ
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
 from ..sockets.sending import FileSegment
-from .coded_copies import COPIES, CodedCopy
+from .coded_copies import COPIES, CodedCopy, copy_key, delta_key
 from .deltas import DELTAS
 from .directory import Directory, names_of
 from .found import Found, MemoryCache
@@ -226,18 +225,19 @@ class StaticFilesBase(Generic[AppT]):
             if facts.dictionary is not None:
                 digest = kept.wanted_dictionary(facts)
                 if digest is not None:
-                    delta = COPIES.kept_delta(kept.original.identity, digest)
+                    delta = COPIES.kept(delta_key(kept.original.identity, digest))
                     if delta is None:
                         return None
                     if delta.body is not None:
-                        return _plan(facts, kept.original.representation, delta, DCZ), None
+                        return _plan(facts, kept.original.representation, delta), None
             copy = None
             coding = kept.made_coding(source, facts.accept_encoding)
             if coding is not None:
-                copy = COPIES.kept(source.identity, 0, source.representation.size, coding)
+                size = source.representation.size
+                copy = COPIES.kept(copy_key(source.identity, 0, size, coding))
                 if copy is None:
                     return None
-            plan = _plan(facts, source.representation, copy, coding, is_missing_page)
+            plan = _plan(facts, source.representation, copy, is_missing_page)
             if plan.is_in_memory:
                 return plan, None
             fd = source.reopen()
@@ -300,21 +300,19 @@ class StaticFilesBase(Generic[AppT]):
             found = self._lookup.describe(file, path, mount)
             if found.cost:
                 self._cache.put(path, found)
-            digest = None if is_missing_page else found.wanted_dictionary(facts)
+            digest = found.wanted_dictionary(facts)
             if digest is not None:
                 delta = DELTAS.get(file, digest)
                 if delta is not None and delta.body is not None:
-                    return _plan(facts, found.original.representation, delta, DCZ), None
+                    return _plan(facts, found.original.representation, delta), None
             source = found.select(facts.accept_encoding)
             copy = None
             coding = found.made_coding(source, facts.accept_encoding)
             if coding is not None:
                 opened = file.opened(source.path)
                 copy = COPIES.get(FileSegment(opened.fd, 0, opened.facts.st_size), coding)
-            plan = _plan(facts, source.representation, copy, coding, is_missing_page)
-            if plan.is_in_memory:
-                return plan, None
-            return plan, file.take(source.path)
+            plan = _plan(facts, source.representation, copy, is_missing_page)
+            return plan, None if plan.is_in_memory else file.take(source.path)
         except Unreadable as error:
             log.warning("%s", error)
             return _forbidden(facts), None
@@ -365,14 +363,13 @@ def _plan(
     facts: RequestFacts,
     wanted: Representation,
     copy: CodedCopy | None,
-    coding: str | None,
     is_missing_page: bool = False,
 ) -> Plan:
-    if copy is None or coding is None or copy.body is None:
-        return wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
-    if is_missing_page:
-        return copy.representation(wanted.headers, coding, wanted.etag).plan_missing(facts.method)
-    return copy.plan(facts, wanted.headers, coding, wanted.etag)
+    if copy is not None and copy.body is not None:
+        if not is_missing_page:
+            return copy.plan(facts, wanted.headers, wanted.etag)
+        wanted = copy.representation(wanted.headers, wanted.etag)
+    return wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
 
 
 def _forbidden(facts: RequestFacts) -> Plan:
