@@ -189,7 +189,7 @@ def test_statuses_without_a_body(server: LiveServer) -> None:
                 assert connection.read_to_end() == b"", target
 
 
-def test_what_cannot_be_repaired_is_a_500(server: LiveServer) -> None:
+def test_body_that_cannot_be_repaired_is_a_500(server: LiveServer) -> None:
     bare_lf = may_end_head_with_bare_lf(server)
     for name in BROKEN_NAMES:
         told = server.log().count(APPS_NAME)
@@ -208,7 +208,7 @@ def test_what_cannot_be_repaired_is_a_500(server: LiveServer) -> None:
             )
 
 
-def test_a_body_that_breaks_off_never_looks_whole(server: LiveServer) -> None:
+def test_body_that_breaks_off_never_looks_whole(server: LiveServer) -> None:
     for name in FAILING_NAMES:
         with Connection(server.address) as connection:
             connection.send_request(f"/failing/{name}", headers=leaving(server))
@@ -265,7 +265,7 @@ def open_shapes(server: LiveServer) -> list[str]:
     return [path for path in files if "wsgifast-shapes-" in path]
 
 
-def test_a_request_body_arrives(server: LiveServer) -> None:
+def test_request_body_arrives(server: LiveServer) -> None:
     response = server.get("/post", method="POST", body=b"x" * 100_000)
     assert response.body == b"echo of 100000"
 

@@ -137,7 +137,7 @@ def check(spec: Spec, method: str, range_: str | None, tagged: bool) -> None:
     tagged=st.booleans(),
     sized=st.booleans(),
 )
-def test_a_body_of_any_class_is_what_wsgiref_sends(
+def test_body_of_any_class_is_what_wsgiref_sends(
     spec: Spec, method: str, range_: str | None, tagged: bool, sized: bool
 ) -> None:
     check(replace(spec, size=0 if sized else None), method, range_, tagged)

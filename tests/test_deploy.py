@@ -94,7 +94,7 @@ def test_kubernetes_names_agree() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
-def test_what_visitors_do() -> None:
+def test_visitors_get_pages_exports_and_files() -> None:
     """The app with its configuration file, as the container starts it."""
     port = free_port()
     argv = ["python", "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--no-control-socket"]

@@ -207,7 +207,7 @@ class Received(io.BytesIO):
 
 @settings(max_examples=effort(200))
 @given(script=scripts, coalesce=st.booleans(), nested=st.booleans())
-def test_a_client_sees_what_the_app_meant(script: Script, coalesce: bool, nested: bool) -> None:
+def test_client_sees_what_the_app_meant(script: Script, coalesce: bool, nested: bool) -> None:
     meant_app, app = ScriptedApp(lawful(script)), ScriptedApp(script)
     meant = Server(meant_app, script.method)
     wrapped: WSGIApplication = app
@@ -268,7 +268,7 @@ def is_for_real_servers(script: Script) -> bool:
     coalesce=st.booleans(),
     serve=st.sampled_from([over_gunicorn, over_old_gunicorn, over_wsgiref]),
 )
-def test_what_is_on_the_wire(script: Script, coalesce: bool, serve: Serve) -> None:
+def test_wire_has_what_the_app_meant(script: Script, coalesce: bool, serve: Serve) -> None:
     meant = Server(ScriptedApp(lawful(script)), script.method)
     app = ScriptedApp(script)
     stream = Received(serve(WSGIFast(app, coalesce=coalesce), script.method))

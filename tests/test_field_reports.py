@@ -61,7 +61,7 @@ def test_every_sender_gets_an_answer_to_each_message(
 
 
 @pytest.mark.parametrize("sender", SENDERS)
-def test_a_sender_ends_where_no_more_answers_come(sender: str) -> None:
+def test_sender_ends_where_no_more_answers_come(sender: str) -> None:
     """With all of its threads."""
     before = threading.active_count()
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
@@ -100,14 +100,14 @@ def _figures(table: Table, *keys: str) -> None:
     raise AssertionError(missing)
 
 
-def test_the_receive_report_compares_every_way_with_its_bound(
+def test_receive_report_compares_every_way_with_its_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(receive.LARGE_BYTES, False, 4_000_000)
     _figures(receive.TABLE, "field.receive.sendall", "field.receive.link-used")
 
 
-def test_the_wsgiref_report_has_a_figure_for_each_shape() -> None:
+def test_wsgiref_report_has_a_figure_for_each_shape() -> None:
     _figures(DEVELOPMENT[1], "field.wsgiref.string", "field.wsgiref.file")
 
 
@@ -122,5 +122,5 @@ def test_delivering_mail() -> None:
     _figures(mail.DELIVERY, "field.smtp.small")
 
 
-def test_the_dev_servers_have_a_figure_each() -> None:
+def test_dev_servers_have_a_figure_each() -> None:
     _figures(DEVELOPMENT[0], "nodelay.small.wsgiref", "nodelay.small.werkzeug")

@@ -123,7 +123,7 @@ def lost(given: Any, known: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {given!r} is {known!r}"
 
 
-def test_the_panels_have_a_place_of_their_own() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: dict[tuple[int, int], str] = {}
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(ids) == len(set(ids))
@@ -135,7 +135,7 @@ def test_the_panels_have_a_place_of_their_own() -> None:
                 assert taken.setdefault((x, y), panel["title"]) == panel["title"]
 
 
-def test_the_readme_names_every_file() -> None:
+def test_readme_names_every_file() -> None:
     readme = (FOLDER / "README.md").read_text()
     files = {path.name for path in Path(FOLDER).iterdir()} - {"README.md"}
     assert all(f"`{name}`" in readme for name in files)

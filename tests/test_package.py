@@ -72,7 +72,7 @@ SLOW = {"asyncio", "email", "ssl"}
         ("import wsgifast.mail", {"aiosmtpd", "django"}),
     ],
 )
-def test_what_an_import_does_not_load(statement: str, spared: set[str]) -> None:
+def test_import_loads_no_package_it_does_not_need(statement: str, spared: set[str]) -> None:
     # coverage.py, where it measures, has been loaded before.
     code = f"import sys; before = {{*sys.modules}}; {statement}; "
     code += f"print(*((sys.modules.keys() - before) & {spared}))"
@@ -125,7 +125,7 @@ def test_every_module_can_be_imported(package: str) -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_an_import_that_fails_for_another_reason_is_told_as_it_is() -> None:
+def test_import_that_fails_for_another_reason_is_reported_unchanged() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"), needs("a", "gunicorn", "b"):
         importlib.import_module("no_such_module")
     with pytest.raises(MissingExtra), needs("a", "no_such_module", "b"):

@@ -40,7 +40,7 @@ OF_GO = "no-such-tool is not installed: make servers, with Go (go install exampl
 
 
 @pytest.mark.parametrize("ci", ["", "true"])
-def test_what_a_missing_server_does_to_its_tests(tmp_path: Path, ci: str) -> None:
+def test_tests_of_a_missing_server_are_skipped_or_fail_in_ci(tmp_path: Path, ci: str) -> None:
     path = tmp_path / "test_without_a_server.py"
     path.write_text(TESTS_WITHOUT_A_SERVER)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml"]
@@ -107,7 +107,7 @@ def test_without_root_or_sudo_the_way_out_is_named(
     assert "as root: apt-get install dash its-package" in capsys.readouterr().err
 
 
-def test_a_failure_of_apt_get_is_told(
+def test_failure_of_apt_get_is_reported(
     commands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -127,7 +127,7 @@ def test_go_makes_what_no_package_has(commands: Path, monkeypatch: pytest.Monkey
     assert commands.read_text() == f"install example.com/tool@v1 in {commands.parent}/bin\n"
 
 
-def test_what_go_cannot_make_is_told(
+def test_failure_of_go_is_reported(
     commands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go = commands.parent / "go"

@@ -35,7 +35,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_is_in_the_source_archive(archive: Path) -> None:
+def test_source_archive_has_all_sources(archive: Path) -> None:
     """All that its tests, its documentation and its load tests need, and nothing that is made."""
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
@@ -51,7 +51,7 @@ def test_what_is_in_the_source_archive(archive: Path) -> None:
     assert not [name for name in names if set(Path(name).parts) & {*made}]
 
 
-def test_the_index_takes_it(archive: Path) -> None:
+def test_source_archive_passes_the_index_checks(archive: Path) -> None:
     check("twine", "check", "--strict", archive)
 
 

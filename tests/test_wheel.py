@@ -108,7 +108,7 @@ def python(
     return python
 
 
-def test_the_core_runs_alone(python: str, tmp_path: Path) -> None:
+def test_core_without_extras_runs(python: str, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("a page")
     code = USE_THE_CORE.replace("PARTS", repr(list(PARTS)))
     found = json.loads(_run(python, "-I", "-W", "error", "-c", code, str(tmp_path)))
@@ -120,7 +120,7 @@ def test_the_core_runs_alone(python: str, tmp_path: Path) -> None:
     assert not found["missing"]
 
 
-def test_the_command_serves_files(python: str, tmp_path: Path) -> None:
+def test_installed_command_serves_files(python: str, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("a page")
     port = free_port()
     argv = [python, "-I", "-m", "wsgifast", "files", str(tmp_path), "--bind", str(port)]
@@ -159,7 +159,7 @@ def test_fastworker_of_the_wheel_serves(python: str) -> None:
     assert f"FastWorker served with {packages}" in said
 
 
-def test_what_is_in_the_wheel(wheel: Path) -> None:
+def test_wheel_has_the_packages_alone(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     metadata = f"wsgifast-{__version__}.dist-info/"
@@ -174,7 +174,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     assert f"{metadata}licenses/LICENSE" in names
 
 
-def test_the_index_finds_what_the_first_page_links_to(wheel: Path) -> None:
+def test_links_of_the_first_page_are_absolute_on_the_index(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"wsgifast-{__version__}.dist-info/METADATA").decode()
     links = [*re.findall(r"\]\((.+?)\)", text), *re.findall(r'(?:src|srcset)="(.+?)"', text)]

@@ -124,7 +124,7 @@ HEADERS = [
     asked=st.sampled_from([None, True, False]),
 )
 @example("CONNECT", 200, HEADERS[:1], 100, None, None)
-def test_what_is_left_uncoded_at_once_is_what_decide_leaves(
+def test_left_uncoded_agrees_with_decide(
     method: str,
     code: int,
     headers: Headers,
