@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.http import Connection
-from wsgifast.devservers.request import BodyFraming, CheckedLines, RequestBody, check_head
+from wsgifast.devservers.request import CheckedLines, RequestBody, check_head
 from wsgifast.errors import ClientGone, RequestError
+from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 
 from .apps import TEXT, answering, assert_alive, path_of, router
 from .serving import serve, talking
@@ -215,7 +216,10 @@ def test_continue_is_never_sent_inside_a_response(kind: str) -> None:
         assert client.read_to_end() == b""
 
 
-def checked(head: bytes, line: str = "POST / HTTP/1.1") -> BodyFraming:
+Framing = tuple[int | None, bool]
+
+
+def checked(head: bytes, line: str = "POST / HTTP/1.1") -> Framing:
     lines = cast(Any, CheckedLines(io.BytesIO(head + b"\r\n")))
     return check_head(line, parse_headers(lines))
 
@@ -223,21 +227,21 @@ def checked(head: bytes, line: str = "POST / HTTP/1.1") -> BodyFraming:
 @pytest.mark.parametrize(
     ("head", "framing"),
     [
-        (b"Host: a\r\n", BodyFraming(0, False)),
-        (b"Host: a\r\nContent-Length: 12\r\n", BodyFraming(12, False)),
-        (b"Host: a\r\nTransfer-Encoding: Chunked\r\n", BodyFraming(None, False)),
-        (b"Host: a\r\nContent-Length: 1\r\nExpect: 100-Continue\r\n", BodyFraming(1, True)),
-        (b"Host: a\r\nExpect: 100-continue\r\n", BodyFraming(0, False)),
-        (b"Host: a\nContent-Length: 7\n", BodyFraming(7, False)),
+        (b"Host: a\r\n", (0, False)),
+        (b"Host: a\r\nContent-Length: 12\r\n", (12, False)),
+        (b"Host: a\r\nTransfer-Encoding: Chunked\r\n", (None, False)),
+        (b"Host: a\r\nContent-Length: 1\r\nExpect: 100-Continue\r\n", (1, True)),
+        (b"Host: a\r\nExpect: 100-continue\r\n", (0, False)),
+        (b"Host: a\nContent-Length: 7\n", (7, False)),
         # To a parser of mail these two announce parts that a request's head does not have.
         (
             b"Host: a\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 7\r\n",
-            BodyFraming(7, False),
+            (7, False),
         ),
-        (b"Host: a\r\nContent-Type: message/http\r\nContent-Length: 7\r\n", BodyFraming(7, False)),
+        (b"Host: a\r\nContent-Type: message/http\r\nContent-Length: 7\r\n", (7, False)),
     ],
 )
-def test_head_with_framing_gives_the_end_of_the_body(head: bytes, framing: BodyFraming) -> None:
+def test_head_with_framing_gives_the_end_of_the_body(head: bytes, framing: Framing) -> None:
     assert checked(head) == framing
 
 
@@ -282,7 +286,7 @@ def test_http10_head_with_chunks_is_refused_and_its_expectation_ignored() -> Non
     with pytest.raises(RequestError):
         checked(b"Transfer-Encoding: chunked\r\n", "POST / HTTP/1.0")
     head = b"Content-Length: 1\r\nExpect: 100-continue\r\n"
-    assert checked(head, "POST / HTTP/1.0") == BodyFraming(1, False)
+    assert checked(head, "POST / HTTP/1.0") == (1, False)
 
 
 def test_unknown_expectation_is_refused() -> None:
@@ -331,7 +335,8 @@ class Pieces(io.RawIOBase):
 
 def received(data: bytes, length: int | None, size: int = 1 << 16) -> tuple[RequestBody, Any]:
     stream = io.BufferedReader(cast(Any, Pieces(data, size)))
-    return RequestBody(cast(Any, stream), BodyFraming(length, False), lambda: None), stream
+    decoder = ChunkDecoder(line_limit=4096) if length is None else LengthDecoder(length)
+    return RequestBody(cast(Any, stream), decoder, None), stream
 
 
 @given(

@@ -31,11 +31,12 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
 from ..errors import ClientGone, RequestError
+from ..http.chunked import ChunkDecoder, LengthDecoder
 from ..http.framing import wants_to_persist
 from ..sockets.closing import UNREAD_BODY_BYTES, Lingering
 from ..sockets.options import set_nodelay
 from ..sockets.sending import FileTruncated
-from .request import BodyFraming, CheckedLines, RequestBody, check_head
+from .request import CheckedLines, RequestBody, check_head
 from .response import FileWrapper, Outlet, Response
 
 if TYPE_CHECKING:
@@ -44,11 +45,15 @@ if TYPE_CHECKING:
 
 # The size of the reads of request bodies.
 _INPUT_BYTES = 64 * 1024
+# The longest line of a chunk size with its extensions, or of a trailer.
+_LINE_BYTES = 4096
 # http.server's own limit for a request line.
 _MAX_REQUEST_LINE_BYTES = 65_536
 # A client that has just connected is about to send a request, and would report a close as an error.
 # A speculative connection of a browser is silent for longer than this.
 FRESH_GRACE_S = 0.5
+# How often a waiting connection looks whether the server stops, as serve_forever() does.
+_LOOK_S = 0.5
 # A forking server accepts within this time, unless it has reached its limit of processes: only then
 # a waiting client is locked out.
 _FORKING_GRACE_S = 0.05
@@ -150,7 +155,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.close_connection = True  # not as it reads Connection
             if not parsed:
                 return
-            framing = check_head(self.requestline, self.headers)
+            length, expects_continue = check_head(self.requestline, self.headers)
         except RequestError as error:
             self.send_error(error.status, str(error))
             return
@@ -159,7 +164,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             return
         finally:
             self.rfile = self._stream
-        self._respond(framing)
+        self._respond(length, expects_continue)
 
     def handle_expect_100(self) -> bool:
         return True  # RequestBody sends 100 when the application reads
@@ -179,7 +184,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     # One request.
 
-    def _respond(self, framing: BodyFraming) -> None:
+    def _respond(self, length: int | None, expects_continue: bool) -> None:
         http11 = not self.requestline.endswith("HTTP/1.0")
         options = self.headers.get_all("Connection", [])
         wants_more = wants_to_persist(options, http11=http11) and self.command != "CONNECT"
@@ -208,8 +213,15 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                 self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
         response = new_response()
-        body = RequestBody(self._stream, framing, send_continue)
-        environ = self._environ(body, framing)
+        decoder = ChunkDecoder(line_limit=_LINE_BYTES) if length is None else LengthDecoder(length)
+        body = RequestBody(self._stream, decoder, send_continue if expects_continue else None)
+        environ = self.basic_environ()
+        environ["wsgi.input"] = io.BufferedReader(body, _INPUT_BYTES)
+        environ["wsgi.file_wrapper"] = FileWrapper
+        if length is None:
+            # Werkzeug, gunicorn and mod_wsgi set it too: without a Content-Length, wsgi.input can
+            # be read to its end.
+            environ["wsgi.input_terminated"] = True
         try:
             try:
                 self._run(self.application(), environ, response)
@@ -241,16 +253,6 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             complaint = response.complaint(self.command, response.status_code)
             if complaint:
                 self.log_error("%s: %s", self.requestline, complaint)
-
-    def _environ(self, body: RequestBody, framing: BodyFraming) -> WSGIEnvironment:
-        environ = self.basic_environ()
-        environ["wsgi.input"] = io.BufferedReader(body, _INPUT_BYTES)
-        environ["wsgi.file_wrapper"] = FileWrapper
-        if framing.length is None:
-            # Werkzeug, gunicorn and mod_wsgi set it too: without a Content-Length, wsgi.input can
-            # be read to its end.
-            environ["wsgi.input_terminated"] = True
-        return environ
 
     def _gives_up(self, error: Exception, response: Response) -> bool:
         """Log a failed response; return whether nothing more can be sent.
@@ -370,8 +372,6 @@ class Waiting:
         is_forking = isinstance(server, socketserver.ForkingMixIn)
         self._grace_s = _FORKING_GRACE_S if is_forking else 0.0
         self._listener = -1 if self.has_thread_of_its_own else server.fileno()
-        # Readable once the server stops; Werkzeug's servers have none.
-        self._stop: int = getattr(server, "stop_fd", -1)
 
     def for_request(self, patience_s: float | None, grace_s: float) -> bool:
         """Wait until the client sends something; return False if the connection is to be closed.
@@ -381,7 +381,7 @@ class Waiting:
         """
         deadline = math.inf if patience_s is None else time.monotonic() + patience_s
         while (left_s := deadline - time.monotonic()) > 0:
-            ready = _readable(left_s, self._client, self._listener, self._stop)
+            ready = _readable(min(left_s, _LOOK_S), self._client, self._listener)
             if self._client in ready:
                 return True
             if self.is_server_stopping():
@@ -412,4 +412,4 @@ def _readable(within_s: float, *fds: int) -> set[int]:
     for fd in fds:
         if fd >= 0:
             poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll(None if within_s == math.inf else within_s * 1e3)}
+    return {fd for fd, _ in poll.poll(within_s * 1e3)}

@@ -11,14 +11,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import urlsplit
 
 from ..errors import ClientGone, MalformedRequest, RequestError
-from ..http.chunked import ChunkDecoder
+from ..http.chunked import BodyDecoder
 from ..http.head import TOKEN, parse_length
 from ..http.request_head import check_host
 
@@ -29,21 +28,8 @@ if TYPE_CHECKING:
 _REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")
 # RFC 9112, 5: a token, a colon at once, a value; or the empty line that ends the head.
 _HEADER_LINE = re.compile(rb"(?:%b:[^\r\n\0]*)?\r?\n" % TOKEN.encode())
-# The longest line of a chunk size with its extensions, or of a trailer.
-_LINE_BYTES = 4096
 _SCRATCH_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True)
-class BodyFraming:
-    """Where a request's body ends (RFC 9112, 6.3).
-
-    :ivar length: bytes; None for a chunked body.
-    :ivar expects_continue: whether the client waits for 100 (Continue) before it sends the body.
-    """
-
-    length: int | None
-    expects_continue: bool
+_LEFT = "the client left before it had sent the whole request body"
 
 
 class CheckedLines:
@@ -72,14 +58,16 @@ class CheckedLines:
         return line
 
 
-def check_head(request_line: str, headers: Message) -> BodyFraming:
-    """Check a parsed head, and return how the body is framed.
+def check_head(request_line: str, headers: Message) -> tuple[int | None, bool]:
+    """Check a parsed head, and return where the body ends (RFC 9112, 6.3).
 
     Headers with an underscore in their name are removed: in a WSGI environ they look like the same
     name with a hyphen, which a proxy in front may have set or removed. Transfer-Encoding is removed
     because the application reads the decoded body (RFC 9112, 7.1.3).
 
     :param request_line: without its line end.
+    :returns: the body's length in bytes, None if it is chunked; and whether the client waits for
+        100 (Continue) before it sends the body.
     :raises RequestError: if the head is malformed or ambiguous.
     """
     if not _REQUEST_LINE.fullmatch(request_line):
@@ -97,10 +85,10 @@ def check_head(request_line: str, headers: Message) -> BodyFraming:
     length = _body_length(headers, http11)
     expectation = ",".join(headers.get_all("Expect", [])).strip().lower()
     if not http11 or not expectation:  # RFC 9110, 10.1.1: 1.0 clients do not mean it
-        return BodyFraming(length, expects_continue=False)
+        return length, False
     if expectation != "100-continue":
         raise RequestError(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected")
-    return BodyFraming(length, expects_continue=length != 0)
+    return length, length != 0
 
 
 def _body_length(headers: Message, http11: bool) -> int | None:
@@ -129,25 +117,27 @@ class RequestBody(io.RawIOBase):
     that has kept the stream cannot read the connection's next request.
 
     :param stream: the connection's buffered input, at the end of the request's head.
-    :param framing: where the body ends.
-    :param send_continue: sends "100 Continue"; called at the first read if the client waits for it.
+    :param decoder: finds the end of the body.
+    :param send_continue: sends "100 Continue"; called at the first read. None if the client does
+        not wait for it.
     """
 
     def __init__(
         self,
         stream: io.BufferedReader,
-        framing: BodyFraming,
-        send_continue: Callable[[], object],
+        decoder: BodyDecoder,
+        send_continue: Callable[[], object] | None,
     ) -> None:
         self._stream = stream
-        self._decoder = ChunkDecoder(line_limit=_LINE_BYTES) if framing.length is None else None
-        # The bytes left of a body of known length; those decoded from chunks and not read yet.
-        self._left = framing.length or 0
-        self._decoded = memoryview(b"")
+        self._decoder = decoder
+        self._content = memoryview(b"")  # decoded, and not read yet
         self._over = False
         self._send_continue = send_continue
-        # True as long as the client may still hold the body back.
-        self.awaits_continue = framing.expects_continue
+
+    @property
+    def awaits_continue(self) -> bool:
+        """Whether the client may still hold the body back."""
+        return self._send_continue is not None
 
     def readable(self) -> bool:
         return True
@@ -166,13 +156,11 @@ class RequestBody(io.RawIOBase):
     @property
     def at_end(self) -> bool:
         """Whether the connection's input is at the end of this request."""
-        if self._decoder is not None:
-            return self._decoder.done and not self._decoded
-        return self._left == 0
+        return self._decoder.done and not self._content
 
     def exceeds(self, limit: int) -> bool:
         """Whether more than `limit` bytes are known to be unread."""
-        return self._left > limit
+        return (self._decoder.left or 0) > limit
 
     def skip(self, limit: int) -> bool:
         """Discard the rest of the body, up to a limit.
@@ -193,42 +181,28 @@ class RequestBody(io.RawIOBase):
     def _receive(self, buffer: WriteableBuffer) -> int:
         if self.at_end:
             return 0
-        if self.awaits_continue:
-            self.awaits_continue = False
-            self._send_continue()
-        view = memoryview(buffer).cast("B")
-        try:
-            if self._decoder is not None:
-                return self._decode(view, self._decoder)
-            size = self._stream.readinto1(view[: self._left])
-        except RequestError:
-            raise
-        except OSError as error:
-            raise _failed(error) from error
-        if not size:
-            raise _gone()
-        self._left -= size
-        return size
-
-    def _decode(self, view: memoryview, decoder: ChunkDecoder) -> int:
-        while not self._decoded and not decoder.done:
-            received = self._stream.peek(1)
-            if not received:
-                raise _gone()
-            content, used = decoder.decode(received)
+        if self._send_continue is not None:
+            send_continue, self._send_continue = self._send_continue, None
+            send_continue()
+        while not self._content and not self._decoder.done:
+            received = self._received()
+            content, used = self._decoder.decode(received)
             self._stream.read(used)
-            self._decoded = memoryview(content)
-        size = min(len(view), len(self._decoded))
-        view[:size] = self._decoded[:size]
-        self._decoded = self._decoded[size:]
+            self._content = memoryview(content)
+        view = memoryview(buffer).cast("B")
+        size = min(len(view), len(self._content))
+        view[:size] = self._content[:size]
+        self._content = self._content[size:]
         return size
 
-
-def _failed(error: OSError) -> OSError:
-    if isinstance(error, TimeoutError):
-        return RequestError(HTTPStatus.REQUEST_TIMEOUT, "The request body stopped coming")
-    return _gone()
-
-
-def _gone() -> ClientGone:
-    return ClientGone("the client left before it had sent the whole request body")
+    def _received(self) -> bytes:
+        """Return what has come, after waiting for something; it stays in the stream."""
+        try:
+            if received := self._stream.peek(1):
+                return received
+        except TimeoutError as error:
+            status = HTTPStatus.REQUEST_TIMEOUT
+            raise RequestError(status, "The request body stopped coming") from error
+        except OSError as error:
+            raise ClientGone(_LEFT) from error
+        raise ClientGone(_LEFT)

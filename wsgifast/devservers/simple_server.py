@@ -12,16 +12,12 @@ Like the original it is for development and tests, not for production.
 
 from __future__ import annotations
 
-import os
-import select
 import socket
 import ssl
-import threading
-import time
 import traceback
 from collections.abc import Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 from urllib.parse import unquote, urlsplit
 from wsgiref import simple_server
 from wsgiref.handlers import BaseHandler
@@ -37,10 +33,6 @@ __all__ = ["ThreadingWSGIServer", "WSGIRequestHandler", "WSGIServer", "make_serv
 
 # With the original's backlog of 5 clients in a burst wait a second, until they repeat their SYN.
 _BACKLOG = 128
-# How long server_close() waits for running responses, and then for threads whose connection it has
-# shut down.
-STOP_S = 10.0
-_CUT_S = 2.0
 
 
 class WSGIServer(simple_server.WSGIServer):
@@ -50,6 +42,8 @@ class WSGIServer(simple_server.WSGIServer):
     """
 
     request_queue_size = _BACKLOG
+    #: Set while the server stops: connections are closed after their response, idle ones soon.
+    is_stopping = False
 
     def __init__(
         self,
@@ -59,19 +53,9 @@ class WSGIServer(simple_server.WSGIServer):
     ) -> None:
         if ":" in server_address[0]:
             self.address_family = socket.AF_INET6
-        #: Set while the server stops: connections are closed after their response.
-        self.is_stopping = False
-        #: Readable once the server stops, to wake the threads that wait for a request.
-        self.stop_fd, self._stop_writer = os.pipe()
-        try:
-            super().__init__(server_address, RequestHandlerClass, bind_and_activate)
-        except BaseException:
-            self._close_pipe()
-            raise
+        super().__init__(server_address, RequestHandlerClass, bind_and_activate)
 
     def serve_forever(self, poll_interval: float = 0.5) -> None:
-        while select.select([self.stop_fd], [], [], 0)[0]:  # from an earlier shutdown()
-            os.read(self.stop_fd, 1)
         self.is_stopping = False
         super().serve_forever(poll_interval)
 
@@ -85,66 +69,20 @@ class WSGIServer(simple_server.WSGIServer):
 
     def shutdown(self) -> None:
         """End serve_forever(), which runs in another thread, and close idle connections."""
-        self._stop()
+        self.is_stopping = True
         super().shutdown()
 
     def server_close(self) -> None:
-        self._stop()
-        super().server_close()
-        self._close_pipe()
-
-    def _stop(self) -> None:
         self.is_stopping = True
-        if self._stop_writer >= 0:
-            os.write(self._stop_writer, b".")
-
-    def _close_pipe(self) -> None:
-        for fd in (self.stop_fd, self._stop_writer):
-            if fd >= 0:
-                os.close(fd)
-        self.stop_fd = self._stop_writer = -1
+        super().server_close()
 
 
 class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
-    """Serves each connection in a thread of its own."""
+    """Serves each connection in a thread of its own; none of them outlives the process."""
 
     daemon_threads = True
     # Not WSGIServer's: here it only waits until the connection has a thread.
     handle_request = simple_server.WSGIServer.handle_request
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._serving: dict[threading.Thread, socket.socket] = {}
-        super().__init__(*arguments, **options)
-
-    def process_request_thread(self, request, client_address):  # type: ignore[no-untyped-def]
-        thread = threading.current_thread()
-        self._serving[thread] = request
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            del self._serving[thread]
-
-    def server_close(self) -> None:
-        """Stop listening, close idle connections, and wait for running responses.
-
-        After STOP_S seconds the connections of those that still run are shut down.
-        """
-        self._stop()
-        self.socket.close()
-        self._join(STOP_S)
-        for connection in list(self._serving.values()):
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it has just ended
-        self._join(_CUT_S)
-        super().server_close()
-
-    def _join(self, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        for thread in list(self._serving):
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
