@@ -91,7 +91,7 @@ class WSGIFast:
         for the same files.
     :param accel_redirect: maps folders to nginx's internal locations, such as
         ``{"/srv/files": "/protected/"}``: nginx sends the files in them. See
-        :func:`wsgifast.files.app_files.accel_redirect`, also for the headers that nginx drops.
+        :func:`wsgifast.files.app_files.front_server_of`, also for the headers that nginx drops.
     :param x_sendfile: folders whose files Apache or lighttpd sends.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and their
         bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.

@@ -28,7 +28,6 @@ from wsgifast.commands import cli
 from wsgifast.compression.codings import available_codings, compress_file
 from wsgifast.files import compress as module
 from wsgifast.files import directory
-from wsgifast.files import tree as tree_module
 from wsgifast.files.compress import MANIFEST, compress
 
 
@@ -433,7 +432,7 @@ def test_folder_that_becomes_a_link_is_not_followed(
             (tree / "css").symlink_to(outside)
 
     real = directory.open_folder
-    monkeypatch.setattr(tree_module, "open_folder", swapping)
+    monkeypatch.setattr(module, "open_folder", swapping)
     report = compress(tree, codings=["gzip"], jobs=1)
     assert snapshot(outside) == before
     assert ("css/site.css" in report.failed) == (when == "read")

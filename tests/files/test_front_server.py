@@ -24,7 +24,7 @@ from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
-from wsgifast.files.app_files import FrontServer, accel_redirect, x_sendfile
+from wsgifast.files.app_files import FrontServer, front_server_of
 from wsgifast.sockets.sending import FileSegment, file_segment
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ def folder(tmp_path: Path) -> Path:
     Path(tmp_path, "shared-too").mkdir()
     Path(tmp_path, "shared-too", "file").write_bytes(b"hello")
     return shared
+
+
+def nginx_front(locations: dict[str, str]) -> FrontServer:
+    front = front_server_of(accel_redirect=locations)
+    assert front is not None
+    return front
 
 
 def handed(front: FrontServer, path: Any, headers: Any = HEADERS) -> str | None:
@@ -65,11 +71,12 @@ def named(headers: list[tuple[str, str]] | None) -> str | None:
 
 def test_front_server_gets_the_name_of_the_file(folder: Path) -> None:
     for location in ("/internal/", "/internal"):
-        front = accel_redirect({str(folder): location})
+        front = nginx_front({str(folder): location})
         assert handed(front, folder / "file") == "/internal/file"
         assert handed(front, os.fsencode(folder / "file")) == "/internal/file"
-    front = x_sendfile([f"{folder}/"])
-    assert handed(front, folder / "file") == quote(f"{folder}/file")
+    by_apache = front_server_of(x_sendfile=[f"{folder}/"])
+    assert by_apache is not None
+    assert handed(by_apache, folder / "file") == quote(f"{folder}/file")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_front_server_gets_the_name_of_the_file(folder: Path) -> None:
 def test_name_of_a_file_is_escaped(folder: Path, name: bytes) -> None:
     path = os.path.join(os.fsencode(folder), name)
     Path(os.fsdecode(path)).write_bytes(b"hello")
-    value = handed(accel_redirect({str(folder): "/internal/"}), path)
+    value = handed(nginx_front({str(folder): "/internal/"}), path)
     assert value
     assert value.isascii()
     assert not set(value) & set(' \r\n?#"')
@@ -99,13 +106,13 @@ def test_longest_prefix_decides(folder: Path) -> None:
     Path(inner, "file").write_bytes(b"hello")
     for order in (1, -1):
         locations = dict([(str(folder), "/outer/"), (str(inner), "/inner/")][::order])
-        front = accel_redirect(locations)
+        front = nginx_front(locations)
         assert handed(front, inner / "file") == "/inner/file"
         assert handed(front, folder / "file") == "/outer/file"
 
 
 def test_response_that_does_not_fit_is_not_handed_over(folder: Path) -> None:
-    front = accel_redirect({str(folder): "/internal/"})
+    front = nginx_front({str(folder): "/internal/"})
     assert handed(front, folder.parent / "secret") is None
     assert handed(front, folder.parent / "shared-too" / "file") is None
     assert handed(front, f"{folder}/../secret") is None
@@ -122,21 +129,21 @@ def test_response_that_does_not_fit_is_not_handed_over(folder: Path) -> None:
 
 
 def test_symbolic_link_is_resolved(folder: Path) -> None:
-    front = accel_redirect({str(folder): "/internal/"})
+    front = nginx_front({str(folder): "/internal/"})
     Path(folder, "out").symlink_to("../secret")
     assert handed(front, folder / "out") is None
     Path(folder.parent, "in").symlink_to("shared/file")
     assert handed(front, folder.parent / "in") == "/internal/file"
     # The folder may itself be given by a link.
     Path(folder.parent, "alias").symlink_to("shared")
-    aliased = accel_redirect({str(folder.parent / "alias"): "/internal/"})
+    aliased = nginx_front({str(folder.parent / "alias"): "/internal/"})
     assert handed(aliased, folder / "file") == "/internal/file"
 
 
 def test_file_renamed_since_is_not_handed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    front = accel_redirect({str(folder): "/internal/"})
+    front = nginx_front({str(folder): "/internal/"})
     path = folder / "file"
     with open(path, "rb") as file:
         segment = FileSegment(file.fileno(), 0, 5)

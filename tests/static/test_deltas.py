@@ -305,13 +305,13 @@ def test_unknown_dictionary_reads_the_releases_once(
     (releases / "app.00000a1b.js").symlink_to(__file__)  # out of the directory
     settle(releases / "app.00000a1b.js")
     read: list[str] = []
-    content = deltas._content
+    content_of = deltas.content_of
 
-    def counted(release: Any) -> bytes | None:
-        read.append(release.names[-1])
-        return content(release)
+    def counted(root: Directory, names: Sequence[str], *identity: Any) -> bytes | None:
+        read.append(names[-1])
+        return content_of(root, names, *identity)
 
-    monkeypatch.setattr(deltas, "_content", counted)
+    monkeypatch.setattr(deltas, "content_of", counted)
     app = StaticFiles(directory=releases, dictionaries=True)
     for number in range(20):
         assert ask(app, old=bytes([number])).body == NEW

@@ -139,60 +139,48 @@ def _file_etag(file: Any, segment: FileSegment) -> str | None:
 
 
 def front_server_of(
-    locations: Mapping[str, str] | None, folders: Iterable[str] | None
+    accel_redirect: Mapping[str, str] | None = None, x_sendfile: Iterable[str] | None = None
 ) -> FrontServer | None:
-    """Return the front server for the options accel_redirect and x_sendfile; None without either.
-
-    :raises ConfigurationError: if both are given, or one has an invalid value.
-    """
-    if locations is not None and folders is not None:
-        raise ConfigurationError(
-            f"accel_redirect={locations!r} is for nginx, x_sendfile={folders!r} for Apache and "
-            "lighttpd: give one of the two"
-        )
-    if locations is not None:
-        return accel_redirect(locations)
-    return None if folders is None else x_sendfile(folders)
-
-
-def accel_redirect(locations: Mapping[str, str]) -> FrontServer:
-    """Have nginx send files.
+    """Return the front server that sends files; None without either option.
 
     nginx keeps the app's Content-Type, Content-Disposition, Accept-Ranges, Set-Cookie,
     Cache-Control and Expires, and applies Range and preconditions itself. Any other header has to
     be named in the location: ``add_header X-Frame-Options $upstream_http_x_frame_options;``.
 
-    :param locations: maps folders to the `internal` locations at which nginx serves them:
-        ``{"/srv/files": "/protected/"}`` for
+    :param accel_redirect: for nginx: maps folders to the `internal` locations at which it serves
+        them: ``{"/srv/files": "/protected/"}`` for
         ``location /protected/ { internal; alias /srv/files/; }``.
-    :raises ConfigurationError: if a folder does not exist, or a location has no leading slash.
+    :param x_sendfile: for Apache (mod_xsendfile) and lighttpd: the folders that its own
+        configuration lets it send files from.
+    :raises ConfigurationError: if both are given, a folder does not exist, or a location has no
+        leading slash.
     """
-    if not isinstance(locations, Mapping) or not locations:
+    if accel_redirect is not None and x_sendfile is not None:
         raise ConfigurationError(
-            f"accel_redirect takes a mapping of folders to locations, not {locations!r}"
+            f"accel_redirect={accel_redirect!r} is for nginx, x_sendfile={x_sendfile!r} for Apache "
+            "and lighttpd: give one of the two"
         )
-    for folder, location in locations.items():
-        if not isinstance(location, str) or not _LOCATION.fullmatch(location):
+    if accel_redirect is not None:
+        if not isinstance(accel_redirect, Mapping) or not accel_redirect:
             raise ConfigurationError(
-                f"the internal location for {folder!r} is a path such as '/protected/', "
-                f"not {location!r}"
+                f"accel_redirect takes a mapping of folders to locations, not {accel_redirect!r}"
             )
-    return FrontServer("X-Accel-Redirect", locations)
-
-
-def x_sendfile(folders: Iterable[str]) -> FrontServer:
-    """Have Apache (mod_xsendfile) or lighttpd send files.
-
-    :param folders: those that the front server's own configuration lets it send files from.
-    :raises ConfigurationError: if a folder does not exist.
-    """
+        for folder, location in accel_redirect.items():
+            if not isinstance(location, str) or not _LOCATION.fullmatch(location):
+                raise ConfigurationError(
+                    f"the internal location for {folder!r} is a path such as '/protected/', "
+                    f"not {location!r}"
+                )
+        return FrontServer("X-Accel-Redirect", accel_redirect)
+    if x_sendfile is None:
+        return None
     # A mapping is accel_redirect's.
-    several = isinstance(folders, Iterable) and not isinstance(folders, (str, bytes, Mapping))
-    listed = list(folders) if several else []
-    if not listed:
-        raise ConfigurationError(f"x_sendfile takes a list of folders, not {folders!r}")
+    several = isinstance(x_sendfile, Iterable) and not isinstance(x_sendfile, (str, bytes, Mapping))
+    folders = list(x_sendfile) if several else []
+    if not folders:
+        raise ConfigurationError(f"x_sendfile takes a list of folders, not {x_sendfile!r}")
     # Its header has the path itself, so every folder is its own location.
-    return FrontServer("X-Sendfile", dict.fromkeys(listed))
+    return FrontServer("X-Sendfile", dict.fromkeys(folders))
 
 
 class FrontServer:

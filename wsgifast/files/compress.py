@@ -6,8 +6,9 @@ modification time, so that copies of a tree have the same entity tags. A manifes
 lists the siblings that were made here. Any other is the user's own file: a `dump.sql.gz` may be all
 that is left of yesterday's `dump.sql`.
 
-The manifest is untrusted, and names and links may change while this runs: see
-:mod:`~wsgifast.files.tree`.
+The manifest is untrusted, and names and links may change while this runs: paths are walked name by
+name from the root without following links, and files are opened, created and removed relative to an
+open directory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import errno
 import json
 import os
 import re
+import secrets
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -24,6 +27,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from ..checks import list_of_text
 from ..compression.codings import SIBLING_SUFFIXES, checked_codings, compress_file
@@ -36,11 +40,12 @@ from ..compression.dictionaries import (
 )
 from ..errors import ConfigurationError
 from .coded_copies import MIN_SAVING
-from .deltas import MAX_RELEASES, MIN_FILE_BYTES
-from .directory import names_of
+from .deltas import content_of, newest_releases
+from .directory import Directory, names_of, open_folder
 from .found import has_same_time, is_outdated
-from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 
+# Files are compressed in memory, one per thread.
+_MAX_FILE_BYTES = 256 * 1024 * 1024
 # Formats that are compressed already.
 _COMPRESSED_EXTENSIONS = frozenset(
     {".7z", ".avif", ".br", ".bz2", ".dcz", ".flac", ".flv", ".gif", ".gz", ".jpeg", ".jpg", ".jxl"}
@@ -169,7 +174,7 @@ class _Run:
         codings: Sequence[str],
         overwrite: bool,
         made: dict[str, str],
-        earlier: Sequence[Path],
+        earlier: Sequence[Directory],
     ) -> None:
         self.root = root
         self.codings = codings
@@ -189,8 +194,8 @@ class _Run:
 
     def compress_one(self, path: str) -> tuple[int, int]:
         """Return the sizes of a file and of its smallest sibling; (0, 0) if it has none."""
-        with folder_of(self.root, path) as (folder, name):
-            original = read_file(folder, name)
+        with _folder_of(self.root, path) as (folder, name):
+            original = _read_file(folder, name)
             if original is None:
                 return 0, 0  # no longer a regular file
             sizes = []
@@ -215,10 +220,10 @@ class _Run:
     def remove_orphans(self) -> None:
         for path in sorted(self.made):
             try:
-                with folder_of(self.root, path) as (folder, name):
-                    original = facts_of(_original_of(name), folder)
-                    is_orphan = original is None or not is_regular(original)
-                    there = facts_of(name, folder)
+                with _folder_of(self.root, path) as (folder, name):
+                    original = _facts_of(_original_of(name), folder)
+                    is_orphan = original is None or not _is_regular(original)
+                    there = _facts_of(name, folder)
                     if original and there and name.endswith(DELTA_SUFFIX):
                         is_orphan |= not has_same_time(there, original)
                     if is_orphan and self._is_ours(folder, path):
@@ -229,30 +234,17 @@ class _Run:
                 else:
                     self.report.failed[path] = error.strerror or str(error)
 
-    def _dictionaries(self, path: str, original: File) -> Iterator[bytes]:
+    def _dictionaries(self, path: str, original: _File) -> Iterator[bytes]:
         """Read the earlier releases of a file."""
-        hashed = hashed_name(path.rpartition("/")[2])
+        *folders, name = path.split("/")
+        hashed = hashed_name(name)
         if hashed is None:
             return
-        for root in self.earlier:
-            below = root / Path(path).parent
-            try:
-                names = [name for name in os.listdir(below) if hashed.is_of(name)]
-            except OSError:
-                continue  # a folder that is new
-            found = [(facts.st_mtime_ns, n) for n in names if (facts := facts_of(str(below / n)))]
-            for _, name in sorted(found, reverse=True)[:MAX_RELEASES]:
-                try:
-                    with folder_of(root, (Path(path).parent / name).as_posix()) as (folder, _):
-                        file = read_file(folder, name)
-                except OSError:
-                    continue
-                if (
-                    file
-                    and len(file.content) >= MIN_FILE_BYTES
-                    and file.content != original.content
-                ):
-                    yield file.content
+        for directory in self.earlier:
+            for found in newest_releases([directory], folders, hashed, _MAX_FILE_BYTES):
+                content = content_of(found.root, found.names, found.identity)
+                if content is not None and content != original.content:
+                    yield content
 
     def _make_sibling(
         self,
@@ -260,17 +252,17 @@ class _Run:
         path: str,
         encode: Callable[[], bytes],
         most_bytes: int,
-        original: File,
+        original: _File,
     ) -> int | None:
         """Return the sibling's size; None if the file has none afterwards.
 
         :param most_bytes: that it may have to be of use.
         """
         name = path.rpartition("/")[2]
-        there = facts_of(name, folder)
+        there = _facts_of(name, folder)
         ours = there is not None and self._is_ours(folder, path)
         if there is not None and not ours and not self.overwrite:
-            if not is_regular(there) or is_outdated(there, original.facts):
+            if not _is_regular(there) or is_outdated(there, original.facts):
                 self.report.left_alone.append(path)
                 return None
             self.report.current.append(path)
@@ -286,7 +278,7 @@ class _Run:
         with self._writing:
             if self._is_stopped:
                 return None
-            write_file(folder, name, encoded, original.facts)
+            _write_file(folder, name, encoded, original.facts)
             self.made[path] = _digest(encoded)
         self.report.written.append(path)
         return len(encoded)
@@ -296,7 +288,7 @@ class _Run:
         if digest is None:
             return False
         try:
-            there = read_file(folder, path.rpartition("/")[2])
+            there = _read_file(folder, path.rpartition("/")[2])
         except OSError:
             return False
         return there is not None and _digest(there.content) == digest
@@ -307,17 +299,15 @@ class _Run:
         self.report.removed.append(path)
 
 
-def _earlier_releases(root: Path, given: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    earlier = [Path(path) for path in given]
+def _earlier_releases(root: Path, given: Sequence[str | os.PathLike[str]]) -> list[Directory]:
+    earlier = [Directory(path) for path in given]
     if earlier:
         checked_codings(["zstd"])
-    for path in earlier:
-        if not path.is_dir():
-            raise ConfigurationError(f"{path} is not a directory: name one of an earlier release")
-        if path.samefile(root):
+    for directory in earlier:
+        if os.path.samefile(directory.path, root):
             raise ConfigurationError(
-                f"{path} is the directory itself: name one of an earlier release; deltas between "
-                "the files of one directory are made when they are requested"
+                f"{directory.path} is the directory itself: name one of an earlier release; deltas "
+                "between the files of one directory are made when they are requested"
             )
     return earlier
 
@@ -334,8 +324,8 @@ def _originals(root: Path, skipped: Collection[str]) -> Iterator[str]:
         for name in names:
             path = (below / name).as_posix()
             if names_of(path) and Path(name).suffix.lower() not in skipped:
-                facts = facts_of(os.path.join(folder, name))
-                if facts and is_regular(facts) and 0 < facts.st_size <= MAX_FILE_BYTES:
+                facts = _facts_of(os.path.join(folder, name))
+                if facts and _is_regular(facts) and 0 < facts.st_size <= _MAX_FILE_BYTES:
                     yield path
 
 
@@ -350,8 +340,8 @@ def _read_manifest(root: Path) -> dict[str, str]:
         below the root.
     """
     try:
-        with folder_of(root, MANIFEST) as (folder, name):
-            file = read_file(folder, name)
+        with _folder_of(root, MANIFEST) as (folder, name):
+            file = _read_file(folder, name)
         content = {} if file is None else json.loads(file.content)
         if content["version"] == _MANIFEST_VERSION:
             made = {str(name): str(digest) for name, digest in content["siblings"].items()}
@@ -376,10 +366,105 @@ def _may_be_made(path: str) -> bool:
 
 def _write_manifest(root: Path, made: dict[str, str]) -> None:
     """Write the manifest, or delete it if `made` is empty."""
-    with folder_of(root, MANIFEST) as (folder, name):
+    with _folder_of(root, MANIFEST) as (folder, name):
         if made:
             content = {"version": _MANIFEST_VERSION, "siblings": dict(sorted(made.items()))}
-            write_file(folder, name, json.dumps(content, indent=1).encode() + b"\n")
+            _write_file(folder, name, json.dumps(content, indent=1).encode() + b"\n")
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
+
+
+# Files in a tree that others may change at the same time
+
+
+class _File(NamedTuple):
+    content: bytes
+    facts: os.stat_result
+
+
+@contextlib.contextmanager
+def _folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
+    """Open the directory of a file; yields its descriptor and the file's name."""
+    *folders, name = path.split("/")
+    folder = open_folder(root, folders)
+    try:
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def _facts_of(name: str, folder: int | None = None) -> os.stat_result | None:
+    """Return the lstat() of a name; None if it does not exist."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
+
+
+def _is_regular(facts: os.stat_result | None) -> bool:
+    return facts is not None and stat.S_ISREG(facts.st_mode)
+
+
+def _read_file(folder: int, name: str) -> _File | None:
+    """Read a regular file; None for anything else, such as a link.
+
+    :raises OSError: if it does not exist, or cannot be read.
+    """
+    facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not _is_regular(facts):
+        return None  # before open(): opening a device may have effects
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not _is_regular(facts) or facts.st_size > _MAX_FILE_BYTES:
+            return None
+        return _File(file.read(), facts)
+
+
+def _write_file(folder: int, name: str, content: bytes, like: os.stat_result | None = None) -> None:
+    """Write a file atomically.
+
+    :param like: the stat() of a file whose owner (as far as this process may set it), permissions
+        and modification time it gets. None: the owner of the folder, and no permission for others.
+    """
+    # 100 characters: with the suffix it must not exceed the longest name.
+    temporary = f".{name[:100]}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            _give_away(fd, os.fstat(folder) if like is None else like)
+            if like is not None:
+                # After the owner: no one else may read it before.
+                os.fchmod(fd, _permissions(like, os.fstat(fd)))
+                os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _give_away(fd: int, like: os.stat_result) -> None:
+    """Give a file the owner and group of another, as far as this process may."""
+    facts = os.fstat(fd)
+    if os.geteuid() == 0 and facts.st_uid != like.st_uid:
+        with contextlib.suppress(OSError):  # in a user namespace, or on a network file system
+            os.fchown(fd, like.st_uid, -1)
+    if facts.st_gid != like.st_gid:
+        with contextlib.suppress(OSError):  # of a group that this process is not in
+            os.fchown(fd, -1, like.st_gid)
+
+
+def _permissions(like: os.stat_result, own: os.stat_result) -> int:
+    """Return the permission bits of a file for a copy, which may have another group.
+
+    Without setuid, setgid and the sticky bit: those are for the original alone. What its group
+    could do, another group may only if everybody may.
+    """
+    mode = like.st_mode & 0o777
+    if own.st_gid != like.st_gid:
+        mode &= ~0o070 | (mode & 0o007) << 3
+    return mode

@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from time import thread_time
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from ..compression.dictionaries import (
 )
 from .coded_copies import COPIES, MAX_FILE_BYTES, MIN_SAVING, CodedCopy, delta_key
 from .directory import Directory, Identity, Opened, identity_of
-from .found import identity_at, is_outdated, is_settled
+from .found import is_outdated, is_settled, stat_or_none
 from .lookup import FoundFile
 
 log = logging.getLogger("wsgifast.files")
@@ -59,24 +59,21 @@ class _Wanted(NamedTuple):
     digest: bytes
 
     @property
-    def folders(self) -> list[tuple[Directory, tuple[str, ...]]]:
+    def folders(self) -> list[str]:
         """Where its releases may be: the same path in every directory of the site."""
-        return [(root, tuple(self.file.names[:-1])) for root in self.file.roots]
+        return [root.full_path(self.file.names[:-1]) for root in self.file.roots]
 
     @property
     def key(self) -> tuple[HashedName, tuple[str, ...]]:
         """What all releases of the file have in common."""
-        return self.hashed, tuple(root.full_path(names) for root, names in self.folders)
+        return self.hashed, tuple(self.folders)
 
 
 class _Release(NamedTuple):
     root: Directory
     names: tuple[str, ...]
     identity: Identity
-
-    @property
-    def path(self) -> str:
-        return self.root.full_path(self.names)
+    mtime_ns: int
 
 
 class _Releases(NamedTuple):
@@ -90,8 +87,8 @@ class _Releases(NamedTuple):
 
     def are_unchanged(self) -> bool:
         """Whether neither a folder nor one of the files has changed since."""
-        files = [(release.path, release.identity) for release in self.by_digest.values()]
-        return all(identity_at(path) == seen for path, seen in [*self.folders, *files])
+        files = [(r.root.full_path(r.names), r.identity) for r in self.by_digest.values()]
+        return all(_identity_at(path) == seen for path, seen in [*self.folders, *files])
 
     def dictionary_for(self, wanted: _Wanted) -> _Release | None:
         """Return the release with the digest, unless it is the file itself."""
@@ -177,10 +174,10 @@ class Deltas:
         release = self._look(wanted).dictionary_for(wanted)
         if release is None:
             return None
-        file, digest = wanted.file, wanted.digest
-        dictionary = _content(release)
-        content = _content(_Release(file.directory, tuple(file.names), wanted.identity))
-        if dictionary is None or content is None or digest_of(dictionary) != digest:
+        file = wanted.file
+        dictionary = content_of(release.root, release.names, release.identity)
+        content = content_of(file.directory, file.names, wanted.identity)
+        if dictionary is None or content is None or digest_of(dictionary) != wanted.digest:
             return None
         began = thread_time()
         delta = make_delta(content, dictionary)
@@ -194,61 +191,60 @@ class Deltas:
         if known is not None and known.are_unchanged():
             return known
         digests = {} if known is None else {r: d for d, r in known.by_digest.items()}
-        folders: list[tuple[str, Identity | None]] = []
-        found: list[tuple[int, _Release]] = []
-        settled = True
-        for root, names in wanted.folders:
-            path = root.full_path(names)
-            try:
-                opened = root.open(names)
-            except PermissionError:
-                opened = None
-            if opened is None:
-                folders.append((path, identity_at(path)))
-                continue
-            try:
-                folders.append((path, identity_of(opened.facts)))
-                settled = settled and is_settled(opened.facts)
-                listed = os.listdir(opened.fd) if opened.is_directory else []
-            finally:
-                os.close(opened.fd)
-            there = filter(wanted.hashed.is_of, listed)
-            found += _dictionaries(root, names, there)
-        found.sort(key=lambda item: item[0], reverse=True)
+        # Before they are listed: what changes meanwhile is found at the next look.
+        seen = [(path, stat_or_none(path)) for path in wanted.folders]
+        below = wanted.file.names[:-1]
+        found = newest_releases(wanted.file.roots, below, wanted.hashed, MAX_FILE_BYTES)
         by_digest: dict[bytes, _Release] = {}
-        for _, release in found[:MAX_RELEASES]:
+        for release in found:
             digest = digests.get(release)
             if digest is None:
-                content = _content(release)
+                content = content_of(release.root, release.names, release.identity)
                 if content is None:
                     continue  # it may not be served
                 digest = digest_of(content)
             by_digest[digest] = release
+        folders = [(path, None if facts is None else identity_of(facts)) for path, facts in seen]
         releases = _Releases(folders, by_digest)
-        if settled:
+        if all(facts is None or is_settled(facts) for _, facts in seen):
             if len(self._known) >= _MAX_REMEMBERED:
                 self._known.clear()
             self._known[wanted.key] = releases
         return releases
 
 
-def _dictionaries(
-    root: Directory, folders: tuple[str, ...], names: Iterable[str]
-) -> Iterator[tuple[int, _Release]]:
-    """Yield the releases that can be dictionaries, with their modification times."""
-    for name in names:
-        path = (*folders, name)
+def newest_releases(
+    roots: Iterable[Directory], folder: Sequence[str], hashed: HashedName, max_bytes: int
+) -> list[_Release]:
+    """Return the releases of a file that can be dictionaries, the newest ones first.
+
+    :param folder: below each root.
+    :param max_bytes: of each.
+    """
+    found: list[_Release] = []
+    for root in roots:
         try:
-            facts = os.stat(root.full_path(path))
-        except OSError:
+            opened = root.open(folder)
+        except PermissionError:
             continue
-        if stat.S_ISREG(facts.st_mode) and MIN_FILE_BYTES <= facts.st_size <= MAX_FILE_BYTES:
-            yield facts.st_mtime_ns, _Release(root, path, identity_of(facts))
+        if opened is None:
+            continue
+        try:
+            listed = os.listdir(opened.fd) if opened.is_directory else []
+        finally:
+            os.close(opened.fd)
+        for name in filter(hashed.is_of, listed):
+            names = (*folder, name)
+            facts = stat_or_none(root.full_path(names))
+            if facts is None or not stat.S_ISREG(facts.st_mode):
+                continue
+            if MIN_FILE_BYTES <= facts.st_size <= max_bytes:
+                found.append(_Release(root, names, identity_of(facts), facts.st_mtime_ns))
+    return sorted(found, key=lambda release: release.mtime_ns, reverse=True)[:MAX_RELEASES]
 
 
-def _content(release: _Release) -> bytes | None:
+def content_of(root: Directory, names: Sequence[str], identity: Identity) -> bytes | None:
     """Read a file that may be served; None if it has another identity by now."""
-    root, names, identity = release
     try:
         opened = root.open(names)
     except PermissionError:
@@ -261,6 +257,11 @@ def _content(release: _Release) -> bytes | None:
         content = file.read(opened.facts.st_size + 1)
         is_whole = len(content) == opened.facts.st_size
         return content if is_whole and identity_of(os.fstat(opened.fd)) == identity else None
+
+
+def _identity_at(path: str) -> Identity | None:
+    facts = stat_or_none(path)
+    return None if facts is None else identity_of(facts)
 
 
 def _read_delta(written: Opened, original: Opened, digest: bytes) -> CodedCopy | None:

@@ -274,10 +274,10 @@ def is_settled(facts: os.stat_result) -> bool:
     return abs(time.time_ns() - facts.st_ctime_ns) > _SETTLED_NS
 
 
-def identity_at(path: str) -> Identity | None:
-    """Return the identity of what is at a path; None if there is nothing."""
+def stat_or_none(path: str) -> os.stat_result | None:
+    """Return the stat() of what is at a path; None if there is nothing."""
     try:
-        return identity_of(os.stat(path))
+        return os.stat(path)
     except OSError:
         return None
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import NamedTuple
 from urllib.parse import quote
 
 from ..checks import size_text
@@ -29,21 +28,44 @@ _HEADERS: tuple[Header, ...] = (
 )
 
 
-class Listed(NamedTuple):
-    """An entry of a directory; `size` in bytes, `modified` in seconds since 1970 (UTC)."""
+def listing_plan(
+    path: str, names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bool
+) -> Plan:
+    """Plan the answer with a directory's page; without a link to its parent if it is a root.
 
-    name: str
-    is_directory: bool
-    size: int
-    modified: int
-
-
-def listed(names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bool) -> list[Listed]:
-    """Return the entries of a directory that are served; of the same name, that in the first root.
-
-    :param names: of the directory, below each root.
+    :param path: the URL path, decoded, for the title.
+    :param names: of the directory, below each root. Of entries of the same name, that in the first
+        root is listed.
     """
-    entries: dict[str, Listed] = {}
+    rows = ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>'] if names else []
+    entries = [
+        (not stat.S_ISDIR(facts.st_mode), name.casefold(), name, facts)
+        for name, facts in _entries(names, roots, hidden_files=hidden_files).items()
+    ]
+    for is_file, _, name, facts in sorted(entries, key=lambda entry: entry[:3]):
+        slash = "" if is_file else "/"
+        # "./": "a:b" would be a URL with a scheme.
+        link = "./" + quote(name.encode("utf-8", "surrogateescape")) + slash
+        size = size_text(facts.st_size) if is_file else ""
+        rows.append(
+            f'<tr><td><a href="{link}">{_text(name)}{slash}</a></td>'
+            f"<td>{size}</td><td>{_date(facts.st_mtime)}</td></tr>"
+        )
+    title = _text(path)
+    page = (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{_STYLE}</style>\n<h1>{title}</h1>\n<table>\n"
+        + "\n".join(rows)
+        + "\n</table>\n</html>\n"
+    ).encode()
+    return Plan(200, (*_HEADERS, ("Content-Length", str(len(page)))), (page,))
+
+
+def _entries(
+    names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bool
+) -> dict[str, os.stat_result]:
+    entries: dict[str, os.stat_result] = {}
     for root in reversed(roots):
         opened = root.open(names)
         if opened is None:
@@ -56,42 +78,10 @@ def listed(names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bo
                         continue  # it is not served
                     facts = _facts_of(root, names, entry)
                     if facts is not None:
-                        entries[entry.name] = Listed(
-                            entry.name,
-                            stat.S_ISDIR(facts.st_mode),
-                            facts.st_size,
-                            int(facts.st_mtime),
-                        )
+                        entries[entry.name] = facts
         finally:
             os.close(opened.fd)
-    return list(entries.values())
-
-
-def listing_plan(path: str, entries: Iterable[Listed], *, is_root: bool) -> Plan:
-    """Plan the answer with a directory's page.
-
-    :param path: the URL path, decoded, for the title.
-    :param is_root: leave out the link to the parent directory.
-    """
-    rows = [] if is_root else ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>']
-    for entry in sorted(entries, key=lambda e: (not e.is_directory, e.name.casefold(), e.name)):
-        slash = "/" if entry.is_directory else ""
-        # "./": "a:b" would be a URL with a scheme.
-        link = "./" + quote(entry.name.encode("utf-8", "surrogateescape")) + slash
-        size = "" if entry.is_directory else size_text(entry.size)
-        rows.append(
-            f'<tr><td><a href="{link}">{_text(entry.name)}{slash}</a></td>'
-            f"<td>{size}</td><td>{_date(entry.modified)}</td></tr>"
-        )
-    title = _text(path)
-    page = (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width">'
-        f"<style>{_STYLE}</style>\n<h1>{title}</h1>\n<table>\n"
-        + "\n".join(rows)
-        + "\n</table>\n</html>\n"
-    ).encode()
-    return Plan(200, (*_HEADERS, ("Content-Length", str(len(page)))), (page,))
+    return entries
 
 
 def _facts_of(
@@ -116,8 +106,8 @@ def _text(name: str) -> str:
     return escape(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
 
-def _date(seconds: int) -> str:
+def _date(seconds: float) -> str:
     try:
-        return http_date(seconds).partition(", ")[2]
+        return http_date(int(seconds)).partition(", ")[2]
     except OverflowError:
         return ""

@@ -23,7 +23,7 @@ from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
-from .found import Found, Source, is_outdated, is_settled
+from .found import Found, Source, is_outdated, is_settled, stat_or_none
 from .plan import Header, describe
 from .rules import HeaderRules
 
@@ -92,11 +92,10 @@ class FoundDirectory(NamedTuple):
 
 
 class Unreadable(Exception):
-    """A file without a size of its own, such as one of /proc, that cannot be read to its end."""
+    """A file that exists, and that the process may not or cannot read; the log says why."""
 
-
-# A file that exists and that the process may not read.
-Refused = Literal["refused"]
+    def __init__(self, path: str, why: str) -> None:
+        log.warning("%s %s", path, why)
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,13 @@ class Lookup:
     # What of the files without a sibling is compressed when they are requested.
     compression: Compression | None = None
 
-    def locate(self, path: str) -> FoundFile | FoundDirectory | Refused | None:
+    def locate(self, path: str) -> FoundFile | FoundDirectory | None:
         """Open the file that a URL path stands for.
 
         :param path: "" is the root without its slash, where the site is mounted below a path.
         :returns: a directory if the path lacks its trailing slash or the directory is to be listed;
             None if there is nothing that is served.
+        :raises Unreadable: for a file that may not be read.
         """
         is_bare = self.is_bare_prefix(path)
         if not is_bare and not path.startswith(self.prefix):
@@ -139,8 +139,8 @@ class Lookup:
             try:
                 found = self._locate_in(directory, names, absent)
             except PermissionError as error:
-                log.warning("%s may not be read: %s", directory.full_path(names), error.strerror)
-                return "refused"
+                full_path = directory.full_path(names)
+                raise Unreadable(full_path, f"may not be read: {error.strerror}") from error
             if found == "directory":
                 listed.append(directory)
             elif found is not None:
@@ -154,6 +154,16 @@ class Lookup:
         if self.listing and listed:
             return FoundDirectory(names, listed, lacks_slash=not wants_directory)
         return None
+
+    def has_file(self, path: str) -> bool:
+        """Whether a URL path stands for a file that may be read."""
+        try:
+            found = self.locate(path)
+        except Unreadable:
+            return False
+        if isinstance(found, FoundFile):
+            found.close()
+        return isinstance(found, FoundFile)
 
     def is_bare_prefix(self, path: str) -> bool:
         """Whether a URL path is that of the root, without its slash."""
@@ -190,12 +200,12 @@ class Lookup:
             return self._describe_unsized(file, url)
         folder = posixpath.dirname(file.path)
         # Before the siblings: one that appears meanwhile changes the directory's identity.
-        beside = {folder: _stat_or_none(folder)}
+        beside = {folder: stat_or_none(folder)}
         headers = self.rules.headers(file.path, url, mount)
         codings: dict[str, os.stat_result] = {}
         is_coded = header_value(headers, "content-encoding") is not None
         for coding, suffix in () if is_coded else SIBLING_SUFFIXES.items():
-            seen = _stat_or_none(file.path + suffix)
+            seen = stat_or_none(file.path + suffix)
             if seen is None:
                 continue
             sibling = file.open_sibling(suffix)
@@ -294,13 +304,6 @@ class Lookup:
         return body
 
 
-def _stat_or_none(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except OSError:
-        return None  # renamed since the file in it was opened
-
-
 def _takes_the_place(sibling: Opened, original: os.stat_result) -> bool:
     """Whether a sibling may be sent in place of the original."""
     facts = sibling.facts
@@ -322,8 +325,8 @@ def _read_unsized(file: FoundFile) -> bytes:
                 return bytes(content)
             content += block
     except OSError as error:
-        raise Unreadable(f"{file.path} cannot be read: {error.strerror}") from error
-    raise Unreadable(f"{file.path} reports no size, and has more than {_UNSIZED_BYTES} bytes")
+        raise Unreadable(file.path, f"cannot be read: {error.strerror}") from error
+    raise Unreadable(file.path, f"reports no size, and has more than {_UNSIZED_BYTES} bytes")
 
 
 def _blocks(fd: int, size: int) -> Iterator[bytes]:

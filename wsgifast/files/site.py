@@ -8,7 +8,7 @@ and described by fstat() of the descriptor that is sent.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import math
 import os
 import re
@@ -25,12 +25,10 @@ from .coded_copies import COPIES, CodedCopy, copy_key, delta_key
 from .deltas import DELTAS
 from .directory import Directory, names_of
 from .found import Found, MemoryCache
-from .listing import listed, listing_plan
-from .lookup import FoundDirectory, FoundFile, Lookup, Unreadable
+from .listing import listing_plan
+from .lookup import FoundFile, Lookup, Unreadable
 from .plan import NO_TEXT, Header, Plan, Representation, RequestFacts
 from .rules import AddHeaders, HeaderRules, ImmutableTest
-
-log = logging.getLogger("wsgifast.files")
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 # Up to this size a copy from memory is cheaper than opening the file and a call of sendfile.
@@ -185,17 +183,13 @@ class StaticFilesBase(Generic[AppT]):
             has_bare_prefix=app is None,
             compression=compression,
         )
-        self._prefix = prefix
         self._missing_page = prefix + _MISSING_PAGE
         self._fallback = None if fallback is None else prefix + fallback
-        if self._fallback is not None:
-            found = self._lookup.locate(self._fallback)
-            if not isinstance(found, FoundFile):
-                raise ConfigurationError(
-                    f"fallback={fallback!r}: there is no such file in {directory!r} that may be "
-                    "served; name one that is there at the start, or None"
-                )
-            found.close()
+        if self._fallback is not None and not self._lookup.has_file(self._fallback):
+            raise ConfigurationError(
+                f"fallback={fallback!r}: there is no such file in {directory!r} that may be "
+                "served; name one that is there at the start, or None"
+            )
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
 
     def _check_app(self, app: AppT) -> None:
@@ -256,15 +250,19 @@ class StaticFilesBase(Generic[AppT]):
         :param mount: the URL path of the mount point, for a redirect from there.
         :raises OSError: if the system fails; not for a file that is missing or may not be read.
         """
-        found = self._lookup.locate(path)
-        if isinstance(found, FoundFile):
-            return self._answer_found(facts, path, found, mount)
+        try:
+            found = self._lookup.locate(path)
+            if isinstance(found, FoundFile):
+                return self._answer_found(facts, path, found, mount)
+        except Unreadable:
+            return _in_memory(_FORBIDDEN, facts)
         if found is None:
             return self._answer_fallback(facts, path, query, mount)
-        if found == "refused":
-            return _forbidden(facts), None
-        plan = self._plan_directory(path, query, mount, found)
-        return (plan if facts.method == "GET" else Plan(plan.status, plan.headers)), None
+        if found.lacks_slash:
+            return _in_memory(_redirect(path or mount, query), facts)
+        hidden_files = self._lookup.hidden_files
+        page = listing_plan(path, found.names, found.roots, hidden_files=hidden_files)
+        return _in_memory(page, facts)
 
     def look_up_or_miss(
         self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
@@ -281,10 +279,11 @@ class StaticFilesBase(Generic[AppT]):
         answer = self.answer_kept(facts, page, is_missing_page=True)
         if answer is not None:
             return answer
-        found = self._lookup.locate(page)
-        if isinstance(found, FoundFile):
-            return self._answer_found(facts, page, found, is_missing_page=True)
-        return (_MISSING if facts.method == "GET" else _MISSING_HEAD), None
+        with contextlib.suppress(Unreadable):
+            found = self._lookup.locate(page)
+            if isinstance(found, FoundFile):
+                return self._answer_found(facts, page, found, is_missing_page=True)
+        return _in_memory(_MISSING, facts)
 
     def _answer_found(
         self,
@@ -313,17 +312,8 @@ class StaticFilesBase(Generic[AppT]):
                 copy = COPIES.get(FileSegment(opened.fd, 0, opened.facts.st_size), coding)
             plan = _plan(facts, source.representation, copy, is_missing_page)
             return plan, None if plan.is_in_memory else file.take(source.path)
-        except Unreadable as error:
-            log.warning("%s", error)
-            return _forbidden(facts), None
         finally:
             file.close()
-
-    def _plan_directory(self, path: str, query: str, mount: str, found: FoundDirectory) -> Plan:
-        if found.lacks_slash:
-            return _redirect(path or mount, query)
-        entries = listed(found.names, found.roots, hidden_files=self._lookup.hidden_files)
-        return listing_plan(path, entries, is_root=not found.names)
 
     def _answer_fallback(
         self, facts: RequestFacts, path: str, query: str, mount: str
@@ -333,9 +323,7 @@ class StaticFilesBase(Generic[AppT]):
             return None
         if self._lookup.is_bare_prefix(path):
             return _redirect(path or mount, query), None
-        if not path.startswith(self._prefix):
-            return None
-        if "." in path.rpartition("/")[2]:
+        if not path.startswith(self._lookup.prefix) or "." in path.rpartition("/")[2]:
             return None
         return self.answer_kept(facts, fallback) or self.look_up(facts, fallback)
 
@@ -372,8 +360,8 @@ def _plan(
     return wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
 
 
-def _forbidden(facts: RequestFacts) -> Plan:
-    return _FORBIDDEN if facts.method == "GET" else _FORBIDDEN_HEAD
+def _in_memory(plan: Plan, facts: RequestFacts) -> Answer:
+    return (plan if facts.method == "GET" else Plan(plan.status, plan.headers)), None
 
 
 def _redirect(path: str, query: str) -> Plan:
@@ -401,8 +389,6 @@ def _text_plan(status: int, text: str, *headers: Header) -> Plan:
 
 
 _MISSING = _text_plan(404, "Not Found\n")
-_MISSING_HEAD = Plan(404, _MISSING.headers)
 _FORBIDDEN = _text_plan(403, "Forbidden\n")
-_FORBIDDEN_HEAD = Plan(403, _FORBIDDEN.headers)
 # The answer of a site without an app to methods other than GET and HEAD.
 NOT_ALLOWED = _text_plan(405, "Method Not Allowed\n", ("Allow", "GET, HEAD"))

@@ -311,7 +311,7 @@ def is_a(app: Any, module: str, name: str) -> bool:
 def files_served_by(app: Any) -> Files | None:
     """The files of an app or middleware that serves static files; None if it serves none."""
     if isinstance(app, StaticFilesBase):
-        return files_below(app._prefix, [each.path for each in app._lookup.directories])
+        return files_below(app._lookup.prefix, [each.path for each in app._lookup.directories])
     if is_a(app, "starlette.staticfiles", "StaticFiles"):
         return files_below("/", app.all_directories)
     for package in ("whitenoise", "servestatic"):
