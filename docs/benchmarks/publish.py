@@ -172,9 +172,6 @@ def benchmarks_pages() -> dict[str, Callable[[], str]]:
 
 def _first_page() -> str:
     published = _read()
-    versions = [
-        _versions(when, run) for table in published.values() for when, run in table.runs.items()
-    ]
     chosen = [name for name in PAGES if _of_page(name, published)]
     listed = [f"- [{PAGES[name][0]}](benchmarks/{name}.md)" for name in chosen]
     parts = [
@@ -191,7 +188,7 @@ def _first_page() -> str:
         "`python -m loadtests KEY` measures it alone. MB are 10^6 bytes.",
         "These pages are generated: `make benchmarks` measures everything on a quiet machine, and "
         "`python -m docs.benchmarks.publish` writes the pages from existing reports.",
-        *(["## Versions", *dict.fromkeys(versions)] if versions else []),
+        *_versions(published),
         "```{toctree}\n:hidden:\n\n" + "\n".join(f"benchmarks/{n}" for n in chosen) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -213,42 +210,57 @@ def _of_page(name: str, published: Mapping[str, Published]) -> dict[str, Publish
 
 
 def _section(name: str, table: Published) -> Iterator[str]:
-    """A chart of all rows; then those of each run, below its command, date and machine."""
+    """A chart of all rows; the command; the rows of each run, below its date and machine."""
     yield f"## {table.title}"
     if chart := chart_of_rows(table.rows):
         yield chart
-    for when, run in table.runs.items():
-        rows = table.of_run(when)
-        yield _run(when, run, [*_arguments(name, table.rows, rows), *_link(name)])
-        rounds = run["profile"]["rounds"]
-        yield from map(_markdown, grids({k: _with_rounds(row, rounds) for k, row in rows.items()}))
+    link = f" --link {LINKS[name]}" if name in LINKS else ""
+    yield f"`python -m loadtests {name}{link} --profile release`"
+    by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for key, row in table.rows.items():
+        run = table.runs[row["measured"]]
+        rows = by_run.setdefault(_run(row["measured"], run), {})
+        rows[key] = _with_rounds(row, run["profile"]["rounds"])
+    for line, rows in by_run.items():
+        yield line
+        yield from map(_markdown, grids(rows))
 
 
-def _link(table: str) -> list[str]:
-    return [f"--link {LINKS[table]}"] if table in LINKS else []
-
-
-def _run(when: str, run: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _run(when: str, run: Mapping[str, Any]) -> str:
     profile, machine = run["profile"], run["machine"]
     length = f"{profile['rounds']} rounds of {profile['seconds']:g} s"
     if not profile["full"]:
         length += ": **a short run**, for rough ratios"
-    release = " --profile release" if profile["full"] else ""
     system = _without_build(machine["system"])
     facts = [f"{machine['cores']} cores", machine["processor"], system, machine["python"]]
     if "tcp" in machine:
         facts.insert(3, f"TCP {machine['tcp']}")
-    return (
-        f"`python -m loadtests {' '.join(keys)}{release}` on {when[:10]}, {length}; "
-        f"{', '.join(facts)}."
-    )
+    return f"On {when[:10]}, {length}; {', '.join(facts)}."
 
 
-def _versions(when: str, run: Mapping[str, Any]) -> str:
-    machine = run["machine"]
-    return (
-        f"On {when[:10]}: {', '.join(f'{n} {v}' for n, v in machine.items() if n not in _FACTS)}."
-    )
+def _versions(published: Mapping[str, Published]) -> Iterator[str]:
+    """The packages of the first run, and in others what differed."""
+    runs = [
+        (run["machine"], f"{table.title} on {when[:10]}")
+        for table in published.values()
+        for when, run in table.runs.items()
+    ]
+    first: dict[str, str] = {}
+    others: dict[str, list[str]] = {}
+    for facts, title in runs:
+        packages = {name: text for name, text in facts.items() if name not in _FACTS}
+        first = first or packages
+        if differ := dict(sorted(packages.items() - first.items())):
+            others.setdefault(_listed(differ), []).append(title)
+    if first:
+        yield "## Versions"
+        yield f"{_listed(first)}."
+    for packages_there, titles in others.items():
+        yield f"{'; '.join(dict.fromkeys(titles))}: {packages_there}."
+
+
+def _listed(packages: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
 def _with_rounds(row: Mapping[str, Any], rounds: int) -> Mapping[str, Any]:

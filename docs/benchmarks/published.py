@@ -39,9 +39,6 @@ class Published:
     runs: dict[str, dict[str, Any]]
     rows: Rows
 
-    def of_run(self, when: str) -> Rows:
-        return {key: row for key, row in self.rows.items() if row["measured"] == when}
-
 
 class Figures:
     """Single figures of all tables, as texts."""

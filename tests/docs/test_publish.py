@@ -56,16 +56,18 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
     def take(
-        key: str = "demo.file", *, ratio: float = 39.5, day: int = 22, full: bool = True,
-        file: str = "demo", base: dict[str, Any] | None = None,
+        key: str = "demo.file", *, ratio: float = 39.5, day: int = 22, hour: int = 10,
+        full: bool = True, file: str = "demo", base: dict[str, Any] | None = None,
+        machine: dict[str, str | int] = MACHINE,
     ) -> str:  # fmt: skip
         contenders = {
             "gthread": base or figures(10.123456, None, failures=3),
             "WSGIFast on gthread": figures(400.0, ratio, ms={"50": None, "99": None}),
         }
         profile = {"seconds": 1.0, "rounds": 7, "row_seconds": 120.0, "full": full}
-        row = {"measured": f"2026-11-{day}T10:00:00Z", "machine": MACHINE, "profile": profile,
-               "title": "a row", "ours": None, "contenders": contenders}  # fmt: skip
+        row = {"measured": f"2026-11-{day}T{hour:02}:00:00Z", "machine": machine,
+               "profile": profile, "title": "a row", "ours": None,
+               "contenders": contenders}  # fmt: skip
         folder = root / "reports" / ("release" if full else "quick")
         folder.mkdir(exist_ok=True)
         (folder / f"{file}.json").write_text(json.dumps({"title": "A title", "rows": {key: row}}))
@@ -78,14 +80,31 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
 def test_published_page_names_command_machine_and_date(root: Path, take_in: TakeIn) -> None:
     take_in()
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    assert "`python -m loadtests demo --profile release` on 2026-11-22, 7 rounds of" in page
+    assert "\n`python -m loadtests demo --profile release`\n\nOn 2026-11-22, 7 rounds of" in page
     assert "2 cores, P, Linux 6.1, TCP cubic, CPython 3.13.0." in page
     assert "| a row | gthread | 10.1 |  | 1 | 2 | 3 | 98,780 |" in page
     assert "| [demo.file] | WSGIFast on gthread | 400 | 39.5x (30..45) | - | - |  | 2,500 |" in page
     first = (root / "docs" / "benchmarks.md").read_text()
-    assert "On 2026-11-22: gunicorn 27.0.1." in first
+    assert "## Versions\n\ngunicorn 27.0.1.\n" in first
     assert "[What an app returns](benchmarks/bodies.md)" in first
     assert "fastworker" not in first  # none of its rows is published
+
+
+def test_rows_of_a_day_and_machine_are_one_table(root: Path, take_in: TakeIn) -> None:
+    take_in("demo.small", hour=9)
+    take_in("demo.file", hour=10)
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
+    assert page.count("On 2026-11-22") == 1
+    assert page.index("[demo.file]") < page.index("[demo.small]")
+
+
+def test_other_versions_are_listed_by_their_difference(root: Path, take_in: TakeIn) -> None:
+    take_in("demo.file", day=20)
+    take_in("demo.small", day=22, machine={**MACHINE, "gunicorn": "28.0", "system": "Linux 6.2"})
+    versions = (root / "docs" / "benchmarks.md").read_text().partition("## Versions\n\n")[2]
+    assert versions.startswith(
+        "gunicorn 27.0.1.\n\nWhat an app returns on 2026-11-22: gunicorn 28.0.\n"
+    )
 
 
 def test_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
@@ -126,8 +145,8 @@ def test_report_of_one_row_keeps_the_others(root: Path, take_in: TakeIn) -> None
         ("demo.file", "22"), ("demo.small", "20"),
     ]  # fmt: skip
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    assert "`python -m loadtests demo.file --profile release` on 2026-11-22" in page
-    assert "`python -m loadtests demo.small --profile release` on 2026-11-20" in page
+    first, second = page.index("On 2026-11-22, 7 rounds"), page.index("On 2026-11-20, 7 rounds")
+    assert first < page.index("[demo.file]") < second < page.index("[demo.small]")
 
 
 def test_later_or_fuller_run_replaces_a_row(root: Path, take_in: TakeIn) -> None:
