@@ -23,7 +23,6 @@ from wsgifast import ConfigurationError, register_file_wrapper
 from wsgifast.bodies import classify as module
 from wsgifast.bodies.classify import Shape, classify, iterated, known_file
 from wsgifast.bodies.files import FileSlice, SegmentedBody
-from wsgifast.devservers.response import FileWrapper as DevServerWrapper
 
 
 class ServersWrapper:
@@ -217,7 +216,6 @@ WRAPPERS: dict[str, Callable[[IO[bytes]], Any]] = {
     "wsgiref": wsgiref.util.FileWrapper,
     "werkzeug": werkzeug.wsgi.FileWrapper,
     "gunicorn": GunicornWrapper,
-    "devservers": DevServerWrapper,
 }
 DATA = bytes(range(256)) * 100
 

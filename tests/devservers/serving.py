@@ -24,8 +24,6 @@ from wsgifast.devservers import (
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
-__all__ = ["KINDS", "SINGLE", "THREADED", "Served", "serve", "talking"]
-
 THREADED = ("wsgiref", "werkzeug")
 SINGLE = ("wsgiref-single", "werkzeug-single")
 KINDS = (*THREADED, *SINGLE)

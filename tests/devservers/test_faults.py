@@ -59,8 +59,10 @@ def test_body_none_is_a_500_that_says_why(kind: str) -> None:
     with serve(router(**apps), kind) as served:
         for number, body in enumerate(bodies):
             assert get(served.address, f"/{number}").status == 500, body
-            assert served.log.count("BodyError: the ") == number + 1, body
+            assert served.log.count("Traceback") == number + 1, body
             assert_serves(served)
+    assert served.log.count("BodyError: the app returned a body with a ") == 3
+    assert "'NoneType' object is not iterable" in served.log
 
 
 def test_error_before_the_first_byte_is_a_500(kind: str) -> None:
@@ -271,8 +273,6 @@ def test_client_that_stops_reading_is_closed(
     ):
         wait_for(lambda: " 200 " in served.log, "the server gives the client up")
     assert all(file.closed for file in files)
-    logged = int(served.log.split(" 200 ")[1].split()[0])
-    assert 0 < logged < LARGE_BYTES
 
 
 @pytest.mark.parametrize("sendfile", [True, False])
@@ -288,9 +288,11 @@ def test_file_that_shrinks_while_sent_ends_the_connection(
         with stalling(served, "/") as client:
             os.truncate(path, 1_000_000)
             received = client.read_to_end()
-            assert len(received) < LARGE_BYTES
-        wait_for(lambda: "shrank" in served.log, "the log says so")
-    assert f" 200 {len(received)}" in served.log
+            missing = LARGE_BYTES - len(received)
+        wait_for(
+            lambda: f"{missing} of {LARGE_BYTES} bytes are missing" in served.log, "it is logged"
+        )
+    assert missing > 0
 
 
 def test_request_body_cannot_be_read_after_its_request(kind: str) -> None:
@@ -327,24 +329,6 @@ def test_closed_connections_leave_no_descriptor(kind: str, tmp_path: Path) -> No
                 assert client.request("/fine").body == b"/fine"
     wait_for(lambda: {*threading.enumerate()} <= threads, "all threads have ended")
     wait_for(lambda: open_descriptors() <= descriptors, "all descriptors are closed")
-
-
-def test_target_that_is_no_url_is_refused(kind: str) -> None:
-    with serve(ok, kind) as served:
-        for head in (
-            b"GET http://[ HTTP/1.1\r\nHost: a\r\n\r\n",
-            b"GET http://host:port/ HTTP/1.1\r\nHost: a\r\n\r\n",
-            b"GET http://host:99999/ HTTP/1.1\r\nHost: a\r\n\r\n",
-            b"GET http://[ HTTP/1.1\r\nno header\r\n\r\n",
-            b"GET http://host:port/ HTTP/1.1\r\n" + b"X: 1\r\n" * 200 + b"\r\n",
-        ):
-            with Connection(served.address) as client:
-                client.send(head)
-                response = client.read_response()
-                assert response.status in (400, 431), f"{head[:100]!r}: {response}"
-                assert not response.keep_alive, f"{head[:100]!r}: {response}"
-            assert_serves(served)
-    assert "Traceback" not in served.log
 
 
 def test_write_without_end_to_head_ends_when_the_client_leaves(

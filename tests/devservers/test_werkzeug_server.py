@@ -137,15 +137,6 @@ def test_bad_request_is_not_logged_as_the_last_one() -> None:
     assert served.log.count("/first") == 1
 
 
-def test_absolute_target_that_is_no_url_is_refused_by_werkzeug() -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        raise AssertionError("the app was called")
-
-    with talking(app, "werkzeug") as (_, client):
-        assert client.request("http://[").status == 400
-        assert client.read_to_end() == b""
-
-
 def test_app_that_took_the_socket_over_is_left_alone() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         environ["werkzeug.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\nhello")

@@ -42,7 +42,6 @@ _FILE_WRAPPERS = {
     "waitress.buffers.ReadOnlyFileBasedBuffer": "file",
     "webob.static.FileIter": "file",
     "werkzeug.wsgi.FileWrapper": "file",
-    "wsgifast.devservers.response.FileWrapper": "filelike",
     "wsgifast.commands.doctor.recording.FileWrapper": "filelike",
     "wsgiref.util.FileWrapper": "filelike",
 }

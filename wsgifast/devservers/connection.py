@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
+from wsgiref.util import FileWrapper
 
 from ..errors import ClientGone, RequestError
 from ..http.chunked import ChunkDecoder, LengthDecoder
@@ -37,10 +38,9 @@ from ..sockets.closing import UNREAD_BODY_BYTES, Lingering
 from ..sockets.options import set_nodelay
 from ..sockets.sending import FileTruncated
 from .request import CheckedLines, RequestBody, check_head
-from .response import FileWrapper, Outlet, Response
+from .response import Outlet, Response
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
 
 # The size of the reads of request bodies.
@@ -68,6 +68,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Not HTTP/0.9: the answer to a malformed request line has a status line too.
     default_request_version = "HTTP/1.0"
+    rbufsize = _INPUT_BYTES
     #: Seconds in which the client has to send or receive at least one byte; None: no limit.
     timeout: ClassVar[float | None] = 30.0
     #: Seconds for which an idle connection stays open (Apache's and uvicorn's default).
@@ -93,11 +94,6 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         """Log an application's exception with its traceback."""
         raise NotImplementedError
 
-    def connection_dropped(
-        self, error: BaseException, environ: WSGIEnvironment | None = None
-    ) -> None:
-        """Called if the client leaves before it has the whole response; logs nothing by default."""
-
     def has_left_http(self, error: Exception) -> bool:
         """Whether the application raised this because it has taken over the socket."""
         return False
@@ -111,10 +107,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         set_nodelay(self.connection)
-        self.rfile.close()
-        self._inlet = Inlet(self.connection)
-        self._stream: io.BufferedReader = io.BufferedReader(self._inlet, _INPUT_BYTES)
-        self.rfile = self._stream
+        self._stream = cast(io.BufferedReader, self.rfile)
         self._outlet = Outlet(self.connection, kernel_sends_files=self.use_sendfile)
         self._waiting = Waiting(self.connection, cast(socketserver.TCPServer, self.server))
         self._may_send_on = False  # the client, after our last response
@@ -127,10 +120,10 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             while not self.close_connection and self._has_request(patience_s, grace_s):
                 self.handle_one_request()
                 patience_s, grace_s = self.keep_alive_timeout, 0.0
-            if self._may_send_on or self._inlet.holds_more(self._stream):
+            if self._may_send_on or self._has_input():
                 self._linger()
-        except (OSError, EOFError) as error:  # of the connection; the application's were caught
-            self.connection_dropped(error)
+        except (OSError, EOFError):
+            pass  # the client has left; the application's errors were caught
         if self._passed_through is not None:
             raise self._passed_through
 
@@ -231,9 +224,8 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                     return
                 response = new_response()
                 self._run(self.error_application(), environ, response)
-        except ClientGone as error:
+        except ClientGone:
             response.keep_alive = False
-            self.connection_dropped(error, environ)
             return
         finally:
             body.finish()
@@ -279,7 +271,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     def _log_response(self, response: Response) -> None:
         if response.headers_sent:
-            self.log_request(response.status_code, response.body_bytes)
+            self.log_request(response.status_code, response.sent)
 
     def _default_headers(self) -> Iterable[tuple[str, str]]:
         return ("Server", self.version_string()), ("Date", self.date_time_string())
@@ -287,9 +279,17 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     # Between requests.
 
     def _has_request(self, patience_s: float | None, grace_s: float) -> bool:
-        if self._inlet.holds_more(self._stream):
-            return True
-        return self._waiting.for_request(patience_s, grace_s)
+        return self._has_input() or self._waiting.for_request(patience_s, grace_s)
+
+    def _has_input(self) -> bool:
+        """Whether the client has sent something that was not read; decrypted input counts."""
+        self.connection.settimeout(0)
+        try:
+            return bool(self._stream.peek(1))
+        except ssl.SSLWantReadError:
+            return False
+        finally:
+            self.connection.settimeout(self.timeout)
 
     def _read_request_line(self) -> bytes:
         line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
@@ -330,35 +330,6 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                 self.connection.unwrap()
             except (OSError, ValueError):
                 pass
-
-
-class Inlet(io.RawIOBase):
-    """The read side of a connection, which knows whether input is buffered."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._is_peeking = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int | None:
-        if self._is_peeking:
-            return None  # peek() is to return what is buffered
-        return self._sock.recv_into(buffer)
-
-    def holds_more(self, stream: io.BufferedReader) -> bool:
-        """Whether there is input that was received and not read.
-
-        :param stream: the buffer over this input.
-        """
-        self._is_peeking = True
-        try:
-            if stream.peek(1):
-                return True
-        finally:
-            self._is_peeking = False
-        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
 
 
 class Waiting:

@@ -1,22 +1,19 @@
-"""One response of a development server, how it is sent, and the server's `wsgi.file_wrapper`."""
+"""One response of a development server, and how it is sent."""
 
 from __future__ import annotations
 
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any
-from wsgiref import util
+from typing import Any
 
 from ..bodies.chunks import few_chunks
-from ..bodies.classify import BARE, REFUSED, can_be_iterated, classify
-from ..bodies.files import Segment, known_size, segment_of
+from ..bodies.files import Segment
 from ..bodies.response_writer import ResponseWriter, not_bytes
-from ..errors import BodyError, BodyTooShort, ClientGone
+from ..errors import BodyTooShort, ClientGone
 from ..http.framing import BodyCounter, frame_response
 from ..sockets.closing import has_hung_up
 from ..sockets.sending import (
-    BLOCK_BYTES,
     MSG_MORE,
     FileSegment,
     FileTruncated,
@@ -48,17 +45,11 @@ class Response(ResponseWriter):
         defaults: Callable[[], Iterable[tuple[str, str]]],
     ) -> None:
         super().__init__(outlet)
-        self._outlet = outlet
         self._method = method
         self._chunks = http11
         self._may_stay = may_stay
         self._defaults = defaults
         self.keep_alive = False
-
-    @property
-    def body_bytes(self) -> int:
-        """The bytes of the body, without framing, that were sent."""
-        return max(0, self.sent - self._outlet.unsent)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         chunks, size = few_chunks(blocks, _checked)
@@ -73,16 +64,6 @@ class Response(ResponseWriter):
         super().write_segments(segments)
 
     def write_stream(self, body: Iterable[Any]) -> None:
-        """:raises BodyError: if the body is not an iterable of bytes."""
-        shape, _ = classify(body)
-        if shape is BARE:
-            raise BodyError(
-                f"the application returned a bare {type(body).__name__}: return [data] instead"
-            )
-        if shape is REFUSED or not can_be_iterated(type(body)):
-            raise BodyError(
-                f"the application returned {type(body).__name__}: return a list of bytes instead"
-            )
         super().write_stream(self._sized(body))
 
     def close(self) -> None:
@@ -127,20 +108,6 @@ class Response(ResponseWriter):
         return head.encode("1.1", self._framing, lines)
 
 
-class FileWrapper(util.FileWrapper):
-    """Wraps a file that an application returns; the server sends it by sendfile if possible.
-
-    :param file: a file object; only `read` is needed.
-    :param buffer_size: a suggestion for the size of the blocks (PEP 3333), followed if a read may
-        have to wait, as for a pipe. Regular files and BytesIO are read in larger blocks.
-    """
-
-    def __init__(self, file: IO[bytes], buffer_size: int = 8192) -> None:
-        if known_size(file) is not None or segment_of(file) is not None:
-            buffer_size = max(buffer_size, BLOCK_BYTES)
-        super().__init__(file, buffer_size)
-
-
 def _checked(block: object) -> bytes:
     if isinstance(block, bytes):
         return block
@@ -159,14 +126,12 @@ class Outlet:
 
     :param sock: its timeout is how long the client may receive nothing.
     :param kernel_sends_files: False: read files and send what was read.
-    :ivar unsent: after a failure, the number of bytes that the kernel has not taken.
     :raises ClientGone: (from all that send) if the client has left, or receives nothing.
     """
 
     def __init__(self, sock: socket.socket, *, kernel_sends_files: bool = True) -> None:
         self._sock = sock
         self._kernel_sends_files = kernel_sends_files
-        self.unsent = 0
 
     def write(self, data: bytes) -> None:
         self.write_all([data])
@@ -195,8 +160,6 @@ class Outlet:
                 buffers = send_some(self._sock, buffers, MSG_MORE if more_follows else 0)
         except OSError as error:
             raise _gone(error) from error
-        finally:
-            self.unsent = sum(map(len, buffers))
 
     def check_client(self) -> None:
         if has_hung_up(self._sock):
@@ -209,20 +172,15 @@ class Outlet:
         """
         if head:
             self.write_all([head], more_follows=True)
-        self.unsent = size
         try:
             segment = FileSegment(fd, offset, size)
-            by_kernel = self._kernel_sends_files
-            send_file_segment(self._sock, segment, self._count, by_kernel=by_kernel)
+            send_file_segment(self._sock, segment, by_kernel=self._kernel_sends_files)
         except FileTruncated:
             raise
         except (ConnectionError, TimeoutError, ssl.SSLError) as error:
             raise _gone(error) from error
         except OSError as error:
-            raise BodyTooShort(self.unsent) from error
-
-    def _count(self, sent: int) -> None:
-        self.unsent -= sent
+            raise BodyTooShort(size) from error
 
 
 def _gone(error: OSError) -> ClientGone:
