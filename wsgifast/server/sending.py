@@ -26,7 +26,7 @@ from ..sockets.closing import has_hung_up
 from ..sockets.options import (
     QUICK_S,
     SocketLike,
-    prepare_large_send,
+    limit_send_buffer,
     release_send_buffer,
 )
 from ..sockets.sending import (
@@ -317,7 +317,7 @@ class Sender:
         """Set its options, once: this response is larger than most."""
         if not self._prepared:
             self._prepared = True
-            self._may_grow = prepare_large_send(cast(SocketLike, self._sock))
+            self._may_grow = limit_send_buffer(cast(SocketLike, self._sock))
 
     def _on_writable(self) -> None:
         """The socket is writable again; give a fast client a larger buffer."""

@@ -42,7 +42,8 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from ..checks import is_count, is_number
 from ..errors import ConfigurationError, WSGIFastError
@@ -70,8 +71,6 @@ _FULL_S = 10e-3
 # Linux adds a timer slack of 50 us to each wait, so that a shorter one would hardly end earlier.
 _SHORTEST_WAIT_S = 50e-6
 
-Writer = TypeVar("Writer", bound="ClosingWriter")
-
 
 class SendFailed(WSGIFastError, OSError):
     """An earlier send failed (see __cause__): the peer misses bytes, so close the socket."""
@@ -81,25 +80,12 @@ class WriterClosed(WSGIFastError, ValueError):
     """A write after close()."""
 
 
-class ClosingWriter:
-    """A writer that a with statement closes."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self: Writer) -> Writer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
 _IN_USE = SocketInUse(
     "another thread sends with this writer: use SharedCoalescingWriter for several threads"
 )
 
 
-class CoalescingWriter(ClosingWriter):
+class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
     """Gathers small messages for a blocking socket; for one thread at a time.
 
     A message that no later call sends is sent by another thread, after the window and what the
@@ -204,6 +190,9 @@ class CoalescingWriter(ClosingWriter):
             self.flush()
         finally:
             self._refusal = WriterClosed("the writer is closed")
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def _flush_or_be_watched(self) -> None:
         if self._size >= self._max_bytes:

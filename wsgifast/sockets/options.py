@@ -149,26 +149,18 @@ def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> 
     set if the kernel has measured a short round trip (TCP_INFO), and left to the kernel otherwise.
 
     :param size: bytes. The kernel doubles it, to allow for its bookkeeping (socket(7)).
-    :returns: True if the buffer was set; see :func:`release_send_buffer`.
-    :raises OSError: if the socket is closed.
+    :returns: True if the buffer was set; see :func:`release_send_buffer`. If the peer has gone,
+        the next send fails.
     """
     if sock.family == socket.AF_UNIX:
         return False  # its default size (208 KiB) is right
-    if not hasattr(socket, "TCP_INFO") or round_trip_us(sock) > NEAR_RTT_US:
-        return False
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-    return True
-
-
-def prepare_large_send(sock: SocketLike) -> bool:
-    """Set the options of a connection that is about to send more than its buffer takes.
-
-    :returns: whether its send buffer is limited. If the peer has gone, the next send fails.
-    """
     try:
-        return limit_send_buffer(sock)
+        if not hasattr(socket, "TCP_INFO") or round_trip_us(sock) > NEAR_RTT_US:
+            return False
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
     except OSError:
         return False
+    return True
 
 
 def release_send_buffer(sock: SocketLike) -> None:

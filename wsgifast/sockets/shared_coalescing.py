@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .alarm import WakeEvent
-from .coalescing import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
+from .coalescing import MAX_BYTES, WINDOW_US, SendFailed, WriterClosed, again, check
 from .options import set_nodelay
 from .sending import send_all
 
@@ -25,7 +25,7 @@ _IDLE_S = 1.0
 _EXIT_S = 1.0
 
 
-class SharedCoalescingWriter(ClosingWriter):
+class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescingWriter"]):
     """Gathers the messages of several threads for one blocking socket; every method thread-safe.
 
     Each write is one message; messages of different threads do not mix. A TLS socket from which
@@ -123,6 +123,9 @@ class SharedCoalescingWriter(ClosingWriter):
                 self._changed.notify_all()
             self._wait_until_sent()
             self._wake_event.set()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def _refuse(self) -> None:
         if self._closed:

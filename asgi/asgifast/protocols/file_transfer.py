@@ -30,7 +30,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.sockets import FileSegment, FileTruncated, release_send_buffer
-from wsgifast.sockets.options import QUICK_S, prepare_large_send
+from wsgifast.sockets.options import QUICK_S, limit_send_buffer
 from wsgifast.sockets.sending import MSG_MORE, SendfileUnavailable, cached_bytes, send_file_once
 
 from ..exporting import figures
@@ -99,7 +99,7 @@ class FileTransfer:
         # The socket's descriptor while it is watched.
         self._watched = -1
         if owner.may_grow is None:
-            owner.may_grow = prepare_large_send(sock)
+            owner.may_grow = limit_send_buffer(sock)
 
     def step(self) -> Progress:
         """Send what the socket takes now of the page cache, up to one window.
