@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["asgi_app", "wsgi_app"]
-
 # What a server says of itself, and not of the request.
 _OWN = ("HTTP_EXPECT", "HTTP_TRANSFER_ENCODING")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 
-__all__ = ["SEEDS", "cuts", "mutated"]
-
 
 def _request(line: str, *fields: str, body: bytes = b"") -> bytes:
     head = "\r\n".join([line, "Host: localhost", *fields, "", ""])

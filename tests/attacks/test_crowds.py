@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -122,9 +122,7 @@ def _port(server: LiveServer) -> int:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_other_clients_are_answered_beside_an_attack(
-    attack: str, count_cases: Callable[[int], None]
-) -> None:
+def test_other_clients_are_answered_beside_an_attack(attack: str) -> None:
     clients, path, control = ATTACKS[attack]
     seen = []
     for _ in range(TRIES):
@@ -139,34 +137,28 @@ def test_other_clients_are_answered_beside_an_attack(
             break
     else:
         raise AssertionError("\n".join(seen))
-    count_cases(clients)
 
 
-def test_promised_body_costs_no_memory(count_cases: Callable[[int], None]) -> None:
+def test_promised_body_costs_no_memory() -> None:
     count = 400
     promised = memory_of("silent bodies", path="/echo", clients=count)
     assert promised < count * 16 * 1024, f"{promised / count:.0f} bytes for each head"
-    count_cases(count)
 
 
-def test_small_chunks_cost_no_more_memory_than_large_ones(
-    count_cases: Callable[[int], None],
-) -> None:
+def test_small_chunks_cost_no_more_memory_than_large_ones() -> None:
     clients = 20 if LONG else 8
     large = memory_of("a beginning of 1 KiB chunks", path="/echo", clients=clients)
     small = memory_of("a beginning of two-byte chunks", path="/echo", clients=clients)
     assert small < 2 * large, f"{small} bytes for small chunks, {large} for larger ones"
-    count_cases(clients)
 
 
-def test_readers_that_stop_reading_cost_bounded_memory(count_cases: Callable[[int], None]) -> None:
+def test_readers_that_stop_reading_cost_bounded_memory() -> None:
     count, size = 60, 5_000_000
     held = memory_of("readers of a list", path=f"/small/{size}", clients=count)
     assert held < count * size / 2, f"{held} bytes are held of {count * size}"
-    count_cases(count)
 
 
-def test_floods_leave_nothing_behind(count_cases: Callable[[int], None]) -> None:
+def test_floods_leave_nothing_behind() -> None:
     rounds = 20_000 if LONG else 600
     stages = [b"", b"G", b"GET / HTTP/1.1\r\n", b"GET /small HTTP/1.1\r\nHost: localhost\r\n\r\n"]
     with served() as server, nothing_left_behind(server):
@@ -176,10 +168,9 @@ def test_floods_leave_nothing_behind(count_cases: Callable[[int], None]) -> None
             if number % 3:
                 reset(connection.sock)
             connection.close()
-    count_cases(rounds)
 
 
-def test_pipelined_requests_hold_up_nobody(count_cases: Callable[[int], None]) -> None:
+def test_pipelined_requests_hold_up_nobody() -> None:
     count = 20_000 if LONG else 1000
     request = b"GET /small/5 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with served() as server, Connection(server.address) as connection:
@@ -187,4 +178,3 @@ def test_pipelined_requests_hold_up_nobody(count_cases: Callable[[int], None]) -
         assert server.get("/small/5").status == 200
         for _ in range(count):
             assert connection.read_response().status == 200
-    count_cases(count)

@@ -108,9 +108,7 @@ def _cases(seed: int) -> Iterator[bytes]:
         yield mutated(chance)
 
 
-def _try_all(
-    check: Callable[[bytes, random.Random], str | None], count_cases: Callable[[int], None]
-) -> None:
+def _try_all(check: Callable[[bytes, random.Random], str | None]) -> None:
     """Run a check over all cases, some at a time; fail with the first differences."""
     seed = random.randrange(2**32) if LONG else 20
     cases = list(_cases(seed))
@@ -118,7 +116,6 @@ def _try_all(
         found = pool.map(lambda pair: check(pair[1], random.Random(pair[0])), enumerate(cases))
         differences = list(itertools.islice((each for each in found if each), 5))
     assert not differences, f"seed {seed}:\n" + "\n".join(differences)
-    count_cases(len(cases))
 
 
 def _difference(data: bytes, ours: Outcome, other: Outcome) -> str:
@@ -127,9 +124,7 @@ def _difference(data: bytes, ours: Outcome, other: Outcome) -> str:
 
 @pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.parametrize("name", ["gunicorn-fastworker", "fast-wsgiref", "fast-werkzeug"])
-def test_request_in_any_packets_is_understood_alike(
-    name: str, count_cases: Callable[[int], None]
-) -> None:
+def test_request_in_any_packets_is_understood_alike(name: str) -> None:
     with wsgi_server(name, APP) as server:
 
         def check(data: bytes, chance: random.Random) -> str | None:
@@ -137,11 +132,11 @@ def test_request_in_any_packets_is_understood_alike(
             split = attack(server.address, cuts(data, chance))
             return None if whole == split else _difference(data, whole, split)
 
-        _try_all(check, count_cases)
+        _try_all(check)
 
 
 @pytest.mark.timeout(3600 if LONG else 300)
-def test_fastworker_understands_what_gthread_does(count_cases: Callable[[int], None]) -> None:
+def test_fastworker_understands_what_gthread_does() -> None:
     """But for two things in which gthread is laxer: Host, and "close" among other options."""
     with (
         fast_worker(app=APP, attributes={"check_host": False}) as ours,
@@ -158,7 +153,7 @@ def test_fastworker_understands_what_gthread_does(count_cases: Callable[[int], N
                 return None
             return _difference(data, mine, its)
 
-        _try_all(check, count_cases)
+        _try_all(check)
 
 
 def _ends(data: bytes) -> list[bytes]:
@@ -181,9 +176,7 @@ def _wants_to_leave(understood: Any) -> bool:
 
 @pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.parametrize("http", ["h11", "httptools"])
-def test_our_protocols_understand_what_uvicorns_do(
-    http: str, tmp_path: Path, count_cases: Callable[[int], None]
-) -> None:
+def test_our_protocols_understand_what_uvicorns_do(http: str, tmp_path: Path) -> None:
     with (
         asgi_server(f"ours-{http}-{LOOPS[http]}", ASGI_APP, tmp_path) as ours,
         asgi_server(f"uvicorn-{http}-{LOOPS[http]}", ASGI_APP, tmp_path) as other,
@@ -205,4 +198,4 @@ def test_our_protocols_understand_what_uvicorns_do(
                 return None
             return _difference(data, mine, its)
 
-        _try_all(check, count_cases)
+        _try_all(check)

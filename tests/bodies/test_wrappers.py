@@ -17,14 +17,12 @@ import werkzeug.wsgi
 from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
-from tests.bodies.wrapped import CONTENT, Source, ask, check, closed, nothing_closed, path
+from tests.bodies.wrapped import CONTENT, Source, ask, check, closed
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-__all__ = ["nothing_closed", "path"]
 
 
 def flask_app(content: object, **options: Any) -> WSGIApplication:

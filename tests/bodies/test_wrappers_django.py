@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.bodies.wrapped import CONTENT, Source, check, closed, nothing_closed, path
+from tests.bodies.wrapped import CONTENT, Source, check, closed
 from tests.support import django_project
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
@@ -20,8 +20,6 @@ from wsgifast.sockets import FileSegment
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
-
-__all__ = ["nothing_closed", "path"]
 
 
 @pytest.fixture(autouse=True, scope="module")

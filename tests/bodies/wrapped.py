@@ -5,12 +5,8 @@ from __future__ import annotations
 import threading
 import wsgiref.util
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from tests.support.files import write_old
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
 
@@ -20,17 +16,6 @@ if TYPE_CHECKING:
 CONTENT = b"line\r\n" * 20_000
 
 closed: list[object] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_closed() -> None:
-    closed.clear()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    write_old(tmp_path / "file.txt", CONTENT)
-    return tmp_path / "file.txt"
 
 
 class Source:

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DOCS", "PAGES", "Block", "blocks", "files_in", "patched"]
-
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 # Those that tell what to do.
 PAGES = [

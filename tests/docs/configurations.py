@@ -11,8 +11,6 @@ from pathlib import Path
 from tests.support.programs import APACHE_MODULES, program
 from tests.support.servers import free_port
 
-__all__ = ["CHECKS", "check_nginx", "check_unit"]
-
 _APACHE = """
 ServerRoot {folder}
 ServerName localhost

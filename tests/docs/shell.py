@@ -24,8 +24,6 @@ from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast.commands.cli import command_parser
 
-__all__ = ["Shell"]
-
 _BIN = Path(sys.executable).parent
 # The option with the address of each server.
 _SERVERS = {

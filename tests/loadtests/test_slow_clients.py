@@ -17,9 +17,10 @@ import pytest
 from tests.support.crowds import Kind
 from tests.support.crowds import slow_clients as crowd_of
 from tests.support.servers import PATIENCE_S, wait_for
-from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
+from tests.support.slow_clients import KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
 from tests.support.tls import server_context
+from wsgifast.commands.bench.processes import HOST
 
 pytestmark = pytest.mark.long
 

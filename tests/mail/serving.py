@@ -12,8 +12,6 @@ from tests.support.servers import free_port, wait_for
 from wsgifast.mail import SMTP
 from wsgifast.mail import server as fast
 
-__all__ = ["LARGE", "RECIPIENT", "SENDER", "TEXT", "Handler", "Line", "send", "serving"]
-
 SENDER, RECIPIENT = "anne@example.com", "bart@example.com"
 
 

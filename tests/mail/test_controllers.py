@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import smtplib
 import socket
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiosmtpd import smtp as stock_smtp
 
 from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
 from tests.support.programs import program
@@ -138,32 +136,6 @@ def test_server_with_invalid_option_is_refused(options: dict[str, Any]) -> None:
         fast.SMTPServer(Handler(), **options)
     with pytest.raises(ConfigurationError, match=name):
         fast.Controller(Handler(), **options)
-
-
-def test_private_names_of_aiosmtpd_exist() -> None:
-    """Names that aiosmtpd does not document: a change in a new version shows here."""
-    source = inspect.getsource(stock_smtp.SMTP)
-    for name in (
-        "_call_handler_hook",
-        "_decode_data",
-        "_ehlo_hook_ver",
-        "_getaddr",
-        "_handle_hooks",
-        "_reader",
-        "_set_post_data_state",
-        "_create_envelope",
-        "_smtp_methods",
-        "_tls_protocol",
-        "_auth_required",
-        "_handler_coroutine",
-        "_writer",
-    ):
-        assert name in source
-    assert list(inspect.signature(stock_smtp.SMTP._call_handler_hook).parameters) == [
-        "self",
-        "command",
-        "args",
-    ]
 
 
 # Limits that are none, and limits that no call of the system takes as they are.

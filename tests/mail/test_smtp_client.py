@@ -278,14 +278,3 @@ def test_debug_level_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> N
         client.set_debuglevel(1)
         client.sendmail(SENDER, RECIPIENTS, TEXT)
     assert "mail from:<anne@example.com>" in capsys.readouterr().err
-
-
-def test_private_names_of_smtplib_exist() -> None:
-    """Attributes that smtplib does not document: a change in a new Python shows here."""
-    with ScriptedSMTP() as server, connect(server, smtplib.SMTP) as client:
-        client.ehlo()
-        assert (client.command_encoding, client.does_esmtp) == ("ascii", True)
-        assert isinstance(client.sock, socket.socket)
-        client.rset()
-    assert smtplib.quoteaddr("Anne <anne@example.com>") == "<anne@example.com>"
-    assert smtp_module._PIPELINED_COMMANDS > 1

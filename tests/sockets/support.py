@@ -1,25 +1,26 @@
-"""Connected sockets of every kind."""
+"""Connected sockets of every kind; sockets and writers for tests of coalescing."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tests.support.tls import client_context, server_context
-from wsgifast.sockets import recv_exactly
-
-__all__ = [
-    "TIMEOUT_S", "Pair", "receiving", "sending", "tcp_pair", "tls_contexts", "tls_pair",
-    "unix_pair",
-]  # fmt: skip
+from wsgifast.sockets import CoalescingWriter, recv_exactly
 
 # A test that waits for longer hangs.
 TIMEOUT_S = 60.0
+NEVER_US = 1e6  # a window that does not end within a test
+IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 class Pair(NamedTuple):
@@ -98,3 +99,48 @@ def receiving(sock: socket.socket, size: int) -> Iterator[list[bytes]]:
 def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's and a client's side that trust each other."""
     return server_context(), client_context()
+
+
+class FakeSocket(socket.socket):
+    """Takes a limited number of bytes a call, and remembers each call."""
+
+    def __init__(self, takes: Sequence[int | Exception] = (1 << 40,)) -> None:
+        super().__init__(socket.AF_UNIX)
+        self.takes = itertools.chain(takes[:-1], itertools.repeat(takes[-1]))
+        self.calls: list[bytes] = []
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        taken = next(self.takes)
+        if isinstance(taken, Exception):
+            raise taken
+        self.calls.append(memoryview(data).tobytes()[:taken])
+        return len(self.calls[-1])
+
+    def sendmsg(self, buffers: Any, *args: Any) -> int:
+        assert isinstance(buffers, Sequence)
+        assert len(buffers) <= IOV_MAX
+        return self.send(b"".join(buffers))
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(self.calls)
+
+
+class Foreground(CoalescingWriter):
+    """Without the flusher: what is sent when depends on the calls alone."""
+
+    def __init__(self, sock: socket.socket, **options: Any) -> None:
+        super().__init__(sock, background=False, **options)
+
+
+def run_python(code: str, *arguments: str) -> None:
+    command = [sys.executable, "-c", code, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
+def arrived(sock: socket.socket) -> bytes:
+    """What a receive would give at this moment."""
+    with contextlib.suppress(BlockingIOError):
+        return sock.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return b""

@@ -7,8 +7,7 @@ import contextlib
 
 import pytest
 
-from tests.sockets.coalescing import NEVER_US
-from tests.sockets.support import tcp_pair
+from tests.sockets.support import NEVER_US, tcp_pair
 from wsgifast.sockets import (
     AsyncCoalescingWriter,
     SendFailed,

@@ -12,8 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sockets.coalescing import IOV_MAX, NEVER_US, FakeSocket, Foreground, fake, run_python
-from tests.sockets.support import receiving, tcp_pair, tls_pair
+from tests.sockets.support import (
+    IOV_MAX,
+    NEVER_US,
+    FakeSocket,
+    Foreground,
+    receiving,
+    run_python,
+    tcp_pair,
+    tls_pair,
+)
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError
 from wsgifast.sockets import (
@@ -26,8 +34,6 @@ from wsgifast.sockets import (
     send_all,
     send_some,
 )
-
-__all__ = ["fake"]
 
 
 @pytest.fixture(params=[Foreground, SharedCoalescingWriter])

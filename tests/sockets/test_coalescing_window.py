@@ -17,8 +17,17 @@ from functools import partial
 
 import pytest
 
-from tests.sockets.coalescing import NEVER_US, FakeSocket, Foreground, arrived, fake, run_python
-from tests.sockets.support import Pair, tcp_pair, tls_pair, unix_pair
+from tests.sockets.support import (
+    NEVER_US,
+    FakeSocket,
+    Foreground,
+    Pair,
+    arrived,
+    run_python,
+    tcp_pair,
+    tls_pair,
+    unix_pair,
+)
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError
 from wsgifast.sockets import (
@@ -28,8 +37,6 @@ from wsgifast.sockets import (
     recv_exactly,
 )
 from wsgifast.sockets.coalescing import Flusher, flusher
-
-__all__ = ["fake"]
 
 WITHIN_US = 500_000.0  # a window that does not end before the next line
 

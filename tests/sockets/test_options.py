@@ -15,8 +15,6 @@ import smtplib
 import socket
 import ssl
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,7 +23,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.sockets.support import Pair, tcp_pair, tls_contexts, tls_pair, unix_pair
+from tests.sockets.support import Pair, run_python, tcp_pair, tls_contexts, tls_pair, unix_pair
 from tests.support.process import send_buffer_is_limited
 from wsgifast.sockets import (
     limit_send_buffer,
@@ -250,8 +248,7 @@ with socket.socket() as sock:
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert not is_plain_socket(sock)
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
+    run_python(code)
 
 
 def test_plain_sockets_are_those_of_the_standard_class() -> None:

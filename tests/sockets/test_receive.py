@@ -17,7 +17,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.sockets.support import TIMEOUT_S, Pair, sending, tcp_pair, tls_pair, unix_pair
+from tests.sockets.support import (
+    TIMEOUT_S,
+    Pair,
+    run_python,
+    sending,
+    tcp_pair,
+    tls_pair,
+    unix_pair,
+)
 from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
 from wsgifast.sockets import (
@@ -351,9 +359,7 @@ else:
 
 @pytest.mark.parametrize("patch", ["", "import gevent.monkey; gevent.monkey.patch_all()"])
 def test_receive_on_a_gevent_socket_lets_others_run(patch: str) -> None:
-    code = GEVENT.format(patch=patch)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
+    run_python(GEVENT.format(patch=patch))
 
 
 # Limits that are none, and limits that no call of the system takes as they are.

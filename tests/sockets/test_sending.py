@@ -9,8 +9,6 @@ import io
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tarfile
 import tempfile
 import threading
@@ -23,7 +21,7 @@ from typing import IO, Any
 
 import pytest
 
-from tests.sockets.support import Pair, receiving, tcp_pair, tls_pair, unix_pair
+from tests.sockets.support import Pair, receiving, run_python, tcp_pair, tls_pair, unix_pair
 from tests.support.eviction import wait_until_missed
 from wsgifast.sockets import FileSegment, file_segment, recv_exactly, send_file_segment, sending
 from wsgifast.sockets.sending import FileTruncated, cached_bytes, read_cached
@@ -361,9 +359,7 @@ with open(sys.argv[1], "w+b") as file:
             received += len(far.recv(65536))
         sending.get()
 """
-    argv = [sys.executable, "-c", code, str(tmp_path / "data")]
-    ran = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
+    run_python(code, str(tmp_path / "data"))
 
 
 def test_subclass_of_socket_sends_by_its_own_method(path: Path) -> None:

@@ -15,8 +15,6 @@ from typing import Any
 
 from tests.support.programs import program
 
-__all__ = ["Chromium", "Fetched", "chromium"]
-
 _TIMEOUT_S = 100
 # The protocol's are the descriptors 3 and 4.
 _START = """

@@ -9,8 +9,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["set_up"]
-
 
 @functools.cache
 def set_up() -> Path:

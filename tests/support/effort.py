@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["LONG", "effort"]
-
 LONG = os.environ.get("WSGIFAST_TEST_LONG") == "1"
 _TIMES = 20
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import pytest
 
-__all__ = ["wait_until_missed"]
-
 _PATIENCE_S = 60.0
 _BLOCK_BYTES = 1 << 20
 

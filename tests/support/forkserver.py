@@ -28,8 +28,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-__all__ = ["ForkedProcess", "close", "run", "start", "start_anew"]
-
 # Nothing of an app under test; nor what asks at its import whether gevent has been there before.
 _PRELOADED = """
     anyio._backends._asyncio asgifast.middleware asgifast.responses asgifast.static

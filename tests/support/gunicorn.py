@@ -8,8 +8,6 @@ from gunicorn import util
 
 from .servers import LiveServer
 
-__all__ = ["may_end_head_with_bare_lf"]
-
 _OWN_WORKERS = ("sync", "gthread", "gevent")
 
 

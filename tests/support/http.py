@@ -8,9 +8,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from io import BufferedReader
-from types import TracebackType
-
-__all__ = ["Address", "Answers", "Connection", "Response", "get", "reset_on_close"]
+from typing import Any
 
 # (host, port), or the path of a Unix socket.
 Address = tuple[str, int] | str
@@ -174,12 +172,7 @@ class Connection(Answers):
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -189,20 +182,9 @@ class Connection(Answers):
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
 
-    def request(
-        self,
-        target: str = "/",
-        *,
-        method: str = "GET",
-        headers: Iterable[tuple[str, str]] = (),
-        body: bytes | list[bytes] = b"",
-        version: str = "1.1",
-    ) -> Response:
-        """Send one request and read its response.
-
-        :param body: a list is sent in chunks.
-        """
-        self.send_request(target, method=method, headers=headers, body=body, version=version)
+    def request(self, target: str = "/", *, method: str = "GET", **options: Any) -> Response:
+        """Send one request, as :meth:`send_request` does, and read its response."""
+        self.send_request(target, method=method, **options)
         return self.read_response(method)
 
     def send_request(
@@ -214,6 +196,10 @@ class Connection(Answers):
         body: bytes | list[bytes] = b"",
         version: str = "1.1",
     ) -> None:
+        """Send one request.
+
+        :param body: a list is sent in chunks.
+        """
         fields = list(headers)
         names = {name.lower() for name, _ in fields}
         if "host" not in names:
@@ -233,16 +219,14 @@ def get(
     address: Address,
     target: str = "/",
     *,
-    method: str = "GET",
     headers: Iterable[tuple[str, str]] = (),
-    body: bytes = b"",
     tls: ssl.SSLContext | None = None,
     bare_lf: bool = False,
+    **options: Any,
 ) -> Response:
-    """One request on a connection of its own."""
+    """One request on a connection of its own; see :meth:`Connection.send_request`."""
     with Connection(address, tls=tls, bare_lf=bare_lf) as connection:
-        fields = [*headers, ("Connection", "close")]
-        return connection.request(target, method=method, headers=fields, body=body)
+        return connection.request(target, headers=[*headers, ("Connection", "close")], **options)
 
 
 def reset_on_close(sock: socket.socket) -> None:

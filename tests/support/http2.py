@@ -12,8 +12,6 @@ import h2.connection
 import h2.events
 from h2.settings import SettingCodes
 
-__all__ = ["Answer", "Client", "Connected"]
-
 Fields = Iterable[tuple[str, str]]
 
 

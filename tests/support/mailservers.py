@@ -20,8 +20,6 @@ from pathlib import Path
 from .programs import program
 from .servers import LiveServer, free_port, live_server, wait_for
 
-__all__ = ["PASSWORD", "USER", "Dovecot", "Exim", "dovecot", "exim"]
-
 USER, PASSWORD = "anne", "secret"
 # Deliveries by exim to 250 recipients took more than 10 s on a machine that was busy otherwise.
 DELIVERIES_S = 60.0

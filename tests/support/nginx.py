@@ -9,8 +9,6 @@ from pathlib import Path
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server
 
-__all__ = ["nginx_before"]
-
 _CONF = """
 daemon off;
 master_process off;

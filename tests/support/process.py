@@ -16,11 +16,6 @@ from typing import Any
 
 import pytest
 
-__all__ = [
-    "NEEDS_ROOT", "another_user", "in_a_child", "open_descriptors", "open_terminal",
-    "send_buffer_is_limited",
-]  # fmt: skip
-
 NEEDS_ROOT = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root, who may become somebody else"
 )

@@ -15,11 +15,6 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = [
-    "APACHE_MODULES", "MODULES", "PACKAGES", "WHEELS", "ProgramMissing", "check",
-    "install_missing", "make_modules", "program",
-]  # fmt: skip
-
 # Where Debian and Ubuntu have them.
 APACHE_MODULES = Path("/usr/lib/apache2/modules")
 # Each program, and the package that has it in Debian and Ubuntu.

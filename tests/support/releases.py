@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tests.support.programs import ProgramMissing
 
-__all__ = ["RELEASES", "hashed_name", "packed_file", "publish", "wheel"]
-
 _KEPT = Path(sys.prefix, "releases")
 _PLOTLY = "plotly/package_data/plotly.min.js"
 _BOOTSTRAP = "flask_bootstrap/static/bootstrap5/{}/bootstrap.min.{}"

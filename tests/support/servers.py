@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wsgifast.commands.bench import processes
 
 from . import forkserver
 from .http import Address, Response, get
-
-__all__ = ["PATIENCE_S", "LiveServer", "free_port", "live_server", "wait_for"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a server that works may take on a machine that stalls. gunicorn loses a TERM that comes while
@@ -62,9 +61,9 @@ class LiveServer:
             lambda: f"{text!r} is logged {times} times\n{self.log()}",
         )
 
-    def get(self, target: str = "/", **options: object) -> Response:
+    def get(self, target: str = "/", **options: Any) -> Response:
         """One request on a connection of its own; see tests.support.http.get."""
-        return get(self.address, target, **options)  # type: ignore[arg-type]
+        return get(self.address, target, **options)
 
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
         """End the process; return its exit status (negative: the signal that ended it)."""

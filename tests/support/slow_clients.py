@@ -18,8 +18,6 @@ from loadtests.clients import BadAnswer, Connection, percentile
 from tests.support import crowds
 from wsgifast.commands.bench.processes import HOST
 
-__all__ = ["HOST", "KINDS", "Kind", "Others", "opening", "others", "slow_clients"]
-
 # A client that asks beside a crowd gives an answer up after this time, and counts it as failed.
 GIVE_UP_S = 5.0
 

@@ -25,8 +25,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["FILE_NAME", "has_slow_disk", "slow_disk"]
-
 ROOT = Path(__file__).resolve().parents[2]
 FILE_NAME = "file"
 # linux/fuse.h

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import trustme
 
-__all__ = ["client_context", "server_context", "write_certificate"]
-
 
 @functools.cache
 def _authority() -> trustme.CA:
