@@ -36,6 +36,14 @@ class Sends:
         self.sent.append(bytes(data))
         self._sock.sendall(data)
 
+    def send(self, data: bytes, flags: int = 0) -> int:
+        self.sent.append(bytes(data))
+        self._sock.sendall(data)
+        return len(data)
+
+    def sendmsg(self, buffers: Any, *args: Any) -> int:
+        return self.send(b"".join(buffers))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
@@ -213,7 +221,7 @@ def test_refused_append_is_as_imaplibs_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("capability", ["LITERAL+", "IMAP4REV1"])
-@pytest.mark.parametrize("size", [0, 512 * 1024, 512 * 1024 + 1, 5_000_000])
+@pytest.mark.parametrize("size", [0, 512 * 1024, 5_000_000])
 def test_long_message_is_appended_without_a_copy(
     mailbox: Dovecot, capability: str, size: int
 ) -> None:
@@ -227,9 +235,9 @@ def test_long_message_is_appended_without_a_copy(
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         # The command waits for its leave where it must.
-        assert len(sends.sent) == (3 if size > 512 * 1024 else 1) + (capability != "LITERAL+")
+        assert len(sends.sent) == 1 + (capability != "LITERAL+")
         assert fetched(client) == [message]
-    assert most < size + 1_500_000  # what `sends` remembers, and two joined pieces
+    assert most < size + 500_000  # what `sends` remembers
 
 
 @pytest.mark.parametrize("wrong", ["text", 5, None])

@@ -11,11 +11,9 @@ import re
 from typing import Any
 
 from ..checks import checked_timeout
-from ..sockets import set_nodelay
+from ..sockets import send_all, set_nodelay
 from .wire import CRLF, with_crlf
 
-# Of a long literal, only this much of its start and end is joined with what is before and after it.
-_JOINED_BYTES = 256 * 1024
 # RFC 7888, 5: LITERAL- allows non-synchronizing literals up to this size, LITERAL+ of any size.
 _LITERAL_MINUS_BYTES = 4096
 _LINE_BREAKING = re.compile(rb"[\0\r\n]")
@@ -26,8 +24,8 @@ class IMAP4(imaplib.IMAP4):
 
     If the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND does not wait for a continuation
     response before the message: the command, the message and the line end take one round trip, and
-    one send unless the message is long. A message whose line ends are CR LF is not copied. The
-    attribute ``capabilities`` decides; imaplib does not update it after a login by itself.
+    one send. A message whose line ends are CR LF is not copied. The attribute ``capabilities``
+    decides; imaplib does not update it after a login by itself.
     """
 
     # The message of the current APPEND.
@@ -54,22 +52,12 @@ class IMAP4(imaplib.IMAP4):
             return
         if self._waiting is not None:
             literal, self._waiting = self._waiting, None
-            self._send_around(b"", literal, data)
+            send_all(self.sock, [literal, data])
         elif self._appendix is not None:
             literal, self._appendix = self._appendix, None
-            self._send_around(data, literal, CRLF)
+            send_all(self.sock, [data, literal, CRLF])
         else:
             super().send(data)
-
-    def _send_around(self, before: bytes, literal: bytes, after: bytes) -> None:
-        """Send a literal with what is before and after it, in one send, or three if it is long."""
-        view = memoryview(literal)
-        start, end = _JOINED_BYTES, len(view) - _JOINED_BYTES
-        if start < end:
-            super().send(b"".join((before, view[:start])))
-            super().send(view[start:end])
-            before, view = b"", view[end:]
-        super().send(b"".join((before, view, after)))
 
     def append(
         self, mailbox: str | None, flags: str | None, date_time: Any, message: Any
