@@ -89,7 +89,7 @@ def _groups(command: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]
             text = (action.help or "").replace("%(default)s", str(action.default))
             rows.append(f"| `{name}` | {text} |".replace("  |", " |"))
         if rows:
-            yield str(group.title), rows
+            yield str(group.title).removeprefix("positional "), rows
 
 
 def _value(action: argparse.Action) -> str:
@@ -146,6 +146,7 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
+        "Every metric that wsgifast reports. "
         "Names are those of OpenTelemetry's semantic conventions if they define one, here in "
         "Prometheus's spelling. Clients cannot invent values of labels: `http_route` is the "
         f"framework's URL pattern (`{metrics.UNKNOWN}` if there is none, `{metrics.OTHER}` beyond "
@@ -153,12 +154,12 @@ def metrics_page() -> str:
         f"than http and https, are `{metrics.OTHER}`. This page is generated from the code.",
     ]
     for title, reported_by in _METRICS_BY:
-        lines += ["", f"## {title}", "", "| metric | labels | |", "|---|---|---|"]
+        lines += ["", f"## {title}", "", "| metric | |", "|---|---|"]
         for metric in metrics.CATALOGUE.values():
             if metric.reported_by == reported_by:
                 labels = ", ".join(f"`{label}`" for label in _metric_labels(metric))
-                row = f"| `{metric.name}` ({metric.kind}) | {labels} | {metric.help} |"
-                lines.append(row.replace("|  |", "| |"))
+                kind = f"{metric.kind} by {labels}" if labels else metric.kind
+                lines.append(f"| `{metric.name}` ({kind}) | {metric.help} |")
     lines += [
         "",
         "## OpenTelemetry's names",

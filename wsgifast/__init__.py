@@ -1,4 +1,4 @@
-"""Hand bodies and files to the server the way the kernel sends fastest.
+"""Middleware, servers and file serving that send what a Python web app returns the fastest way.
 
 - :class:`WSGIFast` wraps any WSGI app; :class:`StaticFiles` serves directories.
 - :class:`wsgifast.workers.FastWorker` is a gunicorn worker that no slow client can hold.

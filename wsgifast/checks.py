@@ -1,4 +1,4 @@
-"""Checks that all rooms share: of option values, of apps, and of packages that may be missing.
+"""Checks that all packages share: of option values, of apps, and of packages that may be missing.
 
 Beside them: how a value or a size is written in a message, and packages that import their modules
 on first use.

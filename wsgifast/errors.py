@@ -1,4 +1,4 @@
-"""The base of every error that wsgifast raises on purpose, and those that several rooms raise.
+"""The base of every error that wsgifast raises on purpose, and those that several packages raise.
 
 The others stand beside what raises them: those of sockets in :mod:`wsgifast.sockets`, FastWorker's
 in :mod:`wsgifast.workers`, and asgifast.uvicorn's in that module.

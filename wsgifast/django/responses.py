@@ -1,4 +1,4 @@
-"""Plans of wsgifast.files as Django's responses."""
+"""Django responses that carry out a plan of wsgifast.files: its status, headers and file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor: sees that the pool's lead is with a thread that can poll.
+"""The monitor: promotes another thread to leader while the pool's leader is busy, and cannot poll.
 
 It works in the main thread and never blocks: it neither polls nor receives, and calls only
 `on_tick`, `on_saturation` and what its caller does between rounds. So it notices every leader that

@@ -1,4 +1,4 @@
-"""The options of a server."""
+"""The options of FastWorker's core, and the settings that it sends to HTTP/2 clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks by ratios: real servers, bounded clients, contenders in turn.
+"""Benchmarks: contenders, on real servers, are loaded in turn and compared by their ratios.
 
 `wsgifast bench` runs it on an app of yours; the project's own load tests are tables for it too.
 

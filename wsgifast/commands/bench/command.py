@@ -35,9 +35,8 @@ def add_command(commands: Any) -> None:
         "bench",
         help="compare an app as it is and wrapped, on gunicorn or uvicorn",
         description="Serve an app as it is and wrapped on this machine, load each in turn with "
-        "Locust, compare the decoded bodies byte by byte, and print the ratios. A ratio is the "
-        "median of those of the rounds, so it may differ from the ratio of the medians; the "
-        "machine's noise widens its interval. Everything after -- is passed to the server.",
+        "Locust, compare the decoded bodies byte by byte, and print the ratios. Everything after "
+        "-- is passed to the server.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)

@@ -1,4 +1,4 @@
-"""Endpoints, recordings of their responses, findings and reports."""
+"""The data of the doctor: endpoints, recordings of their responses, findings and reports."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ def add_command(commands: Any) -> None:
     static = "also serve a directory, as in /static/=build"
     option(parser, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
     conventional = (
-        "do not serve Django's STATIC_ROOT and Flask's static folder beside the app, as is done "
-        "where the app's own URLs, middleware and hooks have no part in it"
+        "do not serve Django's STATIC_ROOT and Flask's static folder beside the app, which is done "
+        "unless the app's own URLs, middleware or hooks have a part in it"
     )
     option(parser, "--no-static", help=conventional)
     option(parser, "--no-compress", help="send responses and files as the app makes them")
