@@ -113,12 +113,14 @@ def _bars(row: Mapping[str, Any]) -> Iterator[Drawn]:
     contenders = row["contenders"]
     first, *others = contenders
     base = row["ours"] or first
+    title = f"{row['title']}: "  # before the first bar alone
     for name in contenders:
         text = verdict(name, contenders)
         if name == base or not text:
             continue
         beside = f"{base} / {name}" if row["ours"] else f"{name} / {base}"
-        label = f"{row['title']}: {beside if len(others) > 1 else name if name != first else base}"
+        label = title + (beside if len(others) > 1 else name if name != first else base)
+        title = ""
         if (found := contenders[name]["ratio"]) is None:
             yield label, None, text, text == "rescued"
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree
 from collections.abc import Callable
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from docs.benchmarks import publish
-from docs.benchmarks.chart import BARS, THEMES, chart
+from docs.benchmarks.chart import BARS, THEMES, chart, chart_of_rows
 from docs.benchmarks.gains import figures_shown, gains
 from docs.benchmarks.published import Figures, Published, read
 from wsgifast.commands.bench.tables import Contender, Load, Row, Table
@@ -116,6 +117,14 @@ def test_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
     assert "39.5x (30..45)" in texts
     assert "\n\n" not in chart  # Markdown's HTML ends at a blank line
     assert page.index("</div>") < page.index("| [demo.file]")
+
+
+def test_chart_names_a_row_before_its_first_bar() -> None:
+    contenders = {
+        name: figures(1.0, ratio) for name, ratio in (("a", None), ("b", 20.0), ("c", 30.0))
+    }
+    drawn = chart_of_rows({"k": {"title": "a row", "ours": None, "contenders": contenders}})
+    assert re.findall(r">([^<>]*/ a)<", drawn) == ["a row: b / a", "c / a"]
 
 
 def test_facts_have_columns_and_short_rows_their_rounds(root: Path, take_in: TakeIn) -> None:
