@@ -26,8 +26,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tests.support.crowds import raise_open_files
 from wsgifast.commands.arguments import count, option, seconds
-from wsgifast.commands.bench.processes import HOST, raise_open_files
+from wsgifast.commands.bench.processes import HOST
 from wsgifast.commands.bench.runner import measure
 from wsgifast.commands.bench.tables import Profile, Table
 

@@ -18,6 +18,7 @@ from wsgifast.commands.bench.tables import (
     Table,
     Task,
     Unit,
+    family,
 )
 
 from .clients import raw, wrk
@@ -110,3 +111,8 @@ def with_its_cpu(client: Client) -> Client:
         return replace(load, facts={**load.facts, "client's CPU s/GB": cost})
 
     return run
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process and all its descendants have."""
+    return sum(process.memory_info().rss for process in family(pid))

@@ -33,11 +33,10 @@ from wsgifast.commands.bench.tables import (
     Task,
     Unit,
     family,
-    resident_bytes,
 )
 from wsgifast.commands.client import HTTPClient, unverified_tls
 
-from .bench import APP, FAST, row, table
+from .bench import APP, FAST, resident_bytes, row, table
 from .servers import uvicorn
 
 # Rounds of so many seconds, with so many clients in each state at a time; and as many more leave

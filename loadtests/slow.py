@@ -21,11 +21,11 @@ from tests.support.crowds import SlowClients
 from tests.support.slow_clients import KINDS, Others, others, slow_clients
 from wsgifast.commands.bench.locust_client import Locust
 from wsgifast.commands.bench.serving import gunicorn
-from wsgifast.commands.bench.tables import Client, Load, Row, Table, Task, Unit, resident_bytes
+from wsgifast.commands.bench.tables import Client, Load, Row, Table, Task, Unit
 
 from .asgi import APP as ASGI_APP
 from .asgi import HTTP2
-from .bench import FAST, Side, pair, row, table
+from .bench import FAST, Side, pair, resident_bytes, row, table
 from .clients import percentile, raw
 from .payloads import FILE_BYTES, LIST_BYTES, MIB
 from .servers import granian, nginx, uvicorn

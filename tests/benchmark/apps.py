@@ -8,8 +8,6 @@ import os
 from typing import Any
 
 ELSEWHERE = "http://192.0.2.1/"  # nobody has this address (RFC 5737)
-# More than the kernel holds for a client that does not read.
-LARGE = [bytes(20_000_000)]
 _GZIP = ("Content-Encoding", "gzip")
 _numbers = itertools.count()
 
@@ -45,6 +43,4 @@ def app(environ: Any, start_response: Any) -> Any:
         return [f"{kind} {len(body)} {body.count(bytes(100))} {body[-13:]!r}".encode()]
     if path == "/forever":
         return itertools.repeat(b"x")
-    if path == "/large":
-        return LARGE
     return [b"a page"]

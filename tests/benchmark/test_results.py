@@ -284,7 +284,7 @@ def test_lost_coding_is_another_body() -> None:
     [
         ((0, 0, 0), True),
         ((2, 0, 0), True),  # rescued
-        ((2, 2, 0), True),  # beside slow clients, which middleware alone does not help against
+        ((2, 2, 0), True),  # which middleware alone does not help
         ((0, 2, 0), False),
         ((0, 0, 2), False),
         ((2, 2, 2), False),

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import json
 import pickle
+import resource
 import select
 import socket
 import ssl
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 
 from tests.support.http import reset_on_close
 from tests.support.servers import ROOT
-from wsgifast.commands.bench.processes import Address, raise_open_files, started
+from wsgifast.commands.bench.processes import Address, started
 from wsgifast.commands.client import unverified_tls
 
 # So small that the kernel's buffers do not hide that a client is slow; with less than this, the
@@ -232,6 +233,14 @@ def slow_clients(
     pipe = subprocess.PIPE
     with started(command, stdin=pipe, stdout=pipe, cwd=ROOT) as process:
         yield SlowClients(process, vars(kind), address, clients, seconds)
+
+
+def raise_open_files() -> int:
+    """Allow this process, and those that it starts, as many open files as it may; returns how many
+    those are."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
 
 
 def main() -> None:

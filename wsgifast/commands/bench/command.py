@@ -23,7 +23,6 @@ _EXAMPLES = """\
   wsgifast bench shop.settings /accounts/ --cookie sessionid=... --coalesce
   wsgifast bench api:app /items --budget 'p99=50ms,ratio>=1'
   wsgifast bench api:app /items --compress --link 20mbit
-  wsgifast bench shop.wsgi / /download/big.pdf --slow-clients 200
   wsgifast bench shop.wsgi / --worker-class sync -- --workers 2
 """
 
@@ -55,8 +54,6 @@ def add_command(commands: Any) -> None:
     option(load, "--users", "N", "concurrent requests", default=4, type=count)
     option(load, "--seconds", "S", "length of a run", default=1.0, type=seconds)
     option(load, "--rounds", "N", "runs of each contender", default=5, type=count)
-    slow = "meanwhile keep N clients downloading the largest body, at 64 KiB/s each"
-    option(load, "--slow-clients", "N", slow, type=count)
     add_header_options(load)
 
     result = parser.add_argument_group("result")

@@ -7,10 +7,8 @@ import ipaddress
 import re
 import shlex
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ConfigurationError
@@ -19,30 +17,14 @@ from ..arguments import STATUS_PART_FAILED, check_path, check_writable, given_he
 from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
 from ..terminal import next_steps, number_text, show
-from .locust_client import GIVE_UP_S, Locust, LocustFailed
-from .processes import HOST, free_port, orderly_end, raise_open_files
+from .locust_client import Locust, LocustFailed
+from .processes import HOST, free_port, orderly_end
 from .results import Ratio, Result
 from .runner import measure
 from .serving import FAST_WORKER, found_app, sides
-from .tables import REQUESTS, Client, Contender, Load, Profile, Row, Table, Task, look
+from .tables import REQUESTS, Contender, Profile, Row, Table
 
-# Beside slow clients a server may be stuck, so requests time out sooner.
-_GIVE_UP_BESIDE_SLOW_S = 5.0
-# By then the kernel's buffers are full, so that the result does not depend on how the crowd starts.
-_SETTLE_S = 1.0
-# A slow client: a modest mobile connection, and so small a buffer that the kernel does not hide it.
-_BYTES_PER_S = 64 * 1024
-_RECEIVE_BUFFER_BYTES = 32 * 1024
-_CONNECT_S = 5.0
-# A client whose download has ended, or was cut off, starts the next one after this time at most.
-_RETURN_S = 1.0
-# The time for one turn over all clients, which takes this process a system call for each.
-_TURN_S, _TURN_S_PER_CLIENT = 0.02, 25e-6
-# The most that Linux buffers for a socket (tcp_wmem).
-_HELD_BYTES = 4 << 20
 _LEAST_ROW_S = 120.0
-# gunicorn's own default of --worker-connections, and what the others need beside a crowd.
-_CONNECTIONS, _OTHERS = 1000, 100
 
 
 def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
@@ -120,25 +102,15 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
         )
     given = options.worker_class or ["gthread", "FastWorker"]
     classes = [FAST_WORKER if each == "FastWorker" else each for each in given]
-    more = tuple(options.rest)
-    give_up_s = GIVE_UP_S
-    if options.slow_clients:
-        raise_open_files()  # servers and crowd inherit it
-        give_up_s = _GIVE_UP_BESIDE_SLOW_S
-        if server == "gunicorn":
-            connections = max(_CONNECTIONS, options.slow_clients + _OTHERS)
-            more = (f"--worker-connections={connections}", *more)
     wrapping = {"coalesce": True} if options.coalesce and not asgi else {}
     if options.compress:
         wrapping["compress"] = True
-    served = sides(target, server, classes, wrapping, more)
+    served = sides(target, server, classes, wrapping, options.rest)
     given_fields = given_headers(options)
     if header_value(given_fields, "accept-encoding") is None:
         given_fields.append(BROWSER_ACCEPT_ENCODING)
     headers = tuple(f"{name}: {value}" for name, value in given_fields)
-    client = locust.client(options.users, give_up_s=give_up_s)
-    if options.slow_clients:
-        client = _beside(client, options.slow_clients, paths)
+    client = locust.client(options.users)
     rows = [
         Row(path, path, tuple(Contender(n, s, path) for n, s in served.items()), client,
             headers=headers, sizes=True, link_mbit=options.link)
@@ -155,94 +127,6 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
             "divided by the rate, without heads, round trips and losses."
         )
     return Table(name, f"{options.app}, {found.interface}", rows, notes=notes)
-
-
-def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
-    """A client that runs beside slow downloads of the largest body."""
-    sizes: dict[str, int] = {}
-
-    def run(task: Task) -> Load:
-        for path in paths:
-            if path not in sizes:
-                sizes[path] = look(replace(task, path=path)).body_bytes
-                if len(sizes) == len(paths) and max(sizes.values()) < _HELD_BYTES:
-                    show(
-                        f"The largest body has only {max(sizes.values()):,} bytes, which fit into "
-                        "the kernel's buffers: name a path with a larger one",
-                        error=True,
-                    )
-        largest = max(sizes, key=sizes.__getitem__)
-        with _SlowDownloads(replace(task, path=largest), clients) as slow:
-            time.sleep(_SETTLE_S)
-            load = client(task)
-        return replace(load, facts={"slow ones": float(slow.begun)})
-
-    return run
-
-
-class _SlowDownloads(threading.Thread):
-    """Clients that each read a body at 64 KiB/s, again and again, until the end of the block.
-
-    :ivar begun: how many could send their requests.
-    """
-
-    def __init__(self, task: Task, clients: int) -> None:
-        super().__init__(daemon=True)
-        lines = [f"GET {task.path} HTTP/1.1", "Host: localhost", "Connection: close", *task.headers]
-        self._request = "\r\n".join([*lines, "", ""]).encode("latin-1")
-        self._address = task.address
-        self._socks = [self._asking() for _ in range(clients)]
-        self.begun = sum(sock is not None for sock in self._socks)
-        self._ended = threading.Event()
-
-    def __enter__(self) -> _SlowDownloads:
-        self.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self.join()
-
-    def _asking(self) -> socket.socket | None:
-        """A client that has sent its request; None if it could not."""
-        sock = socket.socket()
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-            sock.settimeout(_CONNECT_S)
-            sock.connect(self._address)
-            sock.sendall(self._request)
-        except OSError:
-            sock.close()
-            return None
-        sock.setblocking(False)
-        return sock
-
-    def run(self) -> None:
-        turn_s = max(_TURN_S, _TURN_S_PER_CLIENT * len(self._socks))
-        before = again = time.monotonic()
-        owed = 0.0
-        while not self._ended.wait(turn_s):
-            now = time.monotonic()
-            due, owed = divmod(owed + _BYTES_PER_S * min(now - before, 1.0), 1.0)
-            before = now
-            self._socks = [self._read(sock, int(due)) for sock in self._socks]
-            if now > again:
-                self._socks = [sock or self._asking() for sock in self._socks]
-                again = now + _RETURN_S
-        for sock in filter(None, self._socks):
-            sock.close()
-
-    def _read(self, sock: socket.socket | None, size: int) -> socket.socket | None:
-        try:
-            if sock is not None and sock.recv(size):
-                return sock
-        except BlockingIOError:
-            return sock
-        except OSError:
-            pass
-        if sock is not None:  # the body has ended, or the server has closed the connection
-            sock.close()
-        return None
 
 
 _UNITS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds

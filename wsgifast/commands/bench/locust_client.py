@@ -54,7 +54,6 @@ class Run:
     requests: int = 1_000_000
     expected: int | None = None
     headers: tuple[str, ...] = ()
-    give_up_s: float = GIVE_UP_S
     number: int = 0
     posts: int = 0
     form: str = ""
@@ -89,9 +88,7 @@ class Locust:
                 with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
                     process.communicate(timeout=_STOP_WORKERS_S)
 
-    def client(
-        self, users: int = 1, *, give_up_s: float = GIVE_UP_S, posts: int = 0, form: str = ""
-    ) -> Client:
+    def client(self, users: int = 1, *, posts: int = 0, form: str = "") -> Client:
         """For the runner; see :class:`Run`. The answer to a POST may have any length."""
 
         def run(task: Task) -> Load:
@@ -104,7 +101,6 @@ class Locust:
                     task.seconds,
                     expected=None if posts else task.body_bytes,
                     headers=task.headers,
-                    give_up_s=give_up_s,
                     posts=posts,
                     form=form,
                 )

@@ -31,7 +31,7 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.log import setup_logging
 
-from .locust_client import Run
+from .locust_client import GIVE_UP_S, Run
 from .processes import wait_until
 
 # The client copies a block several times: larger ones leave the cache, and are slower.
@@ -48,8 +48,7 @@ class DownloadUser(FastHttpUser):
     abstract = True
     clock = 1e3
     failed_name: str | None = None
-    # A server that is stuck for longer counts as failed. A body may take seconds.
-    network_timeout = 60.0
+    network_timeout = GIVE_UP_S
     connection_timeout = 10.0
 
     def __init__(self, environment: Environment) -> None:
@@ -244,7 +243,6 @@ def _begin(environment: Environment, msg: Any) -> None:
     """The master's message, just before it has Locust start the users."""
     run = Run(**{**msg.data, "headers": tuple(msg.data["headers"])})
     Visitor.turn = _Turn(run, time.perf_counter() + run.seconds)
-    Visitor.network_timeout = run.give_up_s
 
 
 def _add_report(client_id: str, data: dict[str, Any]) -> None:
@@ -282,7 +280,7 @@ class _Master:
         runner.send_message("run", asdict(run))
         runner.start(run.users, spawn_rate=run.users)
         over = wait_until(
-            lambda: self._reports(run) is not None, run.seconds + run.give_up_s + OVERTIME_S
+            lambda: self._reports(run) is not None, run.seconds + GIVE_UP_S + OVERTIME_S
         )
         reports = self._reports(run) or [{"seconds": run.seconds, "cpu_s": 0.0}]
         runner.stop()
@@ -290,7 +288,7 @@ class _Master:
         good = stats.get(GOOD, "POST" if run.posts else "GET")
         errors: dict[str, int] = {}
         for each in stats.errors.values():
-            text = _error_text(each.to_name().partition(": ")[2], run)
+            text = _error_text(each.to_name().partition(": ")[2])
             errors[text] = errors.get(text, 0) + each.occurrences
         if not over:
             errors["no end of the answer"] = 1
@@ -313,10 +311,10 @@ class _Master:
         return found if len(found) == max(1, self._workers) else None
 
 
-def _error_text(text: str, run: Run) -> str:
+def _error_text(text: str) -> str:
     """Without the URL, which has another port each time."""
     reason = text.partition("original=")[2].removesuffix(")") or text.strip("\"'")
-    return f"no byte for {run.give_up_s:g} s" if reason == "timed out" else reason
+    return f"no byte for {GIVE_UP_S:g} s" if reason == "timed out" else reason
 
 
 if __name__ == "__main__":

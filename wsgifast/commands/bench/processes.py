@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import errno
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -227,14 +226,6 @@ def orderly_end() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-def raise_open_files() -> int:
-    """Allow this process, and those that it starts, as many open files as it may; returns how many
-    those are."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most
 
 
 def free_port(host: str = HOST) -> int:

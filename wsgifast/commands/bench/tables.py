@@ -200,11 +200,6 @@ def _own_and_reaped_s(process: psutil.Process) -> float:
     return float(sum(times[:2] if own is None else (own,)) + sum(times[2:4]))
 
 
-def resident_bytes(pid: int) -> int:
-    """The memory that a process and all its descendants have."""
-    return sum(process.memory_info().rss for process in family(pid))
-
-
 def family(pid: int) -> list[psutil.Process]:
     """A process, and all its descendants."""
     root = psutil.Process(pid)
