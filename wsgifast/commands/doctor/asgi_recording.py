@@ -198,7 +198,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
         await asyncio.sleep(0)  # until it has started
         wall = self._before = time.perf_counter()
         try:
-            with body_file_noted(recording, everywhere=True):
+            with body_file_noted(recording):
                 await self._app(self._scope(), self._receive, self._on_message)
         except Exception as error:  # noqa: BLE001 - any exception of the app is a finding
             recording.error = described(error)

@@ -40,9 +40,9 @@ _SLOW_BUFFER_BYTES = 64 * 1024
 _READ_BYTES = 1 << 20
 # Smaller files gain nothing from sendfile.
 _LEAST_FILE_BYTES = 16 * 1024
-# An audit hook cannot be removed, so it is added once and does nothing most of the time.
-_watched = threading.local()
-_everywhere: list[str] | None = None
+# Files that are opened while a request runs, by any of the app's threads. An audit hook cannot be
+# removed, so it is added once and does nothing most of the time.
+_opened: list[str] | None = None
 _adding_hook = threading.Lock()
 _has_hook = False
 
@@ -212,37 +212,27 @@ def note_file(recording: Recording, fd: int, offset: int, size: int) -> None:
 
 
 @contextlib.contextmanager
-def body_file_noted(recording: Recording, *, everywhere: bool = False) -> Iterator[None]:
-    """Note which of the files that are opened for reading is the body, in `file_bytes`.
-
-    :param everywhere: opened by any thread; otherwise only by this one.
-    """
-    global _everywhere, _has_hook
+def body_file_noted(recording: Recording) -> Iterator[None]:
+    """Note which of the files that are opened for reading is the body, in `file_bytes`."""
+    global _opened, _has_hook
     with _adding_hook:
         if not _has_hook:
             sys.addaudithook(_on_audit_event)
             _has_hook = True
     paths: list[str] = []
-    if everywhere:
-        _everywhere = paths
-    else:
-        _watched.paths = paths
+    _opened = paths
     try:
         yield
     finally:
-        _everywhere = _watched.paths = None
+        _opened = None
     size = recording.declared or recording.chunks.total
     if size >= _LEAST_FILE_BYTES and any(_has_size(path, size) for path in paths):
         recording.file_bytes = size
 
 
 def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open":
-        return
-    paths = getattr(_watched, "paths", None)
-    if paths is None:
-        paths = _everywhere
-    if paths is None:
+    paths = _opened
+    if event != "open" or paths is None:
         return
     path, mode = arguments[0], arguments[1]
     reads = mode is None or not set(str(mode)) & set("wax+")
