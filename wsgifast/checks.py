@@ -153,13 +153,6 @@ def interface_of(app: object) -> Interface | None:
     return "WSGI" if wsgi else "ASGI"
 
 
-def is_asgi2(app: Any) -> bool:
-    """Whether an app is a class of ASGI's first version: App(scope), then (receive, send)."""
-    import inspect
-
-    return inspect.isclass(app) and _takes(app, 1) and inspect.iscoroutinefunction(app.__call__)
-
-
 def app_name(app: object) -> str:
     """Return an app's name for messages: its module and function, or its module and class."""
     named = app if hasattr(app, "__qualname__") else type(app)

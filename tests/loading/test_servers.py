@@ -45,10 +45,6 @@ async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": BODY})
 def create_app(): return app
-class Old:
-    def __init__(self, scope): self.scope = scope
-    async def __call__(self, receive, send): await app(self.scope, receive, send)
-def old(scope): return Old(scope)
 class New:
     async def __call__(self, scope, receive, send): await app(scope, receive, send)
 """
@@ -135,8 +131,6 @@ def run(place: Path, target: str, *options: str) -> subprocess.CompletedProcess[
         ("uvicorn", "asgi_app:create_app", "", {}),
         ("uvicorn", "asgi_app:create_app", "--factory", {}),
         ("uvicorn", "asgi_app:New", "", {}),
-        ("uvicorn", "asgi_app:Old", "", {}),
-        ("uvicorn", "asgi_app:old", "--interface asgi2", {}),
         ("uvicorn", "asgi_app:app", "--interface asgi3", {}),
         ("uvicorn", "wsgi_app:app", "--interface wsgi", {}),
         ("uvicorn", "asgi_app:app", "--app-dir src", {}),
@@ -265,6 +259,7 @@ def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
         ("asgi_app:app", "--pythonpath=src", "which uvicorn serves; uvicorn has --app-dir"),
         ("asgi_app:app", "-k gthread", "-k is gunicorn's"),
         ("asgi_app:app", "--interface wsgi", "--interface wsgi: asgi_app:app is an ASGI app"),
+        ("asgi_app:app", "--interface asgi2", "--interface asgi2: asgi_app:app is an ASGI app"),
         ("wsgi_app:app", "other:app", "other:app names another app than wsgi_app:app"),
         ("wsgi_app:app", "--paste app.ini", "--paste"),
         ("wsgi_below:app", "--chdir src --nope", "--nope"),

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from ...checks import Interface, app_name, check_app, interface_of, is_asgi2
+from ...checks import Interface, app_name, check_app, interface_of
 from ...errors import WSGIFastError
 from ...middleware import WSGIFast
 
@@ -51,6 +51,7 @@ ServerName = Literal["gunicorn", "uvicorn"]
 _NAMES = ("application", "app", "wsgi_app", "asgi_app")
 _FACTORIES = ("create_app", "make_app")
 _ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_RETURNED_NONE = "has returned None; does it end without a return?"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ class AwaitedApp:
             app = await self._making
         except Exception as error:
             raise AppNotLoaded(f"{self._target} failed: {described(error)}") from error
-        _check_made(app, self._target)
+        if app is None:
+            raise AppNotLoaded(f"{self._target} {_RETURNED_NONE}")
+        problem = f"{self._target} has returned {app_name(app)}, neither a WSGI nor an ASGI app"
+        _interface(app, problem)
         return self._wrap(app)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -117,7 +121,7 @@ class AwaitedApp:
         await app(scope, receive, send)
 
 
-def load_app(target: str, server: ServerName | None = None, *, asgi2: bool = False) -> LoadedApp:
+def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
     """Import an app.
 
     :param target: "module:app", "module:factory()" (arguments are literals), "module" where the app
@@ -126,7 +130,6 @@ def load_app(target: str, server: ServerName | None = None, *, asgi2: bool = Fal
     :param server: this process is its worker: it has set up where to look, and how it finds an app
         counts. uvicorn calls what is no app and needs no arguments. An asynchronous factory's app
         is an :class:`AwaitedApp`; without a server it is awaited in a loop of its own.
-    :param asgi2: the app is of the first version of ASGI, whatever it looks like.
     :raises AppNotLoaded: if it does not exist, raises, or is not an app.
     """
     if server is None:
@@ -143,23 +146,13 @@ def load_app(target: str, server: ServerName | None = None, *, asgi2: bool = Fal
     named = f"{name}:{expression}"
     if inspect.isawaitable(app):
         return _awaited(AwaitedApp(app, named), server, named)
-    interface = interface_of(app)
-    if interface is None and server == "uvicorn":
-        if _needs_nothing(app):
-            return load_app(f"{named}()", server, asgi2=asgi2)
-        if asgi2 or is_asgi2(app):
-            return LoadedApp(_asgi3(app), "ASGI", named)
-    if interface is None:
-        try:
-            check_app(app, "WSGI")
-        except WSGIFastError:
-            raise AppNotLoaded(
-                f"{target}: {app_name(app)} is neither a WSGI nor an ASGI app. If it makes one, "
-                f"write '{named}()'; some frameworks, such as aiohttp and "
-                "Robyn, run only on their own server"
-            ) from None
-        interface = "WSGI"
-    return LoadedApp(app, interface, named)
+    if server == "uvicorn" and interface_of(app) is None and _needs_nothing(app):
+        return load_app(f"{named}()", server)
+    problem = (
+        f"{target}: {app_name(app)} is neither a WSGI nor an ASGI app. If it makes one, write "
+        f"'{named}()'; some frameworks, such as aiohttp and Robyn, run only on their own server"
+    )
+    return LoadedApp(app, _interface(app, problem), named)
 
 
 def _awaited(app: AwaitedApp, server: ServerName | None, target: str) -> LoadedApp:
@@ -173,17 +166,18 @@ def _awaited(app: AwaitedApp, server: ServerName | None, target: str) -> LoadedA
     return LoadedApp(made, interface_of(made) or "WSGI", target)
 
 
-def _check_made(app: Any, target: str) -> None:
-    """:raises AppNotLoaded: if what a factory has returned is no app."""
-    if app is None:
-        raise AppNotLoaded(f"{target} has returned None; does it end without a return?")
-    if interface_of(app) is None:
+def _interface(app: Any, problem: str) -> Interface:
+    """The interface of an app; WSGI for a callable without a known signature.
+
+    :raises AppNotLoaded: with the problem, if it is no app.
+    """
+    interface = interface_of(app)
+    if interface is None:
         try:
             check_app(app, "WSGI")
         except WSGIFastError:
-            raise AppNotLoaded(
-                f"{target} has returned {app_name(app)}, neither a WSGI nor an ASGI app"
-            ) from None
+            raise AppNotLoaded(problem) from None
+    return interface or "WSGI"
 
 
 def _needs_nothing(app: Any) -> bool:
@@ -193,15 +187,6 @@ def _needs_nothing(app: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _asgi3(app: Any) -> Any:
-    """An app of ASGI 2, which takes the scope and returns what takes receive and send."""
-
-    async def asgi3(scope: Any, receive: Any, send: Any) -> None:
-        await app(scope)(receive, send)
-
-    return asgi3
 
 
 def unwrapped(app: Any) -> tuple[Any, bool]:
@@ -274,7 +259,7 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
                     hint = f"; it may need arguments, as in '{module.__name__}:{name}(\"value\")'"
         raise AppNotLoaded(f"{target}: {name}() failed: {described(error)}{hint}") from error
     if app is None:
-        raise AppNotLoaded(f"{target}: {name}() has returned None; does it end without a return?")
+        raise AppNotLoaded(f"{target}: {name}() {_RETURNED_NONE}")
     return app
 
 

@@ -260,8 +260,7 @@ def _as_server(asked: Mapping[str, Any], arguments: list[str]) -> Loaded:
         if not target:
             return Loaded(**before)
     try:
-        asgi2 = before.get("settings", {}).get("interface") == "asgi2"
-        loaded = load_app(target, server, asgi2=asgi2)
+        loaded = load_app(target, server)
         app = loaded.app
         if isinstance(app, AwaitedApp):
             app = asyncio.run(app.made())

@@ -30,12 +30,11 @@ def wrapped(
     static: Mapping[str, str] | None = None,
     *,
     server: loading.ServerName = "gunicorn",
-    asgi2: bool = False,
     compress: bool = True,
 ) -> Any:
     """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
 
-    :param target: see :func:`wsgifast.commands.loading.load_app`, as `server` and `asgi2`.
+    :param target: see :func:`wsgifast.commands.loading.load_app`, as `server`.
     :param static: directories by the URL prefixes under which their files are served.
     :param compress: compress what the app makes, and the files.
     :raises AppNotLoaded: if the app cannot be imported or made.
@@ -44,7 +43,7 @@ def wrapped(
     :raises ConfigurationError: if a directory does not exist.
     """
     try:
-        loaded = loading.load_app(target, server, asgi2=asgi2)
+        loaded = loading.load_app(target, server)
     except loading.AppNotLoaded as error:
         if isinstance(error.__cause__, SyntaxError):
             raise error.__cause__ from None

@@ -353,8 +353,10 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
                 f"--{name} is gunicorn's, and {loaded.target} is an ASGI app: leave it out"
             )
     interface = loaded.settings.get("interface", "auto")
-    if interface == "wsgi" and loaded.interface == "ASGI":
-        raise ConfigurationError(f"--interface wsgi: {loaded.target} is an ASGI app: leave it out")
+    if interface == "asgi2" or (interface == "wsgi" and loaded.interface == "ASGI"):
+        raise ConfigurationError(
+            f"--interface {interface}: {loaded.target} is an ASGI app: leave it out"
+        )
     bind, where = options.bind, []
     if bind is None and not {"host", "port", "uds", "fd"} & set(loaded.settings):
         if _has_sockets():
@@ -385,9 +387,6 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     command.append(f"--timeout-graceful-shutdown={graceful_s}")
     command += [*options.rest, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
     arguments: dict[str, Any] = {"target": options.app}
-    if interface == "asgi2":  # which asgifast turns into the current one
-        command.insert(-2, "--interface=asgi3")
-        arguments["asgi2"] = True
     if static := _static_of(options, loaded):
         arguments["static"] = static
     if options.no_compress:
