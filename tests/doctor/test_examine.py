@@ -33,7 +33,7 @@ from wsgifast.commands.doctor import (
     explain,
     findings,
 )
-from wsgifast.commands.doctor.formats import as_github, as_html
+from wsgifast.commands.doctor.formats import as_html
 from wsgifast.commands.loading import unwrapped
 
 pytestmark = pytest.mark.long
@@ -307,15 +307,6 @@ def test_error_of_several_lines_is_reported_in_one() -> None:
     (finding,) = examine(app, ["/"]).findings
     assert finding.what.startswith("ValueError: no such table [SQL: SELECT 1] (")
     assert "\n" not in finding.what
-
-
-def test_control_characters_of_an_app_are_escaped_in_each_report() -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        raise ValueError("\x1b[31mred\0 \udcff")
-
-    report = examine(app, ["/"])
-    for form in (as_text, as_github, as_html):
-        assert r"ValueError: \x1b[31mred\x00 \udcff (" in form(report)
 
 
 def test_page_leaves_out_what_a_finding_has_not() -> None:

@@ -20,7 +20,7 @@ from ...errors import ConfigurationError
 from ...http.head import header_value
 from ..loading import unwrapped
 from .endpoints import NAMED, Allow, Fetch, add_loaded, choose, from_paths
-from .examination import Observer, observer
+from .examination import Record, observer
 from .findings import CATALOGUE, add_to, explain, findings_of, known_ids, unlimited_uploads
 from .formats import as_text
 from .frameworks import UPLOADING, from_framework
@@ -100,13 +100,13 @@ def examine(
         name or str(getattr(app, "__module__", "app")), interface, None, was_wrapped=was_wrapped
     )
     wrapped = given if was_wrapped else None
-    with observer(app, interface, wrapped, limit_s=limit_s) as observe:
+    with observer(app, interface, wrapped, limit_s=limit_s) as (record, observe):
         report.framework, listed, unlimited = from_framework(app, values or {})
         if endpoints is not None:
             unlimited = []
             listed = _given(endpoints)
         elif found is not None:
-            named = found(_fetcher(observe, headers, limit_s))
+            named = found(_fetcher(record, headers, limit_s))
             each_named: list[Endpoint | Unreached] = [*named[0], *named[1]]
             uploads = [(e.method, e.name) for e in each_named if e.method in UPLOADING]
             if not (uploads and report.framework):
@@ -154,9 +154,9 @@ def _given(endpoints: Iterable[str | Endpoint]) -> Found:
     return [*paths, *(replace(each, evidence=each.evidence or NAMED) for each in chosen)], left
 
 
-def _fetcher(observe: Observer, headers: tuple[tuple[str, str], ...], limit_s: float) -> Fetch:
+def _fetcher(record: Record, headers: tuple[tuple[str, str], ...], limit_s: float) -> Fetch:
     def fetch(path: str) -> bytes:
-        raw = observe(Endpoint(path, path, "fetched", headers=headers), once=True).raw
+        raw = record(Endpoint(path, path, "fetched", headers=headers))
         if raw.timed_out:
             raise ConfigurationError(
                 f"the app does not answer GET {path} within {limit_s:g} s: give a longer --timeout"

@@ -19,7 +19,6 @@ from ...checks import Interface, size_text
 from ...compression import Compression
 from ...compression.codings import available_codings, compressor
 from ...compression.policy import decide
-from ...errors import MissingExtra
 from ...files.coded_copies import MIN_SAVING
 from ...middleware import WSGIFast
 from ..client import BROWSER_ACCEPT_ENCODING, decoded
@@ -43,56 +42,47 @@ _LARGE_BYTES = 10 * 1460
 _LONG_TURNS = 4
 
 # Records one request: (endpoint, *, reads=True, inspect=True) -> Recording.
-_Record = Callable[..., Recording]
-# Requests an endpoint as often as needed, three to sixty times: (endpoint, *, once=False) ->
-# Observation. Once: from the app as it is, and nothing else.
-Observer = Callable[..., Observation]
+Record = Callable[..., Recording]
+# Requests an endpoint as often as needed, three to sixty times.
+Observe = Callable[[Endpoint], Observation]
 
 
 @contextmanager
 def observer(
     app: Any, interface: Interface, wrapped: Any = None, *, limit_s: float
-) -> Iterator[Observer]:
-    """A function that requests endpoints of an app.
+) -> Iterator[tuple[Record, Observe]]:
+    """Functions that request an endpoint of an app: once, as it is; and as often as needed.
 
     :param wrapped: the app in WSGIFast or ASGIFast, with options; None for their defaults.
     :param limit_s: seconds for one request.
     :raises WSGIFastError: if an ASGI app does not start.
     """
-
-    def observe(endpoint: Endpoint, *, once: bool = False) -> Observation:
-        return _observe({"raw": contenders["raw"]} if once else contenders, endpoint)
-
     if interface == "WSGI":
         contenders = _wsgi_contenders(app, wrapped or WSGIFast(app), limit_s)
-        yield observe
+        yield contenders["raw"], partial(_observe, contenders)
         return
     from .asgi_recording import StartedApp
 
     with StartedApp(app) as started:
         contenders = _asgi_contenders(app, wrapped, started, limit_s)
-        yield observe
+        yield contenders["raw"], partial(_observe, contenders)
 
 
-def _wsgi_contenders(app: Any, wrapped: Any, limit_s: float) -> dict[str, _Record]:
-    def of(app: Any) -> _Record:
+def _wsgi_contenders(app: Any, wrapped: Any, limit_s: float) -> dict[str, Record]:
+    def of(app: Any) -> Record:
         return partial(record_wsgi, app, limit_s=limit_s)
 
     return {"raw": of(app), "wrapped": of(wrapped), "coalesced": of(WSGIFast(app, coalesce=True))}
 
 
-def _asgi_contenders(app: Any, wrapped: Any, started: Any, limit_s: float) -> dict[str, _Record]:
-    try:
-        from asgifast import ASGIFast
-    except ImportError as error:
-        raise MissingExtra("wsgifast doctor of ASGI apps", "asgi", str(error)) from None
+def _asgi_contenders(app: Any, wrapped: Any, started: Any, limit_s: float) -> dict[str, Record]:
+    from asgifast import ASGIFast
 
-    def of(app: Any, *, pathsend: bool = False) -> _Record:
+    def of(app: Any, *, pathsend: bool = False) -> Record:
         return partial(started.record, app, limit_s=limit_s, pathsend=pathsend)
 
     wrapped = wrapped or ASGIFast(app)
     contenders = {"raw": of(app), "wrapped": of(wrapped)}
-    contenders["without pathsend"] = of(ASGIFast(app, pathsend=False), pathsend=True)
     # asgifast's protocols offer it to the same apps as ASGIFast does.
     if wrapped.pathsend_decision.offered:
         contenders["sendfile"] = of(wrapped, pathsend=True)
@@ -101,11 +91,11 @@ def _asgi_contenders(app: Any, wrapped: Any, started: Any, limit_s: float) -> di
     return contenders
 
 
-def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
+def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
     record = contenders["raw"]
     raw = record(endpoint)
     seen = Observation(endpoint, raw, Recording())
-    if raw.timed_out or "wrapped" not in contenders:
+    if raw.timed_out:
         return seen
     seen.wrapped = contenders["wrapped"](endpoint)
     if raw.failed:
@@ -119,10 +109,10 @@ def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
     if seen.coded is not None:
         seen.coded_sizes = coded_sizes(seen.coded)
     raw.blocked_s = _least_blocked_s(seen, record)
-    measured = {name: of for name, of in contenders.items() if "pathsend" not in name}
-    if "pathsend=True" in contenders and raw.file_bytes:
+    measured = dict(contenders)
+    asked = measured.pop("pathsend=True", None)
+    if asked is not None and raw.file_bytes:
         # It is recommended only if it was seen to change nothing.
-        asked = contenders["pathsend=True"]
         ways = {"raw": record, "wrapped": asked}
         if not list(changes(ways, (endpoint, browsers), {("raw", endpoint): raw})):
             measured["pathsend=True"] = asked
@@ -157,7 +147,7 @@ def coded_sizes(answer: Recording) -> dict[str, CodedSize]:
     return found if smallest <= len(body) * (1 - MIN_SAVING) else {}
 
 
-def _least_blocked_s(seen: Observation, record: _Record) -> float:
+def _least_blocked_s(seen: Observation, record: Record) -> float:
     """The longest turn of the event loop; measured again if it is long.
 
     On a busy machine some turns take long whatever the app does.
@@ -172,7 +162,7 @@ def _least_blocked_s(seen: Observation, record: _Record) -> float:
     return least
 
 
-def _costs(contenders: dict[str, _Record], endpoint: Endpoint) -> dict[str, Cost]:
+def _costs(contenders: dict[str, Record], endpoint: Endpoint) -> dict[str, Cost]:
     runs: dict[str, list[Recording]] = {name: [] for name in contenders}
     spent = 0.0
     for round_ in range(1, _ROUNDS + 1):
@@ -211,13 +201,13 @@ _GROWN = 1.1
 
 
 def changes(
-    contenders: Mapping[str, _Record],
+    contenders: Mapping[str, Record],
     asked_for: Iterable[Endpoint],
     known: dict[tuple[str, Endpoint], Recording],
 ) -> Iterator[Change]:
     """How the responses of the wrapped app differ, at most one change of each kind.
 
-    :param contenders: "raw", "wrapped", for ASGI also "sendfile" and "without pathsend".
+    :param contenders: "raw", "wrapped", for ASGI also "sendfile".
     :param asked_for: the endpoint, and with other headers.
     :param known: first responses, by contender and endpoint; others are added.
     """
@@ -238,15 +228,14 @@ def changes(
         for way in ways:
             other = first(way, asked)
             for kind, what in _lasting(contenders, way, asked, own, other).items():
-                if kind not in found:
-                    found[kind] = Change(kind, what, _is_cured(contenders, asked, kind))
+                found.setdefault(kind, Change(kind, what))
     if "failure" in found or "status" in found:  # the rest follows from it
         found = {kind: found[kind] for kind in ("failure", "status") if kind in found}
     yield from found.values()
 
 
 def _lasting(
-    contenders: Mapping[str, _Record], way: str, asked: Endpoint, own: Recording, other: Recording
+    contenders: Mapping[str, Record], way: str, asked: Endpoint, own: Recording, other: Recording
 ) -> dict[str, str]:
     """The differences that are there each time, by their kinds."""
     found = _differences(own, other)
@@ -264,13 +253,6 @@ def _lasting(
         differs = _differences(again, both[way])
         found = {kind: what for kind, what in found.items() if kind in same & differs.keys()}
     return found
-
-
-def _is_cured(contenders: Mapping[str, _Record], asked: Endpoint, kind: str) -> bool:
-    if "without pathsend" not in contenders:
-        return False
-    own, other = contenders["raw"](asked), contenders["without pathsend"](asked)
-    return not own.failed and kind not in _differences(own, other)
 
 
 def _facts(recording: Recording) -> dict[str, object]:

@@ -269,8 +269,9 @@ def _changed(seen: Observation) -> Iterator[Finding]:
         by_id.setdefault(id_, []).append(change)
     for id_, changes in by_id.items():
         what = f"wrapped: {'; '.join(change.what for change in changes)}"
-        by_pathsend = all(change.by_pathsend for change in changes)
-        fix = "ASGIFast(app, pathsend=False)" if by_pathsend else "do not wrap it; report a bug"
+        fix = "do not wrap it; report a bug"
+        if seen.raw.returned == "messages":
+            fix = "ASGIFast(app, pathsend=False); or report a bug"
         yield _finding(id_, seen, what, fix)
 
 

@@ -162,12 +162,10 @@ class Change:
 
     :ivar kind: "failure", "status", "coding", "body", "size", or "header".
     :ivar what: in a few words.
-    :ivar by_pathsend: it does not with `ASGIFast(app, pathsend=False)`.
     """
 
     kind: str
     what: str
-    by_pathsend: bool = False
 
 
 @dataclass
