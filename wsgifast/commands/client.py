@@ -39,11 +39,6 @@ class NoAnswer(WSGIFastError, OSError):
     status: int | None = None
     headers: Sequence[tuple[str, str]] = ()
 
-    @property
-    def begun(self) -> bool:
-        """Whether there was a head at least."""
-        return self.status is not None
-
 
 @dataclass(frozen=True)
 class Answer:

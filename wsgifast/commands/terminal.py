@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 # Called with the number of parts that are done, their total, and the name of the next one.
@@ -115,29 +115,20 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def tables(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], width: int, beside: Set[str]
-) -> list[str]:
+def tables(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> list[str]:
     """As :func:`table`, split into several tables that fit, each with the first column.
 
     :param width: in characters; a table of two columns may be wider.
-    :param beside: titles of columns that must stay beside the one before.
     """
     widths = _widths(columns, rows)
-    groups: list[list[int]] = []
-    for number in range(1, len(columns)):
-        if groups and columns[number] in beside:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
     parts: list[list[int]] = []
     room = 0
-    for group in groups:
-        wanted = sum(2 + widths[number] for number in group)
+    for number in range(1, len(columns)):
+        wanted = 2 + widths[number]
         if wanted > room:
             parts.append([0])
             room = width - widths[0]
-        parts[-1] += group
+        parts[-1].append(number)
         room -= wanted
     return [
         table(

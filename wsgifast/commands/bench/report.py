@@ -28,8 +28,6 @@ READING = (
     "MB are 10^6 bytes. Clients and servers share this machine, over loopback: trust the ratios, "
     "not the absolute figures."
 )
-# A body of which BBR paces the packets.
-_LARGE_BYTES = 64 * 1024
 # On a quiet machine the highest of five ratios is a tenth above the lowest.
 UNSTEADY = 1.5
 # On a quiet machine two runs of a server are a few percent apart.
@@ -76,7 +74,7 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
         if width is None:
             found.append(table(columns, rows))
         else:
-            found += tables(columns, rows, width, set(filter(_is_beside, columns)))
+            found += tables(columns, rows, width)
     notes = "\n".join(f"- {printable(line)}" for line in problems(results))
     return "\n\n".join([*found, notes]).rstrip()
 
@@ -204,21 +202,9 @@ def problems(results: Sequence[Result]) -> list[str]:
             f"the rounds disagree in {len(unsteady)} of {sum(map(bool, ratios))} ratios: run it "
             "again on a quiet machine, or for longer"
         )
-    unclear = [f"{r.row.title}, {name}" for r in results for name in r.runs if r.contradicts(name)]
-    if unclear:
-        lines.append(
-            "the ratios of the rounds say the opposite of the medians, so neither is clearly "
-            f"better: {_listed(unclear)}"
-        )
     few = [r.row.title for r in results if len(next(iter(r.runs.values()))) < MIN_ROUNDS]
     if few:
         lines.append(f"fewer than {MIN_ROUNDS} rounds are too few to rely on: {_listed(few)}")
-    loads = [load for r in results for runs in r.runs.values() for load in runs]
-    is_large = any(load.body_bytes > _LARGE_BYTES * load.requests for load in loads)
-    if is_large and _congestion_control().startswith("bbr"):
-        lines.append(
-            "BBR paces large bodies here; most systems have net.ipv4.tcp_congestion_control=cubic"
-        )
     return lines
 
 
@@ -236,11 +222,6 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 
 
 _OURS, _RATIO, _DIFFERENCE = "ours / this", "ratio", "difference"
-
-
-def _is_beside(title: str) -> bool:
-    """Whether a column says nothing without the one before it."""
-    return title.endswith((_OURS, _RATIO, _DIFFERENCE))
 
 
 def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:

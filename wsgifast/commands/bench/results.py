@@ -167,7 +167,8 @@ class Result:
         """
         if name == self._base or figure is None:
             return None
-        both = [pair for pair in self._pairs(*self._sides(name), figure) if pair[1]]
+        sides = (self._base, name) if self.row.ours else (name, self._base)
+        both = [pair for pair in self._pairs(*sides, figure) if pair[1]]
         if not both:
             return None
         contender, base = zip(*both, strict=True)
@@ -183,26 +184,10 @@ class Result:
         low, high = interval(ratios)
         return max(high, 1 / low)
 
-    def contradicts(self, name: str) -> bool:
-        """Whether a contender's ratio is above 1 and the quotient of the two medians below, or so.
-
-        To three digits, as they are shown.
-        """
-        ratio = self.ratio(name, self.row.unit.rate)
-        upper, lower = (self.median(side, self.row.unit.rate) for side in self._sides(name))
-        if ratio is None or not ratio.is_clear or upper is None or not lower:
-            return False
-        one, other = (float(f"{value:.3g}") for value in (ratio.median, upper / lower))
-        return (one - 1) * (other - 1) < 0
-
     @property
     def _base(self) -> str:
         """The contender with which all are compared."""
         return self.row.ours or self.row.contenders[0].name
-
-    def _sides(self, name: str) -> tuple[str, str]:
-        """Whose figure is divided by whose."""
-        return (self._base, name) if self.row.ours else (name, self._base)
 
     def difference(self, name: str) -> Difference | None:
         """How much more the contender's figure is than the first one's.

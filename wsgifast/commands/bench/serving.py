@@ -153,9 +153,11 @@ def app() -> Any:
     """The app that the environment names, as it is or wrapped; for servers."""
     arguments = json.loads(os.environ[VARIABLE])
     loaded = load_app(arguments["target"], arguments["server"])
-    bare, options = loaded.app, arguments["options"]
-    if isinstance(bare, AwaitedApp):
-        bare.then(lambda made: unwrapped(made)[0])
-    else:
-        bare, _ = unwrapped(bare)
-    return bare if options is None else wrapped(bare, loaded.interface, **options)
+    options = arguments["options"]
+
+    def contender(app: Any) -> Any:
+        bare, _ = unwrapped(app)
+        return bare if options is None else wrapped(bare, loaded.interface, **options)
+
+    app = loaded.app
+    return app.then(contender) if isinstance(app, AwaitedApp) else contender(app)

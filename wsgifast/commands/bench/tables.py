@@ -152,7 +152,7 @@ def look(task: Task) -> Seen:
                 f"{task.path}: no end of the answer after {LOOK_S:.0f} s; name a path whose "
                 "answers end"
             ) from None
-        answered = error.begun
+        answered = error.status is not None
     # Two gzips of the same have other bytes, for their time.
     if coding and len(kept) == size and (body := decoded(bytes(kept), coding)) is not None:
         return Seen(size, hashlib.sha256(body).hexdigest(), ok, answered, coding, len(body))
