@@ -159,14 +159,6 @@ def test_metrics_option_serves_metrics_and_probes(app: str) -> None:
             assert b"wsgifast_workers" in connection.request("/metrics").body
 
 
-def test_file_of_flasks_static_folder_is_served(tmp_path: Path) -> None:
-    (tmp_path / "static").mkdir()
-    (tmp_path / "static" / "a.txt").write_text("a file")
-    (tmp_path / "plain.py").write_text("import flask\napp = flask.Flask(__name__)\n")
-    with running(str(tmp_path / "plain.py"), "--workers=1") as server:
-        assert server.get("/static/a.txt").body == b"a file", server.log()
-
-
 DJANGO = """\
 SECRET_KEY = "a"
 ALLOWED_HOSTS = ["*"]

@@ -10,13 +10,13 @@ import pytest
 from wsgifast.commands.run.sizing import Container, read_container, size, temporary_note
 
 MIB = 2**20
-MACHINE = {"proc/meminfo": "MemTotal:       16777216 kB\n"}
+MACHINE_BYTES = {"SC_PHYS_PAGES": 4 * MIB, "SC_PAGE_SIZE": 4096}
 V2 = {"proc/self/cgroup": "0::/shop.slice/shop.service\n"}
 V1 = {"proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n1:name=systemd:/\n"}
 
 
-def lay_out(root: Path, *files: Mapping[str, str]) -> Path:
-    for path, text in {**MACHINE, **{k: v for each in files for k, v in each.items()}}.items():
+def lay_out(root: Path, files: Mapping[str, str]) -> Path:
+    for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     return root
@@ -71,6 +71,7 @@ def test_limits_of_cgroups(
     files: Mapping[str, str], expected: Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("os.sysconf", MACHINE_BYTES.__getitem__)
     assert read_container(lay_out(tmp_path, files), affinity=8) == expected
 
 

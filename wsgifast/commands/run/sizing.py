@@ -54,7 +54,8 @@ def read_container(root: Path = Path("/"), affinity: int | None = None) -> Conta
     for quota in _quotas(root):
         if quota < cpus:
             cpus, cpus_by = quota, "quota"
-    memory_bytes, memory_by = _machine_bytes(root), "machine"
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_by = "machine"
     for limit in _memory_limits(root):
         if limit < memory_bytes:
             memory_bytes, memory_by = limit, "limit"
@@ -151,13 +152,6 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for length in range(len(parts), -1, -1):
             yield top.joinpath(*parts[:length])
-
-
-def _machine_bytes(root: Path) -> int:
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _words(path: Path) -> list[str]:
