@@ -253,11 +253,11 @@ def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "options", "said"),
     [
-        ("wsgi_app:app", "--app-dir src", "--app-dir is uvicorn's, and wsgi_app:app is a WSGI app"),
-        ("wsgi_app:app", "--env-file .env", "which gunicorn serves; gunicorn has --env"),
-        ("asgi_app:app", "--chdir src", "--chdir is gunicorn's, and asgi_app:app is an ASGI app"),
-        ("asgi_app:app", "--pythonpath=src", "which uvicorn serves; uvicorn has --app-dir"),
-        ("asgi_app:app", "-k gthread", "-k is gunicorn's"),
+        ("wsgi_app:app", "--app-dir src", "gunicorn, which serves WSGI apps like wsgi_app:app: "),
+        ("wsgi_app:app", "--env-file .env", "unrecognized arguments: --env-file"),
+        ("asgi_app:app", "--chdir src", "uvicorn, which serves ASGI apps like asgi_app:app: "),
+        ("asgi_app:app", "--pythonpath=src", "like asgi_app:app: No such option"),
+        ("asgi_app:app", "-k gthread", "No such option"),
         ("asgi_app:app", "--interface wsgi", "--interface wsgi: asgi_app:app is an ASGI app"),
         ("asgi_app:app", "--interface asgi2", "--interface asgi2: asgi_app:app is an ASGI app"),
         ("wsgi_app:app", "other:app", "other:app names another app than wsgi_app:app"),

@@ -84,8 +84,7 @@ class AwaitedApp:
 
     def then(self, wrap: Callable[[Any], Any]) -> AwaitedApp:
         """Have the app wrapped, once it is there."""
-        before = self._wrap
-        self._wrap = lambda app: wrap(before(app))
+        self._wrap = wrap
         return self
 
     async def made(self) -> Any:

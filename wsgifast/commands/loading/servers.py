@@ -41,11 +41,6 @@ _LOG_BYTES = 4000
 _NEEDED: Mapping[ServerName, tuple[str, Sequence[str]]] = {
     "gunicorn": ("gunicorn", ("gunicorn",)), "uvicorn": ("asgi", ("uvicorn", "httptools"))
 }  # fmt: skip
-# For what each server has an option of its own: the other's.
-_INSTEAD = {
-    "--app-dir": "--pythonpath", "--env-file": "--env", "--factory": "an app written as a call",
-    "--chdir": "--app-dir", "--pythonpath": "--app-dir", "--env": "--env-file", "-e": "--env-file",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -169,12 +164,15 @@ def load_for(
             needed = _server_of(one)
             if server == needed or not (one.is_special or uvicorn_is_special):
                 return needed, one
-    for server, one in found.items():
+    for one in found.values():
         if one.interface is not None:
             needed = _server_of(one)
-            refusal = found[needed].refusal if needed in found else ""
-            _refuse_foreign(target, one, server, needed, refusal, rest)
-            if needed not in found or not found[needed].error:
+            own_try = found.get(needed, Loaded())
+            if rest and own_try.refusal:
+                raise ConfigurationError(
+                    f"{needed}, which serves {one.interface} apps like {target}: {own_try.refusal}"
+                )
+            if not own_try.error:
                 return needed, one
     for server, one in sorted(found.items(), key=lambda item: not item[1].is_special):
         if one.error and "hooks" in one.settings:
@@ -215,21 +213,6 @@ def configured_app(gunicorn: Sequence[str]) -> str | None:
 def _server_of(one: Loaded) -> ServerName:
     is_uvicorns = one.interface == "ASGI" or one.settings.get("interface") == "wsgi"
     return "uvicorn" if is_uvicorns else "gunicorn"
-
-
-def _refuse_foreign(
-    target: str, one: Loaded, server: str, needed: str, refusal: str, rest: Sequence[str]
-) -> None:
-    """:raises ConfigurationError: for an option of the other server than the app needs."""
-    words = [word.partition("=")[0] for word in rest if word.startswith("-")]
-    named = next((word for word in words if word in refusal), None)
-    if named is not None:
-        hint = f"; {needed} has {_INSTEAD[named]}" if named in _INSTEAD else ": leave it out"
-        article = "an" if one.interface == "ASGI" else "a"
-        raise ConfigurationError(
-            f"{named} is {server}'s, and {target} is {article} {one.interface} app, which "
-            f"{needed} serves{hint}"
-        )
 
 
 def main() -> None:
