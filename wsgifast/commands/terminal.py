@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
@@ -74,20 +73,14 @@ def output_width() -> int | None:
 
 
 @contextlib.contextmanager
-def progress_line(*, after_s: float = 0.0) -> Iterator[Progress]:
-    """A progress line on stderr, if that is a terminal.
-
-    :param after_s: show nothing before this time, for runs that are usually over by then.
-    """
+def progress_line() -> Iterator[Progress]:
+    """A progress line on stderr, if that is a terminal."""
     stream = sys.stderr
     if not stream.isatty():
         yield lambda done, total, what: None
         return
-    began = time.monotonic()
 
     def show(done: int, total: int, what: str) -> None:
-        if time.monotonic() - began < after_s:
-            return
         filled = _BAR_CHARACTERS * done // max(1, total)
         bar = "#" * filled + "." * (_BAR_CHARACTERS - filled)
         line = f"[{bar}] {done}/{total} {printable(what)}"

@@ -146,7 +146,7 @@ def _examined(options: argparse.Namespace) -> Report:
             setattr(options, name, os.path.abspath(path))  # the app may change the directory
     loaded = load_app(options.app)
     values = dict(options.value)
-    with progress_line(after_s=1.0) as progress:
+    with progress_line() as progress:
         return examine(
             loaded.app,
             values=values,
