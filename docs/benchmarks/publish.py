@@ -212,15 +212,18 @@ def _of_page(name: str, published: Mapping[str, Published]) -> dict[str, Publish
 def _section(name: str, table: Published) -> Iterator[str]:
     """A chart of all rows; the command; the rows of each run, below its date and machine."""
     yield f"## {table.title}"
-    if chart := chart_of_rows(table.rows):
+    titled = {
+        key: {**row, "title": _title(row, table.runs[row["measured"]]["profile"])}
+        for key, row in table.rows.items()
+    }
+    if chart := chart_of_rows(titled):
         yield chart
     link = f" --link {LINKS[name]}" if name in LINKS else ""
     yield f"`python -m loadtests {name}{link} --profile release`"
     by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for key, row in table.rows.items():
-        run = table.runs[row["measured"]]
-        rows = by_run.setdefault(_run(row["measured"], run), {})
-        rows[key] = _with_rounds(row, run["profile"]["rounds"])
+    for key, row in titled.items():
+        line = _run(row["measured"], table.runs[row["measured"]])
+        by_run.setdefault(line, {})[key] = row
     for line, rows in by_run.items():
         yield line
         yield from map(_markdown, grids(rows))
@@ -263,12 +266,15 @@ def _listed(packages: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in packages.items())
 
 
-def _with_rounds(row: Mapping[str, Any], rounds: int) -> Mapping[str, Any]:
-    """A row whose title says that there were fewer rounds than asked for."""
+def _title(row: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
+    """A row's title, without what holds for a short run alone; with its rounds if they are few."""
+    title: str = row["title"]
+    if profile["full"]:
+        title = re.sub(r" \(in a short run [^)]*\)", "", title)
     pairs = min(each["pairs"] for each in row["contenders"].values())
-    if pairs >= rounds:
-        return row
-    return {**row, "title": f"{row['title']} ({pairs} round{'s' * (pairs > 1)})"}
+    if pairs < profile["rounds"]:
+        title += f" ({pairs} round{'s' * (pairs > 1)})"
+    return title
 
 
 def _markdown(grid: Grid) -> str:

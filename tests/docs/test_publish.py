@@ -59,7 +59,7 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
     def take(
         key: str = "demo.file", *, ratio: float = 39.5, day: int = 22, hour: int = 10,
         full: bool = True, file: str = "demo", base: dict[str, Any] | None = None,
-        machine: dict[str, str | int] = MACHINE,
+        machine: dict[str, str | int] = MACHINE, title: str = "a row",
     ) -> str:  # fmt: skip
         contenders = {
             "gthread": base or figures(10.123456, None, failures=3),
@@ -67,7 +67,7 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
         }
         profile = {"seconds": 1.0, "rounds": 7, "row_seconds": 120.0, "full": full}
         row = {"measured": f"2026-11-{day}T{hour:02}:00:00Z", "machine": machine,
-               "profile": profile, "title": "a row", "ours": None,
+               "profile": profile, "title": title, "ours": None,
                "contenders": contenders}  # fmt: skip
         folder = root / "reports" / ("release" if full else "quick")
         folder.mkdir(exist_ok=True)
@@ -132,6 +132,13 @@ def test_facts_have_columns_and_short_rows_their_rounds(root: Path, take_in: Tak
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert "| p50 ms | p99 ms | CPU us/req | slow ones |" in page  # of nobody are KiB known
     assert "| a row (2 rounds) | gthread | - | fails | 1 | 2 | - | 9,900 |" in page
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_title_says_what_is_less_in_a_short_run(root: Path, take_in: TakeIn, full: bool) -> None:
+    take_in(full=full, title="1 GiB (in a short run 128 MiB)")
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
+    assert ("in a short run 128 MiB" in page) is not full
 
 
 def test_published_row_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
