@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .bodies.files import SegmentedBody, file_body, in_file_wrapper, request_facts
-from .checks import check_app
 from .files import Plan
 from .files.site import NOT_ALLOWED, StaticFilesBase
 
 if TYPE_CHECKING:
     # WSGIApplication is named in a string, for StaticFilesBase.
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment  # noqa: F401
 
 
 class StaticFiles(StaticFilesBase["WSGIApplication"]):
@@ -25,8 +24,7 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
     SegmentedBody. Requests other than GET and HEAD go to the app, or get 405 if there is none.
     """
 
-    def _check_app(self, app: WSGIApplication) -> None:
-        check_app(app, "WSGI")
+    interface = "WSGI"
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]

@@ -20,7 +20,7 @@ from wsgifast.bodies.classify import iterated, known_file, unwrapped_body
 from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody, segment_of
 from wsgifast.checks import needs
 from wsgifast.compression.policy import Compression
-from wsgifast.django.responses import PlannedResponse
+from wsgifast.django.middleware import PlannedResponse
 from wsgifast.django.settings import compression
 from wsgifast.files import ByteRange
 from wsgifast.files.app_files import plan_file_body

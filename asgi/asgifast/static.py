@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from wsgifast.checks import check_app
 from wsgifast.files.site import NOT_ALLOWED, Answer, StaticFilesBase
 
 from .files import FileSender, Received, request_facts
@@ -27,8 +26,7 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
     are not called; put the app behind, with `StaticFiles(app, directory=...)`, instead.
     """
 
-    def _check_app(self, app: ASGIApp) -> None:
-        check_app(app, "ASGI")
+    interface = "ASGI"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -20,6 +20,7 @@ import brotli
 import pytest
 
 from tests.files.conftest import TEXT
+from tests.static.calls import call
 from tests.support.coded import decoded
 from tests.support.process import NEEDS_ROOT, another_user, open_terminal
 from tests.support.servers import wait_for
@@ -441,16 +442,10 @@ def test_folder_that_becomes_a_link_is_not_followed(
 
 def test_static_files_sends_what_compress_makes(tree: Path) -> None:
     compress(tree)
-    headers: dict[str, str] = {}
     app = StaticFiles(directory=tree)
-    environ = {
-        "REQUEST_METHOD": "GET",
-        "PATH_INFO": "/css/site.css",
-        "HTTP_ACCEPT_ENCODING": "gzip, deflate, br, zstd",
-    }
-    body = b"".join(app(environ, lambda status, fields, exc_info=None: headers.update(fields)))  # type: ignore[arg-type]
+    answer = call(app, "/css/site.css", Accept_Encoding="gzip, deflate, br, zstd")
     smallest = min(tree.glob("css/site.css.*"), key=lambda path: path.stat().st_size)
-    assert body == smallest.read_bytes()
+    assert answer.body == smallest.read_bytes()
 
 
 def test_command_prints_a_summary_and_exits_by_it(

@@ -162,13 +162,6 @@ def test_directory_with_listing_lists_its_files(site: Path) -> None:
     assert b".hidden" in shown.body
 
 
-def test_hidden_file_is_served_by_the_option(site: Path) -> None:
-    assert call(StaticFiles(directory=site, hidden_files=True), "/.env").body == b"SECRET=1"
-    (site / ".well-known").mkdir()
-    (site / ".well-known" / "security.txt").write_text("Contact: x")
-    assert call(StaticFiles(directory=site), "/.well-known/security.txt").status == 200
-
-
 def test_fallback_answers_routes_but_not_missing_assets(site: Path) -> None:
     app = StaticFiles(directory=site, fallback="index.html")
     for path in ("/users/7", "/none/", "/empty"):

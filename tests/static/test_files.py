@@ -77,11 +77,13 @@ NO_FILES = [
     "//app.js",
     "/docs//index.html",
     "/./app.js",
+    "/.",
+    "/docs/.",
+    "/docs//",
+    "/docs\\app.js",
     "/app.js\0",
     "/\0",
     "/..\\..\\etc\\passwd",
-    "/.env",
-    "/docs/.htaccess",
     "/empty/",
     "/empty",
     "/" + "x" * 300,
@@ -93,12 +95,32 @@ NO_FILES = [
 ]
 
 
+# Of files that are there.
+HIDDEN = [".env", ".git/config", "docs/.htaccess", "docs/.well-known/x", ".well-known/.env"]
+
+
 def test_path_without_a_file_is_404(site: Path) -> None:
+    for name in (*HIDDEN, "docs\\app.js"):
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text("SECRET=1")
     app = StaticFiles(directory=site)
-    for path in NO_FILES:
+    for path in (*NO_FILES, *(f"/{name}" for name in HIDDEN)):
         answer = call(app, path)
         assert answer.status == 404, f"{path}: {answer}"
         assert b"SECRET" not in answer.body, path
+
+
+def test_name_with_dots_is_served_and_a_hidden_one_by_the_option(site: Path) -> None:
+    for name in ("a..b", "..c.", "%2e%2e/x", *HIDDEN):
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text(name)
+    (site / ".well-known/security.txt").write_text("Contact: x")
+    app = StaticFiles(directory=site, hidden_files=True)
+    for name in ("a..b", "..c.", "%2e%2e/x", *HIDDEN):
+        assert call(app, f"/{name}").body == name.encode()
+    app = StaticFiles(directory=site)
+    for name in ("a..b", "%2e%2e/x", ".well-known/security.txt"):
+        assert call(app, f"/{name}").status == 200
 
 
 def test_empty_path_is_the_root(site: Path) -> None:
@@ -119,17 +141,6 @@ def test_name_that_is_not_ascii_is_served(site: Path) -> None:
     app = StaticFiles(directory=site)
     assert call(app, "/café.txt").body == b"utf-8"
     assert call(app, "/caf\udce9.txt").body == b"latin-1"
-
-
-def test_special_file_is_404_and_does_not_block(site: Path) -> None:
-    os.mkfifo(site / "fifo")
-    (site / "null").symlink_to("/dev/null")
-    for app in (
-        StaticFiles(directory=site),
-        StaticFiles(directory=site, follow_symlinks=True),
-    ):
-        assert call(app, "/fifo").status == 404
-        assert call(app, "/null").status == 404
 
 
 def test_link_out_of_the_directory_needs_the_option(site: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.static.calls import app_behind, call, call_with, environ_of, settle, write_sibling
 from tests.support.process import open_descriptors
+from tests.support.wsgi import new_environ
 from wsgifast import StaticFiles
 
 
@@ -37,39 +38,7 @@ def test_static_files_under_validator_keeps_to_wsgi(site: Path) -> None:
     app: Any = validator(StaticFiles(app_behind, directory=site))
     for path in ("/app.js", "/large.bin", "/none", "/docs", "/nothing.txt"):
         for method in ("GET", "HEAD"):
-            environ = {
-                **environ_of(path, method),
-                "SERVER_NAME": "x",
-                "SERVER_PORT": "80",
-                "SCRIPT_NAME": "",
-                "wsgi.version": (1, 0),
-                "wsgi.url_scheme": "http",
-                "wsgi.input": _Input(),
-                "wsgi.errors": _Errors(),
-                "wsgi.multithread": True,
-                "wsgi.multiprocess": False,
-                "wsgi.run_once": False,
-            }
-            call_with(app, environ)
-
-
-class _Input:
-    def read(self, size: int = -1) -> bytes:
-        return b""
-
-    readline = read
-
-    def readlines(self, hint: int = -1) -> list[bytes]:
-        return []
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-
-class _Errors:
-    def write(self, text: str) -> None: ...
-    def writelines(self, lines: list[str]) -> None: ...
-    def flush(self) -> None: ...
+            call_with(app, new_environ(method, path))
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])

@@ -1,21 +1,29 @@
-"""One file, as frameworks and their file servers send it: each under its own name, in WSGIFast."""
+"""One file, as an app and frameworks send it: each under its own name, in WSGIFast."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
+from wsgiref.util import shift_path_info
 
 import falcon
 import flask
 from servestatic import ServeStatic
 from whitenoise import WhiteNoise
 
+from tests.support import files
 from wsgifast import WSGIFast
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 ROOT = os.environ.get("FILES_ROOT", "/nonexistent")
+
+
+def plain(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    """Answer without a framework; see there for what a query changes."""
+    shift_path_info(environ)
+    return files.raw(environ, start_response)
 
 
 def not_found(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -54,6 +62,7 @@ def _django() -> Any:
 
 
 _MAKERS: dict[str, Any] = {
+    "plain": lambda: plain,
     "whitenoise": lambda: WhiteNoise(not_found, root=ROOT, prefix="whitenoise/"),
     "servestatic": lambda: ServeStatic(not_found, root=ROOT, prefix="servestatic/"),
     "flask": _flask,

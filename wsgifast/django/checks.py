@@ -39,22 +39,19 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 def check_production(**kwargs: Any) -> list[CheckMessage]:
     try:
         _checked_options()
-        has_manifest = hasattr(staticfiles_storage, "manifest_name")
-    except ConfigurationError:  # check_settings() reports it
+        if hasattr(staticfiles_storage, "manifest_name"):
+            return []
+    # check_settings() reports the one; without STATIC_ROOT there is no storage.
+    except (ConfigurationError, ImproperlyConfigured):
         return []
-    except ImproperlyConfigured:  # without STATIC_ROOT there is none
-        return []
-    if not has_manifest:
-        return [
-            _warning(
-                "W005",
-                "The static files' storage has no manifest, so that no file name has a hash in it "
-                "and browsers ask again for each file.",
-                'STORAGES["staticfiles"]: '
-                "wsgifast.django.storage.CompressedManifestStaticFilesStorage",
-            )
-        ]
-    return []
+    return [
+        _warning(
+            "W005",
+            "The static files' storage has no manifest, so that no file name has a hash in it and "
+            "browsers ask again for each file.",
+            'STORAGES["staticfiles"]: wsgifast.django.storage.CompressedManifestStaticFilesStorage',
+        )
+    ]
 
 
 def _messages() -> Iterator[CheckMessage]:

@@ -5,9 +5,10 @@ Media files are users' uploads, behind the project's own permission check.
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,20 +17,86 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.conf import settings
 from django.contrib.staticfiles import finders
 from django.contrib.staticfiles.storage import staticfiles_storage
-from django.http import Http404, HttpRequest
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 
-from ..bodies.files import request_facts
+from ..bodies.files import file_body, request_facts, suited_to
 from ..errors import ConfigurationError
 from ..files import Plan, RequestFacts
 from ..files.app_files import FrontServer
 from ..files.directory import Directory, names_of
 from ..files.lookup import FoundFile, Lookup
-from ..files.site import DEFAULT_CACHE_BYTES, StaticFilesBase
-from ..sockets.sending import file_segment
-from .responses import response_to
+from ..files.site import DEFAULT_CACHE_BYTES, Answer, StaticFilesBase
+from ..sockets.sending import BLOCK_BYTES, file_segment
 from .settings import SITE_OPTIONS, media_front_server, static_options
+
+
+class _Planned(HttpResponseBase):
+    """A response with a plan's status and headers."""
+
+    def has_header(self, header: str) -> bool:
+        """Report a Content-Encoding for a 206.
+
+        GZipMiddleware and its like then do not compress it: its Content-Range is of the bytes as
+        they are (RFC 9110, section 14.4).
+        """
+        is_part: bool = self.status_code == 206
+        if is_part and header.lower() == "content-encoding":
+            return True
+        return bool(super().has_header(header))
+
+
+class _WholeResponse(_Planned, HttpResponse):
+    """A body in memory."""
+
+
+class PlannedResponse(_Planned, FileResponse):
+    """A file, or parts of it, with the headers of its plan.
+
+    Django passes its file to the server's `wsgi.file_wrapper`. Under ASGI, Django's own handler
+    would read all of it into memory; here asynchronous iteration reads it block by block.
+
+    :ivar plan: the plan. If middleware has replaced the body since, `streaming_content` is another.
+    """
+
+    block_size = BLOCK_BYTES
+
+    def __init__(self, plan: Plan, fd: int, file_wrapper: object = None) -> None:
+        self.plan = plan
+        body = file_body(plan.segments_of(fd), io.FileIO(fd))
+        super().__init__(suited_to(file_wrapper, body), status=plan.status)
+
+    def set_headers(self, filelike: object) -> None:
+        """Do nothing: the plan has the headers."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        blocks: AsyncIterator[bytes] = super().__aiter__() if self.is_async else self._read()
+        return blocks
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        blocks = iter(self.streaming_content)
+        read = sync_to_async(lambda: next(blocks, None), thread_sensitive=False)
+        while (block := await read()) is not None:
+            yield block
+
+
+def response_to(request: HttpRequest, answer: Answer) -> HttpResponseBase:
+    """Return an answer as a response, which closes the answer's descriptor."""
+    plan, fd = answer
+    if fd is None:
+        content = b"".join(plan.segments)  # type: ignore[arg-type]  # no runs
+        response: HttpResponseBase = _WholeResponse(content, status=plan.status)
+    else:
+        response = PlannedResponse(plan, fd, request.META.get("wsgi.file_wrapper"))
+    del response["Content-Type"]  # Django's default
+    headers: dict[str, tuple[str, str]] = {}  # Django's own mapping is slow
+    for name, value in plan.headers:
+        key = name.lower()
+        headers[key] = (name, f"{headers[key][1]}, {value}" if key in headers else value)
+    for name, value in headers.values():
+        response[name] = value
+    return response
 
 
 class StaticFilesMiddleware:
@@ -91,8 +158,8 @@ def _place(request: HttpRequest) -> tuple[str, str]:
     return request.META.get("QUERY_STRING", ""), request.META.get("SCRIPT_NAME", "")
 
 
-class Site(StaticFilesBase[None]):
-    """One or several directories of static files."""
+# One or several directories of static files.
+Site = StaticFilesBase[None]
 
 
 def static_sites() -> list[tuple[str, Site]]:

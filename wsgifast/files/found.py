@@ -60,16 +60,9 @@ class MemoryCache(Generic[K]):
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.used_bytes = 0
         self._kept: OrderedDict[str, K] = OrderedDict()
-        self._bytes = 0
         self._lock = threading.Lock()
-
-    @property
-    def used_bytes(self) -> int:
-        return self._bytes
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def get(self, key: str) -> K | None:
         kept = self._kept.get(key)
@@ -87,10 +80,10 @@ class MemoryCache(Generic[K]):
             if value.cost > self.max_bytes:
                 return [(key, value)]
             evicted = []
-            while self._bytes + value.cost > self.max_bytes:
+            while self.used_bytes + value.cost > self.max_bytes:
                 evicted.append(self._evict_one())
             self._kept[key] = value
-            self._bytes += value.cost
+            self.used_bytes += value.cost
             return evicted
 
     def drop(self, key: str, value: K) -> None:
@@ -112,7 +105,7 @@ class MemoryCache(Generic[K]):
     def _remove(self, key: str) -> None:
         value = self._kept.pop(key, None)
         if value is not None:
-            self._bytes -= value.cost
+            self.used_bytes -= value.cost
 
 
 class Source:
@@ -161,7 +154,6 @@ class Found(Kept):
         "_absent",
         "_beside",
         "_codings",
-        "_described_until",
         "_encoded",
         "_good_until",
         "_has_deltas",
@@ -177,8 +169,8 @@ class Found(Kept):
         *,
         made_codings: tuple[str, ...] = (),
         has_deltas: bool = False,
-        beside: Sequence[tuple[str, Identity]],
-        absent: Sequence[str],
+        beside: Sequence[tuple[str, Identity]] = (),
+        absent: Sequence[str] = (),
         url: str,
         settled: bool,
         recheck_s: float,
@@ -203,10 +195,8 @@ class Found(Kept):
         self._beside = beside
         self._absent = absent
         self._recheck_s = recheck_s
-        # time.monotonic() until which no check is needed: for the file at first, then separately
-        # for each sibling, whose own changes a check of the file does not show.
-        self._described_until = time.monotonic() + recheck_s
-        self._good_until: dict[Source | None, float] = {}
+        # time.monotonic() until which no check is needed.
+        self._good_until = time.monotonic() + recheck_s
         if settled:
             paths = [url, *absent, *(path for path, _ in beside)]
             self.cost = sum(4 * len(path) for path in paths)
@@ -247,18 +237,19 @@ class Found(Kept):
         negotiates = accept_encoding is not None
         if negotiates and self._codings:
             source = self.select(accept_encoding)
+        looked_at: Sequence[Source] = (original,) if source is original else (original, source)
         if self._recheck_s:
-            looked = source if negotiates else None
             now = time.monotonic()
-            if now < self._good_until.get(looked, self._described_until):
+            if now < self._good_until:
                 return source
-            self._good_until[looked] = now + self._recheck_s
+            self._good_until = now + self._recheck_s
+            # Whatever this client asks for, others are answered without a check until then.
+            looked_at, negotiates = self.sources(), True
         try:
-            if identity_of(os.stat(original.path)) != original.identity:
-                return None
-            if negotiates:
-                if source is not original and identity_of(os.stat(source.path)) != source.identity:
+            for each in looked_at:
+                if identity_of(os.stat(each.path)) != each.identity:
                     return None
+            if negotiates:
                 for path, identity in self._beside:
                     if identity_of(os.stat(path)) != identity:
                         return None

@@ -196,12 +196,14 @@ class Lookup:
         :param mount: the URL path of the mount point.
         :raises Unreadable: see there.
         """
+        headers = self.rules.headers(file.path, url, mount)
         if not has_its_size(*file.opened(file.path)):
-            return self._describe_unsized(file, url)
+            # It may have other bytes at each read, and the file system does not report that.
+            now = self._describe_one(file, None, headers, None, _read_unsized(file))
+            return Found(now, {}, url=url, settled=False, recheck_s=self.recheck_s)
         folder = posixpath.dirname(file.path)
         # Before the siblings: one that appears meanwhile changes the directory's identity.
         beside = {folder: stat_or_none(folder)}
-        headers = self.rules.headers(file.path, url, mount)
         codings: dict[str, os.stat_result] = {}
         is_coded = header_value(headers, "content-encoding") is not None
         for coding, suffix in () if is_coded else SIBLING_SUFFIXES.items():
@@ -249,34 +251,25 @@ class Lookup:
         )
         return () if decision is None else compression.codings
 
-    def _describe_unsized(self, file: FoundFile, url: str) -> Found:
-        """Describe a file of /proc, /sys and the like, by what it has now.
-
-        It has neither ranges nor validators by time, and is not cached: it may have other bytes at
-        each read, and the file system does not report that.
-        """
-        body = _read_unsized(file)
-        representation = describe(
-            size=len(body),
-            mtime_ns=0,
-            now=time.time(),
-            etag=content_etag([body]) if self.etag == "content" else None,
-            headers=self.rules.headers(file.path, url),
-            body=body,
-            ranges=False,
-        )
-        source = Source(file.path, file.directory, identity_of(file.facts), representation)
-        return Found(
-            source, {}, beside=[], absent=[], url=url, settled=False, recheck_s=self.recheck_s
-        )
-
     def _describe_one(
-        self, file: FoundFile, coding: str | None, headers: Sequence[Header], vary: str | None
+        self,
+        file: FoundFile,
+        coding: str | None,
+        headers: Sequence[Header],
+        vary: str | None,
+        unsized: bytes | None = None,
     ) -> Source:
+        """Describe a file, or its sibling in a coding.
+
+        :param unsized: what a file of /proc, /sys and the like has now. It has neither ranges nor
+            validators by time.
+        """
         path = file.path if coding is None else file.path + SIBLING_SUFFIXES[coding]
         fd, facts = opened = file.opened(path)
-        size, mtime_ns = facts.st_size, facts.st_mtime_ns
-        body = self._small_body(opened)
+        if unsized is None:
+            size, mtime_ns, body = facts.st_size, facts.st_mtime_ns, self._small_body(opened)
+        else:
+            size, mtime_ns, body = len(unsized), 0, unsized
         etag = None
         if self.etag == "stat":
             etag = stat_etag(size, mtime_ns, coding)
@@ -291,6 +284,7 @@ class Lookup:
             vary=vary,
             headers=headers,
             body=body,
+            ranges=unsized is None,
         )
         return Source(path, file.directory, identity_of(facts), representation)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 from urllib.parse import quote
 
-from ..checks import check_switches, is_count, is_number, shown
+from ..checks import Interface, check_app, check_switches, is_count, is_number, shown
 from ..compression.codings import CODING_PACKAGES, available_codings
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
@@ -47,6 +47,8 @@ Answer = tuple[Plan, int | None]
 class StaticFilesBase(Generic[AppT]):
     """One or several directories that files are served from; subclasses add the protocol."""
 
+    # Of the app.
+    interface: Interface | None = None
     # For files that are not found by directory.
     lookup_class: type[Lookup] = Lookup
 
@@ -121,8 +123,8 @@ class StaticFilesBase(Generic[AppT]):
                 f"app={app!r}: an application, or None; a directory goes by its name, as in "
                 "StaticFiles(directory='site')"
             )
-        if app is not None:
-            self._check_app(app)
+        if app is not None and self.interface is not None:
+            check_app(app, self.interface)
         self.app = app
         check_switches(
             allow_all_origins=allow_all_origins,
@@ -191,9 +193,6 @@ class StaticFilesBase(Generic[AppT]):
                 "served; name one that is there at the start, or None"
             )
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
-
-    def _check_app(self, app: AppT) -> None:
-        """Refuse an app of another interface; for subclasses."""
 
     @property
     def cached_bytes(self) -> int:
@@ -330,15 +329,10 @@ class StaticFilesBase(Generic[AppT]):
 
 def _directories(
     given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-) -> list[str | os.PathLike[str]]:
-    if isinstance(given, (str, os.PathLike)):
-        paths = [given]
-    elif isinstance(given, Sequence) and not isinstance(given, (bytes, bytearray)):
-        paths = list(given)
-    else:
-        raise ConfigurationError(f"directory={given!r}: a path, or a list of paths")
-    if not paths:
-        raise ConfigurationError("directory=[]: name at least one directory")
+) -> Sequence[str | os.PathLike[str]]:
+    paths = [given] if isinstance(given, (str, bytes, os.PathLike)) else given
+    if not isinstance(paths, Sequence) or not paths:
+        raise ConfigurationError(f"directory={given!r}: a path, or a list of at least one")
     if "" in paths:
         # It would be the working directory: an unset variable would publish the whole project.
         raise ConfigurationError(
