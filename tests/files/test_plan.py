@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email.parser
 import email.policy
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.bodies.files import request_facts
 from wsgifast.files import ByteRange, Plan, Representation, RequestFacts, describe, stat_etag
 
 MTIME_NS = 784111777_123456789
@@ -97,21 +95,6 @@ def test_answers_without_ranges_are_made_once() -> None:
     assert answer(file).raw_headers is answer(file).raw_headers
 
 
-def test_plan_for_head_has_the_headers_of_get() -> None:
-    file = a_file()
-    for response in (answer(file, "HEAD"), answer(file, "HEAD", range="bytes=0-0")):
-        assert response.status == 200
-        assert headers(response) == headers(answer(file))
-        assert response.segments == ()
-
-
-def test_empty_file_is_a_200() -> None:
-    for response in (answer(a_file(b"")), answer(a_file(b""), range="bytes=0-0")):
-        assert response.status == 200
-        assert headers(response)["content-length"] == "0"
-        assert body(response) == b""
-
-
 def test_plan_of_one_range_is_a_206() -> None:
     response = answer(a_file(), range="bytes=-24")
     assert response.status_line == "206 Partial Content"
@@ -142,25 +125,10 @@ def test_plan_of_several_ranges_is_multipart() -> None:
     ]
 
 
-def test_ranges_merged_into_one_are_no_multipart() -> None:
-    response = answer(a_file(), range="bytes=0-9,5-19")
-    assert headers(response)["content-range"] == "bytes 0-19/1024"
-    assert headers(response)["content-type"] == "text/plain"
-
-
 def test_boundary_differs_each_time() -> None:
     facts = RequestFacts(range="bytes=0-0,9-9")
     types = {headers(a_file().plan(facts))["content-type"] for _ in range(20)}
     assert len(types) == 20
-
-
-def test_several_ranges_of_an_encoded_file_are_ignored() -> None:
-    # Content-Encoding on a multipart body would say that the multipart itself is encoded.
-    file = a_file(coding="gzip", vary="Accept-Encoding")
-    assert answer(file, range="bytes=0-0,9-9").status == 200
-    response = answer(file, range="bytes=0-9")
-    assert response.status == 206
-    assert headers(response)["content-encoding"] == "gzip"
 
 
 def test_plan_of_an_unsatisfiable_range_is_a_416() -> None:
@@ -340,7 +308,7 @@ def test_given_headers_alone_describe_a_file() -> None:
         assert cookies == ["c=1", "d=2"]
 
 
-@pytest.mark.parametrize("tag", ["unquoted", "", 'w/"x"', '"a"b"'])
+@pytest.mark.parametrize("tag", ["unquoted", "", 'w/"x"', '"a"b"', '"a', 'a"', '"a b"', '"\u20ac"'])
 @pytest.mark.parametrize("name", ["if_match", "if_none_match"])
 def test_malformed_tag_is_not_compared(tag: str, name: str) -> None:
     file = Representation(1024, [("ETag", tag), ("Last-Modified", DATE)])
@@ -369,12 +337,6 @@ def test_body_in_memory_is_planned_as_bytes(header: str | None) -> None:
     assert body(from_memory) == body(from_file)
 
 
-def test_representation_with_an_offset_has_shifted_runs() -> None:
-    response = answer(a_file(), range="bytes=0-9,20-29")
-    runs = [run for run in response.segments_of(7, 100) if not isinstance(run, bytes)]
-    assert runs == [(7, 100, 10), (7, 120, 10)]
-
-
 def test_answers_about_a_negotiated_file_have_vary() -> None:
     for facts in (
         RequestFacts(),
@@ -386,16 +348,6 @@ def test_answers_about_a_negotiated_file_have_vary() -> None:
         RequestFacts("HEAD"),
     ):
         assert headers(a_file(vary="Accept-Encoding").plan(facts))["vary"] == "Accept-Encoding"
-
-
-def test_encodings_of_a_file_have_different_tags() -> None:
-    codings = (None, "br", "gzip")
-    files = [a_file(coding=coding, vary="Accept-Encoding") for coding in codings]
-    assert len({file.etag for file in files}) == 3
-    for one, other in itertools.product(files, repeat=2):
-        assert other.etag
-        response = answer(one, if_none_match=other.etag)
-        assert response.status == (304 if one is other else 200)
 
 
 # Anything at all
@@ -443,15 +395,3 @@ def test_any_request_gets_a_legal_answer(method: str, values: Sequence[Any]) -> 
     elif response.status == 206:
         first, last = said["content-range"].removeprefix("bytes ").removesuffix("/1024").split("-")
         assert sent == CONTENT[int(first) : int(last) + 1]
-
-
-def test_request_facts_are_those_of_the_environ() -> None:
-    names = ["ACCEPT_ENCODING", "RANGE", "IF_RANGE", "IF_MATCH", "IF_UNMODIFIED_SINCE"]
-    names += ["IF_NONE_MATCH", "IF_MODIFIED_SINCE"]
-    environ = {"REQUEST_METHOD": "HEAD", **{f"HTTP_{name}": name.lower() for name in names}}
-    assert request_facts(environ)._asdict() == {
-        "method": "HEAD",
-        **{name.lower(): name.lower() for name in names},
-        "dictionary": None,
-    }
-    assert request_facts({"REQUEST_METHOD": "GET"}) == RequestFacts()

@@ -49,15 +49,7 @@ SITE_OPTIONS = {
     for name, parameter in inspect.signature(StaticFilesBase.__init__).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
 } - {"directory", "fallback"}
-DJANGO_OPTIONS = {
-    "codings",
-    "finders",
-    "keep_only_hashed",
-    "manifest_strict",
-    "prefix",
-    "root",
-    "skip_extensions",
-}
+_STATIC_OPTIONS = SITE_OPTIONS | {"codings", *OPTIONS.values()}
 _MEDIA_OPTIONS = {"accel_redirect", "x_sendfile"}
 
 
@@ -82,7 +74,7 @@ def static_options() -> dict[str, Any]:
         for rest, option in OPTIONS.items():
             if hasattr(settings, start + rest):
                 options[option] = getattr(settings, start + rest)
-    options.update(_own("WSGIFAST_STATIC", SITE_OPTIONS | DJANGO_OPTIONS))
+    options.update(_own("WSGIFAST_STATIC", _STATIC_OPTIONS))
     check_switches(finders=options["finders"], keep_only_hashed=options["keep_only_hashed"])
     options.setdefault("compress", compression() or False)
     if options["manifest_strict"] is not None:

@@ -164,27 +164,22 @@ def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
     return {*(f".{name.lstrip('.').lower()}" for name in names), *ours}
 
 
+@dataclass
 class _Run:
     """One run over a directory. A file is handled by one thread; list.append() and setting an item
-    of a dict are atomic. Siblings are written under a lock, and none after :meth:`stop`."""
+    of a dict are atomic. Siblings are written under a lock, and none after :meth:`stop`.
 
-    def __init__(
-        self,
-        root: Path,
-        codings: Sequence[str],
-        overwrite: bool,
-        made: dict[str, str],
-        earlier: Sequence[Directory],
-    ) -> None:
-        self.root = root
-        self.codings = codings
-        self.overwrite = overwrite
-        # The siblings made here, with their digests.
-        self.made = made
-        self.earlier = earlier
-        self.report = CompressReport()
-        self._writing = Lock()
-        self._is_stopped = False
+    :ivar made: the siblings made here, with their digests.
+    """
+
+    root: Path
+    codings: Sequence[str]
+    overwrite: bool
+    made: dict[str, str]
+    earlier: Sequence[Directory]
+    report: CompressReport = field(default_factory=CompressReport)
+    _writing: Lock = field(default_factory=Lock)
+    _is_stopped: bool = False
 
     def stop(self) -> None:
         """Write no more siblings, and the manifest of those that were written."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ..compression.codings import preferred_coding
 from ..compression.dictionaries import prefers_delta
@@ -108,29 +108,20 @@ class MemoryCache(Generic[K]):
             self.used_bytes -= value.cost
 
 
-class Source:
+class Source(NamedTuple):
     """A file in one encoding: its representation, and where its bytes are.
 
     :ivar path: absolute. Its directories may be links: open it by :meth:`reopen` only.
     """
 
-    __slots__ = ("_directory", "identity", "path", "representation")
-
-    def __init__(
-        self,
-        path: str,
-        directory: Directory,
-        identity: Identity,
-        representation: Representation,
-    ) -> None:
-        self.path = path
-        self.identity = identity
-        self.representation = representation
-        self._directory = directory
+    path: str
+    directory: Directory
+    identity: Identity
+    representation: Representation
 
     def reopen(self) -> int | None:
         """Open the file that was described; None if it has changed or is gone."""
-        return self._directory.reopen(self.path, self.identity)
+        return self.directory.reopen(self.path, self.identity)
 
     def cost(self) -> int:
         """Return the bytes of memory that it takes at most; a character may take four."""
@@ -149,18 +140,6 @@ class Found(Kept):
     :ivar cost: 0 for what must not be cached.
     :ivar original: the file itself, without a content coding.
     """
-
-    __slots__ = (
-        "_absent",
-        "_beside",
-        "_codings",
-        "_encoded",
-        "_good_until",
-        "_has_deltas",
-        "_made_codings",
-        "_recheck_s",
-        "original",
-    )
 
     def __init__(
         self,

@@ -21,13 +21,13 @@ from ..compression.codings import CODING_PACKAGES, available_codings
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
 from ..sockets.sending import FileSegment
-from .coded_copies import COPIES, CodedCopy, copy_key, delta_key
+from .coded_copies import COPIES, copy_key, delta_key
 from .deltas import DELTAS
 from .directory import Directory, names_of
-from .found import Found, MemoryCache
+from .found import Found, MemoryCache, Source
 from .listing import listing_plan
 from .lookup import FoundFile, Lookup, Unreadable
-from .plan import NO_TEXT, Header, Plan, Representation, RequestFacts
+from .plan import NO_TEXT, Header, Plan, RequestFacts
 from .rules import AddHeaders, HeaderRules, ImmutableTest
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
@@ -214,30 +214,10 @@ class StaticFilesBase(Generic[AppT]):
         if kept is None:
             return None
         source = kept.unchanged(facts.accept_encoding)
-        if source is not None:
-            if facts.dictionary is not None:
-                digest = kept.wanted_dictionary(facts)
-                if digest is not None:
-                    delta = COPIES.kept(delta_key(kept.original.identity, digest))
-                    if delta is None:
-                        return None
-                    if delta.body is not None:
-                        return _plan(facts, kept.original.representation, delta), None
-            copy = None
-            coding = kept.made_coding(source, facts.accept_encoding)
-            if coding is not None:
-                size = source.representation.size
-                copy = COPIES.kept(copy_key(source.identity, 0, size, coding))
-                if copy is None:
-                    return None
-            plan = _plan(facts, source.representation, copy, is_missing_page)
-            if plan.is_in_memory:
-                return plan, None
-            fd = source.reopen()
-            if fd is not None:
-                return plan, fd
-        self._cache.drop(path, kept)
-        return None
+        if source is None:
+            self._cache.drop(path, kept)
+            return None
+        return _answer(facts, kept, source, is_missing_page=is_missing_page)
 
     def look_up(
         self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
@@ -281,8 +261,8 @@ class StaticFilesBase(Generic[AppT]):
         with contextlib.suppress(Unreadable):
             found = self._lookup.locate(page)
             if isinstance(found, FoundFile):
-                return self._answer_found(facts, page, found, is_missing_page=True)
-        return _in_memory(_MISSING, facts)
+                answer = self._answer_found(facts, page, found, is_missing_page=True)
+        return answer or _in_memory(_MISSING, facts)
 
     def _answer_found(
         self,
@@ -292,25 +272,14 @@ class StaticFilesBase(Generic[AppT]):
         mount: str = "",
         *,
         is_missing_page: bool = False,
-    ) -> Answer:
+    ) -> Answer | None:
         """Answer with an open file: the one that was described is the one that is sent."""
         try:
             found = self._lookup.describe(file, path, mount)
             if found.cost:
                 self._cache.put(path, found)
-            digest = found.wanted_dictionary(facts)
-            if digest is not None:
-                delta = DELTAS.get(file, digest)
-                if delta is not None and delta.body is not None:
-                    return _plan(facts, found.original.representation, delta), None
             source = found.select(facts.accept_encoding)
-            copy = None
-            coding = found.made_coding(source, facts.accept_encoding)
-            if coding is not None:
-                opened = file.opened(source.path)
-                copy = COPIES.get(FileSegment(opened.fd, 0, opened.facts.st_size), coding)
-            plan = _plan(facts, source.representation, copy, is_missing_page)
-            return plan, None if plan.is_in_memory else file.take(source.path)
+            return _answer(facts, found, source, is_missing_page=is_missing_page, file=file)
         finally:
             file.close()
 
@@ -341,17 +310,49 @@ def _directories(
     return paths
 
 
-def _plan(
+def _answer(
     facts: RequestFacts,
-    wanted: Representation,
-    copy: CodedCopy | None,
-    is_missing_page: bool = False,
-) -> Plan:
-    if copy is not None and copy.body is not None:
-        if not is_missing_page:
-            return copy.plan(facts, wanted.headers, wanted.etag)
-        wanted = copy.representation(wanted.headers, wanted.etag)
-    return wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
+    found: Found,
+    source: Source,
+    *,
+    is_missing_page: bool,
+    file: FoundFile | None = None,
+) -> Answer | None:
+    """Answer with an open file, or with a cached one.
+
+    :param source: what was selected for the request.
+    :param file: None for a cached one. The answer is None if that has changed, or if a copy of it
+        would have to be made.
+    """
+    digest = None if facts.dictionary is None else found.wanted_dictionary(facts)
+    if digest is not None:
+        if file is None:
+            copy = COPIES.kept(delta_key(found.original.identity, digest))
+            if copy is None:
+                return None
+        else:
+            copy = DELTAS.get(file, digest)
+        if copy is not None and copy.body is not None:
+            original = found.original.representation
+            return copy.plan(facts, original.headers, original.etag), None
+    wanted = source.representation
+    coding = found.made_coding(source, facts.accept_encoding)
+    if coding is not None:
+        if file is None:
+            copy = COPIES.kept(copy_key(source.identity, 0, wanted.size, coding))
+            if copy is None:
+                return None
+        else:
+            copy = COPIES.get(FileSegment(file.opened(source.path).fd, 0, wanted.size), coding)
+        if copy is not None and copy.body is not None:
+            if not is_missing_page:
+                return copy.plan(facts, wanted.headers, wanted.etag), None
+            wanted = copy.representation(wanted.headers, wanted.etag)
+    plan = wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
+    if plan.is_in_memory:
+        return plan, None
+    fd = source.reopen() if file is None else file.take(source.path)
+    return None if fd is None else (plan, fd)
 
 
 def _in_memory(plan: Plan, facts: RequestFacts) -> Answer:
