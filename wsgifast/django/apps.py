@@ -1,4 +1,4 @@
-"""The app for INSTALLED_APPS: system checks, and runserver without Django's static files."""
+"""The app for INSTALLED_APPS: system checks; runserver leaves static files to our middleware."""
 
 from __future__ import annotations
 

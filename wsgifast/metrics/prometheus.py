@@ -1,8 +1,8 @@
 """Prometheus: points as prometheus_client's metrics, of one process or of several.
 
-A process by itself is asked at each scrape. In prometheus_client's multiprocess mode
-(PROMETHEUS_MULTIPROC_DIR) a thread writes the points into the process's files once a second, from
-which whoever is scraped adds all of them up.
+A single process collects its points (values with labels) at each scrape. In prometheus_client's
+multiprocess mode (PROMETHEUS_MULTIPROC_DIR) a thread of each process writes them into its files
+once a second; the process that is scraped adds up the files of all.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ no body or one of a known length. Every parser reads such a head in the same way
 fastest.
 
 A plain request is one that gunicorn accepts with any settings. gunicorn's parser gets all other
-requests from their first byte on, also those that llhttp refuses. So no request is parsed in
-another way than gunicorn's, and refused requests get gunicorn's answers.
+requests from their first byte on, also those that llhttp refuses. So every request
+is parsed as gunicorn would parse it, and refused requests get gunicorn's answers.
 """
 
 from __future__ import annotations

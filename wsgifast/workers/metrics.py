@@ -1,6 +1,6 @@
 """FastWorker's metrics: what it records of requests, and what it reports of itself.
 
-A request costs one record. Once a second a thread collects the server's figures, and writes all
+Each request is recorded once. Once a second a thread collects the server's figures, and writes all
 metrics into the files that the exporter reads (wsgifast.metrics.exporter). A WSGIFast in the app
 whose back end is OpenTelemetry, or prometheus_client's own registry, collects these figures too.
 """

@@ -57,7 +57,7 @@ def add_command(commands: Any) -> None:
         help="find endpoints that return slow, wrong or fragile bodies",
         description="Request an app's endpoints, as it is and wrapped with wsgifast, and report "
         "which return slow, wrong or fragile bodies. Each is requested up to sixty times, "
-        "in this process. What may change something is requested only if you say so.",
+        "in this process. Endpoints that may change data are requested only with your consent.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)

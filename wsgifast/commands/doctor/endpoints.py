@@ -1,4 +1,4 @@
-"""Endpoints that a command line, a file or an OpenAPI document names; which of all are requested.
+"""Collects endpoints from a command line, a file or an OpenAPI document, and chooses among all.
 
 A GET should change nothing (RFC 9110 9.2.1), and in many apps it does: the method, the name of a
 view and its path say nothing reliable. So an endpoint is requested without asking only if something
