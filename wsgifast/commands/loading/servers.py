@@ -1,6 +1,6 @@
 """Loads an app as a server would: with the server's options, configuration and environment.
 
-    python -c START wsgifast.commands.loading.servers QUESTION SERVER'S ARGUMENT ...
+    python -c START wsgifast.commands.loading.servers SERVER TARGET SERVER'S ARGUMENT ...
 
 reads the server's arguments by the server's own means, changes the directory, search path and
 environment as that server does, loads the app, and prints the result as JSON. It runs in a process
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from ...checks import Interface
 from ...errors import ConfigurationError, MissingExtra
@@ -86,35 +86,21 @@ def check_installed(server: ServerName, command: str) -> None:
 
 
 def load_as(
-    server: ServerName | None, target: str, arguments: Sequence[str] = (), *, given: bool = False
+    server: ServerName | None,
+    target: str,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Loaded:
     """Load an app in a process of its own.
 
     :param server: None: one without a way of its own.
-    :param arguments: of the server's command, without the app.
-    :param given: some of these arguments are the user's.
-    :raises AppNotLoaded: if the import ends Python, or has no end.
-    """
-    return _asked({"server": server, "target": target, "given": given}, arguments)
-
-
-def load_deployment(
-    server: ServerName, arguments: Sequence[str], environment: Mapping[str, str]
-) -> Loaded:
-    """Load the app that a server's own command line names, with all that is configured.
-
+    :param target: "" for the app that the arguments or the configuration name.
+    :param arguments: of the server's command, without the target.
     :param environment: what is added to this one.
     :raises AppNotLoaded: if the import ends Python, or has no end.
     """
-    what = {"server": server, "target": "", "given": True, "loads": True}
-    return _asked(what, arguments, environment)
-
-
-def _asked(
-    what: Mapping[str, Any], arguments: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Loaded:
-    target = what["target"] or "the app"
-    command = [sys.executable, "-c", START, __name__, json.dumps(what), *arguments]
+    command = [sys.executable, "-c", START, __name__, server or "", target, *arguments]
+    named = target or "the app"
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
@@ -127,7 +113,7 @@ def _asked(
         try:
             process.wait(_IMPORT_S)
         except subprocess.TimeoutExpired:
-            raise AppNotLoaded(f"{target}: no end of the import after {_IMPORT_S:.0f} s") from None
+            raise AppNotLoaded(f"{named}: no end of the import after {_IMPORT_S:.0f} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -139,7 +125,7 @@ def _asked(
         return Loaded(**json.loads(said))
     last = lines[-1].strip() if lines else ""
     raise AppNotLoaded(
-        f"{target}: the import ended Python with status {process.returncode}. {last}".strip()
+        f"{named}: the import ended Python with status {process.returncode}. {last}".strip()
     )
 
 
@@ -159,7 +145,7 @@ def load_for(
     for server, own in arguments.items():
         if importlib.util.find_spec(server) is None:
             continue
-        found[server] = one = load_as(server, target, [*own, *rest], given=bool(rest))
+        found[server] = one = load_as(server, target, [*own, *rest])
         if one.interface is not None:
             needed = _server_of(one)
             if server == needed or not (one.is_special or uvicorn_is_special):
@@ -200,16 +186,6 @@ def check_one_app(loaded: Loaded, target: str) -> None:
         )
 
 
-def configured_app(gunicorn: Sequence[str]) -> str | None:
-    """The app that gunicorn's own configuration names (wsgi_app), if it does.
-
-    :param gunicorn: arguments of its command.
-    """
-    found = _asked({"server": "gunicorn", "target": "", "given": True}, gunicorn)
-    app: str | None = found.settings.get("app")
-    return app
-
-
 def _server_of(one: Loaded) -> ServerName:
     is_uvicorns = one.interface == "ASGI" or one.settings.get("interface") == "wsgi"
     return "uvicorn" if is_uvicorns else "gunicorn"
@@ -217,19 +193,17 @@ def _server_of(one: Loaded) -> ServerName:
 
 def main() -> None:
     """Load the app that the command line names, and print the result."""
-    own, *arguments = sys.argv[1:]
-    asked = json.loads(own)
+    server, target, *arguments = sys.argv[1:]
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever the app prints is no answer
-    found = _as_server(asked, arguments)
+    found = _as_server(server, target, arguments)
     os.write(answers, json.dumps(asdict(found)).encode())
     os._exit(0)  # an app's threads and atexit functions are not waited for
 
 
-def _as_server(asked: Mapping[str, Any], arguments: list[str]) -> Loaded:
-    server, target = asked["server"], asked["target"]
+def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
     before: dict[str, Any] = {}
-    if server is not None:
+    if server:
         prepare = {"gunicorn": _like_gunicorn, "uvicorn": _like_uvicorn}[server]
         try:
             before = prepare(arguments, target)
@@ -237,13 +211,11 @@ def _as_server(asked: Mapping[str, Any], arguments: list[str]) -> Loaded:
             return Loaded(refusal=str(error))
         except AppNotLoaded as error:
             return Loaded(error=str(error), is_special=True)
-        before["is_special"] |= asked["given"]
-        if asked.get("loads"):
-            target = before["settings"]["app"]
+        target = target or before["settings"].get("app", "")
         if not target:
             return Loaded(**before)
     try:
-        loaded = load_app(target, server)
+        loaded = load_app(target, cast("ServerName | None", server or None))
         app = loaded.app
         if isinstance(app, AwaitedApp):
             app = asyncio.run(app.made())

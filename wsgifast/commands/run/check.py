@@ -13,7 +13,7 @@ from ...sockets.client_limits import variable
 from ..doctor.findings import CATALOGUE
 from ..doctor.model import SEVERITIES, Endpoint, Finding, Report
 from ..loading import AppNotLoaded, ServerName
-from ..loading.servers import Loaded, load_deployment
+from ..loading.servers import Loaded, load_as
 from .sizing import Container, read_container, temporary_note
 
 # Proxies' own defaults: nginx's proxy_read_timeout and its upstream keepalive_timeout, the idle
@@ -39,7 +39,7 @@ def check_deployment(
     :raises AppNotLoaded: if its app cannot be loaded.
     """
     server, arguments = _split(command)
-    loaded = load_deployment(server, arguments, environment)
+    loaded = load_as(server, "", arguments, environment)
     if loaded.refusal:
         raise ConfigurationError(f"{server}: {loaded.refusal}")
     if loaded.error:

@@ -33,7 +33,7 @@ from ..arguments import (
 )
 from ..doctor.formats import as_json
 from ..loading import absolute
-from ..loading.servers import Loaded, check_installed, check_one_app, configured_app, load_for
+from ..loading.servers import Loaded, check_installed, check_one_app, load_as, load_for
 from ..terminal import show
 from . import ARGUMENTS
 from .check import as_lines, check_deployment
@@ -271,9 +271,9 @@ def _configured_app(options: argparse.Namespace) -> str:
     :raises ConfigurationError: if there is none.
     """
     if importlib.util.find_spec("gunicorn") is not None:
-        found = configured_app([*_gunicorn_options(options), *options.rest])
-        if found is not None:
-            return found
+        found = load_as("gunicorn", "", [*_gunicorn_options(options), *options.rest])
+        if app := found.settings.get("app"):
+            return str(app)
     app = os.environ.get("UVICORN_APP")
     if app is None:
         raise ConfigurationError("name an app, as in: wsgifast run shop.wsgi:application")
