@@ -40,7 +40,6 @@ class Run:
 
     :ivar host: such as "http://127.0.0.1:8000".
     :ivar seconds: no request is begun after this time.
-    :ivar requests: nor after this count, of all users of a process together.
     :ivar expected: bytes that every body must have, where that is known.
     :ivar headers: lines to add to each request.
     :ivar posts: bytes of the body that each request sends, by POST; 0: it is a GET.
@@ -51,7 +50,6 @@ class Run:
     path: str = "/"
     users: int = 1
     seconds: float = 2.0
-    requests: int = 1_000_000
     expected: int | None = None
     headers: tuple[str, ...] = ()
     number: int = 0

@@ -152,8 +152,7 @@ class _Turn:
     @property
     def goes_on(self) -> bool:
         in_vain = not self.good and self.failed >= MAX_VAIN_REQUESTS
-        left = self.good + self.failed < self.run.requests
-        return left and not in_vain and time.perf_counter() < self.ends
+        return not in_vain and time.perf_counter() < self.ends
 
     def report(self) -> dict[str, Any]:
         """What Locust's statistics lack."""
