@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import gzip
-import socket
+import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,47 +35,37 @@ _SOON_S = 0.06
 def faulty(answer: Answer) -> Iterator[str]:
     """A server that is wrong on purpose; one thread for each connection."""
 
-    def serve(sock: socket.socket) -> None:
-        with sock, sock.makefile("rb") as stream:
-            while line := stream.readline():
-                method, path, _ = line.decode().split()
-                fields = {":path": path}
-                while (field := stream.readline()) not in (b"\r\n", b""):
-                    name, _, value = field.decode().partition(":")
-                    fields[name.lower()] = value.strip()
-                packets = answer(method, fields)
-                for number, packet in enumerate(packets):
-                    if number:
-                        time.sleep(_SOON_S)
-                    sock.sendall(packet)
-                if b"connection: close" in packets[0].lower():
-                    return
+    class Handler(socketserver.StreamRequestHandler):
+        disable_nagle_algorithm = True
 
-    def accept() -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=_suppressed, args=(serve, sock), daemon=True).start()
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):  # the client has seen enough
+                while self.answer():
+                    pass
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=accept)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
+        def answer(self) -> bool:
+            """Answer one request; return whether there may be another."""
+            method, path, *_ = self.rfile.readline().decode().split() or ["", ""]
+            fields = {":path": path}
+            while (field := self.rfile.readline()) not in (b"\r\n", b""):
+                name, _, value = field.decode().partition(":")
+                fields[name.lower()] = value.strip()
+            packets = answer(method, fields) if method else []
+            for number, packet in enumerate(packets):
+                if number:
+                    time.sleep(_SOON_S)
+                self.request.sendall(packet)
+            return bool(packets) and b"connection: close" not in packets[0].lower()
 
-
-def _suppressed(serve: Callable[[socket.socket], None], sock: socket.socket) -> None:
-    try:
-        serve(sock)
-    except OSError:
-        pass  # the client has seen enough
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 BODY = b"0123456789" * 100

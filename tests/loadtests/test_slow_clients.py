@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import socketserver
 import ssl
 import threading
 import time
@@ -27,50 +28,44 @@ pytestmark = pytest.mark.long
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-class Listener:
+class Listener(socketserver.ThreadingTCPServer):
     """Takes everybody in; notes what each has sent, and answers a whole head on request."""
 
+    daemon_threads = True
+    request_queue_size = 200
+
     def __init__(self, *, answers: bytes = b"", tls: ssl.SSLContext | None = None) -> None:
-        self.socket = socket.create_server((HOST, 0), backlog=200)
-        self._tls = tls
         self.received: list[bytearray] = []
-        self._answers = answers
+        self._answers, self._tls = answers, tls
+        super().__init__((HOST, 0), socketserver.BaseRequestHandler)
 
     @property
     def port(self) -> int:
         port: int = self.socket.getsockname()[1]
         return port
 
-    def serve(self) -> None:
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        self.received.append(received := bytearray())
         with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self.socket.accept()
-                if self._tls is not None:
-                    sock = self._tls.wrap_socket(
-                        sock, server_side=True, do_handshake_on_connect=False
-                    )
-                self.received.append(bytearray())
-                threading.Thread(target=self._take, args=(sock, self.received[-1])).start()
-
-    def _take(self, sock: socket.socket, received: bytearray) -> None:
-        with sock, contextlib.suppress(OSError):
-            while data := sock.recv(65_536):
-                received += data
-                if self._answers and received.endswith(b"\r\n\r\n"):
-                    sock.sendall(self._answers)
+            if self._tls is not None:
+                request = self._tls.wrap_socket(request, server_side=True)
+            with request:
+                while data := request.recv(65_536):
+                    received += data
+                    if self._answers and received.endswith(b"\r\n\r\n"):
+                        request.sendall(self._answers)
 
 
 @contextlib.contextmanager
 def listening(**options: Any) -> Iterator[Listener]:
-    listener = Listener(**options)
-    thread = threading.Thread(target=listener.serve)
-    thread.start()
-    try:
-        yield listener
-    finally:
-        listener.socket.shutdown(socket.SHUT_RDWR)
-        listener.socket.close()
-        thread.join()
+    with Listener(**options) as listener:
+        thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield listener
+        finally:
+            listener.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("kind", KINDS)
