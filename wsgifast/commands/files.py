@@ -8,7 +8,9 @@ import os
 import socket
 from typing import Any
 
+from ..errors import WSGIFastError
 from ..static import StaticFiles
+from ..workers.gunicorn_version import check_gunicorn
 from .arguments import DEFAULT_BIND, add_parser, address_of, cannot_listen, option
 from .terminal import printable, show
 
@@ -65,8 +67,8 @@ def _run(options: argparse.Namespace) -> int:
         if not _is_loopback(address.host):
             show("Everyone who can reach this machine can read it.")
         try:
-            import gunicorn  # noqa: F401
-        except ImportError:
+            check_gunicorn()
+        except (ImportError, WSGIFastError):  # there is none that FastWorker works with
             return _serve_with_wsgiref(app, listener)
         return _serve_with_gunicorn(app, listener)
 
@@ -74,20 +76,13 @@ def _run(options: argparse.Namespace) -> int:
 def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
     from gunicorn.app.base import BaseApplication
 
-    from ..workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
-
-    try:
-        check_gunicorn()
-        worker_class = "wsgifast.workers.FastWorker"
-    except UnsupportedGunicorn:
-        worker_class = "gthread"
     # gunicorn's from here on; the configuration is loaded again at each SIGHUP.
     bind = f"fd://{listener.detach()}"
 
     class Application(BaseApplication):  # type: ignore[misc]
         def load_config(self) -> None:
             self.cfg.set("bind", bind)
-            self.cfg.set("worker_class", worker_class)
+            self.cfg.set("worker_class", "wsgifast.workers.FastWorker")
             self.cfg.set("threads", _THREADS)
             self.cfg.set("loglevel", "warning")
 
