@@ -46,7 +46,7 @@ def test_command_without_an_app_shows_how_one_is_named(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("doctor", "shop:app", "--fromat", "json"), "; did you mean --format?"),
+        (("doctor", "shop:app", "--fromat", "json"), " (did you mean '--format'?)"),
         (("run", "shop:app", "--thread", "2", "--bogus"), "arguments: --bogus"),
         (("files", "site", "--", "--workers", "2"), "arguments: --workers 2"),
         (("compress", "site", "--jobs", "0"), "--jobs: '0': expected a whole number"),

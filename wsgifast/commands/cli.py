@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import os
 import sys
@@ -17,7 +16,7 @@ from . import compress, files, top
 from .arguments import STATUS_CUT_OFF, STATUS_INTERRUPTED, STATUS_NOT_STARTED, STATUS_USAGE, Parser
 from .bench import command as bench
 from .doctor import command as doctor
-from .loading import AppNotLoaded
+from .loading import AppNotLoaded, did_you_mean
 from .run import command as run
 from .terminal import show
 
@@ -106,9 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
     known = [text for action in parser._actions for text in action.option_strings]
-    similar = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-    hint = f"; did you mean {similar[0]}?" if similar else ""
-    if not similar and parser.get_default("takes_rest"):
+    hint = did_you_mean(unknown[0].partition("=")[0], known)
+    if not hint and parser.get_default("takes_rest"):
         hint = "; options of the server follow --, behind all others"
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 

@@ -38,6 +38,7 @@ __all__ = [
     "ServerName",
     "absolute",
     "described",
+    "did_you_mean",
     "django_settings",
     "load_app",
     "unwrapped",
