@@ -224,7 +224,8 @@ def body_file_noted(recording: Recording) -> Iterator[None]:
     try:
         yield
     finally:
-        _opened = None
+        if _opened is paths:  # not those of a request after one that went on too long
+            _opened = None
     size = recording.declared or recording.chunks.total
     if size >= _LEAST_FILE_BYTES and any(_has_size(path, size) for path in paths):
         recording.file_bytes = size
