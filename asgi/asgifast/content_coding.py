@@ -12,7 +12,6 @@ from wsgifast.compression.policy import (
     DECISIVE_LENGTHS,
     Compression,
     Decision,
-    Wish,
     left_uncoded,
     with_vary,
 )
@@ -95,7 +94,7 @@ class ContentCoding(ResponseCoding):
             elif name in (b"if-none-match", b"if-match"):
                 preconditions = True
         accept_encoding = b",".join(accepted).decode("latin-1")
-        super().__init__(compression, scope["method"], accept_encoding, Wish())
+        super().__init__(compression, scope["method"], accept_encoding, [])
         if compression.dictionary is not None:
             self.find_dictionary(scope.get("root_path") or "", self._header)
         if preconditions:
@@ -110,7 +109,7 @@ class ContentCoding(ResponseCoding):
         :param message: its first message.
         """
         body = message.get("body")
-        if type(body) is not bytes or message.get("more_body", False):
+        if self.wish or type(body) is not bytes or message.get("more_body", False):
             return None
         headers: RawHeaders = start["headers"]
         lacks = left_uncoded(
@@ -120,7 +119,6 @@ class ContentCoding(ResponseCoding):
             text_headers([each for each in headers if len(each[0]) in DECISIVE_LENGTHS]),
             len(body),
             self.accept_encoding,
-            self.wish.compress,
         )
         if not lacks:
             return start if lacks is not None else None

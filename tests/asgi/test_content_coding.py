@@ -64,7 +64,7 @@ def test_uncoded_head_is_that_of_the_whole_response(
 ) -> None:
     compression = Compression(padding=False, dictionary=dictionary if has_dictionary else None)
     coding = ContentCoding(compression, scope_of(method=method, accept_encoding=accepted))
-    coding.wish.compress = wish
+    coding.wish[:] = [] if wish is None else [wish]
     start = {"type": "http.response.start", "status": status, "headers": [*headers]}
     message = {"type": "http.response.body", "body": body}
     head = coding.uncoded_head(start, message)

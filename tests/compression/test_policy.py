@@ -121,25 +121,21 @@ HEADERS = [
     headers=st.lists(st.sampled_from(HEADERS), max_size=4),
     size=st.sampled_from([0, 99, 100]),
     accept_encoding=st.sampled_from([None, "", "gzip", "gzip;q=0", "identity"]),
-    asked=st.sampled_from([None, True, False]),
 )
-@example("CONNECT", 200, HEADERS[:1], 100, None, None)
+@example("CONNECT", 200, HEADERS[:1], 100, None)
 def test_left_uncoded_agrees_with_decide(
     method: str,
     code: int,
     headers: Headers,
     size: int,
     accept_encoding: str | None,
-    asked: bool | None,
 ) -> None:
     rules = Compression(min_bytes=100)
-    lacks = left_uncoded(rules, method, code, headers, size, accept_encoding, asked)
+    lacks = left_uncoded(rules, method, code, headers, size, accept_encoding)
     if lacks is None:
         return
     coding = preferred_coding(accept_encoding, rules.codings) if accept_encoding else None
-    decision = decide(
-        rules, method=method, coding=coding, code=code, headers=headers, size=size, asked=asked
-    )
+    decision = decide(rules, method=method, coding=coding, code=code, headers=headers, size=size)
     assert decision is None or decision.coding is None
     assert [*headers, *lacks] == (headers if decision is None else decision.headers)
 

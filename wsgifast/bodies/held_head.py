@@ -52,6 +52,8 @@ class HeldHead:
     compression: Compression | None = None
     codes_stream = False
     _coding: ContentCoding | None = None
+    _accept_encoding: str | None = None
+    _wish: Wish
     _has_text = False
     _counter: BodyCounter | None = None
     _server_write: Callable[[bytes], object] | None = None
@@ -161,8 +163,9 @@ class HeldHead:
         """
         self.compression = compression
         self._environ = environ
-        self._accept_encoding: str | None = environ.get("HTTP_ACCEPT_ENCODING")
-        self._wish = environ[WISH] = Wish()
+        if "HTTP_ACCEPT_ENCODING" in environ:
+            self._accept_encoding = environ["HTTP_ACCEPT_ENCODING"]
+        self._wish = environ[WISH] = []
         if (
             compression.dictionary is not None
             or "HTTP_IF_NONE_MATCH" in environ
@@ -187,11 +190,13 @@ class HeldHead:
         """Whether a whole body is surely sent as it is; its head then says what that depends on."""
         if self._coding is not None or self.compression is None:
             return self.compression is None
-        compression, asked = self.compression, self._wish.compress
+        if self._wish:
+            return False
+        compression = self.compression
         if size < compression.min_bytes and self.code == 200 and not self.no_body:
-            return asked is None  # most small ones
+            return True  # most small ones
         lacks = left_uncoded(
-            compression, self._method, self.code, self.headers, size, self._accept_encoding, asked
+            compression, self._method, self.code, self.headers, size, self._accept_encoding
         )
         if lacks:
             self.headers += lacks

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from ..checks import check_switches, is_count, shown
@@ -34,8 +33,11 @@ from .dictionaries import DCZ, PagesDictionary
 
 Header = tuple[str, str]
 
-# The key of the environ, or of an ASGI scope, that has the request's :class:`Wish`.
+# The key of the environ, or of an ASGI scope, that has the request's :data:`Wish`.
 WISH = "wsgifast.compression"
+# What an app wants of one response: [True] or [False]; empty where it leaves that to the options. A
+# list, which middleware that copies the environ or the scope passes on.
+Wish = list[bool]
 # The key of the environ under which FastWorker has a function: whether its threads are behind with
 # their work. Then levels are halved, so that what compression takes is not what others wait for.
 IS_BEHIND = "wsgifast.is_behind"
@@ -73,6 +75,7 @@ _OF_THE_UNCODED = frozenset(
 DECISIVE_LENGTHS = frozenset(
     map(len, ["content-type", "content-encoding", "cache-control", "vary"])
 )
+_MOST_TYPES = 256
 _VARIES: tuple[Header, ...] = (("Vary", "Accept-Encoding"),)
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
@@ -125,11 +128,9 @@ class Compression:
             raise ConfigurationError("codings=[]: name one, such as 'gzip'")
         self.levels = _checked_levels(levels)
         self.min_bytes = min_bytes
-        self.content_types = _checked_types(content_types)
-        self.event_streams = event_streams
         self.padding = padding
         self.dictionary = None if dictionary is None else PagesDictionary(dictionary)
-        self._is_of_a_type = lru_cache(256)(self._shrinks)
+        self.shrinks = _Shrinks(_checked_types(content_types), event_streams)
 
     def compressor(
         self, coding: str, content_type: str, size: int | None, *, is_behind: bool = False
@@ -149,23 +150,28 @@ class Compression:
             made = compressor(coding, level=level, size=size, padding=padding)
         return Counted(coding, made)
 
-    def is_worth_it(self, content_type: str, asked: bool | None = None) -> bool:
-        """Whether bodies of a Content-Type are compressed.
 
-        :param asked: by the app for this response; see :class:`Wish`.
-        """
-        return self._is_of_a_type(content_type) if asked is None else asked
+class _Shrinks(dict[str, bool]):
+    """Whether bodies of a Content-Type shrink, remembered for the usual ones."""
 
-    def _shrinks(self, content_type: str) -> bool:
+    def __init__(self, further: frozenset[str], event_streams: bool) -> None:
+        self._further = further
+        self._event_streams = event_streams
+
+    def __missing__(self, content_type: str) -> bool:
         match = _MEDIA_TYPE.match(content_type)
         kind = match[1].lower() if match else ""
         if kind == _EVENT_STREAM:
-            return self.event_streams
-        if kind in self.content_types:
-            return True
-        if kind.startswith(_NEVER):
-            return False
-        return kind.startswith("text/") or kind in _TYPES or kind.endswith(_SUFFIXES)
+            shrinks = self._event_streams
+        elif kind in self._further:
+            shrinks = True
+        elif kind.startswith(_NEVER):
+            shrinks = False
+        else:
+            shrinks = kind.startswith("text/") or kind in _TYPES or kind.endswith(_SUFFIXES)
+        if len(self) < _MOST_TYPES:
+            self[content_type] = shrinks
+        return shrinks
 
 
 def compression_for(compress: object) -> Compression | None:
@@ -178,15 +184,6 @@ def compression_for(compress: object) -> Compression | None:
         return compress
     check_switches(compress=compress)
     return Compression() if compress else None
-
-
-class Wish:
-    """Whether an app wants a response compressed: None where it leaves that to the options.
-
-    It is an object, which middleware that copies the environ or the scope passes on.
-    """
-
-    compress: bool | None = None
 
 
 def compress_response(request: object, compress: bool) -> None:
@@ -205,8 +202,8 @@ def compress_response(request: object, compress: bool) -> None:
         found = (getattr(request, name, None) for name in names)
         request = next((each for each in found if isinstance(each, Mapping)), {})
     wish = request.get(WISH)
-    if isinstance(wish, Wish):
-        wish.compress = compress
+    if isinstance(wish, list):
+        wish[:] = [compress]
 
 
 class Preconditions(NamedTuple):
@@ -282,7 +279,7 @@ def decide(
     :param code: of the response's status.
     :param headers: the app's.
     :param size: of the body in bytes, where it is known without a Content-Length.
-    :param asked: by the app; see :class:`Wish`.
+    :param asked: by the app, with :func:`compress_response`; None if it leaves that to the options.
     :param sent_tags: see :class:`Preconditions`.
     :returns: None to send it as it is.
     """
@@ -293,8 +290,10 @@ def decide(
         has_body(method, code) or (method == "HEAD" and has_body("GET", code))
     ):
         return None
-    content_type = _coded_type(compression, headers, asked)
+    content_type, _ = _of_head(headers)
     if content_type is None:
+        return None
+    if not (compression.shrinks[content_type] if asked is None else asked):
         return None
     if code == 206:
         coding = None  # the app has answered Range for the uncoded body
@@ -328,50 +327,48 @@ def left_uncoded(
     headers: Sequence[Header],
     size: int,
     accept_encoding: str | None,
-    asked: bool | None,
 ) -> tuple[Header, ...] | None:
     """Return what a head lacks whose whole body is sent as it is; None if :func:`decide` decides.
 
-    It gives the answer of :func:`decide` for most responses that are not compressed, at less cost.
+    It gives the answer of :func:`decide` for most responses that are not compressed, at less cost,
+    where the app leaves that to the options.
 
     :param headers: at least those with names of the lengths in :data:`DECISIVE_LENGTHS`.
     :param size: of the body.
     :param accept_encoding: of the request; None, as "", for none.
     """
-    if asked is not None or method == "HEAD" or code == 206 or code == 304:
+    if method == "HEAD" or code == 206 or code == 304:
         return None
     if size < compression.min_bytes:
         return ()
     if (code != 200 or method != "GET") and not has_body(method, code):
         return ()
-    if _coded_type(compression, headers, None) is None:
+    content_type, has_vary = _of_head(headers)
+    if content_type is None or not compression.shrinks[content_type]:
         return ()
     if accept_encoding and preferred_coding(accept_encoding, compression.codings) is not None:
         return None
-    for name, _ in headers:
-        if len(name) == 4 and name.lower() == "vary":
-            return None
-    return _VARIES
+    return None if has_vary else _VARIES
 
 
-def _coded_type(
-    compression: Compression, headers: Sequence[Header], asked: bool | None
-) -> str | None:
-    """Return the Content-Type of a response that its head allows to compress; else None."""
+def _of_head(headers: Sequence[Header]) -> tuple[str | None, bool]:
+    """Return the Content-Type, None if the body must not be coded; and whether there is a Vary."""
     content_type = None
+    has_vary = False
     for name, value in headers:
-        if len(name) not in DECISIVE_LENGTHS:
-            continue
-        match name.lower():
-            case "content-type":
-                content_type = value
-            case "content-encoding":
-                return None
-            case "cache-control" if "no-transform" in cache_directives(value):
-                return None
-    if content_type is None or not compression.is_worth_it(content_type, asked):
-        return None
-    return content_type
+        if name == "Content-Type":  # as most write it
+            content_type = value
+        elif len(name) in DECISIVE_LENGTHS:
+            match name.lower():
+                case "content-type":
+                    content_type = value
+                case "vary":
+                    has_vary = True
+                case "content-encoding":
+                    return None, has_vary
+                case "cache-control" if "no-transform" in cache_directives(value):
+                    return None, has_vary
+    return content_type, has_vary
 
 
 def cache_directives(cache_control: str) -> set[str]:

@@ -58,6 +58,11 @@ class ResponseCoding:
         self.accept_encoding = accept_encoding
         self.wish = wish
 
+    @property
+    def asked(self) -> bool | None:
+        """What the app wants; None where it leaves that to the options."""
+        return self.wish[0] if self.wish else None
+
     @cached_property
     def coding(self) -> str | None:
         """The coding that the client prefers; None for none."""
@@ -87,7 +92,7 @@ class ResponseCoding:
             code=code,
             headers=headers,
             size=size,
-            asked=self.wish.compress,
+            asked=self.asked,
             sent_tags=self._sent_tags,
         )
 

@@ -138,7 +138,7 @@ class HeaderRules:
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
             dictionaries = None if is_coded else self._dictionaries
-            if dictionaries is not None and dictionaries.is_worth_it(content_type):
+            if dictionaries is not None and dictionaries.shrinks[content_type]:
                 # Only of these: a client uses a dictionary as long as it is fresh.
                 offer = use_as_dictionary(mount.rstrip("/") + url)
                 own += [] if offer is None else [("Use-As-Dictionary", offer)]
