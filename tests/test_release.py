@@ -56,25 +56,20 @@ def test_source_archive_passes_the_index_checks(archive: Path) -> None:
 
 
 @OF_THE_REPOSITORY
-def test_workflows() -> None:
-    check("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", WORKFLOWS),
+        ("github-issue-forms", FORMS),
+        ("github-issue-config", [GITHUB / "ISSUE_TEMPLATE" / "config.yml"]),
+        ("dependabot", [GITHUB / "dependabot.yml"]),
+        ("citation-file-format", [ROOT / "CITATION.cff"]),
+    ],
+)
+def test_metadata_fits_its_schema(schema: str, files: list[Path]) -> None:
+    check("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
 
 
 @OF_THE_REPOSITORY
 def test_workflows_by_actionlint() -> None:
     check("actionlint", *WORKFLOWS)
-
-
-@OF_THE_REPOSITORY
-def test_issue_forms() -> None:
-    check("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *FORMS)
-    config = GITHUB / "ISSUE_TEMPLATE" / "config.yml"
-    check("check-jsonschema", "--builtin-schema", "vendor.github-issue-config", config)
-
-
-@OF_THE_REPOSITORY
-def test_other_metadata() -> None:
-    dependabot = GITHUB / "dependabot.yml"
-    check("check-jsonschema", "--builtin-schema", "vendor.dependabot", dependabot)
-    citation = ROOT / "CITATION.cff"
-    check("check-jsonschema", "--builtin-schema", "vendor.citation-file-format", citation)

@@ -44,7 +44,7 @@ def sent(start: Any, message: Any) -> Any:
 
 
 @given(
-    method=st.sampled_from(["GET", "HEAD", "POST"]),
+    method=st.sampled_from(["GET", "HEAD", "POST", "CONNECT"]),
     accepted=st.sampled_from(["", "gzip", "identity", "gzip;q=0"]),
     status=st.sampled_from([200, 201, 204, 206, 304, 404]),
     headers=st.lists(st.sampled_from(HEADERS), max_size=4, unique_by=lambda item: item[0].lower()),

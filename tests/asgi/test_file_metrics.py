@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from tests.metrics.test_instrumented import Notes
+from tests.support.notes import Notes
 
 from .layers import adds_a_header
 from .protocols import GET, each_protocol, serving, turns

@@ -14,7 +14,7 @@ from asgifast import ASGIFast
 from asgifast.coalescing import HELD_TURNS, LONE_TURNS
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
-from tests.metrics.test_instrumented import Notes
+from tests.support.notes import Notes
 from wsgifast import BodyError, ConfigurationError
 
 from .support import START, body, call, scope_of, sending

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import wsgiref.util
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,8 @@ from starlette.applications import Starlette
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from tests.asgi import support
+from tests.support.wsgi import Server, new_environ
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies import slow_shapes as module
 from wsgifast.bodies.slow_shapes import BodySeen, Chunks, Reports, slow_shape
@@ -87,14 +88,9 @@ def bare(make: Callable[[], Iterable[bytes]], *headers: tuple[str, str]) -> Any:
 
 def call(app: Any, path: str = "/") -> tuple[str, list[tuple[str, str]], bytes]:
     """A response: its status, headers and body."""
-    environ: dict[str, Any] = {"PATH_INFO": path}
-    wsgiref.util.setup_testing_defaults(environ)
-    head: Any = []
-    result = app(environ, lambda status, headers, *_: head.extend((status, headers)))
-    body = b"".join(result)
-    if hasattr(result, "close"):
-        result.close()
-    return head[0], head[1], body
+    server = Server(app, new_environ(path=path))
+    body = server.finish()
+    return *server.head, body
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
@@ -275,26 +271,6 @@ def test_share_that_cannot_be_is_refused(wrap: Any, rate: Any) -> None:
 # ASGI.
 
 
-def sent_by(app: Any, path: str = "/") -> bytes:
-    """The body that an ASGI app sends."""
-    body = b""
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(30)
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        nonlocal body
-        body += message.get("body", b"")
-
-    scope = {
-        "type": "http", "method": "GET", "path": path, "root_path": "", "headers": [],
-        "query_string": b"", "asgi": {"version": "3.0", "spec_version": "2.4"},
-    }  # fmt: skip
-    asyncio.run(app(scope, receive, send))
-    return body
-
-
 @pytest.mark.parametrize(
     ("make", "coalesce", "level", "text"),
     [
@@ -325,7 +301,7 @@ def test_messages_of_an_asgi_app_are_examined(
         coalesce=coalesce,
     )
     for year in range(3):
-        assert sent_by(app, f"/export/{year}") == b"".join(make())
+        assert support.call(app, support.scope_of(f"/export/{year}")).body == b"".join(make())
     ((found, message),) = said(caplog)
     assert found == level
     pattern = "/export/{year} (GET /export/0)"
@@ -342,7 +318,7 @@ def test_other_scopes_and_unpicked_requests_pass(caplog: pytest.LogCaptureFixtur
     wrapped = ASGIFast(app, report_slow_shapes=1e-12)
     for kind in ("lifespan", "websocket"):
         asyncio.run(wrapped({"type": kind}, None, None))  # type: ignore[arg-type]
-    sent_by(wrapped)
+    support.call(wrapped, support.scope_of(), whole=False)
     assert seen == ["lifespan", "websocket", "http"]
 
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-def flask_app(content: object, **options: Any) -> WSGIApplication:
+def flask_app(make: Callable[[], object], **options: Any) -> WSGIApplication:
     app = flask.Flask(__name__)
 
     @app.get("/")
     def view() -> Response:
-        response = flask.Response(content, **options)  # type: ignore[arg-type]
+        response = flask.Response(make(), **options)  # type: ignore[arg-type]
         response.call_on_close(lambda: closed.append("first"))
         response.call_on_close(lambda: closed.append(threading.get_ident()))
         return response
@@ -38,7 +38,7 @@ def flask_app(content: object, **options: Any) -> WSGIApplication:
     return app.wsgi_app
 
 
-def cherrypy_app(content: object) -> WSGIApplication:
+def cherrypy_app(make: Callable[[], object]) -> WSGIApplication:
     cherrypy = pytest.importorskip("cherrypy")
 
     class Root:
@@ -48,7 +48,7 @@ def cherrypy_app(content: object) -> WSGIApplication:
             cherrypy.request.hooks.attach(
                 "on_end_request", lambda: closed.append(threading.get_ident())
             )
-            return content
+            return make()
 
         index._cp_config = {"response.stream": True}  # noqa: RUF012
 
@@ -70,24 +70,21 @@ def cherrypy_app(content: object) -> WSGIApplication:
     ],
 )
 def test_flask_response_of_existing_chunks_is_joined(content: object, sent_as: str) -> None:
-    server = check(flask_app(content, content_type="text/plain; charset=latin-1"), sent_as)
+    server = check(flask_app(lambda: content, content_type="text/plain; charset=latin-1"), sent_as)
     assert server.header("Content-Length") is not None
 
 
 def test_flask_response_of_a_large_list_is_sent_in_blocks() -> None:
     chunks = [b"%04d" % (number % 10_000) * 100 for number in range(5000)]
-    server = check(flask_app(chunks), "joined")
+    server = check(flask_app(lambda: chunks), "joined")
     assert server.header("Content-Length") == "2000000"
     assert len(server.sent) < 10
 
 
 @pytest.mark.parametrize("wrapper", [wsgiref.util.FileWrapper, None])
 def test_flask_response_of_a_file_is_sent_as_one(path: Path, wrapper: object) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return flask_app(path.open("rb"))(environ, start_response)
-
     sent_as = "file" if wrapper else "blocks"
-    server = check(app, sent_as, server_wrapper=wrapper)
+    server = check(flask_app(lambda: path.open("rb")), sent_as, server_wrapper=wrapper)
     assert server.header("Accept-Ranges") == "bytes"
     assert len(server.sent) < 20
 
@@ -96,7 +93,7 @@ def test_flask_response_of_a_file_answers_ranges_and_closes(path: Path) -> None:
     file = path.open("rb")
     environ = new_environ(HTTP_RANGE="bytes=5-8")
     environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
-    server = Server(WSGIFast(flask_app(file)), environ)
+    server = Server(WSGIFast(flask_app(lambda: file)), environ)
     assert server.finish() == CONTENT[5:9]
     assert server.head[0] == "206 Partial Content"
     assert closed == ["first", threading.get_ident()]
@@ -113,24 +110,18 @@ def test_flask_response_of_a_file_answers_ranges_and_closes(path: Path) -> None:
     ],
 )
 def test_flask_response_of_other_files_is_read(path: Path, make: Callable[[Path], Any]) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return flask_app(make(path))(environ, start_response)
-
-    check(app, "file")
+    check(flask_app(lambda: make(path)), "file")
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("status", [200, 204, 304])
 def test_flask_response_without_a_body_sends_none(method: str, status: int) -> None:
     sent_as = "no-body" if method == "HEAD" or status != 200 else "as-is"
-    check(flask_app([], status=status), sent_as, method=method)
+    check(flask_app(list, status=status), sent_as, method=method)
 
 
 def test_flask_generator_is_streamed_and_closed_first() -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return flask_app(Source(f"{number}\n" for number in range(9)))(environ, start_response)
-
-    check(app, "stream-small")
+    check(flask_app(lambda: Source(f"{number}\n" for number in range(9))), "stream-small")
     assert closed[0] == "source"
 
 
@@ -138,7 +129,7 @@ def test_wrapped_block_of_the_declared_length_is_passed_on() -> None:
     returned: list[object] = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        returned.append(flask_app(b"page")(environ, start_response))
+        returned.append(flask_app(lambda: b"page")(environ, start_response))
         return returned[-1]  # type: ignore[return-value]
 
     server = check(app, "as-is")
@@ -175,7 +166,7 @@ def test_werkzeug_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -
 
 def test_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        body = flask_app(path.open("rb"))(environ, start_response)
+        body = flask_app(lambda: path.open("rb"))(environ, start_response)
         next(iter(body))
         return body
 
@@ -187,16 +178,10 @@ def test_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
 
 
 def test_cherrypy_bodies_are_sent_as_what_they_wrap(path: Path) -> None:
-    def streamed(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return cherrypy_app(Source([b"a"] * 9))(environ, start_response)
-
-    def file(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return cherrypy_app(opened.enter_context(path.open("rb")))(environ, start_response)
-
-    check(cherrypy_app(["a", b"b"]), "joined")
-    check(streamed, "stream-small")
+    check(cherrypy_app(lambda: ["a", b"b"]), "joined")
+    check(cherrypy_app(lambda: Source([b"a"] * 9)), "stream-small")
     with contextlib.ExitStack() as opened:  # CherryPy closes no file that is streamed
-        check(file, "file")
+        check(cherrypy_app(lambda: opened.enter_context(path.open("rb"))), "file")
 
 
 # Sentry
@@ -216,12 +201,8 @@ def test_sentry_bodies_are_sent_as_what_they_wrap(
     """It gives every response a scope of its own."""
     sentry = pytest.importorskip("sentry_sdk.integrations.wsgi")
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        inner = flask_app(make(path), mimetype="text/plain")
-        body: Iterable[bytes] = sentry.SentryWsgiMiddleware(inner)(environ, start_response)
-        return body
-
-    check(app, sent_as)
+    app = flask_app(lambda: make(path), mimetype="text/plain")
+    check(sentry.SentryWsgiMiddleware(app), sent_as)
 
 
 # Pyramid, Falcon and Bottle

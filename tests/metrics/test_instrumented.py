@@ -7,7 +7,6 @@ import io
 import logging
 import weakref
 import wsgiref.util
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,36 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.files import write_old
+from tests.support.notes import Notes
 from wsgifast import BodyError, ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileReader, close_body
 from wsgifast.metrics import Answered, RequestMetrics
-from wsgifast.metrics.requests import RECORDER, LengthError
+from wsgifast.metrics.requests import RECORDER
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-
-class Notes:
-    """A recorder that keeps what it receives."""
-
-    def __init__(self) -> None:
-        self.requests: list[Answered] = []
-        self.active = Counter[tuple[str, str]]()
-        self.length_errors: list[LengthError] = []
-        self.clients_left = 0
-
-    def begin(self, method: str, scheme: str) -> None:
-        self.active[method, scheme] += 1
-
-    def record(self, request: Answered) -> None:
-        self.requests.append(request)
-        self.active[request.method, request.scheme] -= 1
-
-    def count_length_error(self, kind: LengthError) -> None:
-        self.length_errors.append(kind)
-
-    def count_client_left(self) -> None:
-        self.clients_left += 1
 
 
 class Failing(Notes):

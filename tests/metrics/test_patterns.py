@@ -17,9 +17,10 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 
 from tests.asgi.support import call, scope_of
+from tests.support.notes import Notes
 from wsgifast import WSGIFast, middleware
 
-from .test_instrumented import Notes, answer, new_environ
+from .test_instrumented import answer, new_environ
 
 
 def _pattern(app: Any, path: str, **options: Any) -> str | None:

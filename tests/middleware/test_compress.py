@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import wsgiref.validate
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.coded import Decoder, decoded
-from tests.support.wsgi import Server, new_environ, returning
+from tests.support.wsgi import Server, ask_compressed, new_environ, returning
 from wsgifast import Compression, WSGIFast, compress_response
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 TEXT = b"All work and no play makes Jack a dull boy.\n" * 200
 CODINGS = ("zstd", "br", "gzip")
-
-
-def ask(
-    app: WSGIApplication, coding: str = "gzip", *, options: Any = True, **extra: Any
-) -> tuple[Server, bytes]:
-    """Request once, behind wsgiref.validate; return the server's side and the body."""
-    environ = new_environ(HTTP_ACCEPT_ENCODING=coding, **extra)
-    validated: Any = wsgiref.validate.validator(WSGIFast(app, compress=options))
-    server = Server(validated, environ)
-    return server, server.finish()
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -46,7 +35,7 @@ def test_any_body_decodes_to_the_same(
     body = kinds[kind](blocks)
     whole = b"".join(blocks)
     headers = [("Content-Length", str(len(whole)))] if declares else []
-    server, sent = ask(returning(body, *headers), coding)
+    server, sent = ask_compressed(returning(body, *headers), coding)
     used = server.header("Content-Encoding")
     assert used in (None, coding)
     assert decoded(used, sent) == whole
@@ -100,8 +89,8 @@ def test_compressed_wsgi_stream_that_fails_has_no_end() -> None:
 
 def test_compressed_head_has_the_headers_of_get() -> None:
     app = returning([TEXT], ("Content-Length", str(len(TEXT))), ("ETag", '"a"'))
-    get, _ = ask(app)
-    head, sent = ask(app, REQUEST_METHOD="HEAD")
+    get, _ = ask_compressed(app)
+    head, sent = ask_compressed(app, method="HEAD")
     assert sent == b""
     ours = [(name, value) for name, value in get.head[1] if name != "Content-Length"]
     assert sorted(head.head[1]) == sorted(ours)
@@ -113,7 +102,7 @@ def test_write_and_lazy_apps_are_compressed_or_left_alone() -> None:
         yield TEXT[:50]
         yield TEXT[50:]
 
-    server, sent = ask(lazy)
+    server, sent = ask_compressed(lazy)
     assert decoded("gzip", sent) == TEXT
 
     def writing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -121,7 +110,7 @@ def test_write_and_lazy_apps_are_compressed_or_left_alone() -> None:
         write(TEXT[:50])
         return [TEXT[50:]]
 
-    server, sent = ask(writing)
+    server, sent = ask_compressed(writing)
     assert decoded(server.header("Content-Encoding"), sent) == TEXT
 
     def writing_late(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
@@ -164,7 +153,7 @@ def test_compress_response_without_the_middleware_does_nothing() -> None:
 
 def test_large_whole_body_is_compressed_while_it_is_sent() -> None:
     blocks = [TEXT * 20] * 30
-    server, sent = ask(returning(blocks))
+    server, sent = ask_compressed(returning(blocks))
     assert server.header("Content-Length") is None
     assert decoded("gzip", sent) == b"".join(blocks)
 
@@ -182,15 +171,17 @@ def test_flask_pages_streams_and_preconditions_work_compressed() -> None:
     def rows() -> flask.Response:
         return flask.Response((b"%d\n" % n for n in range(500)), mimetype="text/csv")
 
-    server, sent = ask(app.wsgi_app, "zstd", path="/page")
+    server, sent = ask_compressed(app.wsgi_app, "zstd", path="/page")
     assert decoded("zstd", sent) == TEXT
-    again, sent = ask(app.wsgi_app, "zstd", path="/page", HTTP_IF_NONE_MATCH=server.header("ETag"))
+    again, sent = ask_compressed(
+        app.wsgi_app, "zstd", path="/page", HTTP_IF_NONE_MATCH=server.header("ETag")
+    )
     assert (again.head[0][:3], sent) == ("304", b"")
-    server, sent = ask(app.wsgi_app, "zstd", path="/rows")
+    server, sent = ask_compressed(app.wsgi_app, "zstd", path="/rows")
     assert decoded("zstd", sent) == b"".join(b"%d\n" % n for n in range(500))
 
 
 def test_options_reach_the_compressor() -> None:
     options = Compression(codings=["gzip"], min_bytes=1, padding=False)
-    _, sent = ask(returning([b"x" * 60]), "zstd, gzip", options=options)
+    _, sent = ask_compressed(returning([b"x" * 60]), "zstd, gzip", options=options)
     assert decoded("gzip", sent) == b"x" * 60

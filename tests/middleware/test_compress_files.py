@@ -8,7 +8,6 @@ import random
 import tempfile
 import threading
 import wsgiref.util
-import wsgiref.validate
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.support.coded import decoded
 from tests.support.files import write_settled
-from tests.support.wsgi import Server, new_environ
+from tests.support.wsgi import Server, ask_compressed, new_environ
 from wsgifast import StaticFiles, WSGIFast
 from wsgifast.compression.codings import compressor
 from wsgifast.files import coded_copies
@@ -51,19 +50,9 @@ def sending(
     return app
 
 
-def ask(
-    app: WSGIApplication, coding: str = "gzip", method: str = "GET", **extra: Any
-) -> tuple[Server, bytes]:
-    environ = new_environ(method, HTTP_ACCEPT_ENCODING=coding, **extra)
-    environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
-    validated: Any = wsgiref.validate.validator(WSGIFast(app, compress=True))
-    server = Server(validated, environ)
-    return server, server.finish()
-
-
 @pytest.mark.parametrize("coding", CODINGS)
 def test_environ_names_a_coded_copy(text: Path, coding: str) -> None:
-    server, body = ask(sending(lambda: text.open("rb")), coding)
+    server, body = ask_compressed(sending(lambda: text.open("rb")), coding)
     assert server.environ["wsgifast.sent_as"] == "copy"
     assert server.environ["wsgifast.coding"] == coding
     assert server.environ["wsgifast.uncoded_bytes"] == len(TEXT)
@@ -73,9 +62,9 @@ def test_environ_names_a_coded_copy(text: Path, coding: str) -> None:
 def test_if_range_by_a_date_does_not_hold_for_a_copy(text: Path) -> None:
     date = "Tue, 15 Nov 1994 12:45:26 GMT"
     app = sending(lambda: text.open("rb"), ("Last-Modified", date))
-    server, body = ask(app, HTTP_RANGE="bytes=0-4", HTTP_IF_RANGE=date)
+    server, body = ask_compressed(app, HTTP_RANGE="bytes=0-4", HTTP_IF_RANGE=date)
     assert (server.head[0][:3], decoded("gzip", body)) == ("200", TEXT)
-    server, body = ask(app, "identity", HTTP_RANGE="bytes=0-4", HTTP_IF_RANGE=date)
+    server, body = ask_compressed(app, "identity", HTTP_RANGE="bytes=0-4", HTTP_IF_RANGE=date)
     assert (server.head[0][:3], body) == ("206", TEXT[:5])
 
 
@@ -86,14 +75,14 @@ def test_304_of_the_app_has_the_tag_of_the_copy(text: Path) -> None:
     def view() -> flask.Response:
         return flask.send_file(text)
 
-    server, body = ask(app.wsgi_app, "br")
+    server, body = ask_compressed(app.wsgi_app, "br")
     tag = server.header("ETag")
     assert decoded("br", body) == TEXT
-    again, nothing = ask(app.wsgi_app, "br", HTTP_IF_NONE_MATCH=tag)
+    again, nothing = ask_compressed(app.wsgi_app, "br", HTTP_IF_NONE_MATCH=tag)
     assert (again.head[0][:3], nothing, again.header("ETag")) == ("304", b"", tag)
-    part, sent = ask(app.wsgi_app, "br", HTTP_IF_RANGE=tag, HTTP_RANGE="bytes=0-9")
+    part, sent = ask_compressed(app.wsgi_app, "br", HTTP_IF_RANGE=tag, HTTP_RANGE="bytes=0-9")
     assert (part.head[0][:3], sent) == ("206", body[:10])
-    head, _ = ask(app.wsgi_app, "br", "HEAD")  # Flask drops the file
+    head, _ = ask_compressed(app.wsgi_app, "br", "HEAD")  # Flask drops the file
     assert head.header("Content-Encoding") is None
     assert head.header("ETag") is None
     assert head.header("Content-Length") is None
@@ -102,9 +91,9 @@ def test_304_of_the_app_has_the_tag_of_the_copy(text: Path) -> None:
 
 def test_changed_file_gets_a_new_copy(text: Path) -> None:
     app = sending(lambda: text.open("rb"))
-    first, _ = ask(app)
+    first, _ = ask_compressed(app)
     write_settled(text, TEXT.replace(b"Jack", b"Jill"))
-    second, body = ask(app)
+    second, body = ask_compressed(app)
     assert b"Jill" in decoded("gzip", body)
     assert first.header("ETag") != second.header("ETag")
 
@@ -139,12 +128,12 @@ def test_files_without_a_copy_are_compressed_all_the_same(
         return wsgiref.util.FileWrapper(made[-1]) if wraps else made[-1]
 
     for headers in ((), (("Content-Length", str(len(TEXT))),)):
-        server, sent = ask(sending(body, *headers))
+        server, sent = ask_compressed(sending(body, *headers))
         assert server.header("Content-Encoding") == "gzip"
         assert decoded("gzip", sent) == TEXT
         assert server.header("Content-Length") in (None, str(len(sent)))
         assert made[-1].closed
-        head, nothing = ask(sending(body, *headers), method="HEAD")
+        head, nothing = ask_compressed(sending(body, *headers), method="HEAD")
         assert nothing == b""
         assert head.header("Content-Encoding") in (None, "gzip")
         assert head.header("Content-Length") is None
@@ -156,13 +145,15 @@ def test_files_that_are_not_coded_keep_their_descriptor(tmp_path: Path, kind: st
     """They are too large, or do not shrink, or are of another type."""
     noise = random.Random(1).randbytes(20_000)
     file = write_settled(tmp_path / "noise", noise)
-    server, body = ask(sending(lambda: file.open("rb"), kind=kind))
+    server, body = ask_compressed(sending(lambda: file.open("rb"), kind=kind))
     assert body == noise
     large = tmp_path / "large"
     with large.open("wb") as opened:
         opened.truncate(coded_copies.MAX_FILE_BYTES + 1)
     write_settled(tmp_path / "later", b"")
-    other, body = ask(sending(lambda: large.open("rb"), kind=kind), HTTP_RANGE="bytes=0-9")
+    other, body = ask_compressed(
+        sending(lambda: large.open("rb"), kind=kind), HTTP_RANGE="bytes=0-9"
+    )
     assert body == bytes(10)
     for each in (server, other):
         assert each.header("Vary") == ("Accept-Encoding" if kind == "text/plain" else None)
@@ -172,7 +163,7 @@ def test_files_that_are_not_coded_keep_their_descriptor(tmp_path: Path, kind: st
 
 
 def test_file_of_another_status_or_from_a_position_is_compressed(text: Path) -> None:
-    server, body = ask(sending(lambda: text.open("rb"), status="404 Not Found"))
+    server, body = ask_compressed(sending(lambda: text.open("rb"), status="404 Not Found"))
     assert (server.head[0], decoded("gzip", body)) == ("404 Not Found", TEXT)
 
     def rest() -> object:
@@ -180,9 +171,9 @@ def test_file_of_another_status_or_from_a_position_is_compressed(text: Path) -> 
         file.read(44)
         return file
 
-    _, body = ask(sending(rest))
+    _, body = ask_compressed(sending(rest))
     assert decoded("gzip", body) == TEXT[44:]
-    _, body = ask(sending(rest, ("Content-Length", "1100")))
+    _, body = ask_compressed(sending(rest, ("Content-Length", "1100")))
     assert decoded("gzip", body) == TEXT[44:1144]
 
 

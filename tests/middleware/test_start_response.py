@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import shapes
+from tests.support.notes import Notes
 from tests.support.wsgi import Server, new_environ, returning, serve
 from wsgifast import BodyError, WSGIFast
-from wsgifast.metrics import Recorder
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -204,7 +204,7 @@ def test_exc_info_reaches_the_server(
 ) -> None:
     error = ValueError("boom")
     if "metrics" in options:
-        options = {"metrics": NoMetrics()}
+        options = {"metrics": Notes()}
 
     def answer(start_response: Any) -> list[bytes]:
         if starts_before:
@@ -226,16 +226,6 @@ def test_exc_info_reaches_the_server(
     )
     assert reporter.calls[-1] == ("500 Error", error)
     assert reporter.body == b"error"
-
-
-class NoMetrics(Recorder):
-    def begin(self, method: str, scheme: str) -> None: ...
-
-    def record(self, *values: Any) -> None: ...
-
-    def count_length_error(self, kind: str) -> None: ...
-
-    def count_client_left(self) -> None: ...
 
 
 @pytest.mark.parametrize("ends", ["raises", "returns nothing", "returns"])
@@ -351,7 +341,7 @@ def test_odd_headers_that_servers_take_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"report_slow_shapes": 1.0}, {"metrics": NoMetrics()}, {"nodelay": False}]
+    "options", [{}, {"report_slow_shapes": 1.0}, {"metrics": Notes()}, {"nodelay": False}]
 )
 @pytest.mark.parametrize("make", [lambda: [b"a"], lambda: iter([b"a"]), lambda: io.BytesIO(b"a")])
 def test_environ_without_optional_keys_is_enough(

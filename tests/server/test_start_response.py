@@ -264,6 +264,15 @@ def test_call_in_the_wrong_order_says_why() -> None:
         response.start_response("200 OK", [])
 
 
+def test_exc_info_without_an_error_is_refused_once_the_head_is_sent() -> None:
+    response = make_response()
+    response.start_response("200 OK", [])
+    response.start_response("503 Later", [], (None, None, None))
+    response.headers_sent = True
+    with pytest.raises(BodyError, match="inside the except block"):
+        response.start_response("503 Later", [], (None, None, None))
+
+
 @pytest.mark.parametrize("block", ["text", 1, None])
 def test_block_that_is_no_bytes_says_what_to_do(block: Any) -> None:
     response = make_response()

@@ -72,3 +72,19 @@ def returning(body: object, *headers: tuple[str, str], status: str = "200 OK") -
 
 def serve(body: object, *headers: tuple[str, str], status: str = "200 OK", **extra: Any) -> Server:
     return Server(WSGIFast(returning(body, *headers, status=status)), new_environ(**extra))
+
+
+def ask_compressed(
+    app: WSGIApplication,
+    coding: str = "gzip",
+    method: str = "GET",
+    *,
+    options: Any = True,
+    **extra: Any,
+) -> tuple[Server, bytes]:
+    """Ask an app that is compressed, behind wsgiref.validate; return its server and the body."""
+    environ = new_environ(method, HTTP_ACCEPT_ENCODING=coding, **extra)
+    environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
+    validated: Any = wsgiref.validate.validator(WSGIFast(app, compress=options))
+    server = Server(validated, environ)
+    return server, server.finish()

@@ -154,24 +154,19 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
             now = clock()
             if now - last > SLOW_CHUNK_S:
                 quick = 0
-            if quick < QUICK_CHUNKS:
-                if held:
-                    yield b"".join(held)
-                    held, held_bytes = [], 0
-                yield chunk
-                if chunk:  # not an empty one: the app may still replace the head
-                    quick += 1
-                last = clock()  # without the time that the server took to send the chunk
-                continue
             if not held:
                 oldest = now
             held.append(chunk)
             held_bytes += len(chunk)
             last = now
-            if held_bytes >= LARGE_CHUNK_BYTES or now - oldest > MAX_HOLD_S:
-                yield b"".join(held)
-                held, held_bytes = [], 0
-                last = clock()
+            if quick >= QUICK_CHUNKS:
+                if held_bytes < LARGE_CHUNK_BYTES and now - oldest <= MAX_HOLD_S:
+                    continue
+            elif chunk:  # not an empty one: the app may still replace the head
+                quick += 1
+            yield b"".join(held)
+            held, held_bytes = [], 0
+            last = clock()  # without the time that the server took to send the chunk
     except Exception:
         if held:
             yield b"".join(held)

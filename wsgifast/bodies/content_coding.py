@@ -75,7 +75,7 @@ class ContentCoding(ResponseCoding):
             return decision.headers, blocks
         if size > _WHOLE_BYTES:
             self._start(decision, None)
-            return decision.headers, self.unflushed(blocks)
+            return decision.headers, self.flushed(blocks)
         content = b"".join(blocks)
         coded = self._start(decision, size).whole(content)
         self.compressor = None
@@ -109,15 +109,6 @@ class ContentCoding(ResponseCoding):
         """The size of what has been compressed so far."""
         size: int = self.environ.get(CODED_BYTES, 0)
         return size
-
-    def unflushed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Compress blocks that exist already: none has to be flushed."""
-        compressor = self.compressor
-        assert compressor is not None
-        for block in blocks:
-            if coded := self._count(block, compressor.add(block)):
-                yield coded
-        yield self.end()
 
     def flushed_block(self, block: bytes) -> bytes:
         """Compress and flush one block, if the body is compressed: a lazy app decides about its

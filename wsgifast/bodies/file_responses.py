@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compression.policy import with_vary
 from ..files.app_files import FrontServer, is_made_for_one_answer, plan_file_body
@@ -29,15 +29,12 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 
-class FileResponses:
+class FileResponses(NamedTuple):
     """Sends the files that an app returns; see :class:`wsgifast.WSGIFast` for the options."""
 
-    def __init__(
-        self, *, ranges: bool, conditional: bool, front_server: FrontServer | None
-    ) -> None:
-        self.ranges = ranges
-        self.conditional = conditional
-        self.front_server = front_server
+    ranges: bool
+    conditional: bool
+    front_server: FrontServer | None
 
     def send(
         self, environ: WSGIEnvironment, head: HeldHead, file: Any, owner: Any
@@ -105,34 +102,25 @@ class FileResponses:
                 return send_nothing(environ, head, owner, "accel")
         options: dict[str, Any] = {"ranges": self.ranges, "conditional": self.conditional}
         began_ns = head.began_ns
-        plan = None
         coding = head.coding
         name = None if coding is None else _file_coding(head, coding, segment)
-        if coding is not None and name is not None:
-            copy = None
-            if may_plan and not is_made_for_one_answer(file, segment.fd, began_ns):
-                copy = COPIES.get(segment, name)
-            if copy is not None and copy.body is not None:
-                asked = facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
-                plan = plan_file_body(asked, head.headers, file, segment, copy=copy, **options)
-                if plan is not None and plan.segments:
-                    coding.note(name, segment.size, sum(map(len, plan.segments)))
-            elif copy is None:
-                if may_plan and not is_answer:
-                    plan = plan_file_body(
-                        facts, head.headers, file, segment, began_ns=began_ns, **options
-                    )
-                if plan is None or plan.status in (200, 206, 416):
-                    if head.length is None:
-                        head.set_length(segment.size)
-                    slice_ = FileSlice(segment, owner)
-                    return _send_coded(environ, head, coding, slice_, segment.size)
-        if plan is None:
-            if not may_plan or is_answer or not (self.ranges or self.conditional):
-                return None
+        copy = plan = None
+        if name is not None and may_plan and not is_made_for_one_answer(file, segment.fd, began_ns):
+            copy = COPIES.get(segment, name)
+        if coding is not None and name is not None and copy is not None and copy.body is not None:
+            asked = facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
+            plan = plan_file_body(asked, head.headers, file, segment, copy=copy, **options)
+            if plan is not None and plan.segments:
+                coding.note(name, segment.size, sum(map(len, plan.segments)))
+        elif may_plan and not is_answer and (self.ranges or self.conditional):
             plan = plan_file_body(facts, head.headers, file, segment, began_ns=began_ns, **options)
-            if plan is None:
-                return None
+        is_body_left = plan is None or plan.status in (200, 206, 416)
+        if coding is not None and name is not None and copy is None and is_body_left:
+            if head.length is None:
+                head.set_length(segment.size)
+            return _send_coded(environ, head, coding, FileSlice(segment, owner), segment.size)
+        if plan is None:
+            return None
         if plan.status != 200:  # the app's own phrase stays
             head.status = plan.status_line
             head.code = plan.status

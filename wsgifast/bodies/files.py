@@ -43,6 +43,11 @@ _OTHER_STANDARD = frozenset(
     | {"bz2.BZ2File", "gzip.GzipFile", "lzma.LZMAFile", "zipfile.ZipExtFile"}
 )
 Segment = bytes | FileSegment
+# The keys of RequestFacts' fields, in their order, between the method and the dictionary.
+_FACTS = (
+    "HTTP_ACCEPT_ENCODING", "HTTP_RANGE", "HTTP_IF_RANGE", "HTTP_IF_MATCH",
+    "HTTP_IF_UNMODIFIED_SINCE", "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE",
+)  # fmt: skip
 
 
 class Closeable(Protocol):
@@ -318,22 +323,12 @@ def request_facts(environ: WSGIEnvironment) -> RequestFacts:
     """Return the facts in an environ on which the answer with a file depends."""
     get = environ.get
     available = get("HTTP_AVAILABLE_DICTIONARY")
+    dictionary = None
+    if available is not None:
+        dictionary = client_dictionary(available, partial(header_of, environ))
     # As RequestFacts(...), without the call of a Python function.
     return tuple.__new__(
-        RequestFacts,
-        (
-            get("REQUEST_METHOD", "GET"),
-            get("HTTP_ACCEPT_ENCODING"),
-            get("HTTP_RANGE"),
-            get("HTTP_IF_RANGE"),
-            get("HTTP_IF_MATCH"),
-            get("HTTP_IF_UNMODIFIED_SINCE"),
-            get("HTTP_IF_NONE_MATCH"),
-            get("HTTP_IF_MODIFIED_SINCE"),
-            None
-            if available is None
-            else client_dictionary(available, partial(header_of, environ)),
-        ),
+        RequestFacts, (get("REQUEST_METHOD", "GET"), *map(get, _FACTS), dictionary)
     )
 
 

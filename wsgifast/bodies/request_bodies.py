@@ -10,6 +10,7 @@ set headers of the connection.
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -94,8 +95,10 @@ class _Decoded(tempfile.SpooledTemporaryFile[bytes]):
         self.close()
 
 
-class LimitedInput:
+class LimitedInput(io.IOBase):
     """A `wsgi.input` that may be read up to a limit.
+
+    Lines are iterated and collected by readline(), as in any file.
 
     :param stream: the server's.
     :ivar error: what reads raise once there was more.
@@ -113,25 +116,11 @@ class LimitedInput:
         blocks = iter(lambda: self._counted(self._stream.read, _READ_BYTES), b"")
         return b"".join(blocks)
 
-    def readline(self, size: int | None = -1) -> bytes:
+    def readline(self, size: int | None = -1, /) -> bytes:
         """:raises BodyTooLarge: as soon as there is more than the limit."""
         if size is None or size < 0:
             size = sys.maxsize
         return self._counted(self._stream.readline, size)
-
-    def readlines(self, hint: int | None = -1) -> list[bytes]:
-        """:raises BodyTooLarge: as soon as there is more than the limit."""
-        lines = []
-        for line in self:
-            lines.append(line)
-            if hint is not None and hint > 0:
-                hint -= len(line)
-                if hint <= 0:
-                    break
-        return lines
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.readline, b"")
 
     def _counted(self, read: Callable[[int], bytes], size: int) -> bytes:
         if self.error is None:

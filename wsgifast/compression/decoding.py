@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..checks import check_switches, is_count, shown
 from ..errors import BodyTooLarge, ConfigurationError, MalformedRequest, RequestError
 from ..http.framing import list_members
-from .codings import MAX_ZSTD_WINDOW_LOG, SIBLING_SUFFIXES, ZSTD_MODULE, available_codings
+from .codings import MAX_ZSTD_WINDOW_LOG, ZSTD_MODULE, available_codings
 
 # Of a decoded body, where no limit is configured.
 _DECODED_BYTES = 32 * 1024 * 1024
@@ -85,8 +85,8 @@ def request_decoder(content_encoding: str, max_bytes: int) -> RequestDecoder | N
     names = [name for name in names if name not in ("", "identity")]
     if not names:
         return None
-    coding = names[0].removeprefix("x-") if names[0] == "x-gzip" else names[0]
-    if len(names) > 1 or coding not in decodable() or coding not in SIBLING_SUFFIXES:
+    coding = "gzip" if names[0] == "x-gzip" else names[0]
+    if len(names) > 1 or coding not in decodable():
         accepted = ", ".join(decodable())
         refused = RequestError(415, f"A Content-Encoding of {accepted} is accepted here")
         refused.headers = (("Accept-Encoding", accepted),)  # RFC 9110, section 12.5.3
@@ -101,7 +101,7 @@ class RequestDecoder:
     """
 
     def __init__(self, coding: str, max_bytes: int) -> None:
-        self._decoder: _Gzip | _Brotli | _Zstd = _DECODERS[coding]()
+        self._decoder = _DECODERS[coding]()
         self._coding = coding
         self._max_bytes = max_bytes
         self._coded = self._decoded = 0
@@ -137,26 +137,34 @@ class RequestDecoder:
         return MalformedRequest(f"The body is not valid {self._coding}")
 
 
-class _Gzip:
-    """Members behind each other are one body (RFC 1952, section 2.2)."""
+class _Frames:
+    """Members of gzip (RFC 1952, section 2.2), or frames of zstd (RFC 8878, section 3), which are
+    one body if they are behind each other.
 
-    def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    :param begin: returns the decompressor of one.
+    """
+
+    def __init__(self, begin: Callable[[], Any]) -> None:
+        self._begin = begin
+        self._decompressor = begin()
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         while True:
-            if self._inflate.eof:
+            if self._decompressor.eof:
                 if not data:
                     return
-                self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
-            piece = self._inflate.decompress(data, _PIECE_BYTES)
-            data = self._inflate.unused_data or self._inflate.unconsumed_tail
+                self._decompressor = self._begin()
+            piece = self._decompressor.decompress(data, _PIECE_BYTES)
+            # zlib returns what it has not looked at yet; zstd keeps it.
+            data = self._decompressor.unused_data or getattr(
+                self._decompressor, "unconsumed_tail", b""
+            )
             yield piece
             if not data and len(piece) < _PIECE_BYTES:
                 return
 
     def is_complete(self) -> bool:
-        return self._inflate.eof
+        return bool(self._decompressor.eof)
 
 
 class _Brotli:
@@ -177,35 +185,18 @@ class _Brotli:
         return bool(self._decompressor.is_finished())
 
 
-class _Zstd:
-    """Frames behind each other are one body (RFC 8878, section 3)."""
-
-    def __init__(self) -> None:
-        self._zstd = import_module(ZSTD_MODULE)
-        self._begin()
-
-    def _begin(self) -> None:
-        window_log_max = self._zstd.DecompressionParameter.window_log_max
-        options = {window_log_max: MAX_ZSTD_WINDOW_LOG}
-        self._decompressor: Any = self._zstd.ZstdDecompressor(options=options)
-
-    def decode(self, data: bytes) -> Iterator[bytes]:
-        while True:
-            if self._decompressor.eof:
-                if not data:
-                    return
-                self._begin()
-            yield self._decompressor.decompress(data, _PIECE_BYTES)
-            data = self._decompressor.unused_data if self._decompressor.eof else b""
-            if not data and (self._decompressor.eof or self._decompressor.needs_input):
-                return
-
-    def is_complete(self) -> bool:
-        return bool(self._decompressor.eof)
+def _gzip() -> _Frames:
+    return _Frames(lambda: zlib.decompressobj(16 + zlib.MAX_WBITS))
 
 
-_DECODERS: dict[str, Callable[[], _Gzip | _Brotli | _Zstd]] = {
-    "gzip": _Gzip,
+def _zstd() -> _Frames:
+    zstd = import_module(ZSTD_MODULE)
+    options = {zstd.DecompressionParameter.window_log_max: MAX_ZSTD_WINDOW_LOG}
+    return _Frames(lambda: zstd.ZstdDecompressor(options=options))
+
+
+_DECODERS: dict[str, Callable[[], _Frames | _Brotli]] = {
+    "gzip": _gzip,
     "br": _Brotli,
-    "zstd": _Zstd,
+    "zstd": _zstd,
 }

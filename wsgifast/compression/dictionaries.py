@@ -8,7 +8,6 @@ in front of the content. No I/O, no clock.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -46,7 +45,7 @@ _NAME_DIGITS = 16
 # A client decodes windows of 8 MB, or of 1.25 times the dictionary, but none over 128 MB.
 _MAX_WINDOW_BYTES = 128 * 1024 * 1024
 # A byte sequence of 32 bytes (RFC 9651, section 3.3.5).
-_AVAILABLE = re.compile(r":([A-Za-z0-9+/]{43}=?):")
+_AVAILABLE = re.compile(r":([A-Za-z0-9+/]{43})=?:")
 
 # While a client waits: 4.7 MB take 25 ms, and are 15 times smaller than with the tables that zstd
 # takes for level 3.
@@ -114,12 +113,7 @@ def client_dictionary(
     match = _AVAILABLE.fullmatch(available.strip(" "))
     if match is None:
         return None
-    try:
-        digest = base64.b64decode(match[1].ljust(44, "="), validate=True)
-    except binascii.Error:
-        return None
-    if len(digest) != DIGEST_BYTES:
-        return None
+    digest = base64.b64decode(f"{match[1]}=")
     return ClientDictionary(
         digest, header("Sec-Fetch-Site"), header("Sec-Fetch-Mode"), header("Origin")
     )
@@ -131,15 +125,10 @@ def prefers_delta(accept_encoding: str | None) -> bool:
 
 
 class HashedName(NamedTuple):
-    """A file's name around the hash of its content."""
+    """A file's name around the hash of its content: the same for every release of the file."""
 
     before: str
     after: str
-
-    def is_of(self, name: str) -> bool:
-        """Whether this is the name of another release of the same file."""
-        match = _HASHED_NAME.fullmatch(name)
-        return match is not None and (match["before"], match["after"]) == self
 
 
 def hashed_name(name: str) -> HashedName | None:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..checks import check_switches, is_count, shown
+from ..checks import check_switches, is_count, list_of_text, shown
 from ..errors import ConfigurationError
 from ..http.framing import has_body, list_members
 from ..http.head import TOKEN, header_value, parse_length
@@ -206,21 +206,10 @@ def compress_response(request: object, compress: bool) -> None:
         wish[:] = [compress]
 
 
-class Preconditions(NamedTuple):
-    """A request's If-None-Match and If-Match, as the app is to see them.
-
-    :ivar sent: the coded tags of the request's If-None-Match, by what they became.
-    """
-
-    if_none_match: str | None
-    if_match: str | None
-    sent: Mapping[str, str]
-
-
 def app_preconditions(
     if_none_match: str | None, if_match: str | None, codings: Collection[str | None]
-) -> Preconditions:
-    """Return preconditions with the app's own tags in place of those that were made of them.
+) -> tuple[str | None, str | None, Mapping[str, str]]:
+    """Return If-None-Match and If-Match with the app's own tags in place of those made of them.
 
     If-None-Match is changed only for tags of the coding that this request would get: a cache that
     has a copy in another coding must not be asked to send that one. If-Match asks whether the app's
@@ -229,6 +218,7 @@ def app_preconditions(
     The tag of a file's copy stays beside the original: the app may be a StaticFiles with such tags.
 
     :param codings: those that the answer may have.
+    :returns: also the coded tags of the request's If-None-Match, by what they became.
     """
     sent: dict[str, str] = {}
 
@@ -243,7 +233,7 @@ def app_preconditions(
         )
     if if_match is not None:
         if_match = _CODED_TAG.sub(_with_copy, if_match)
-    return Preconditions(if_none_match, if_match, sent)
+    return if_none_match, if_match, sent
 
 
 class Decision(NamedTuple):
@@ -280,7 +270,7 @@ def decide(
     :param headers: the app's.
     :param size: of the body in bytes, where it is known without a Content-Length.
     :param asked: by the app, with :func:`compress_response`; None if it leaves that to the options.
-    :param sent_tags: see :class:`Preconditions`.
+    :param sent_tags: of :func:`app_preconditions`.
     :returns: None to send it as it is.
     """
     if code == 304:
@@ -474,13 +464,14 @@ def _checked_levels(levels: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def _checked_types(content_types: object) -> frozenset[str]:
-    if isinstance(content_types, str) or not isinstance(content_types, Collection):
+    names = list_of_text(content_types)
+    if names is None:
         raise ConfigurationError(
             f"content_types={content_types!r}: a list of types, such as ['text/plain']"
         )
-    for kind in content_types:
-        if not isinstance(kind, str) or not _MEDIA_TYPE.fullmatch(kind):
+    for kind in names:
+        if not _MEDIA_TYPE.fullmatch(kind):
             raise ConfigurationError(
                 f"content_types has {kind!r}, which is not a type such as 'text/plain'"
             )
-    return frozenset(kind.strip().lower() for kind in content_types)
+    return frozenset(kind.strip().lower() for kind in names)

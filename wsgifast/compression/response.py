@@ -70,8 +70,23 @@ class ResponseCoding:
         return preferred_coding(accepted, self.compression.codings) if accepted else None
 
     def find_dictionary(self, mount: str, header: Callable[[str], str | None]) -> None:
-        """Look for the dictionary of pages; see :func:`pages_client`."""
-        self._pages = pages_client(self.compression, self.method, mount, header)
+        """Look for the dictionary of pages, if this may be the request for one of them.
+
+        :param mount: the URL path of the app.
+        :param header: returns a header of the request by its name.
+        """
+        dictionary = self.compression.dictionary
+        if dictionary is None or self.method not in ("GET", "HEAD"):
+            return
+        if header("Cookie") is not None or header("Authorization") is not None:
+            return
+        available = header("Available-Dictionary")
+        has = None
+        if available is not None and prefers_delta(header("Accept-Encoding")):
+            has = client_dictionary(available, header)
+            if has is not None and has.digest != dictionary.digest:
+                has = None
+        self._pages = PagesClient(dictionary, mount, has)
 
     def app_preconditions(
         self, if_none_match: str | None, if_match: str | None
@@ -79,9 +94,8 @@ class ResponseCoding:
         """Return the request's preconditions as the app is to see them, with its own tags."""
         has_dictionary = self._pages is not None and self._pages.has is not None
         codings = (self.coding, DCZ) if has_dictionary else (self.coding,)
-        restored = app_preconditions(if_none_match, if_match, codings)
-        self._sent_tags = restored.sent
-        return restored.if_none_match, restored.if_match
+        *restored, self._sent_tags = app_preconditions(if_none_match, if_match, codings)
+        return restored[0], restored[1]
 
     def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
         """Decide about a response; see :func:`~wsgifast.compression.policy.decide`."""
@@ -149,27 +163,6 @@ class PagesClient(NamedTuple):
             for name, value in headers
         ]
         return _on_dictionary(decision, changed)._replace(coding=DCZ)
-
-
-def pages_client(
-    compression: Compression, method: str, mount: str, header: Callable[[str], str | None]
-) -> PagesClient | None:
-    """Return the client that sends a request, if its pages may be compressed by the dictionary.
-
-    :param header: returns a header of the request by its name.
-    """
-    dictionary = compression.dictionary
-    if dictionary is None or method not in ("GET", "HEAD"):
-        return None
-    if header("Cookie") is not None or header("Authorization") is not None:
-        return None
-    available = header("Available-Dictionary")
-    has = None
-    if available is not None and prefers_delta(header("Accept-Encoding")):
-        has = client_dictionary(available, header)
-        if has is not None and has.digest != dictionary.digest:
-            has = None
-    return PagesClient(dictionary, mount, has)
 
 
 def _on_dictionary(decision: Decision, headers: list[Header]) -> Decision:

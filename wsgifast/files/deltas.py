@@ -233,7 +233,7 @@ def newest_releases(
             listed = os.listdir(opened.fd) if opened.is_directory else []
         finally:
             os.close(opened.fd)
-        for name in filter(hashed.is_of, listed):
+        for name in (each for each in listed if hashed_name(each) == hashed):
             names = (*folder, name)
             facts = stat_or_none(root.full_path(names))
             if facts is None or not stat.S_ISREG(facts.st_mode):

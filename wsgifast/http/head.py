@@ -291,7 +291,8 @@ def declared_length(headers: Iterable[Any]) -> int | None:
     length: int | None = None
     try:
         for name, value in headers:
-            if name in _one_line_names:  # most headers: a cache of all would be larger, and slower
+            # Most headers: a cache of all would be larger, and slower.
+            if name in _one_line_names and type(value) is str:
                 if "\n" in value or "\r" in value or "\0" in value:
                     raise _bad_value(name)
             elif len(name) == 14 and name.lower() == "content-length":
@@ -301,22 +302,6 @@ def declared_length(headers: Iterable[Any]) -> int | None:
                     if len(_lengths) < _MAX_CACHED:
                         _lengths[value] = known
                 length = known
-            else:
-                _check_one_line(name, value)
-    except BodyError:
-        raise
-    except (AttributeError, TypeError, ValueError):
-        return _length_among_others(headers)
-    return length
-
-
-def _length_among_others(headers: Any) -> int | None:
-    """As :func:`declared_length`, for headers among which there is one that is no pair of str."""
-    length = None
-    try:
-        for name, value in headers:
-            if len(name) == 14 and name.lower() == "content-length":
-                length = _agreed(length, value)
             else:
                 _check_one_line(name, value)
     except BodyError:

@@ -1,0 +1,31 @@
+"""A recorder of metrics for tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from wsgifast.metrics import Answered
+from wsgifast.metrics.requests import LengthError
+
+
+class Notes:
+    """A recorder that keeps what it receives."""
+
+    def __init__(self) -> None:
+        self.requests: list[Answered] = []
+        self.active = Counter[tuple[str, str]]()
+        self.length_errors: list[LengthError] = []
+        self.clients_left = 0
+
+    def begin(self, method: str, scheme: str) -> None:
+        self.active[method, scheme] += 1
+
+    def record(self, request: Answered) -> None:
+        self.requests.append(request)
+        self.active[request.method, request.scheme] -= 1
+
+    def count_length_error(self, kind: LengthError) -> None:
+        self.length_errors.append(kind)
+
+    def count_client_left(self) -> None:
+        self.clients_left += 1
