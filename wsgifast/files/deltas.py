@@ -233,7 +233,9 @@ def newest_releases(
             listed = os.listdir(opened.fd) if opened.is_directory else []
         finally:
             os.close(opened.fd)
-        for name in (each for each in listed if hashed_name(each) == hashed):
+        for name in listed:
+            if hashed_name(name) != hashed:
+                continue
             names = (*folder, name)
             facts = stat_or_none(root.full_path(names))
             if facts is None or not stat.S_ISREG(facts.st_mode):
