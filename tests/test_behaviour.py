@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
@@ -253,16 +252,11 @@ def test_clients_that_leave_leave_no_file_open(server: LiveServer) -> None:
             connection.send_request(target, headers=[("Range", range_)] if range_ else [])
             connection.read_head()
             reset_on_close(connection.sock)
-    wait_for(lambda: not open_shapes(server), "the files of clients that have left are closed")
+    wait_for(
+        lambda: not server.open_files("*wsgifast-shapes-*"),
+        "the files of clients that have left are closed",
+    )
     check(server.get("/open-file"), "open-file")
-
-
-def open_shapes(server: LiveServer) -> list[str]:
-    """The files of shapes that the server and its workers have open."""
-    main = psutil.Process(server.pid)
-    processes = [main, *main.children(recursive=True)]
-    files = [file.path for process in processes for file in process.open_files()]
-    return [path for path in files if "wsgifast-shapes-" in path]
 
 
 def test_request_body_arrives(server: LiveServer) -> None:

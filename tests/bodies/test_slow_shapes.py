@@ -186,7 +186,7 @@ def test_body_of_a_client_that_leaves_is_closed_once_and_logged(
             closed.append("once")
 
     app = WSGIFast(bare(Body), report_slow_shapes=1)
-    body: Any = app({"REQUEST_METHOD": "GET"}, lambda *_: lambda data: None)
+    body: Any = Server(app).result
     chunks = iter(body)
     assert [next(chunks) for _ in range(20)] == [CRUMB] * 20
     body.close()
@@ -205,7 +205,7 @@ def test_chunks_of_an_examined_body_are_not_delayed() -> None:
             yield CRUMB
 
     app = WSGIFast(bare(counted), report_slow_shapes=1)
-    body = app({"REQUEST_METHOD": "GET"}, lambda *_: lambda data: None)
+    body = Server(app).result
     for number, chunk in enumerate(body):
         assert chunk == CRUMB
         assert made[-1] == number
@@ -217,7 +217,7 @@ def test_endless_body_is_examined_up_to_a_limit() -> None:
         picks=lambda: True, report=lambda *args: seen.append((args[3], args[4]))
     )
     app = module.Examined(bare(lambda: (CRUMB for _ in range(5000))), reports, call_noting_pattern)
-    body: Any = app({"REQUEST_METHOD": "GET"}, lambda *_: lambda data: None)
+    body: Any = Server(app).result
     assert sum(map(len, body)) == 50_000
     body.close()
     ((found, count),) = seen

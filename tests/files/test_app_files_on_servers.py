@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.conftest import WSGI_SERVERS
@@ -205,16 +204,7 @@ def test_no_file_stays_open(server: LiveServer) -> None:
     for framework in FRAMEWORKS:
         for range_ in ("bytes=0-9", "bytes=9-"):
             server.get(f"/{framework}/file", headers=[("Range", range_)])
-    main = psutil.Process(server.pid)
-
-    def opened() -> list[str]:
-        processes = [main, *main.children(recursive=True)]
-        return [file.path for process in processes for file in process.open_files()]
-
-    wait_for(
-        lambda: not any(path.endswith("/file") for path in opened()),
-        "every framework's file is closed",
-    )
+    wait_for(lambda: not server.open_files("*/file"), "every framework's file is closed")
 
 
 MALFORMED_HEADERS = [

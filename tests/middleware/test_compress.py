@@ -15,10 +15,15 @@ from tests.support.wsgi import Server, ask_compressed, new_environ, returning
 from wsgifast import Compression, WSGIFast, compress_response
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 TEXT = b"All work and no play makes Jack a dull boy.\n" * 200
 CODINGS = ("zstd", "br", "gzip")
+
+
+def begun(app: WSGIApplication, coding: str = "gzip") -> Server:
+    """A compressed response, of which no block has been taken yet."""
+    return Server(WSGIFast(app, compress=True), new_environ(HTTP_ACCEPT_ENCODING=coding))
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -61,9 +66,7 @@ def test_each_block_of_a_stream_arrives_before_the_next_is_made() -> None:
 
     for coding in CODINGS:
         made.clear()
-        server = Server(
-            WSGIFast(returning(events()), compress=True), new_environ(HTTP_ACCEPT_ENCODING=coding)
-        )
+        server = begun(returning(events()), coding)
         decoder = Decoder(coding)
         for number, block in enumerate(server.result):
             if number < 5:
@@ -76,9 +79,7 @@ def test_compressed_wsgi_stream_that_fails_has_no_end() -> None:
         yield TEXT
         raise RuntimeError("midway")
 
-    server = Server(
-        WSGIFast(returning(failing()), compress=True), new_environ(HTTP_ACCEPT_ENCODING="gzip")
-    )
+    server = begun(returning(failing()))
     sent: list[bytes] = []
     with pytest.raises(RuntimeError, match="midway"):
         sent.extend(server.result)
@@ -118,8 +119,7 @@ def test_write_and_lazy_apps_are_compressed_or_left_alone() -> None:
         write(TEXT[:50])
         yield TEXT[50:]
 
-    environ = new_environ(HTTP_ACCEPT_ENCODING="gzip")
-    server = Server(WSGIFast(writing_late, compress=True), environ)
+    server = begun(writing_late)
     sent = server.finish()
     assert decoded(server.header("Content-Encoding"), sent) == TEXT
 
@@ -135,8 +135,7 @@ def test_head_replaced_before_the_first_byte_is_decided_anew() -> None:
             start_response("500 No", [("Content-Type", "image/png")], exc_info)  # type: ignore[arg-type]
         yield TEXT
 
-    environ = new_environ(HTTP_ACCEPT_ENCODING="gzip")
-    server = Server(WSGIFast(failing, compress=True), environ)
+    server = begun(failing)
     assert server.finish() == TEXT
     assert server.head[0] == "500 No"
     assert server.header("Content-Encoding") is None

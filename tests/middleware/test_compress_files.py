@@ -98,25 +98,21 @@ def test_changed_file_gets_a_new_copy(text: Path) -> None:
     assert first.header("ETag") != second.header("ETag")
 
 
-def temporary() -> Any:
-    file = tempfile.TemporaryFile()
+def filled(file: Any) -> Any:
     file.write(TEXT)
     file.seek(0)
     return file
 
 
-def named() -> Any:
-    file = tempfile.NamedTemporaryFile()
-    file.write(TEXT)
-    file.seek(0)
-    return file
-
-
-def unzipped() -> Any:
-    return gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(TEXT)))
-
-
-@pytest.mark.parametrize("make", [temporary, named, unzipped, lambda: io.BytesIO(TEXT)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: filled(tempfile.TemporaryFile()),
+        lambda: filled(tempfile.NamedTemporaryFile()),
+        lambda: gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(TEXT))),
+        lambda: io.BytesIO(TEXT),
+    ],
+)
 @pytest.mark.parametrize("wraps", [False, True])
 def test_files_without_a_copy_are_compressed_all_the_same(
     make: Callable[[], Any], wraps: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import itertools
 import os
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from wsgifast.commands.bench import processes
 
@@ -60,6 +63,13 @@ class LiveServer:
             lambda: self.log().count(text) >= times,
             lambda: f"{text!r} is logged {times} times\n{self.log()}",
         )
+
+    def open_files(self, pattern: str) -> list[str]:
+        """The paths that the process and its children have open, of those that match a pattern."""
+        main = psutil.Process(self.pid)
+        processes = [main, *main.children(recursive=True)]
+        files = [file.path for process in processes for file in process.open_files()]
+        return fnmatch.filter(files, pattern)
 
     def get(self, target: str = "/", **options: Any) -> Response:
         """One request on a connection of its own; see tests.support.http.get."""
