@@ -160,7 +160,7 @@ def test_output_of_the_app_is_not_in_the_report(tmp_path: Path) -> None:
         ("400 Bad Request", [], "--header 'Host: its.name'"),
         ("302 Found", [("Location", "/accounts/login/?next=/")], "--cookie"),
         ("301 Moved", [("Location", "https://localhost/")], "--header 'X-Forwarded-Proto: https'"),
-        ("404 Not Found", [], "404"),
+        ("404 Not Found", [], "name paths that the app answers"),
     ],
 )
 def test_report_without_endpoints_names_the_way_in(

@@ -19,12 +19,13 @@ from ...checks import Interface, check_app, interface_of
 from ...errors import ConfigurationError
 from ...http.head import header_value
 from ..loading import unwrapped
-from .endpoints import NAMED, Allow, Fetch, add_loaded, choose, from_paths
+from .endpoints import NAMED, Fetch, from_paths
 from .examination import Record, observer
 from .findings import CATALOGUE, add_to, explain, findings_of, known_ids, unlimited_uploads
 from .formats import as_text
 from .frameworks import UPLOADING, from_framework
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
+from .search import Allow, Search
 
 __all__ = [
     "CATALOGUE",
@@ -75,8 +76,8 @@ def examine(
     :param values: for the parameters of the framework's patterns, by name.
     :param headers: for every request, such as ("Cookie", "sessionid=..."); Host replaces the
         default, "localhost".
-    :param all_endpoints: True requests also those that may change something. Or a function, called
-        with the safe ones and the rest, that returns whether to do so.
+    :param all_endpoints: True requests also those that may change something, and what answers link
+        to. Or a function, called with the safe ones and the rest, that returns whether to do so.
     :param unsafe: use other methods, too.
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
@@ -113,27 +114,33 @@ def examine(
                 unlimited = uploads
             whole = listed if all_endpoints is True else ([], [])
             listed = ([*named[0], *whole[0]], [*named[1], *whole[1]])
-        allow = all_endpoints if callable(all_endpoints) else lambda *_: bool(all_endpoints)
-        chosen, left = choose(listed, unsafe=unsafe, allow=allow)
-        if not chosen and not left:
+        elif all_endpoints and not any(listed):
+            listed = ([Endpoint("/", "/", "the root")], [])
+        search = Search(
+            listed,
+            header_value(headers, "host") or "localhost",
+            unsafe=unsafe,
+            allow=all_endpoints if callable(all_endpoints) else lambda *_: bool(all_endpoints),
+            follows=found is not None,
+        )
+        if not search.total and not search.unreached:
             raise ConfigurationError(_NO_ENDPOINTS.format(report.app, report.app))
-        host = header_value(headers, "host") or "localhost"
-        for number, endpoint in enumerate(chosen):  # to which the loop adds
+        for endpoint in search:
             if progress is not None:
-                progress(number, len(chosen), endpoint)
+                progress(search.done, search.total + 1, endpoint)
             seen = observe(replace(endpoint, headers=(*endpoint.headers, *headers)))
-            if found is not None and endpoint.evidence == NAMED and seen.raw.status == 200:
-                add_loaded(chosen, endpoint, seen.raw, host)
+            search.learn(endpoint, seen.raw)
             for each in (seen.raw, seen.wrapped, seen.coded, seen.wrapped_coded):
                 if each is not None:
                     each.body.clear()  # no longer needed
             add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped))
+        report.unreached += search.unreached
         # Several URLs of one pattern may have been tried.
         reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}
         report.unreached = [
-            each
-            for each in dict.fromkeys([*report.unreached, *left])
-            if (each.method, each.name) not in reached
+            left
+            for left in dict.fromkeys(report.unreached)
+            if (left.method, left.name) not in reached
         ]
     if unlimited and not _limits_bodies(given):
         report.findings.append(unlimited_uploads(unlimited, report.framework or "named"))

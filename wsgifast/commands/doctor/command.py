@@ -28,14 +28,14 @@ from ..arguments import (
 from ..loading import load_app
 from ..terminal import next_steps, output_width, printable, progress_line, show
 from . import examine
-from .endpoints import Allow, Fetch, from_access_log, from_openapi, from_paths, from_urls_file
+from .endpoints import Fetch, from_access_log, from_openapi, from_paths, from_urls_file
 from .findings import explain
 from .formats import FORMATS, as_html, as_text, baseline_of
 from .model import SEVERITIES, Endpoint, Found, Report
+from .search import Allow
 
 # Paths in the suggested command: each takes about 15 seconds.
 _MOST_TO_MEASURE = 3
-_MOST_REASONS = 3
 # Options that do not go with --live.
 _OF_APPS = ("urls", "access_log", "openapi", "value", "all", "unsafe")
 
@@ -82,7 +82,7 @@ def add_command(commands: Any) -> None:
     given = "a value for a URL parameter, such as slug=cat"
     option(asking, "--value", "NAME=X", given, repeated=True, type=pair("="))
     add_header_options(asking)
-    rest = "also request what may change something; default: ask"
+    rest = "also request what may change something, and what answers link to; default: ask"
     option(asking, "--all", help=rest)
     option(asking, "--unsafe", help="as --all, and use other methods than GET and HEAD")
     option(asking, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
@@ -175,11 +175,13 @@ def _allow(options: argparse.Namespace) -> bool | Allow:
 
 
 def _ask(safe: Sequence[Endpoint], rest: Sequence[Endpoint]) -> bool:
+    if not rest:
+        return False
     lines = [f"Requested, since they change nothing: {len(safe)}"]
     lines += [f"  {_shown(each)}: {printable(each.evidence)}" for each in safe]
     lines += ["", f"May change something: {len(rest)}", *(f"  {_shown(each)}" for each in rest), ""]
     show("\n".join(lines), error=True)
-    question = "Request these, too, each up to sixty times? [y/N] "
+    question = "Request these, too, each up to sixty times, and what they link to? [y/N] "
     show(question, error=True, end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -224,11 +226,26 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
     if options.html:
         write_file(options.html, as_html(report))
     if not report.observations and not report.of("wrong", "slow"):
-        reasons = dict.fromkeys(left.reason for left in report.unreached)
-        show(f"wsgifast: nothing was reached: {'; '.join([*reasons][:_MOST_REASONS])}", error=True)
+        show(f"wsgifast: nothing was reached: {_way_in(report)}", error=True)
         return STATUS_USAGE
     worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
     return STATUS_PART_FAILED if report.of(*worse) else 0
+
+
+def _way_in(report: Report) -> str:
+    """What to try where no endpoint was reached."""
+    reasons = " ".join(left.reason for left in report.unreached)
+    ways = {
+        "--all": "--all requests what may change something, or name paths",
+        "--unsafe": "--unsafe uses other methods than GET and HEAD",
+        "400": "--header 'Host: its.name' for an app that checks the host",
+        "X-Forwarded-Proto": "--header 'X-Forwarded-Proto: https' for one that wants TLS",
+        "--cookie": "--cookie or --header for one that wants a login",
+        " to /": "the path to which a redirect leads",
+        "--value": "--value NAME=X for parameters in URLs",
+    }
+    tried = [way for sign, way in ways.items() if sign in reasons]
+    return "; ".join(tried or ["name paths that the app answers, with --header if it needs any"])
 
 
 def _next_steps(report: Report, app: str | None) -> str:

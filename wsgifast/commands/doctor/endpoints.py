@@ -1,20 +1,11 @@
-"""Collects endpoints from a command line, a file or an OpenAPI document, and chooses among all.
-
-A GET should change nothing (RFC 9110 9.2.1), and in many apps it does: the method, the name of a
-view and its path say nothing reliable. So an endpoint is requested without asking only if something
-else says that it is safe, see :attr:`.model.Endpoint.evidence`: the user has named it, it is a file
-of a folder that the app serves, a browser loads it with a page that the user has named, or an
-OpenAPI document calls it read-only.
-"""
+"""Endpoints from a command line, a file or an OpenAPI document; patterns of URLs."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html.parser import HTMLParser
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,7 +13,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ...errors import ConfigurationError
 from ..arguments import check_path
-from .model import Endpoint, Found, Recording, Unreached
+from .model import Endpoint, Found, Unreached
 
 # Why the endpoints that a person names are requested.
 NAMED = "named"
@@ -155,7 +146,35 @@ def filled(pattern: str, values: Mapping[str, str]) -> str | list[str]:
 def unfilled(pattern: str, names: Sequence[str], method: str) -> Unreached:
     """A pattern with parameters that have no value."""
     reason = f"needs {' '.join(f'--value {name}=...' for name in names)}"
-    return Unreached(pattern, reason, method)
+    return Unreached(pattern, reason, method, tuple(names))
+
+
+def values_in(pattern: str, path: str) -> dict[str, str] | None:
+    """The values of a pattern's parameters in a path; None if it does not match.
+
+    :returns: each value under the pattern's text up to and with its parameter, since parameters of
+        other patterns may have the same name: "/<user>" of "/<user>/orders/<id>" is that of
+        "/<user>".
+    """
+    keys, parts = [], []
+    end = 0
+    for match in _PARAMETER.finditer(pattern):
+        keys.append(pattern[: match.end()])
+        is_path = re.search(r"\bpath\b|\*", match[0])
+        parts.append(re.escape(encoded(pattern[end : match.start()])))
+        parts.append("(.+)" if is_path else "([^/]+)")
+        end = match.end()
+    parts.append(re.escape(encoded(pattern[end:])))
+    found = re.fullmatch("".join(parts), path)
+    return dict(zip(keys, map(unquote, found.groups()), strict=True)) if found else None
+
+
+def filled_by_prefix(pattern: str, values: Mapping[str, str]) -> str | None:
+    """A pattern with values in it, as :func:`values_in` returns them; None if one is missing."""
+    if any(pattern[: match.end()] not in values for match in _PARAMETER.finditer(pattern)):
+        return None
+    url = _PARAMETER.sub(lambda m: quote(values[pattern[: m.end()]], safe="/"), pattern)
+    return encoded(url)
 
 
 # What the app answers to a path of its own: the body of a 200.
@@ -286,127 +305,3 @@ def _examples(*levels: Mapping[str, Any]) -> dict[str, str]:
                 found[parameter["name"]] = str(value)
                 break
     return found
-
-
-# Whether the rest may be requested: called with the endpoints that are safe, and the rest.
-Allow = Callable[[Sequence[Endpoint], Sequence[Endpoint]], bool]
-_SAFE_METHODS = ("GET", "HEAD")
-
-
-def choose(found: Found, *, unsafe: bool, allow: Allow) -> Found:
-    """The endpoints to request, each once, and what is left out.
-
-    :param unsafe: request the rest without asking, and other methods than GET and HEAD, too.
-    """
-    endpoints = list({(e.method, e.url): e for e in reversed(found[0])}.values())[::-1]
-    names = {(each.method, each.name) for each in endpoints}
-    left = [each for each in found[1] if (each.method, each.name) not in names]
-    readable = [each for each in endpoints if each.method in _SAFE_METHODS]
-    safe = [each for each in readable if each.evidence]
-    rest = [each for each in (endpoints if unsafe else readable) if each not in safe]
-    if rest and not (unsafe or allow(safe, rest)):
-        left += [_left(each, "may change something: --all requests it, too") for each in rest]
-        rest = []
-    reason = "its method changes something: --unsafe requests it, too"
-    left += [_left(e, reason) for e in endpoints if e not in readable and not unsafe]
-    return [*safe, *rest], left
-
-
-def _left(endpoint: Endpoint, reason: str) -> Unreached:
-    return Unreached(endpoint.name, reason, endpoint.method)
-
-
-# What is loaded with pages, of all together; and how much of a page is read.
-_MOST_LOADED = 30
-_MOST_BYTES = 4 * 1024 * 1024
-_LOADED = "loaded with a page"
-# What a browser loads without being asked as soon as it shows a page (HTML, 4.6.7 and 4.8).
-_LOADED_LINKS = frozenset(
-    {"stylesheet", "icon", "apple-touch-icon", "mask-icon", "manifest", "modulepreload", "preload"}
-)
-_LOADED_BY = {
-    "img": ("src",),
-    "script": ("src",),
-    "source": ("src",),
-    "video": ("src", "poster"),
-    "audio": ("src",),
-    "track": ("src",),
-}
-
-
-def add_loaded(endpoints: list[Endpoint], page: Endpoint, answer: Recording, host: str) -> None:
-    """Add what a browser loads with a page, as far as it is not among the endpoints.
-
-    Whoever opens the page requests these, and the app knows.
-
-    :param host: the app's own; URLs with another one are left out.
-    """
-    known = {unquote(each.url) for each in endpoints}
-    room = _MOST_LOADED - sum(each.source == _LOADED for each in endpoints)
-    evidence = f"a browser loads it with {page.url}"
-    new = [
-        Endpoint(url, path, _LOADED, evidence=evidence)
-        for url in loaded_urls(answer, page.url, host)
-        if not {unquote(url), unquote(path := url.partition("?")[0])} & known
-    ]
-    endpoints += new[:room]
-
-
-def loaded_urls(answer: Recording, url: str, host: str) -> list[str]:
-    """Paths of an app's own host that a browser loads with a page, each once, in their order.
-
-    :param url: path and query of the page.
-    :param host: the app's own.
-    """
-    kind = (answer.header("Content-Type") or "").partition(";")[0].strip().lower()
-    is_page = kind in ("text/html", "application/xhtml+xml")
-    if not is_page or answer.header("Content-Encoding") is not None:
-        return []
-    page = _Page()
-    with contextlib.suppress(AssertionError):  # of html.parser, at some broken markup
-        page.feed(bytes(answer.body[:_MOST_BYTES]).decode(errors="replace"))
-    base = f"http://{host}{url}"
-    with contextlib.suppress(ValueError):
-        base = urljoin(base, page.base)
-    return list(dict.fromkeys(filter(None, (_own_path(each, base, host) for each in page.loaded))))
-
-
-def _own_path(link: str, base: str, own: str) -> str | None:
-    """The path and query of a link to the app's own host; None for others."""
-    try:
-        parts = urlsplit(urljoin(base, link.strip()))
-        host = parts.netloc.rpartition("@")[2].lower()
-    except ValueError:
-        return None
-    if parts.scheme not in ("http", "https") or host != own.lower():
-        return None
-    return encoded((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
-
-
-class _Page(HTMLParser):
-    """Collects what a browser loads: images, scripts, style sheets, icons, media."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = ""
-        self.loaded: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value for name, value in attrs if value}
-        if tag == "base" and not self.base:
-            self.base = given.get("href", "")
-        names = _LOADED_BY.get(tag, ())
-        if tag == "link" and _LOADED_LINKS & set(given.get("rel", "").lower().split()):
-            names = ("href",)
-        elif tag == "input" and given.get("type", "").lower() == "image":
-            names = ("src",)
-        self.loaded += [given[name] for name in names if name in given]
-        if tag in ("img", "source"):
-            self.loaded += _sources(given.get("srcset", ""))
-
-
-def _sources(srcset: str) -> Iterator[str]:
-    """The URLs of `srcset`: candidates end with a comma, and may have a width or a density."""
-    for candidate in re.split(r",\s+|\s+[0-9.]+[wx]\s*,", srcset):
-        if candidate.strip():
-            yield candidate.split()[0]

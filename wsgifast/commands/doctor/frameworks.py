@@ -20,12 +20,14 @@ class _Route(NamedTuple):
     """A pattern and its methods.
 
     :ivar files: that it serves, if it serves some.
+    :ivar evidence: what says that a request by GET changes nothing; empty if nothing does.
     :ivar unlimited: the methods whose bodies may have any size; None for each that takes one.
     """
 
     pattern: str
     methods: Iterable[str]
     files: Files | None = None
+    evidence: str = ""
     unlimited: Iterable[str] | None = None
 
 
@@ -74,7 +76,7 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
     endpoints: dict[tuple[str, str], Endpoint] = {}
     unreached: dict[tuple[str, str], Unreached] = {}
     source = name or "static files"
-    for pattern, methods, files, _ in routes:
+    for pattern, methods, files, evidence, _ in routes:
         for url in sample(files or {}):
             of_file = "a file of a folder that the app serves"
             endpoints[("GET", url)] = Endpoint(url, url, source, evidence=of_file)
@@ -84,7 +86,7 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
         method = "GET" if "GET" in methods else methods[0]
         filled_url = filled(pattern, values)
         if isinstance(filled_url, str):
-            endpoint = Endpoint(filled_url, pattern, source, method)
+            endpoint = Endpoint(filled_url, pattern, source, method, evidence)
             endpoints.setdefault((method, filled_url), endpoint)
         else:
             unreached.setdefault((method, pattern), unfilled(pattern, filled_url, method))
@@ -236,6 +238,24 @@ def _starlette(app: Any) -> _Routes | None:
     return _path_routes(app.routes, "")
 
 
+# FastAPI's own pages, by the functions that it makes for them. They read the routes.
+_FASTAPIS_OWN = {
+    f"FastAPI.setup.<locals>.{name}"
+    for name in ("redoc_html", "swagger_ui_html", "swagger_ui_redirect")
+}
+
+
+def _is_fastapis_own(route: Any) -> bool:
+    view: Any = getattr(route, "endpoint", None)
+    if getattr(view, "__module__", "") != "fastapi.applications":
+        return False
+    if not view.__qualname__.endswith(".openapi"):
+        return view.__qualname__ in _FASTAPIS_OWN
+    # It calls the app's openapi(), which may be code of the app's own.
+    (app,) = (cell.cell_contents for cell in view.__closure__)
+    return bool(app.openapi.__module__ == view.__module__)
+
+
 def _with_paths(routes: Sequence[Any]) -> list[Any]:
     """Those that have a path.
 
@@ -255,7 +275,8 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
         if inner:
             yield from _path_routes(inner, path)
         elif hasattr(original, "methods"):
-            yield _Route(path, route.methods or ("GET",))
+            own = "FastAPI's own page of the app's routes" if _is_fastapis_own(original) else ""
+            yield _Route(path, route.methods or ("GET",), evidence=own)
         elif hasattr(original, "app") and not hasattr(original, "endpoint"):
             name, mounted = _routes_of(original.app, path)
             yield from mounted

@@ -40,11 +40,15 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Unreached:
-    """An endpoint that was not examined, and why."""
+    """An endpoint that was not examined, and why.
+
+    :ivar missing: the parameters of its pattern for which there is no value.
+    """
 
     name: str
     reason: str
     method: str = "GET"
+    missing: tuple[str, ...] = ()
 
 
 # Endpoints that were found, and those that cannot be requested.

@@ -17,7 +17,8 @@ from asgiref import wsgi as asgiref_wsgi
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles as StarletteFiles
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from whitenoise import WhiteNoise
@@ -27,12 +28,15 @@ from tests.support.process import open_terminal
 from tests.support.servers import ROOT
 from wsgifast.commands.doctor import Endpoint, as_text, examine
 from wsgifast.commands.doctor.endpoints import (
+    filled,
+    filled_by_prefix,
     from_openapi,
     from_paths,
     from_urls_file,
-    loaded_urls,
+    values_in,
 )
 from wsgifast.commands.doctor.model import Recording
+from wsgifast.commands.doctor.search import links_of
 
 NAMES = ("/logout", "/createUser", "/startScan", "/list", "/", "/item/<int:id>", "/item/<id>/edit")
 
@@ -63,6 +67,42 @@ def test_view_is_not_requested_by_default() -> None:
     assert "  5 not reached (may change something: --all requests it, too): GET /" in as_text(
         report
     )
+
+
+def test_fastapi_own_pages_are_requested_by_default_and_views_are_not() -> None:
+    from fastapi import FastAPI
+
+    app, calls = FastAPI(), Counter[str]()
+
+    @app.get("/createUser")
+    def create() -> str:
+        calls["create"] += 1
+        return "x"
+
+    own = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    outer = FastAPI(openapi_url=None)
+    outer.mount("/v1", app)
+    assert reached(examine(app)) == own
+    assert reached(examine(outer)) == {f"/v1{path}" for path in own}
+    assert not calls
+
+
+def test_fastapi_with_an_openapi_function_of_the_apps_is_not_requested_by_default() -> None:
+    from fastapi import FastAPI
+
+    class Counting(FastAPI):
+        def openapi(self) -> dict[str, Any]:
+            raise AssertionError("it may change something")
+
+    replaced = FastAPI()
+    replaced.openapi = Counting().openapi  # type: ignore[method-assign]
+
+    @replaced.get("/mine", name="openapi")
+    def openapi() -> str:
+        raise AssertionError("a view of the same name")
+
+    for app in (Counting(), replaced):
+        assert reached(examine(app)) == {"/docs", "/docs/oauth2-redirect", "/redoc"}
 
 
 def test_all_endpoints_requests_the_rest() -> None:
@@ -176,23 +216,25 @@ PAGE = """<!doctype html><base href="/shop/"><link rel=stylesheet href="app.css?
 <iframe src="/frame"></iframe><img src="data:image/png;base64,x"><a href="mailto:a@b">"""
 
 
-def page(body: str | bytes, kind: str = "text/html; charset=utf-8") -> Recording:
-    answer = Recording(200, [("Content-Type", kind)])
-    answer.body += body.encode() if isinstance(body, str) else body
-    return answer
-
-
-def test_what_a_browser_loads_is_split_from_other_links() -> None:
-    loaded = ["/shop/app.css?v=1", "/image.png", "/a.png", "/b.png", "/script.js"]
-    assert loaded_urls(page(PAGE), "/page", "localhost") == loaded
-    of_host = '<img src="http://shop.example:8000/a"><img src="http://localhost/b"><img src="c">'
-    assert loaded_urls(page(of_host), "/x/", "shop.example:8000") == ["/a", "/x/c"]
+def test_page_links_are_split_by_what_a_browser_loads() -> None:
+    answer = Recording(200, [("Content-Type", "text/html; charset=utf-8")])
+    answer.body += PAGE.encode()
+    links = links_of(answer, "/page", "localhost")
+    assert links.loaded == [
+        "/shop/app.css?v=1", "/image.png", "/a.png", "/b.png", "/script.js"
+    ]  # fmt: skip
+    assert links.others == ["/canonical", "/logout", "/item/7", "/frame"]
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_url_in_any_page_is_a_path_that_can_be_requested(body: bytes) -> None:
-    for before in (b"", b"<img src='", b"<![", b"<base href='//["):
-        from_paths(loaded_urls(page(before + body), "/a", "localhost"))
+def test_link_in_any_body_is_a_path_that_can_be_requested(body: bytes) -> None:
+    for kind in ("text/html", "application/json"):
+        for before in (b"", b"<a href='", b'["/', b"<![", b"<base href='//["):
+            answer = Recording(302, [("Content-Type", kind), ("Location", "http://[")])
+            answer.body += before + body
+            links = links_of(answer, "/a", "localhost")
+            for path in (*links.loaded, *links.others):
+                from_paths([path])
 
 
 def test_named_page_has_what_a_browser_loads_requested_and_no_other_link() -> None:
@@ -203,10 +245,91 @@ def test_named_page_has_what_a_browser_loads_requested_and_no_other_link() -> No
     report = examine(app, found=lambda fetch: from_paths(["/page"]))
     assert set(calls) == {"/page", "/image.png", "/shop/app.css"}
     assert {"/page", "/image.png", "/shop/app.css?v=1"} <= reached(report)
-    assert "/script.js" in {left.name for left in report.unreached}
-    elsewhere = [("Host", "shop.example")]
-    report = examine(app, found=lambda fetch: from_paths(["/page"]), headers=elsewhere)
-    assert "/script.js" not in {left.name for left in report.unreached}
+
+
+def test_all_option_fills_parameters_from_links() -> None:
+    pages = {"/": '<a href="/item/7?tab=1">', "/item/7": '<a href="/user/ann%20b/orders">'}
+    app, calls = counted_app(
+        "/", "/item/<int:id>", "/item/<int:id>/edit", "/user/<name>/orders", "/x/<y>", pages=pages
+    )
+    report = examine(app, all_endpoints=True)
+    assert set(calls) == {"/", "/item/7", "/item/7/edit", "/user/ann b/orders"}
+    assert [left.name for left in report.unreached] == ["/x/<y>"]
+    named = {seen.endpoint.name for seen in report.observations}
+    assert {"/item/<int:id>", "/user/<name>/orders"} <= named
+
+
+def test_all_option_tries_other_links_where_one_is_no_page() -> None:
+    app = flask.Flask(__name__, static_folder=None)
+    app.add_url_rule("/", "index", lambda: '<a href="/bad/page"><a href="/good/page">')
+    for rule in ("/<shop>/page", "/<shop>/about", "/<shop>/item/<id>"):
+
+        def view(shop: str, id: str = "") -> Any:
+            return '<a href="/good/item/3">' if shop == "good" else flask.abort(404)
+
+        app.add_url_rule(rule, rule, view)
+    report = examine(app, all_endpoints=True)
+    assert reached(report) == {"/", "/good/page", "/good/about", "/good/item/3"}
+    assert not report.unreached
+
+
+def test_all_option_fills_parameters_from_json_and_redirects() -> None:
+    async def index(request: Any) -> PlainTextResponse:
+        body = json.dumps({"items": [{"url": "/item/3"}, {"url": "https://else.example/item/4"}]})
+        return PlainTextResponse(body, media_type="application/json")
+
+    async def go(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("", 302, {"Location": "/user/ann"})
+
+    async def ok(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    routes = [
+        Route("/", index),
+        Route("/go", go),
+        Route("/item/{id:int}", ok),
+        Route("/user/{n}", ok),
+    ]
+    report = examine(Starlette(routes=routes), all_endpoints=True)
+    assert reached(report) == {"/", "/item/3", "/user/ann"}
+
+
+def test_all_option_follows_links_of_an_app_without_routes() -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        path = environ["PATH_INFO"]
+        start_response("200 OK", [("Content-Type", "text/html"), ("Content-Length", "20")])
+        return [(b'<a href="/b"></a>' if path == "/" else b"").ljust(20)]
+
+    assert reached(examine(app, all_endpoints=True)) == {"/", "/b"}
+
+
+def test_page_of_another_host_name_has_its_own_links() -> None:
+    async def page(request: Any) -> HTMLResponse:
+        return HTMLResponse(f'<a href="{request.url_for("ok")}"><a href="http://localhost/no">')
+
+    async def ok(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    app = Starlette(routes=[Route("/", page), Route("/ok/{a}", ok), Route("/k", ok, name="ok")])
+    report = examine(app, all_endpoints=True, headers=[("Host", "shop.example:8000")])
+    assert reached(report) == {"/", "/k"}
+
+
+texts = st.text(st.characters(categories=["L", "N", "P", "Zs"]), min_size=1, max_size=12)
+
+
+@given(texts, st.sampled_from(["/a/<{}>", "/a/{{{}}}/b", "/é/<int:{}>.txt", "/x/{{{}:path}}"]))
+def test_filled_pattern_gives_its_values_back(value: str, form: str) -> None:
+    pattern = form.format("name")
+    if "path" not in pattern:
+        value = value.replace("/", "")
+    if value:
+        url = filled(pattern, {"name": value})
+        assert isinstance(url, str)
+        values = values_in(pattern, url)
+        assert values is not None
+        assert list(values.values()) == [value]
+        assert filled_by_prefix(pattern, values) == url
 
 
 ITEMS = {"type": "array", "items": {"$ref": "#/components/schemas/Item"}}
@@ -319,6 +442,6 @@ def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
     )
     assert ran.returncode == 2
     assert "1 not reached (may change something: --all requests it, too): GET /logout" in ran.stdout
-    assert "nothing was reached: may change something: --all requests it, too" in ran.stderr
+    assert "nothing was reached: --all requests what may change something" in ran.stderr
     assert "requested: []" in ran.stderr
     assert subprocess.run([*command, "--all"], cwd=ROOT, capture_output=True).returncode == 0

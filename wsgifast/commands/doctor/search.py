@@ -1,0 +1,281 @@
+"""Which endpoints are requested: those that are safe by evidence, and the rest if that is allowed.
+
+A GET should change nothing (RFC 9110 9.2.1), and in many apps it does: the method, the name of a
+view and its path say nothing reliable. So an endpoint is requested without asking only if something
+else says that it is safe, see :attr:`.model.Endpoint.evidence`: the user has named it, it is a file
+of a folder that the app serves, a browser loads it with a page that the user has named, or an
+OpenAPI document calls it read-only.
+
+The links in an answer are what a browser loads with a page, and what else the page leads to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+from .endpoints import NAMED, encoded, filled_by_prefix, values_in
+from .model import Endpoint, Found, Recording, Unreached
+
+# Whether the rest may be requested: called with the endpoints that are safe, and the rest.
+Allow = Callable[[Sequence[Endpoint], Sequence[Endpoint]], bool]
+
+_SAFE_METHODS = ("GET", "HEAD")
+# Endpoints that no list of routes has: those that answers link to, and what a browser loads with
+# pages.
+_MOST_LINKED, _MOST_LOADED = 200, 30
+# How many URLs of a pattern are tried before one of them is a page.
+_MOST_TRIES = 3
+
+
+class Search:
+    """An iterator of the endpoints to request; what their answers link to is added to it."""
+
+    def __init__(
+        self, found: Found, host: str, *, unsafe: bool, allow: Allow, follows: bool
+    ) -> None:
+        """Find out what may be requested.
+
+        :param host: the app's own, in its URLs.
+        :param unsafe: request the rest without asking, and other methods than GET and HEAD, too.
+        :param follows: whether what a browser loads with a page that the user has named is added.
+        """
+        self._host = host
+        self._follows = follows
+        endpoints = list({(e.method, e.url): e for e in reversed(found[0])}.values())[::-1]
+        names = {(each.method, each.name) for each in endpoints}
+        self._left = [left for left in found[1] if (left.method, left.name) not in names]
+        readable = [each for each in endpoints if each.method in _SAFE_METHODS]
+        safe = [each for each in readable if each.evidence]
+        rest = [each for each in (endpoints if unsafe else readable) if each not in safe]
+        has_patterns = any(left.missing for left in self._left)
+        self._is_allowed = bool(rest or has_patterns) and (unsafe or allow(safe, rest))
+        if not self._is_allowed:
+            reason = "may change something: --all requests it, too"
+            self._left += [_left(each, reason) for each in rest]
+            rest = []
+        reason = "its method changes something: --unsafe requests it, too"
+        self._left += [_left(e, reason) for e in endpoints if e not in readable and not unsafe]
+        self._waiting = deque([*safe, *rest])
+        self._known = {(each.method, unquote(each.url)) for each in endpoints}
+        # Patterns of GET without values, the most specific one first: with the fewest parameters,
+        # and of these the longest.
+        patterns = (e for e in self._left if e.missing and e.method == "GET")
+        order = sorted(patterns, key=lambda each: (len(each.missing), -len(each.name)))
+        self._patterns = list(dict.fromkeys(each.name for each in order))
+        # Those of which a URL is known; other links to them; and how often one was tried.
+        self._filled = {each.name for each in endpoints if each.name != each.url}
+        self._links: dict[str, list[str]] = {}
+        self._tries: Counter[str] = Counter()
+        self._values: dict[str, str] = {}
+        self._linked = self._loaded = 0
+        self.done = 0
+
+    @property
+    def unreached(self) -> list[Unreached]:
+        """What is not requested, and why."""
+        return [e for e in self._left if e.method != "GET" or not self._tries[e.name]]
+
+    @property
+    def total(self) -> int:
+        """How many endpoints are known to be requested."""
+        return self.done + len(self._waiting)
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        while self._waiting:
+            yield self._waiting.popleft()
+            self.done += 1
+
+    def learn(self, endpoint: Endpoint, answer: Recording) -> None:
+        """Add what an answer links to: endpoints, and values of parameters."""
+        path = endpoint.url.partition("?")[0]
+        values = values_in(endpoint.name, path)
+        if values and answer.status == 200:
+            self._values |= values
+        elif values:
+            self._try_another(endpoint.name)
+        is_shown = self._follows and endpoint.evidence == NAMED and answer.status == 200
+        if not (is_shown or self._is_allowed):
+            return
+        links = links_of(answer, endpoint.url, self._host)
+        for url in links.loaded if is_shown else ():
+            self._add(url, f"a browser loads it with {endpoint.url}")
+        for url in (*links.loaded, *links.others) if self._is_allowed else ():
+            self._add(url, "")
+        for pattern in self._patterns if self._is_allowed else ():
+            filled = filled_by_prefix(pattern, self._values)
+            if pattern not in self._filled and filled is not None:
+                self._request(filled, pattern)
+
+    def _try_another(self, pattern: str) -> None:
+        """Another link may have a value for which there is a page."""
+        self._filled.discard(pattern)
+        links = self._links.get(pattern)
+        if links and self._tries[pattern] < _MOST_TRIES:
+            self._request(links.pop(0), pattern)
+
+    def _add(self, url: str, evidence: str) -> None:
+        path = url.partition("?")[0]
+        if {("GET", unquote(url)), ("GET", unquote(path))} & self._known:
+            return
+        for pattern in self._patterns:
+            if values_in(pattern, path) is not None:
+                if pattern not in self._filled:
+                    self._request(url, pattern, evidence)
+                elif self._is_allowed:
+                    self._links.setdefault(pattern, []).append(url)
+                return
+        if evidence:
+            self._loaded += 1
+            is_one_more = self._loaded <= _MOST_LOADED
+        else:
+            self._linked += 1
+            is_one_more = self._linked <= _MOST_LINKED
+        if is_one_more and all(values_in(each, path) is None for each in self._filled):
+            self._request(url, path, evidence)
+
+    def _request(self, url: str, name: str, evidence: str = "") -> None:
+        """:param name: the pattern, or the path if it has none."""
+        if ("GET", unquote(url)) not in self._known:
+            self._known.add(("GET", unquote(url)))
+            self._waiting.append(Endpoint(url, name, "link", evidence=evidence))
+            if name in self._patterns:
+                self._filled.add(name)
+                self._tries[name] += 1
+
+
+def _left(endpoint: Endpoint, reason: str) -> Unreached:
+    return Unreached(endpoint.name, reason, endpoint.method)
+
+
+# Of a page; a list of a thousand items has the same endpoint a thousand times.
+_MOST_LINKS = 1000
+_MOST_BYTES = 4 * 1024 * 1024
+# What a browser loads without being asked as soon as it shows a page (HTML, 4.6.7 and 4.8).
+_LOADED_LINKS = frozenset(
+    {"stylesheet", "icon", "apple-touch-icon", "mask-icon", "manifest", "modulepreload", "preload"}
+)
+_LOADED = {
+    "img": ("src",),
+    "script": ("src",),
+    "source": ("src",),
+    "video": ("src", "poster"),
+    "audio": ("src",),
+    "track": ("src",),
+}
+_LED_TO = {"a": "href", "area": "href", "iframe": "src", "frame": "src", "link": "href"}
+
+
+@dataclass
+class Links:
+    """Paths of an answer's own host, each once, in their order.
+
+    :ivar loaded: by a browser that shows the page: images, scripts, style sheets, icons, media.
+        Whoever opens the page requests these, and the app knows.
+    :ivar others: what a visitor may choose, such as a link to /logout.
+    """
+
+    loaded: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+def links_of(answer: Recording, url: str, host: str) -> Links:
+    """The links of an answer: a page's, those in JSON, and a redirect's.
+
+    :param url: path and query that were requested.
+    :param host: the app's own; URLs with another one are left out.
+    """
+    links = Links()
+    base = f"http://{host}{url}"
+    found: list[tuple[str, list[str]]] = []
+    kind = (answer.header("Content-Type") or "").partition(";")[0].strip().lower()
+    if answer.header("Content-Encoding") is None:
+        text = bytes(answer.body[:_MOST_BYTES]).decode(errors="replace")
+        if kind in ("text/html", "application/xhtml+xml"):
+            parser = _Page(links)
+            with contextlib.suppress(AssertionError):  # of html.parser, at some broken markup
+                parser.feed(text)
+            with contextlib.suppress(ValueError):
+                base = urljoin(base, parser.base)
+            found = parser.found
+        elif kind == "application/json" or kind.endswith("+json"):
+            found = [(each, links.others) for each in _strings(text)]
+    location = answer.header("Location")
+    if location is not None:
+        found.append((location, links.others))
+    seen: set[str] = set()
+    for link, group in found[:_MOST_LINKS]:
+        path = _own_path(link, base, host)
+        if path is not None and path not in seen:
+            seen.add(path)
+            group.append(path)
+    return links
+
+
+def _own_path(link: str, base: str, own: str) -> str | None:
+    """The path and query of a link to the app's own host; None for others."""
+    try:
+        parts = urlsplit(urljoin(base, link.strip()))
+        host = parts.netloc.rpartition("@")[2].lower()
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or host != own.lower():
+        return None
+    return encoded((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+
+
+class _Page(HTMLParser):
+    """Collects the links of a page, each with the list to which it belongs."""
+
+    def __init__(self, links: Links) -> None:
+        super().__init__()
+        self.base = ""
+        self.found: list[tuple[str, list[str]]] = []
+        self._links = links
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value}
+        if tag == "base" and not self.base:
+            self.base = given.get("href", "")
+        loaded = _LOADED.get(tag, ())
+        if tag == "link" and _LOADED_LINKS & set(given.get("rel", "").lower().split()):
+            loaded = ("href",)
+        elif tag == "input" and given.get("type", "").lower() == "image":
+            loaded = ("src",)
+        if loaded:
+            urls = [given[name] for name in loaded if name in given]
+            if tag in ("img", "source"):
+                urls += _sources(given.get("srcset", ""))
+            self.found += [(url, self._links.loaded) for url in urls]
+        elif tag in _LED_TO and _LED_TO[tag] in given:
+            self.found.append((given[_LED_TO[tag]], self._links.others))
+
+
+def _sources(srcset: str) -> Iterator[str]:
+    """The URLs of `srcset`: candidates end with a comma, and may have a width or a density."""
+    for candidate in re.split(r",\s+|\s+[0-9.]+[wx]\s*,", srcset):
+        if candidate.strip():
+            yield candidate.split()[0]
+
+
+def _strings(text: str) -> Iterator[str]:
+    """The strings in JSON that may be URLs."""
+    try:
+        waiting: list[Any] = [json.loads(text)]
+    except (ValueError, RecursionError):
+        return
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str) and re.match(r"/(?!/)|https?://", value):
+            yield value
