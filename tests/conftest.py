@@ -191,8 +191,8 @@ def _packages_for_debians_python() -> str:
 
 
 @contextlib.contextmanager
-def wsgi_server(name: str, app: str, *, forked: bool = True) -> Iterator[LiveServer]:
+def wsgi_server(name: str, app: str, **options: Any) -> Iterator[LiveServer]:
     """Run an app ("module:name") on one of WSGI_SERVERS; see :func:`live_server`."""
     port = free_port()
-    with live_server(WSGI_SERVERS[name](port, app), ("127.0.0.1", port), forked=forked) as server:
+    with live_server(WSGI_SERVERS[name](port, app), ("127.0.0.1", port), **options) as server:
         yield server

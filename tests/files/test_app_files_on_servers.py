@@ -7,16 +7,15 @@ import email.policy
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import WSGI_SERVERS
+from tests.conftest import WSGI_SERVERS, wsgi_server
 from tests.files.conftest import CONTENT
 from tests.support import files
 from tests.support.file_frameworks import FRAMEWORKS
 from tests.support.http import Connection, Response
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.servers import LiveServer, wait_for
 
 SIZE = len(CONTENT)
 # Servers that are asked to log a file that shrinks.
@@ -33,14 +32,9 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module", params=WSGI_SERVERS)
 def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
     """A live server with one file behind the wrapped app, and behind every framework."""
-    with running(request.param, "tests.support.file_frameworks:app", root) as started:
+    env = {"FILES_ROOT": str(root)}
+    with wsgi_server(request.param, "tests.support.file_frameworks:app", env=env) as started:
         yield started
-
-
-def running(name: str, app: str, root: Path) -> Any:
-    port = free_port()
-    argv = WSGI_SERVERS[name](port, app)
-    return live_server(argv, ("127.0.0.1", port), env={"FILES_ROOT": str(root)})
 
 
 def parts(response: Response) -> list[tuple[str, bytes]]:
@@ -238,8 +232,8 @@ def test_file_that_shrinks_is_never_padded(
     name: str, header: tuple[str, str], tmp_path: Path
 ) -> None:
     Path(tmp_path, "file").write_bytes(CONTENT)
-    app = "tests.support.files:shrinking_app"
-    with running(name, app, tmp_path) as server, Connection(server.address) as client:
+    app, env = "tests.support.files:shrinking_app", {"FILES_ROOT": str(tmp_path)}
+    with wsgi_server(name, app, env=env) as server, Connection(server.address) as client:
         client.send_request("/file", headers=[header])
         head = client.read_head()
         assert head.status in (200, 206)

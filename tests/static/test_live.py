@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import WSGI_SERVERS
+from tests.conftest import wsgi_server
 from tests.support.http import Connection
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.servers import LiveServer, wait_for
 
 SMALL = b"let answer = 42;\n" * 60
 LARGE = bytes(range(256)) * 16_384  # 4 MiB: more than the buffers between server and client hold
@@ -37,9 +37,8 @@ SERVERS = [
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
-    port = free_port()
-    command = WSGI_SERVERS[request.param](port, "tests.support.static_app:app")
-    with live_server(command, ("127.0.0.1", port), env={"STATIC_ROOT": str(root)}) as running:
+    env = {"STATIC_ROOT": str(root)}
+    with wsgi_server(request.param, "tests.support.static_app:app", env=env) as running:
         yield running
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import asgifast
 import pytest
 
-from tests.static.calls import app_behind
+from tests.static.calls import app_behind, call
 from wsgifast import ConfigurationError, StaticFiles
-from wsgifast.files.rules import HeaderRules
 
 
 @pytest.mark.parametrize(
@@ -90,21 +89,17 @@ def test_wrong_argument_names_the_class(
     assert way_out in str(caught.value)
 
 
-def test_types_do_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_do_not_depend_on_the_machine(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host's own mime.types must not change what is sent."""
     import mimetypes
 
     monkeypatch.setattr(mimetypes, "types_map", {".js": "x/wrong"})
-    mimetypes.add_type("x/wrong", ".jpg")
+    for extension in (".jpg", ".pdf"):
+        mimetypes.add_type("x/wrong", extension)
+        (site / f"a{extension}").touch()
     try:
-        rules = HeaderRules(
-            max_age=None,
-            immutable=None,
-            mimetypes=None,
-            charset=None,
-            add_headers=None,
-            allow_all_origins=False,
-        )
-        assert rules.content_type("/x/a.jpg") == "image/jpeg"
+        app = StaticFiles(directory=site)
+        assert call(app, "/a.jpg").headers["content-type"] == "image/jpeg"
+        assert call(app, "/a.pdf").headers["content-type"] == "application/pdf"
     finally:
         mimetypes.init()

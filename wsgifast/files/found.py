@@ -7,6 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from ..compression.codings import preferred_coding
@@ -134,50 +135,40 @@ class Source(NamedTuple):
         )
 
 
+@dataclass(eq=False)
 class Found(Kept):
     """A file and its encoded siblings, as found for one URL path.
 
     :ivar cost: 0 for what must not be cached.
     :ivar original: the file itself, without a content coding.
+    :ivar encoded: the siblings by coding in lower case, the preferred one first.
+    :param url: the key in the cache.
+    :param settled: whether any later change would be seen.
+    :ivar recheck_s: seconds for which the file is taken to be unchanged after a check.
+    :ivar made_codings: those that the file may be compressed in.
+    :ivar has_deltas: whether it may be sent as a delta to an earlier release.
+    :ivar beside: paths whose change may bring other siblings: the directory, and siblings that are
+        not sent, such as outdated ones.
+    :ivar absent: paths that take precedence should a file appear there.
     """
 
-    def __init__(
-        self,
-        original: Source,
-        encoded: Mapping[str, Source],
-        *,
-        made_codings: tuple[str, ...] = (),
-        has_deltas: bool = False,
-        beside: Sequence[tuple[str, Identity]] = (),
-        absent: Sequence[str] = (),
-        url: str,
-        settled: bool,
-        recheck_s: float,
-    ) -> None:
-        """
-        :param encoded: the siblings by coding in lower case, the preferred one first.
-        :param made_codings: those that the file may be compressed in.
-        :param has_deltas: whether it may be sent as a delta to an earlier release.
-        :param beside: paths whose change may bring other siblings: the directory, and siblings that
-            are not sent, such as outdated ones.
-        :param absent: paths that take precedence should a file appear there.
-        :param url: the key in the cache.
-        :param settled: whether any later change would be seen.
-        :param recheck_s: seconds for which the file is taken to be unchanged after a check.
-        """
+    original: Source
+    encoded: Mapping[str, Source]
+    url: InitVar[str]
+    settled: InitVar[bool]
+    recheck_s: float
+    made_codings: tuple[str, ...] = ()
+    has_deltas: bool = False
+    beside: Sequence[tuple[str, Identity]] = ()
+    absent: Sequence[str] = ()
+
+    def __post_init__(self, url: str, settled: bool) -> None:
         super().__init__(0)
-        self.original = original
-        self._has_deltas = has_deltas
-        self._encoded = encoded
-        self._codings = tuple(encoded)
-        self._made_codings = made_codings
-        self._beside = beside
-        self._absent = absent
-        self._recheck_s = recheck_s
+        self._codings = tuple(self.encoded)
         # time.monotonic() until which no check is needed.
-        self._good_until = time.monotonic() + recheck_s
+        self._good_until = time.monotonic() + self.recheck_s
         if settled:
-            paths = [url, *absent, *(path for path, _ in beside)]
+            paths = [url, *self.absent, *(path for path, _ in self.beside)]
             self.cost = sum(4 * len(path) for path in paths)
             self.cost += sum(source.cost() for source in self.sources())
 
@@ -186,24 +177,24 @@ class Found(Kept):
         if accept_encoding is None or not self._codings:
             return self.original
         coding = preferred_coding(accept_encoding, self._codings)
-        return self.original if coding is None else self._encoded[coding]
+        return self.original if coding is None else self.encoded[coding]
 
     def made_coding(self, source: Source, accept_encoding: str | None) -> str | None:
         """Return the coding to compress what was selected in; None to send it as it is."""
-        if source is not self.original or accept_encoding is None or not self._made_codings:
+        if source is not self.original or accept_encoding is None or not self.made_codings:
             return None
-        return preferred_coding(accept_encoding, self._made_codings)
+        return preferred_coding(accept_encoding, self.made_codings)
 
     def wanted_dictionary(self, facts: RequestFacts) -> bytes | None:
         """Return the digest of the dictionary to send the file with; None to use none."""
         client = facts.dictionary
-        if client is None or not self._has_deltas or not prefers_delta(facts.accept_encoding):
+        if client is None or not self.has_deltas or not prefers_delta(facts.accept_encoding):
             return None
         allowed = header_value(self.original.representation.headers, "access-control-allow-origin")
         return client.digest if client.may_be_used(allowed) else None
 
     def sources(self) -> list[Source]:
-        return [self.original, *self._encoded.values()]
+        return [self.original, *self.encoded.values()]
 
     def unchanged(self, accept_encoding: str | None) -> Source | None:
         """Return what to send; None if anything has changed on disk.
@@ -217,11 +208,11 @@ class Found(Kept):
         if negotiates and self._codings:
             source = self.select(accept_encoding)
         looked_at: Sequence[Source] = (original,) if source is original else (original, source)
-        if self._recheck_s:
+        if self.recheck_s:
             now = time.monotonic()
             if now < self._good_until:
                 return source
-            self._good_until = now + self._recheck_s
+            self._good_until = now + self.recheck_s
             # Whatever this client asks for, others are answered without a check until then.
             looked_at, negotiates = self.sources(), True
         try:
@@ -229,12 +220,12 @@ class Found(Kept):
                 if identity_of(os.stat(each.path)) != each.identity:
                     return None
             if negotiates:
-                for path, identity in self._beside:
+                for path, identity in self.beside:
                     if identity_of(os.stat(path)) != identity:
                         return None
         except OSError:
             return None
-        if self._absent and any(map(os.path.lexists, self._absent)):
+        if self.absent and any(map(os.path.lexists, self.absent)):
             return None
         return source
 

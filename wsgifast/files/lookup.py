@@ -200,7 +200,7 @@ class Lookup:
         if not has_its_size(*file.opened(file.path)):
             # It may have other bytes at each read, and the file system does not report that.
             now = self._describe_one(file, None, headers, None, _read_unsized(file))
-            return Found(now, {}, url=url, settled=False, recheck_s=self.recheck_s)
+            return Found(now, {}, url, settled=False, recheck_s=self.recheck_s)
         folder = posixpath.dirname(file.path)
         # Before the siblings: one that appears meanwhile changes the directory's identity.
         beside = {folder: stat_or_none(folder)}

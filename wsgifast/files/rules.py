@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from mimetypes import MimeTypes
 from wsgiref.headers import Headers
 
@@ -88,42 +89,36 @@ _TYPE = re.compile(r"[!#$&^_.+\w-]+/[!#$&^_.+\w-]+(?:[ \t]*;.*)?", re.ASCII)
 _CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
 
 
+@dataclass(kw_only=True)
 class HeaderRules:
     """See :class:`wsgifast.files.site.StaticFilesBase` for the options.
 
+    :ivar dictionaries: what is worth a delta; None to make none.
     :raises ConfigurationError: if one has a value that cannot work.
     """
 
-    def __init__(
-        self,
-        *,
-        max_age: int | None,
-        immutable: ImmutableTest | str | re.Pattern[str] | None,
-        mimetypes: Mapping[str, str] | None,
-        charset: str | None,
-        add_headers: AddHeaders | None,
-        allow_all_origins: bool,
-        dictionaries: Compression | None = None,
-    ) -> None:
-        if max_age is not None and not is_count(max_age):
-            raise ConfigurationError(f"max_age={max_age!r}: whole seconds from 0 on, or None")
-        if add_headers is not None and not callable(add_headers):
+    max_age: int | None
+    immutable: ImmutableTest | str | re.Pattern[str] | None
+    mimetypes: Mapping[str, str] | None
+    charset: str | None
+    add_headers: AddHeaders | None
+    allow_all_origins: bool
+    dictionaries: Compression | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_age is not None and not is_count(self.max_age):
+            raise ConfigurationError(f"max_age={self.max_age!r}: whole seconds from 0 on, or None")
+        if self.add_headers is not None and not callable(self.add_headers):
             raise ConfigurationError(
-                f"add_headers={add_headers!r}: a function of (headers, path, url), or None"
+                f"add_headers={self.add_headers!r}: a function of (headers, path, url), or None"
             )
-        if charset is not None and not _matches(_CHARSET, charset):
-            raise ConfigurationError(f"charset={charset!r}: a name such as 'utf-8', or None")
-        self._cache_control = None if max_age is None else f"max-age={max_age}, public"
-        self._is_immutable = _immutable_test(immutable)
-        if self._is_immutable is None and dictionaries is not None:
+        if self.charset is not None and not _matches(_CHARSET, self.charset):
+            raise ConfigurationError(f"charset={self.charset!r}: a name such as 'utf-8', or None")
+        self._is_immutable = _immutable_test(self.immutable)
+        if self._is_immutable is None and self.dictionaries is not None:
             self._is_immutable = lambda path, url: is_surely_hashed(url.rpartition("/")[2])
-        # What is worth a delta; None to make none.
-        self._dictionaries = dictionaries
-        self._types = _checked_types(mimetypes)
+        self._types = _checked_types(self.mimetypes)
         self._python_types = MimeTypes()
-        self._charset = charset
-        self._add_headers = add_headers
-        self._allow_all_origins = allow_all_origins
 
     def headers(self, path: str, url: str, mount: str = "") -> list[Header]:
         """Return the headers of a file that depend on its name only.
@@ -137,19 +132,19 @@ class HeaderRules:
             own.append(("Content-Encoding", "gzip"))
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
-            dictionaries = None if is_coded else self._dictionaries
+            dictionaries = None if is_coded else self.dictionaries
             if dictionaries is not None and dictionaries.shrinks[content_type]:
                 # Only of these: a client uses a dictionary as long as it is fresh.
                 offer = use_as_dictionary(mount.rstrip("/") + url)
                 own += [] if offer is None else [("Use-As-Dictionary", offer)]
-        elif self._cache_control is not None:
-            own.append(("Cache-Control", self._cache_control))
-        if self._allow_all_origins:
+        elif self.max_age is not None:
+            own.append(("Cache-Control", f"max-age={self.max_age}, public"))
+        if self.allow_all_origins:
             own += ("Access-Control-Allow-Origin", "*"), _EXPOSED
-        if self._add_headers is not None:
+        if self.add_headers is not None:
             changed = Headers(own)
-            self._add_headers(changed, path, url)
-            if "Access-Control-Allow-Origin" in changed and not self._allow_all_origins:
+            self.add_headers(changed, path, url)
+            if "Access-Control-Allow-Origin" in changed and not self.allow_all_origins:
                 changed.setdefault(*_EXPOSED)
             own = changed.items()
         return own
@@ -161,8 +156,8 @@ class HeaderRules:
         if found is None:
             guessed, encoding = self._python_types.guess_type(f"x{extension}")
             found = _ENCODED_TYPES.get(encoding or "", guessed or _UNKNOWN_TYPE)
-        if self._charset is not None and found.startswith("text/") and ";" not in found:
-            return f"{found}; charset={self._charset}"
+        if self.charset is not None and found.startswith("text/") and ";" not in found:
+            return f"{found}; charset={self.charset}"
         return found
 
 
