@@ -1,4 +1,4 @@
-"""The dev servers, in a thread of the test's own process, with their logs kept."""
+"""The dev servers, in a thread of the test's own process, with their logs kept; apps for them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import io
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from werkzeug import serving
 
 from tests.support.http import Connection
@@ -22,11 +23,14 @@ from wsgifast.devservers import (
 )
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 THREADED = ("wsgiref", "werkzeug")
 SINGLE = ("wsgiref-single", "werkzeug-single")
 KINDS = (*THREADED, *SINGLE)
+TEXT = [("Content-Type", "text/plain")]
+each_threaded = pytest.mark.parametrize("kind", THREADED)
+each_single = pytest.mark.parametrize("kind", SINGLE)
 
 
 @dataclass
@@ -102,3 +106,38 @@ class _Lines(io.TextIOBase):
     def write(self, text: str) -> int:
         self._lines.append(text)
         return len(text)
+
+
+def answering(
+    body: Callable[[WSGIEnvironment], Any],
+    status: str = "200 OK",
+    headers: list[tuple[str, str]] = TEXT,
+) -> WSGIApplication:
+    """An app that returns what `body` makes of the environ."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        made = body(environ)
+        start_response(status, list(headers))
+        return made
+
+    return app
+
+
+def path_of(environ: WSGIEnvironment) -> list[bytes]:
+    return [environ["PATH_INFO"].encode("latin-1")]
+
+
+def assert_alive(connection: Connection) -> None:
+    """The connection answers a request of its own, not a leftover."""
+    response = connection.request("/still-here")
+    assert (response.status, response.body) == (200, b"/still-here"), str(response)
+
+
+def router(**apps: WSGIApplication) -> WSGIApplication:
+    """Apps by their path; everything else gets its path back."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        chosen = apps.get(environ["PATH_INFO"][1:], answering(path_of))
+        return chosen(environ, start_response)
+
+    return app

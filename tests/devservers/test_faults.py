@@ -16,8 +16,7 @@ from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from wsgifast.bodies import response_writer
 
-from .apps import answering, each_threaded, path_of, router
-from .serving import Served, serve, talking
+from .serving import Served, answering, each_threaded, path_of, router, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

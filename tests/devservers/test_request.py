@@ -17,8 +17,7 @@ from wsgifast.devservers.request import CheckedLines, RequestBody, check_head
 from wsgifast.errors import ClientGone, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 
-from .apps import TEXT, answering, assert_alive, path_of, router
-from .serving import serve, talking
+from .serving import TEXT, answering, assert_alive, path_of, router, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment

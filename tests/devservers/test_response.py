@@ -16,8 +16,7 @@ from wsgifast.devservers.response import Outlet
 from wsgifast.errors import BodyTooShort
 from wsgifast.sockets.sending import FileSegment
 
-from .apps import answering, assert_alive, router
-from .serving import serve, talking
+from .serving import answering, assert_alive, router, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

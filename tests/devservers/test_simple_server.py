@@ -14,8 +14,7 @@ from tests.support.http import Connection, get
 from tests.support.servers import free_port, live_server, wait_for
 from wsgifast.devservers import ThreadingWSGIServer, WSGIRequestHandler, WSGIServer, make_server
 
-from .apps import answering, path_of
-from .serving import serve, talking
+from .serving import answering, path_of, serve, talking
 
 if TYPE_CHECKING:
     pass

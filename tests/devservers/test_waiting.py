@@ -13,8 +13,16 @@ from tests.support.http import Connection
 from tests.support.servers import PATIENCE_S, wait_for
 from wsgifast.devservers import connection
 
-from .apps import answering, assert_alive, each_single, each_threaded, path_of
-from .serving import Served, serve, talking
+from .serving import (
+    Served,
+    answering,
+    assert_alive,
+    each_single,
+    each_threaded,
+    path_of,
+    serve,
+    talking,
+)
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment

@@ -18,8 +18,7 @@ from tests.support.http import Connection, get
 from tests.support.servers import free_port, live_server, wait_for
 from tests.support.tls import client_context, server_context
 
-from .apps import answering, path_of
-from .serving import serve, talking
+from .serving import answering, path_of, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

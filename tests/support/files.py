@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import time
@@ -111,15 +112,10 @@ def front_served_app(environ: WSGIEnvironment, start_response: StartResponse) ->
     return _front_served()(environ, start_response)
 
 
+@functools.cache
 def _front_served() -> WSGIFast:
-    global _wrapped
-    if _wrapped is None:
-        locations = {f"{ROOT}/shared": "/internal/", f"{ROOT}/shared/inner": "/inner"}
-        _wrapped = WSGIFast(raw, accel_redirect=locations)
-    return _wrapped
-
-
-_wrapped: WSGIFast | None = None
+    locations = {f"{ROOT}/shared": "/internal/", f"{ROOT}/shared/inner": "/inner"}
+    return WSGIFast(raw, accel_redirect=locations)
 
 
 def write_settled(path: Path, content: bytes) -> Path:

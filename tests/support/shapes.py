@@ -6,6 +6,7 @@ The behaviour suite serves `app` (wrapped) on every server; `raw` is the same wi
 from __future__ import annotations
 
 import array
+import functools
 import gzip
 import io
 import os
@@ -55,18 +56,18 @@ class Shape:
 
 def file_path() -> str:
     """A file with FILE_BYTES; made once in each process and removed with it."""
-    global _folder
-    if _folder is None:
-        _folder = tempfile.TemporaryDirectory(prefix="wsgifast-shapes-")
-        Path(_folder.name, "file.bin").write_bytes(FILE_BYTES)
-        Path(_folder.name, "empty").write_bytes(b"")
-        with gzip.open(Path(_folder.name, "file.gz"), "wb", 1) as stream:
-            stream.write(FILE_BYTES)
-        Path(_folder.name, "text").write_text(TEXT, encoding="utf-16")
-    return os.path.join(_folder.name, "file.bin")
+    return os.path.join(_folder().name, "file.bin")
 
 
-_folder: tempfile.TemporaryDirectory[str] | None = None
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="wsgifast-shapes-")
+    Path(folder.name, "file.bin").write_bytes(FILE_BYTES)
+    Path(folder.name, "empty").write_bytes(b"")
+    with gzip.open(Path(folder.name, "file.gz"), "wb", 1) as stream:
+        stream.write(FILE_BYTES)
+    Path(folder.name, "text").write_text(TEXT, encoding="utf-16")
+    return folder
 
 
 def sibling(name: str) -> str:
