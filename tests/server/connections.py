@@ -85,7 +85,7 @@ def end_client(bench: Bench, client: Client, how: str) -> bytes:
     elif how == "cut off":
         client.near.cut_off()
     elif how == "closed":
-        bench.server.registry.claim(client.near.fd)
+        bench.server.registry.waiting.pop(client.near.fd, None)
         client.near.close()
     else:
         wait_for(all_is_read, "all is read")

@@ -46,8 +46,8 @@ class Peer(http2.Client):
         self.bench = bench
         self.socket: SocketClient = bench.connect()
         near = self.socket.near
-        bench.server.registry.claim(near.fd)
-        near._speak_http2(None)
+        bench.server.registry.waiting.pop(near.fd, None)
+        near._speak_http2()
         # Another object has its socket now.
         (self.socket.near,) = (c for c in bench.server.connections if c.fd == near.fd)
         self.begin()
@@ -141,7 +141,7 @@ class Peer(http2.Client):
         elif how == "cut off":
             self.near.cut_off()
         elif how == "closed":
-            self.bench.server.registry.claim(self.near.fd)
+            self.bench.server.registry.waiting.pop(self.near.fd, None)
             self.near.close()
         elif how == "goaway":
             self.state.close_connection(error_code=2)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.workers.serving import POLLERS
 from wsgifast.server.monitor import TICK_S
-from wsgifast.server.poller import READ, EpollPoller, Event, Poller, SelectorsPoller
+from wsgifast.server.poller import READ, EpollPoller, Event, Poller, PollPoller
 from wsgifast.server.pool import Close, Pool, Task
 
 # Waiting that only a broken pool would sit out.
@@ -26,8 +26,8 @@ App = Callable[[], object]
 
 
 def poller_of(kind: str) -> Poller:
-    """:param kind: "epoll" or "selectors"."""
-    kinds: dict[str, type[Poller]] = {"epoll": EpollPoller, "selectors": SelectorsPoller}
+    """:param kind: "epoll" or "poll"."""
+    kinds: dict[str, type[Poller]] = {"epoll": EpollPoller, "poll": PollPoller}
     return kinds[kind]()
 
 

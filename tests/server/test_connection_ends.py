@@ -135,14 +135,14 @@ def test_internal_error_ends_one_connection_only(
 def test_closing_gives_everything_back_once(bench: Bench) -> None:
     client = bench.begin()
     near, server = client.near, bench.server
-    forget = server.registry.forget
+    claim = server.registry.claim
     order: list[int] = []
 
     def look(connection: Any) -> None:
         order.append(connection.sock.fileno())
-        forget(connection)
+        claim(connection)
 
-    server.registry.forget = look
+    server.registry.claim = look
     near.close()
     # Before the number may belong to another one.
     assert order == [near.fd]

@@ -48,8 +48,6 @@ class Waits:
 class Armed:
     """A poller that does nothing; `meanwhile` happens in the middle of arming."""
 
-    must_forget = False
-
     def __init__(self) -> None:
         self.events: list[tuple[str, int, int]] = []
         self.meanwhile: Callable[[], object] = lambda: None
@@ -61,9 +59,6 @@ class Armed:
     def arm(self, fd: int, events: int) -> None:
         self.meanwhile()
         self.events.append(("arm", fd, events))
-
-    def forget(self, fd: int) -> None:
-        self.events.append(("forget", fd, 0))
 
 
 def make_registry(poller: Any) -> Any:
@@ -87,11 +82,11 @@ def wait(registry: Any, *connections: Waits) -> None:
 
 def test_event_claims_a_waiting_connection_once(registry: Any, poller: Armed) -> None:
     connection = Waits(fd=7)
-    assert registry.claim(7) is None
+    assert registry.waiting.pop(7, None) is None
     wait(registry, connection)
-    assert registry.claim(8) is None
-    assert registry.claim(7) is connection
-    assert registry.claim(7) is None
+    assert registry.waiting.pop(8, None) is None
+    assert registry.waiting.pop(7, None) is connection
+    assert registry.waiting.pop(7, None) is None
     wait(registry, connection)
     assert poller.events == [("add", 7, READ), ("arm", 7, READ)]
 
@@ -107,7 +102,7 @@ def test_sweep_takes_what_is_overdue_or_retrying_alone(registry: Any) -> None:
 def test_sweep_leaves_a_connection_with_an_event_to_it(registry: Any) -> None:
     first, second = Waits(fd=7, overdue=True), Waits(fd=8, overdue=True)
     wait(registry, first, second)
-    first.meanwhile = lambda: registry.claim(8)
+    first.meanwhile = lambda: registry.waiting.pop(8, None)
     registry.sweep(0.0)
     assert (first.ended, second.ended) == (1, 0)
 
@@ -118,13 +113,13 @@ def test_sweep_leaves_a_descriptor_that_is_used_again_alone(registry: Any, why: 
     wait(registry, first, closed)
 
     def used_again() -> None:
-        assert registry.claim(8) is closed
+        assert registry.waiting.pop(8, None) is closed
         wait(registry, other)
 
     first.meanwhile = used_again
     registry.sweep(0.0)
     assert (closed.ended, closed.retried, other.ended, other.retried) == (0, 0, 0, 0)
-    assert registry.claim(8) is other
+    assert registry.waiting.pop(8, None) is other
 
 
 @pytest.mark.parametrize("why", ["overdue", "retrying"])
@@ -133,14 +128,14 @@ def test_sweep_leaves_a_connection_that_has_had_a_turn_alone(registry: Any, why:
     wait(registry, first, second)
 
     def has_a_turn() -> None:
-        assert registry.claim(8) is second
+        assert registry.waiting.pop(8, None) is second
         second.deadline, second.retries = LATE, False
         wait(registry, second)
 
     first.meanwhile = has_a_turn
     registry.sweep(0.0)
     assert (second.ended, second.retried) == (0, 0)
-    assert registry.claim(8) is second
+    assert registry.waiting.pop(8, None) is second
 
 
 def test_event_of_a_swept_connection_comes_again(registry: Any, poller: Armed) -> None:
@@ -148,13 +143,13 @@ def test_event_of_a_swept_connection_comes_again(registry: Any, poller: Armed) -
     wait(registry, connection)
 
     def goes_on() -> None:
-        assert registry.claim(7) is None  # its event, which finds nobody
+        assert registry.waiting.pop(7, None) is None  # its event, which finds nobody
         wait(registry, connection)
 
     connection.meanwhile = goes_on
     registry.sweep(0.0)
     assert poller.events == [("add", 7, READ), ("arm", 7, READ)]
-    assert registry.claim(7) is connection
+    assert registry.waiting.pop(7, None) is connection
 
 
 def test_error_at_the_end_of_a_connection_stops_no_sweep(registry: Any) -> None:
@@ -199,13 +194,13 @@ def test_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: bo
 
     def end() -> None:
         assert armed
-        registry.forget(connection)
+        registry.claim(connection)
         sock.close()
 
     with peer:
         if known:
             registry.wait(connection, READ)
-            assert registry.claim(connection.fd) is connection
+            assert registry.waiting.pop(connection.fd, None) is connection
         connection.deadline = float("-inf")
         connection.meanwhile = end
         setattr(poller, name, arm)
@@ -220,7 +215,7 @@ def test_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: bo
 def test_event_while_a_connection_is_armed_is_not_lost(registry: Any, poller: Armed) -> None:
     connection = Waits(fd=7)
     claimed: list[Waits | None] = []
-    poller.meanwhile = lambda: claimed.append(registry.claim(7))
+    poller.meanwhile = lambda: claimed.append(registry.waiting.pop(7, None))
     wait(registry, connection)
     assert claimed == [connection]
     assert not registry.waiting
@@ -239,8 +234,8 @@ def test_connection_whose_number_is_anothers_by_now_ends(registry: Any) -> None:
     other = Waits(its_own)
     wait(registry, other)
     assert (connection.ended, other.ended) == (1, 0)
-    registry.forget(connection)
-    assert registry.claim(fd) is other
+    registry.claim(connection)
+    assert registry.waiting.pop(fd, None) is other
     other.close()
 
 
@@ -252,4 +247,4 @@ def test_connection_whose_socket_is_closed_ends_no_other_of_its_number(registry:
     with pytest.raises(OSError, match="Bad file descriptor"):
         registry.wait(connection, READ)
     assert other.ended == 0
-    assert registry.claim(other.fd) is other
+    assert registry.waiting.pop(other.fd, None) is other

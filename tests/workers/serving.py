@@ -27,7 +27,7 @@ from wsgifast.workers import options as own_options
 from wsgifast.workers import worker
 from wsgifast.workers.options import ATTRIBUTES
 
-POLLERS = ("epoll", "selectors")
+POLLERS = ("epoll", "poll")
 
 _CONFIGURATION = """\
 from wsgifast.workers import FastWorker
@@ -54,7 +54,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 def fix_options(fixed: Mapping[str, Any]) -> None:
     """Have the workers of this process use other values of what is fixed outside of tests.
 
-    :param fixed: options of the server by their names; `poller`: "epoll" or "selectors".
+    :param fixed: options of the server by their names; `poller`: "epoll" or "poll".
     """
     changed = dict(fixed)
     kind = changed.pop("poller", None)

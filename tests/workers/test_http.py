@@ -22,7 +22,7 @@ from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, has_se
 
 pytestmark = pytest.mark.long
 
-SERVERS = [*POLLERS, "tls", "tls-selectors-streamed", "python-parser-read-write"]
+SERVERS = [*POLLERS, "tls", "tls-poll-streamed", "python-parser-read-write"]
 
 
 class Client:
@@ -56,7 +56,7 @@ def client(
     kind = request.param
     options: list[str] = []
     attributes: dict[str, object] = {
-        "poller": "selectors" if "selectors" in kind else "epoll",
+        "poller": "poll" if "poll" in kind else "epoll",
         "buffer_bodies": "streamed" not in kind,
     }
     tls = None

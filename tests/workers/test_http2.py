@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -137,7 +136,7 @@ needs_cleartext = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["prior-knowledge", "upgrade", "both"])
+@pytest.fixture(scope="module", params=["prior-knowledge", "both"])
 def cleartext(request: pytest.FixtureRequest) -> Iterator[tuple[str, LiveServer]]:
     mode = request.param
     with fast_worker("--http-protocols=h2,h1", f"--http2-cleartext={mode}") as server:
@@ -146,14 +145,9 @@ def cleartext(request: pytest.FixtureRequest) -> Iterator[tuple[str, LiveServer]
 
 @needs_cleartext
 def test_http2_with_prior_knowledge_is_served(cleartext: tuple[str, LiveServer]) -> None:
-    mode, server = cleartext
+    _, server = cleartext
     with Connection(server.address) as connection:
         client = Client(connection.sock)
-        if mode == "upgrade":
-            client.state.initiate_connection()
-            connection.sock.sendall(client.state.data_to_send())
-            assert connection.read_response().status in (400, 505)
-            return
         client.begin()
         for size in (1000, 100_000):
             assert client.answer(client.send(f"/small/{size}")).body == block(size)
@@ -167,9 +161,7 @@ def test_http2_with_prior_knowledge_is_served(cleartext: tuple[str, LiveServer])
 
 @needs_cleartext
 def test_nonsense_after_preface_ends_its_connection_only(cleartext: tuple[str, LiveServer]) -> None:
-    mode, server = cleartext
-    if mode == "upgrade":
-        return
+    _, server = cleartext
     for nonsense in (bytes(64), b"\xff" * 64):
         with Connection(server.address) as connection:
             connection.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + nonsense)
@@ -184,52 +176,7 @@ def test_nonsense_after_preface_ends_its_connection_only(cleartext: tuple[str, L
 
 
 @needs_cleartext
-@pytest.mark.parametrize("body", [b"", b"a body"])
-@pytest.mark.parametrize("eager", [False, True])
-def test_upgrade_to_http2_answers_first_request(
-    cleartext: tuple[str, LiveServer], body: bytes, eager: bool
-) -> None:
-    """RFC 7540 section 3.2: the request itself becomes stream 1.
-
-    :param eager: the client's preface and its next request follow at once, before the 101.
-    """
-    mode, server = cleartext
-    with Connection(server.address) as connection:
-        client = Client(connection.sock)
-        settings = (client.state.initiate_upgrade_connection() or b"").decode()
-        client.answers[1] = Answer()
-        request = (
-            f"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n"
-            f"Upgrade: h2c\r\nHTTP2-Settings: {settings}\r\nContent-Length: {len(body)}\r\n\r\n"
-        ).encode() + body
-        if mode == "prior-knowledge":
-            connection.send(request)
-            assert connection.read_response().status == 400
-            return
-        if eager:
-            connection.send(request + client.state.data_to_send())
-            _read_switch(connection.sock)
-        else:
-            connection.send(request)
-            _read_switch(connection.sock)
-            client.flush()
-        assert client.answer(1).body == body
-        assert client.answer(client.send("/small/100000")).body == block(100_000)
-
-
-def _read_switch(sock: socket.socket) -> None:
-    """Read the 101, and not a byte of what follows it."""
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        byte = sock.recv(1)
-        assert byte, f"the connection has ended after {head!r}"
-        head += byte
-    assert head.startswith(b"HTTP/1.1 101 "), head
-    assert b"Upgrade: h2c\r\n" in head
-
-
-@needs_cleartext
-def test_request_with_invalid_upgrade_stays_http_1(
+def test_request_with_upgrade_stays_http_1(
     cleartext: tuple[str, LiveServer],
 ) -> None:
     mode, server = cleartext
@@ -283,8 +230,6 @@ def test_slow_http2_readers_hold_no_thread(
     cleartext: tuple[str, LiveServer],
 ) -> None:
     mode, server = cleartext
-    if mode == "upgrade":
-        return
     before = stats(server) if mode == "both" else None
     with contextlib.ExitStack() as stack, slow_readers(server, 3) as readers:
         for _ in range(8):

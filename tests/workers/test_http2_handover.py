@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from gunicorn.config import Config
 
-from tests.support import http2
 from tests.workers.bench import MakeBench, echo, hello
 from tests.workers.serving import has_setting
-from wsgifast.server.endpoint import RECEIVING, STREAMS
+from wsgifast.server.endpoint import IDLE, STREAMS
+from wsgifast.workers import FastWorker
+from wsgifast.workers.options import InvalidWorkerOption
 
 pytestmark = pytest.mark.skipif(
     not has_setting("http2_cleartext"), reason="came with gunicorn 26.2"
@@ -49,7 +51,7 @@ def test_preface_after_request_is_refused(make_bench: MakeBench) -> None:
     assert client.read_response().status >= 400
 
 
-@pytest.mark.parametrize("mode", ["prior-knowledge", "upgrade", "both"])
+@pytest.mark.parametrize("mode", ["prior-knowledge", "both"])
 def test_untrusted_peer_cannot_begin_http2(make_bench: MakeBench, mode: str) -> None:
     options = {**ALLOWED, "forwarded_allow_ips": "192.0.2.9"}
     bench = make_bench(hello, http2_cleartext=mode, **options)
@@ -64,53 +66,23 @@ def test_wrong_preface_is_refused_at_first_byte(make_bench: MakeBench) -> None:
     client = bench.begin(b"GE")
     assert client.read_response().status == 400
     assert client.read_to_end() == b""
-    # Where an upgrade may come, it is the beginning of a request.
+    # Where HTTP/1 may come too, it is the beginning of a request.
     bench = make_bench(hello, **ALLOWED, http2_cleartext="both")
     client = bench.begin(b"GE")
     client.run(b"T / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert client.read_response().body == b"hello"
 
 
-@pytest.mark.parametrize("mode", ["upgrade", "both"])
-@pytest.mark.parametrize("early", [0, 2, 4])
-@pytest.mark.parametrize("buffers", [True, False])
-def test_upgrade_waits_for_whole_request(
-    make_bench: MakeBench, mode: str, early: int, buffers: bool
-) -> None:
-    attributes = {"buffer_bodies": buffers}
-    bench = make_bench(echo, attributes=attributes, **ALLOWED, http2_cleartext=mode)
-    client = bench.connect()
-    speaker = http2.Client()
-    speaker.state.initiate_upgrade_connection()
-    speaker.answers[1] = http2.Answer()
-    behind = speaker.state.data_to_send()
-    client.run(UPGRADE + b"body"[:early])
-    if early < 4:
-        assert client.is_in(RECEIVING)
-        client.run(b"body"[early:])
-    client.run(behind)
-    switch, _, rest = client.receive_all_there_is().partition(b"\r\n\r\n")
-    assert switch.startswith(b"HTTP/1.1 101 ")
-    speaker.take(rest)
-    assert (speaker.answers[1].body, speaker.answers[1].ended) == (b"body", True)
-    environ = bench.log.environs[0]
-    assert environ["SERVER_PROTOCOL"] == "HTTP/2.0"
-    assert not {"HTTP_UPGRADE", "HTTP_CONNECTION", "HTTP_HTTP2_SETTINGS"} & {*environ}
-    assert bench.worker.nr == 1
-
-
-def test_upgrade_with_too_large_body_is_refused(make_bench: MakeBench) -> None:
-    attributes = {"body_limit_bytes": 3}
-    bench = make_bench(echo, attributes=attributes, **ALLOWED, http2_cleartext="upgrade")
+def test_upgrade_is_answered_in_http_1(make_bench: MakeBench) -> None:
+    bench = make_bench(echo, **ALLOWED, http2_cleartext="both", keepalive=5)
     client = bench.begin(UPGRADE + b"body")
-    assert client.read_response().status == 413
+    response = client.read_response()
+    assert (response.status, response.body) == (200, b"body")
+    assert client.is_in(IDLE)
 
 
-def test_client_that_leaves_after_upgrade_is_no_error(make_bench: MakeBench) -> None:
-    bench = make_bench(hello, **ALLOWED, http2_cleartext="both")
-    client = bench.connect()
-    client.send(UPGRADE + b"body")
-    client.close()
-    bench.run()
-    assert not bench.log.errors
-    assert not bench.server.connections
+def test_upgrade_alone_is_refused_at_the_start() -> None:
+    cfg = Config()
+    cfg.set("http2_cleartext", "upgrade")
+    with pytest.raises(InvalidWorkerOption, match="'prior-knowledge'"):
+        FastWorker.check_config(cfg, None)

@@ -58,7 +58,7 @@ SETTINGS: list[dict[str, Any]] = [
     *(
         [
             {"http_protocols": "h2,h1", "http2_cleartext": mode}
-            for mode in ("prior-knowledge", "upgrade")
+            for mode in ("prior-knowledge", "both")
         ]
         if has_setting("http2_cleartext")
         else []
@@ -112,7 +112,7 @@ def _request(exchange: Any) -> Any:
         *(req.method, req.uri, req.path, req.query, req.fragment, req.version, req.scheme),
         *(req.headers, req.peer_addr, req.remote_addr, req.should_close(), len(req.trailers)),
         *(exchange.length, exchange.rest, exchange.fields, exchange.script_name, exchange.proxy),
-        *(exchange.expects_continue, exchange.upgrade is None, exchange.body.read()),
+        *(exchange.expects_continue, exchange.body.read()),
     )
 
 

@@ -145,7 +145,7 @@ class Connection(Endpoint):
         self.state = IDLE
         self._core.on_handshake_end(self)
         if self._tls.selected_alpn_protocol() == "h2":
-            return self._speak_http2(None)
+            return self._speak_http2()
         return self._receive(READ)
 
     def _receive_rest(self, events: int) -> Channel | None:
@@ -190,7 +190,7 @@ class Connection(Endpoint):
                 self._stream_body(exchange)
             return self
         if step is HTTP2:
-            return self._speak_http2(receiver.exchange)
+            return self._speak_http2()
         if self.state is IDLE:
             self.state = RECEIVING
             self.deadline = time.monotonic() + self._core.options.head_timeout_s
@@ -249,14 +249,11 @@ class Connection(Endpoint):
         if self.output.on_writable():
             self._finish()
 
-    def _speak_http2(self, exchange: Exchange | None) -> Channel | None:
-        """Let another object go on, with what has been received already.
-
-        :param exchange: the request that has asked for the upgrade.
-        """
+    def _speak_http2(self) -> Channel | None:
+        """Let another object go on, with what has been received already."""
         self.state = STREAMS
         receiver = self._receiver
-        return self._core.begin_http2(self, receiver.parser, receiver.rest, exchange)
+        return self._core.begin_http2(self, receiver.parser, receiver.rest)
 
     # The app's thread
 

@@ -101,9 +101,7 @@ class Registry:
             # The app of one of them has taken the socket over, and closed it.
             if connection.sock.fileno() != fd:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            if self._claim_if_waiting(other):
-                if self._poller.must_forget:
-                    self._poller.forget(fd)
+            if self.claim(other):
                 self.attempt(other, other.on_overdue)
         with self._lock:
             self.waiting[fd] = connection
@@ -127,16 +125,22 @@ class Registry:
             if self.waiting.get(connection.fd) is connection:
                 self._poller.arm(connection.fd, events)
 
-    def forget(self, connection: Endpoint) -> None:
-        """A connection is about to be closed.
+    def claim(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
+        """Become the owner of a connection without an event, or before it is closed.
 
-        If the app has taken its socket over and closed it, another connection may have its
-        descriptor's number by now.
+        :param overdue_at: only if its deadline is before that, or it retries.
+        :returns: False if it does not wait.
         """
         fd = connection.fd
-        self._claim_if_waiting(connection)
-        if self._poller.must_forget and connection.sock.fileno() == fd:
-            self._poller.forget(fd)
+        with self._lock:
+            if self.waiting.get(fd) is not connection:
+                return False
+            if overdue_at is not None and not (
+                connection.deadline < overdue_at or connection.retries
+            ):
+                return False
+            # None: its event has come in between. No other connection can: that needs the lock.
+            return self.waiting.pop(fd, None) is not None
 
     def replace(self, connection: Endpoint, other: Endpoint) -> None:
         """Another object goes on with the socket of a connection."""
@@ -150,14 +154,6 @@ class Registry:
 
     # Called by the threads of the pool.
 
-    def claim(self, fd: int) -> Endpoint | None:
-        """Become the owner of the connection that an event is for; None if none waits.
-
-        The connection that the event was for may have closed, and a new one may have its number:
-        the new owner must cope with finding nothing to do.
-        """
-        return self.waiting.pop(fd, None)
-
     def sweep(self, now: float) -> None:
         """Claim the connections that are overdue, and have them end.
 
@@ -167,7 +163,7 @@ class Registry:
             if not (connection.deadline < now or connection.retries):
                 continue
             # An event may have been handled in between.
-            if not self._claim_if_waiting(connection, overdue_at=now):
+            if not self.claim(connection, overdue_at=now):
                 continue
             if connection.deadline < now:
                 self.attempt(connection, connection.on_overdue)
@@ -188,18 +184,6 @@ class Registry:
             self.log.exception("Error in a connection")
             connection.close()
             return None
-
-    def _claim_if_waiting(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
-        fd = connection.fd
-        with self._lock:
-            if self.waiting.get(fd) is not connection:
-                return False
-            if overdue_at is not None and not (
-                connection.deadline < overdue_at or connection.retries
-            ):
-                return False
-            # None: its event has come in between. No other connection can: that needs the lock.
-            return self.waiting.pop(fd, None) is not None
 
 
 class Endpoint:
@@ -391,7 +375,7 @@ class Endpoint:
         registry = self._core.registry
         self.output.close()
         self.app_socket = None
-        registry.forget(self)
+        registry.claim(self)
         try:
             self.sock.close()
         except OSError:

@@ -9,25 +9,21 @@ arms it again. Any thread may arm a descriptor while another thread polls.
 Listeners are level-triggered and stay armed. If sibling processes share a listener, epoll reports a
 connection to one of them (EPOLLEXCLUSIVE).
 
-:class:`EpollPoller` leaves all of this to the kernel. :class:`SelectorsPoller` does the same with
-:mod:`selectors` (kqueue on macOS), whose objects only the polling thread may change: changes are
-queued, and a pipe wakes the poll that has to apply them.
+:class:`EpollPoller` leaves all of this to the kernel. :class:`PollPoller` does it with poll(2)
+elsewhere: a pipe wakes the poll under way if a descriptor is armed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
-import selectors
 import ssl
 import threading
-from collections import deque
 from typing import TypeAlias
 
-# epoll's values of EPOLLIN and EPOLLOUT, so that its events need no translation. An event may have
-# more bits set (EPOLLHUP, EPOLLERR): the next read or write then fails.
+# epoll's and poll's values of IN and OUT, so that their events need no translation. An event may
+# have more bits set (EPOLLHUP, EPOLLERR): the next read or write then fails.
 READ = 0x1
 WRITE = 0x4
 # Set together with READ: the peer has shut down its sending side (EPOLLRDHUP; epoll only).
@@ -42,6 +38,9 @@ _ONCE = {
     for events in (0, READ, WRITE, READ | WRITE)
 }
 
+# EPOLLEXCLUSIVE, which Pythons that were built with old headers do not have.
+_EXCLUSIVE = 1 << 28
+
 # The most events of one call (select.epoll's default), and of one poll, which may make several.
 _MOST_AT_ONCE = 1023
 _MOST_EVENTS = 16 * _MOST_AT_ONCE
@@ -51,25 +50,20 @@ Event = tuple[int, int]
 
 def make_poller() -> Poller:
     """Make the best poller that this system has."""
-    return EpollPoller() if hasattr(select, "epoll") else SelectorsPoller()
+    return EpollPoller() if hasattr(select, "epoll") else PollPoller()
 
 
 class EpollPoller:
     """Linux: the kernel gives each event to one thread only.
 
     Every method but :meth:`close` may be called from any thread.
-
-    :cvar must_forget: whether a descriptor must be forgotten before it is closed.
     """
-
-    must_forget = False
 
     def __init__(self) -> None:
         self._epoll = epoll = select.epoll()
         self._pipe = _WakePipe()
         epoll.register(self._pipe.fd, select.EPOLLIN)
         self._register = epoll.register
-        self._exclusive = getattr(select, "EPOLLEXCLUSIVE", 0)
         self._modify = epoll.modify
 
     def add(self, fd: int, events: int) -> None:
@@ -93,19 +87,13 @@ class EpollPoller:
 
     def listen(self, fd: int) -> None:
         """Report a listener whenever it is readable, until :meth:`forget`."""
-        try:
-            self._register(fd, select.EPOLLIN | self._exclusive)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not self._exclusive:
-                raise
-            self._exclusive = 0  # a kernel before Linux 4.5
-            self._register(fd, select.EPOLLIN)
+        self._register(fd, select.EPOLLIN | _EXCLUSIVE)
 
     def queue_behind_others(self, fd: int) -> None:
         """Have the next connection of a shared listener reported to other processes first."""
-        if self._exclusive:  # the kernel asks the processes in the order of registration
-            self._epoll.unregister(fd)
-            self._register(fd, select.EPOLLIN | self._exclusive)
+        # The kernel asks the processes in the order of registration.
+        self._epoll.unregister(fd)
+        self.listen(fd)
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Wait for events: at most `timeout` seconds, or indefinitely if it is None."""
@@ -134,34 +122,29 @@ class EpollPoller:
         self._pipe.close()
 
 
-class SelectorsPoller:
-    """Any system with :mod:`selectors`; only one thread polls at a time.
+class PollPoller:
+    """Any system with poll(2); only one thread polls at a time.
 
-    For what methods do, see :class:`EpollPoller`.
+    For what methods do, see :class:`EpollPoller`. A descriptor that is closed while it is armed is
+    reported once, for nobody.
     """
 
-    must_forget = True
-
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
         self._pipe = _WakePipe()
-        self._selector.register(self._pipe.fd, selectors.EVENT_READ)
-        # Changes since the last poll: (descriptor, events), 0 to forget it.
-        self._changes: deque[Event] = deque()
-        self._listeners: set[int] = set()
+        self._armed: dict[int, int] = {}  # what each descriptor is watched for
+        self._listeners = {self._pipe.fd}  # those that stay armed
+        self._armed[self._pipe.fd] = READ
         self._polling = threading.Lock()
 
     def add(self, fd: int, events: int) -> None:
-        self._changes.append((fd, events))
+        self._armed[fd] = events
         self._pipe.wake()
 
     arm = add
 
     def forget(self, fd: int) -> None:
-        # The number may be reused before the poll applies this: the changes are applied in order,
-        # and owners must cope with an event that was another descriptor's.
         self._listeners.discard(fd)
-        self.add(fd, 0)
+        self._armed.pop(fd, None)
 
     def listen(self, fd: int) -> None:
         self._listeners.add(fd)
@@ -172,52 +155,25 @@ class SelectorsPoller:
 
     def poll(self, timeout: float | None) -> list[Event]:
         with self._polling:
-            self._take_up_changes()
-            ready = self._selector.select(timeout)
-            events = []
-            for key, mask in ready:
-                fd = key.fd
+            poll = select.poll()
+            for fd, events in self._armed.copy().items():
+                poll.register(fd, events)
+            reported = []
+            for fd, events in poll.poll(None if timeout is None else timeout * 1000):
                 if fd == self._pipe.fd:
                     self._pipe.empty()
-                    continue
-                if fd not in self._listeners:
-                    self._change(fd, 0)
-                events.append(
-                    (
-                        fd,
-                        (READ if mask & selectors.EVENT_READ else 0)
-                        | (WRITE if mask & selectors.EVENT_WRITE else 0),
-                    )
-                )
-            return events
+                elif fd in self._listeners or self._armed.pop(fd, None) is not None:
+                    reported.append((fd, events))
+            return reported
 
     def wake(self) -> None:
         self._pipe.wake()
 
     def close(self) -> None:
-        self._selector.close()
         self._pipe.close()
 
-    def _take_up_changes(self) -> None:
-        while self._changes:
-            self._change(*self._changes.popleft())
 
-    def _change(self, fd: int, events: int) -> None:
-        mask = (selectors.EVENT_READ if events & READ else 0) | (
-            selectors.EVENT_WRITE if events & WRITE else 0
-        )
-        try:
-            if not mask:
-                self._selector.unregister(fd)
-            elif fd in self._selector.get_map():
-                self._selector.modify(fd, mask)
-            else:
-                self._selector.register(fd, mask)
-        except (KeyError, OSError):
-            pass  # unknown, or closed meanwhile
-
-
-Poller: TypeAlias = EpollPoller | SelectorsPoller
+Poller: TypeAlias = EpollPoller | PollPoller
 
 
 class _WakePipe:

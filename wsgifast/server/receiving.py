@@ -40,7 +40,7 @@ _ONLY_FRAMING = {"chunked", "identity", ""}
 MORE: Final = "receive more, or call take() again if has_more_to_do()"
 ASKED: Final = "the same, and the client waits for 100 Continue"
 COMPLETE: Final = "run the request; it has no body if the app is to read that from the socket"
-HTTP2: Final = "the connection speaks HTTP/2 from here on; a request may have asked for the upgrade"
+HTTP2: Final = "the connection speaks HTTP/2 from here on"
 
 
 class Exchange:
@@ -52,8 +52,6 @@ class Exchange:
     :ivar fields: the headers, under their environ keys.
     :ivar script_name: SCRIPT_NAME from a trusted proxy; None without one.
     :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
-    :ivar upgrade: HTTP2-Settings of a request that asks for an upgrade, and is answered in HTTP/2;
-        None for other requests.
     :ivar proxy: environ keys from a PROXY header before the connection's first request.
     :ivar resp: its response, once there is one.
     :ivar environ: once the app is called.
@@ -69,7 +67,7 @@ class Exchange:
 
     __slots__ = (
         "answered", "begun", "body", "close", "environ", "expects_continue", "fields", "length",
-        "proxy", "queued", "req", "resp", "rest", "script_name", "started", "streamed", "upgrade",
+        "proxy", "queued", "req", "resp", "rest", "script_name", "started", "streamed",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +78,6 @@ class Exchange:
         fields: dict[str, str],
         script_name: str | None = None,
         expects_continue: bool = False,
-        upgrade: Any = None,
         proxy: dict[str, Any] | None = None,
     ) -> None:
         self.req = req
@@ -89,7 +86,6 @@ class Exchange:
         self.fields = fields
         self.script_name = script_name
         self.expects_continue = expects_continue
-        self.upgrade = upgrade
         self.proxy = proxy
         self.resp: Any = None
         self.environ: dict[str, Any] | None = None
@@ -276,8 +272,8 @@ class Receiver:
         if exchange.length == 0:
             self.rest = exchange.rest
             exchange.body = io.BytesIO()
-            return COMPLETE if exchange.upgrade is None else HTTP2
-        if not self._options.buffer_bodies and exchange.upgrade is None:
+            return COMPLETE
+        if not self._options.buffer_bodies:
             return COMPLETE
         return self._begin_body(exchange)
 
@@ -306,7 +302,7 @@ class Receiver:
         exchange.body = body.spool.open()
         self.wanted = _HEAD_BYTES
         self._body = None
-        return COMPLETE if exchange.upgrade is None else HTTP2
+        return COMPLETE
 
 
 class BodyCollector:

@@ -256,20 +256,17 @@ class Server:
         """Have a thread of the pool call :meth:`Connection.on_event` without an event."""
         self.pool.defer(partial(self.registry.attempt, connection, partial(connection.on_event, 0)))
 
-    def begin_http2(
-        self, connection: Endpoint, parser: Parser, received: bytes, exchange: Exchange | None
-    ) -> Channel | None:
+    def begin_http2(self, connection: Endpoint, parser: Parser, received: bytes) -> Channel | None:
         """Go on with HTTP/2 on the socket of a connection; its owner lets go of the old object.
 
         :param parser: for the requests of its client.
         :param received: what the client has sent already.
-        :param exchange: the request that has asked for the upgrade.
         """
         from .http2.connection import HTTP2Connection  # needs h2
 
         http2 = HTTP2Connection(self, connection, parser)
         self.registry.replace(connection, http2)
-        return http2.begin_streams(received, exchange)
+        return http2.begin_streams(received)
 
     def wait_for_disk(self, connection: Endpoint, step: Task) -> bool:
         """Have a disk thread take a step that may write to a temporary file; False if it cannot.
@@ -304,7 +301,9 @@ class Server:
         if not isinstance(item, tuple):
             return item()
         fd, events = item
-        connection = self._waiting.pop(fd, None)  # Registry.claim, inlined
+        # This thread owns it now. It may be another one than the event was for, which has closed;
+        # the new owner copes with finding nothing to do.
+        connection = self._waiting.pop(fd, None)
         if connection is None:
             if self._acceptor.listens_on(fd):
                 self._acceptor.accept(fd)

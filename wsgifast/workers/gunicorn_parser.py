@@ -38,9 +38,6 @@ _TAKEN_FOR_OUR_FAULT = tuple(
     if hasattr(module, name)
 )
 
-# Headers that ask for HTTP/2, and are not part of the request itself.
-_OF_UPGRADES = frozenset({"CONNECTION", "HTTP2-SETTINGS", "UPGRADE"})
-
 # The most bytes of a uwsgi packet: its head, and the largest size that the head can name.
 _UWSGI_BYTES = 4 + 0xFFFF
 
@@ -59,11 +56,13 @@ class GunicornParser:
         self._settings = settings
         self._checks_host = checks_host and not settings.uses_uwsgi
         self._hears_scheme = trusted
-        # The ways to HTTP/2 without TLS: a client begins with its preface (prior knowledge, RFC
-        # 9113 section 3.3) or asks for an upgrade (RFC 7540 section 3.2).
-        may_be_http2 = trusted and negotiation is not None
-        self._may_upgrade = may_be_http2 and negotiation.upgrade_allowed(settings, None)
-        self.has_preface = may_be_http2 and negotiation.prior_knowledge_allowed(settings, None)
+        # HTTP/2 without TLS: a client begins with its preface (prior knowledge, RFC 9113 section
+        # 3.3). The Upgrade of RFC 7540 is obsolete.
+        self.has_preface = (
+            trusted
+            and negotiation is not None
+            and negotiation.prior_knowledge_allowed(settings, None)
+        )
         kind = Request
         self.eager_bytes = len(negotiation.H2C_PREFACE) if self.has_preface else 0
         if settings.uses_uwsgi:
@@ -90,10 +89,6 @@ class GunicornParser:
             if hosts != self._hosts:
                 check_host(hosts, http11=req.version >= (1, 1))
                 self._hosts = hosts or None  # none at all is valid for HTTP/1.0 only
-        upgrade = negotiation.upgrade_settings(req) if self._may_upgrade else None
-        if upgrade is not None:
-            req.version = (2, 0)
-            req.headers = [each for each in req.headers if each[0] not in _OF_UPGRADES]
         fields = header_fields(req.headers)
         script_name = None
         if "HTTP_SCRIPT_NAME" in fields:
@@ -112,7 +107,6 @@ class GunicornParser:
             fields,
             script_name=script_name,
             expects_continue=req._expected_100_continue,
-            upgrade=upgrade,
             proxy=_proxy(req) if number == 1 else None,
         )
 

@@ -91,6 +91,11 @@ def check_settings(cfg: Any) -> None:
             raise InvalidWorkerOption(
                 f"{name}={shown(value)}: expected seconds, {TIMEOUT_MAX:.0f} at most"
             )
+    if getattr(cfg, "http2_cleartext", None) == "upgrade":
+        raise InvalidWorkerOption(
+            "http2_cleartext='upgrade': FastWorker knows no Upgrade to HTTP/2, which RFC 9113 has "
+            "made obsolete: use 'prior-knowledge', or 'both' if clients of HTTP/1 come too"
+        )
 
 
 def check_names(names: Mapping[str, Any]) -> None:

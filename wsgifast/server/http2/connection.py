@@ -19,7 +19,6 @@ The sending half is apart (multiplexer.py), and is what the streams know of thei
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import socket
@@ -52,8 +51,6 @@ _MOST_UNSENT_BYTES = 128 * 1024
 _RECEIVE_BYTES = 16 * 1024
 # How long after the first GOAWAY new streams are accepted: the client may have sent them before.
 _SECOND_GOAWAY_S = 1.0
-
-_SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
 
 class HTTP2Connection(Endpoint):
@@ -92,24 +89,11 @@ class HTTP2Connection(Endpoint):
 
     # Called by the connection's owner.
 
-    def begin_streams(self, received: bytes, exchange: Exchange | None) -> Channel | None:
-        """Start with what has been received already.
-
-        :param exchange: the HTTP/1.1 request that asked for the upgrade, which becomes stream 1.
-        """
+    def begin_streams(self, received: bytes) -> Channel | None:
+        """Start with what has been received already."""
         self._is_in_turn = True
         with self._lock:
-            if exchange is not None:
-                with contextlib.suppress(ClientGone):  # the owner's next event reports it
-                    self.output.write_all((_SWITCH,))
-                self._frames.begin(exchange.upgrade)
-                is_head = exchange.req.method == "HEAD"
-                stream = self.streams[1] = Stream(self.mux, 1, is_head=is_head)
-                stream.exchange = exchange
-                stream.has_ended = True
-                self._make_ready(stream)
-            else:
-                self._frames.begin()
+            self._frames.begin()
             self.mux.transmit_or_wait()
         if received:
             self._handle(received)

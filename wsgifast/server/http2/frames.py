@@ -179,15 +179,9 @@ class Frames(H2Connection):
         self.max_inbound_frame_size = options.max_frame_bytes
         self.decoder.max_header_list_size = options.max_header_list_bytes or 2**31
 
-    def begin(self, upgrade: bytes | None = None) -> None:
-        """Send the server's settings.
-
-        :param upgrade: the client's HTTP2-Settings of an upgrade; stream 1 is then open.
-        """
-        if upgrade is None:
-            self.initiate_connection()
-        else:
-            self.initiate_upgrade_connection(upgrade)
+    def begin(self) -> None:
+        """Send the server's settings."""
+        self.initiate_connection()
         if self._smaller_window is not None:
             self.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: self._smaller_window})
 
