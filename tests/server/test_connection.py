@@ -295,8 +295,8 @@ def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench)
         yield b"first, "
         yield b"second"
         output = client.near.output
-        assert output._held is not None
-        lock, taken = output.lock, output._held.take()
+        assert output.held is not None
+        lock, taken = output.lock, output.held.take()
         assert taken == b"second"
 
         class Held:

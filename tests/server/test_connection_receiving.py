@@ -61,8 +61,9 @@ def test_client_that_leaves_its_request_leaves_nothing_behind(
 
 
 def test_body_of_many_chunks_is_decoded_in_turns(bench: Bench) -> None:
-    client = bench.begin(CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n")
+    client = bench.begin(CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n" + GET)
     assert client.read_response().body == 1200 * b"a"
+    assert client.read_response().status == 200
 
 
 @pytest.mark.parametrize("buffered", [True, False])

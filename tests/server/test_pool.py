@@ -6,16 +6,13 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from tests.server.pools import PATIENCE_S, SIZE, SPARE, App, Gate, Harness, poller_of
+from tests.server.pools import PATIENCE_S, SIZE, SPARE, App, Gate, Harness
 from tests.support.servers import wait_for
 from tests.workers.serving import POLLERS
 from wsgifast.server.poller import READ, Event
-from wsgifast.server.pool import Pool
 
 
 @pytest.fixture(params=["push", "deliver"])
@@ -25,13 +22,6 @@ def start(request: pytest.FixtureRequest, harness: Harness) -> Callable[[App], N
 
 
 Start = Callable[[App], None]
-
-
-def test_work_runs_in_the_pool(harness: Harness, start: Start) -> None:
-    done = threading.Event()
-    start(done.set)
-    assert done.wait(PATIENCE_S)
-    assert {thread.name for thread in harness.threads} >= harness.ran_in
 
 
 @pytest.mark.parametrize("kind", POLLERS)
@@ -101,29 +91,17 @@ def test_another_leads_while_a_thread_is_in_an_app(harness: Harness, start: Star
         assert second.wait(PATIENCE_S)
 
 
-def test_slow_app_after_a_quiet_time_is_seen(harness: Harness, start: Start) -> None:
-    gates = [Gate() for _ in range(SIZE)]
-    for gate in gates:
-        start(gate)
-        assert gate.entered.wait(PATIENCE_S)
-        if gate is not gates[-1]:
-            done = threading.Event()
-            start(done.set)
-            assert done.wait(PATIENCE_S)
-            gate.release()
-    gates[-1].release()
-
-
 def test_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None:
     with harness.occupied() as gates:
         late = [threading.Event() for _ in range(10)]
-        for event in late:
-            harness.deliver(event.set)
+        for number, event in enumerate(late):
+            (harness.push if number % 2 else harness.deliver)(event.set)
         wait_for(lambda: SPARE in harness.received_in, "a spare receives", PATIENCE_S)
         assert harness.pool.saturated
         assert not any(event.is_set() for event in late)  # and waits for a thread of the pool
         # Requests that wait do not keep it from what comes next.
         assert harness.sees_an_event()
+        assert harness.sees_an_event(push=True)
         gates[0].release()
         for event in late:
             assert event.wait(PATIENCE_S)
@@ -143,12 +121,6 @@ def test_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harne
         harness.deliver(app)
         assert done.wait(PATIENCE_S)
     assert seen == [True]
-
-
-def test_event_pushed_to_a_pool_that_is_all_in_apps_is_handled(harness: Harness) -> None:
-    with harness.occupied():
-        wait_for(lambda: harness.pool.saturated, "a spare leads", PATIENCE_S)
-        assert harness.sees_an_event(push=True)
 
 
 @pytest.mark.parametrize("kind", POLLERS)
@@ -224,13 +196,6 @@ def test_monitor_never_polls_nor_receives(harness: Harness) -> None:
     assert len(harness.received_in) > SIZE
 
 
-def test_work_pushed_to_a_pool_that_is_all_in_apps_runs_later(harness: Harness) -> None:
-    done = threading.Event()
-    with harness.occupied():
-        harness.push(done.set)
-    assert done.wait(PATIENCE_S)
-
-
 def test_app_that_pushes_is_followed_by_what_it_has_pushed(harness: Harness, start: Start) -> None:
     """As a pipelined request follows the one before it."""
     done = threading.Event()
@@ -294,39 +259,6 @@ def test_interrupt_ends_a_monitor_that_sleeps(harness: Harness) -> None:
     assert harness.rounds == 0
     harness.pool.monitor.interrupt()
     wait_for(lambda: harness.rounds == 1, "its round is over", PATIENCE_S)
-
-
-@pytest.mark.parametrize("kind", POLLERS)
-def test_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
-    ticks = 0
-
-    def interrupt_at_the_second_tick() -> bool:
-        # In which the monitor sees that the only thread is still in the same app.
-        nonlocal ticks
-        ticks += 1
-        if ticks == 2:
-            pool.monitor.interrupt()
-        return False
-
-    unused = ("on_failure", "on_queued", "on_taken")
-    nothing = dict.fromkeys(unused, lambda *_: None)
-    work: Any = SimpleNamespace(
-        receive=lambda item: item(),
-        run=lambda app: app(),
-        on_tick=interrupt_at_the_second_tick,
-        on_saturation=lambda: None,
-        **nothing,
-    )
-    pool = Pool(1, poller_of(kind), work)
-    gate = Gate()
-    pool.start()
-    pool.push(lambda: gate)
-    assert gate.entered.wait(PATIENCE_S)
-    pool.monitor.watch(10 * PATIENCE_S)  # only the interrupt ends it
-    assert ticks >= 2
-    pool.stop()
-    gate.release()
-    gate.left.wait(PATIENCE_S)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

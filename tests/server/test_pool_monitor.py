@@ -203,22 +203,17 @@ def test_thread_that_runs_is_told_from_one_that_waits() -> None:
 
 
 def test_spare_is_promoted_where_nobody_follows(monitored: Monitored) -> None:
+    gate: list[bool] = []
+    monitored.at_saturation = lambda: gate.append(monitored.spare.gate.locked())
     monitored.enter(monitored.first)
     monitored.run(1.5)
     pool = monitored.pool
     assert monitored.leader is monitored.spare
     assert not monitored.spare.gate.locked()
+    assert gate == [True]  # it is reported before the spare polls
     assert pool.saturated
     assert monitored.saturations == [True]
     assert not monitored.polls  # the monitor never does
-
-
-def test_saturation_is_reported_before_the_spare_polls(monitored: Monitored) -> None:
-    gate: list[bool] = []
-    monitored.at_saturation = lambda: gate.append(monitored.spare.gate.locked())
-    monitored.enter(monitored.first)
-    monitored.run(1.5)
-    assert gate == [True]
 
 
 def test_spare_that_is_slow_leads_until_a_thread_is_free(monitored: Monitored) -> None:
@@ -314,6 +309,15 @@ def test_monitor_stays_awake_while_something_is_sent_at_its_ticks(monitored: Mon
     monitored.sent = False
     monitored.run(200)
     assert len(monitored.pauses) < 205
+
+
+def test_interrupt_while_the_monitor_promotes_is_not_lost(monitored: Monitored) -> None:
+    monitored.at_promotion = monitored.pool.monitor.interrupt
+    monitored.follow(monitored.others[0])
+    monitored.enter(monitored.first)
+    monitored.pool.monitor.watch(LONG_S)
+    assert monitored.leader is monitored.others[0]
+    assert monitored.now < 100.0 + LONG_S
 
 
 def test_interrupt_ends_one_watch_alone(monitored: Monitored) -> None:

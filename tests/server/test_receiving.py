@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 from typing import Any
 
 import pytest
@@ -118,19 +117,6 @@ def test_line_ending_with_lf_alone_is_refused_at_once() -> None:
         receiver(**PYTHON_PARSER).take(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")
 
 
-def test_full_disk_fails_a_body_beyond_the_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**options: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
-    taking = receiver(attributes={"body_memory_bytes": 10})
-    assert taking.take(KNOWN + b"0123456789") is COMPLETE  # needs no disk
-    taking = receiver(attributes={"body_memory_bytes": 10})
-    with pytest.raises(OSError, match="No space left"):
-        taking.take(CHUNKED + b"b\r\n0123456789a\r\n")
-    taking.close()
-
-
 def test_client_waiting_to_continue_alone_is_asked() -> None:
     for framing, body in ((b"Content-Length: 4\r\n", b"body"), (b"", b"")):
         head = HEAD + framing + b"Expect: 100-continue\r\n\r\n"
@@ -155,17 +141,6 @@ def test_body_over_the_limit_leaves_no_temporary_file(in_memory: int) -> None:
         taking.take(b"\r\n50\r\n")
     taking.close()
     assert open_descriptors() <= descriptors  # its temporary file has gone
-
-
-def test_many_chunks_at_once_are_decoded_in_turns() -> None:
-    taking = receiver()
-    assert taking.take(CHUNKED) is MORE
-    data = b"1\r\na\r\n" * 600 + b"0\r\n\r\nGET /next"
-    assert taking.take(data) is MORE
-    assert taking.has_more_to_do()
-    assert taking.take(b"") is COMPLETE
-    assert taking.exchange.body.read() == 600 * b"a"
-    assert taking.rest == b"GET /next"
 
 
 def test_body_that_app_reads_is_left_to_it() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.bench import GET as NEXT
-from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
+from wsgifast.errors import RequestError
 from wsgifast.files.temporary import Budget, Spool
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server.receiving import BodyCollector
@@ -20,12 +20,12 @@ from wsgifast.server.receiving import BodyCollector
 DISK_BYTES = 1 << 40
 
 
-def spool(in_memory: int = 1 << 20, limit: int = 1 << 40, disk: Budget | None = None) -> Spool:
-    return Spool(in_memory, limit, disk or Budget(DISK_BYTES))
+def spool(in_memory: int = 1 << 20, disk: Budget | None = None) -> Spool:
+    return Spool(in_memory, 1 << 40, disk or Budget(DISK_BYTES))
 
 
-def chunked(in_memory: int = 1 << 20, limit: int = 1 << 40) -> BodyCollector:
-    return BodyCollector(ChunkDecoder(body_limit=limit), spool(in_memory))
+def chunked(in_memory: int = 1 << 20) -> BodyCollector:
+    return BodyCollector(ChunkDecoder(), spool(in_memory))
 
 
 def known(length: int, spool: Spool) -> BodyCollector:
@@ -120,19 +120,6 @@ def test_large_chunks_are_received_in_large_pieces() -> None:
     for _ in range(4):
         collector.take(bytes(100))
     assert collector.wanted == 256 * 1024
-
-
-@pytest.mark.parametrize("end", [b"X", b"XY", b"\rX", b"\n"])
-def test_chunk_that_does_not_end_where_it_should_is_malformed(end: bytes) -> None:
-    with pytest.raises(MalformedRequest):
-        chunked().take(b"1\r\na" + end)
-
-
-def test_chunks_over_the_limit_are_refused() -> None:
-    data = b"5\r\nabcde\r\n5\r\nfghij\r\n0\r\n\r\n"
-    assert collect(chunked(limit=10), data, []) == (b"abcdefghij", b"")
-    with pytest.raises(BodyTooLarge):
-        collect(chunked(limit=9), data, [])
 
 
 def test_temporary_file_taking_less_is_written_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from tests.server.connections import answers
 from tests.server.responses import Ask, exc_info, segmented
 from wsgifast import BodyError
-from wsgifast.server.response import HeaderLines, Response
+from wsgifast.server.response import HeaderLines
 
 
 def test_error_replaces_an_unsent_head(ask: Ask) -> None:
@@ -52,12 +51,30 @@ def test_error_after_the_head_is_raised_again(ask: Ask) -> None:
     assert ask(app).body == b"4\r\nsome\r\n4\r\nmore\r\n0\r\n\r\n"
 
 
+def test_exc_info_without_an_error_is_refused_once_the_head_is_sent(ask: Ask) -> None:
+    nothing = (None, None, None)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        start_response("503 Later", [], nothing)
+        yield b"some"
+        with pytest.raises(BodyError, match="inside the except block"):
+            start_response("503 Later", [], nothing)
+
+    asked = ask(app)
+    assert asked.head[0] == "HTTP/1.1 503 Later"
+    assert asked.body == b"4\r\nsome\r\n0\r\n\r\n"
+
+
 def test_exc_info_in_the_first_call_is_accepted(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("503 Later", [("Content-Length", "0")], exc_info())
         return []
 
     assert ask(app).head[0] == "HTTP/1.1 503 Later"
+
+
+UNSTARTED = "a body without calling start_response"
 
 
 class Again:
@@ -68,42 +85,53 @@ class Again:
         return iter(self._blocks)
 
 
-WRONG: dict[str, Callable[..., Any]] = {
-    "bytes for a status": answers((), status=b"200 OK"),
-    "bytes for a name": answers((), (b"X", "1")),
-    "a number for a value": answers((), ("X", 1)),
-    "a value with a line end": answers((), ("X", "1\r\nY: 1")),
-    "a length with a sign": answers((), ("Content-Length", "+5")),
-    "two lengths": answers([b"a"], ("Content-Length", "1"), ("Content-Length", "2")),
-    "an interim status": answers((), status="103 Early Hints"),
-    "a number for a hop-by-hop value": answers((), ("Connection", 1)),
-    "a hop-by-hop value with a line end": answers((), ("Connection", "close\r\nX: 1")),
-    "a list of a bytearray": answers([bytearray(b"text")]),
-    "an iterator of a bytearray": answers(Again([bytearray(b"text")])),
-    "a list of a string": answers(["text"]),
-    "an iterator of a string": answers(Again(["text"])),
-    "no start_response, a list": lambda environ, start_response: [b"a"],
-    "no start_response, an empty list": lambda environ, start_response: [],
-    "no start_response, an iterator": lambda environ, start_response: iter([b"a"]),
-    "no start_response, nothing at all": lambda environ, start_response: iter([b""]),
-    "no start_response, segments": lambda environ, start_response: segmented([b"a"]),
-    "start_response twice": lambda environ, start_response: [
-        b"" for _ in range(2) if start_response("200 OK", [])
-    ],
-    "a block before start_response": lambda environ, start_response: (
-        block for block in (b"a", b"b") if block == b"a" or start_response("200 OK", [])
+# What each app does wrong, and what its error says.
+WRONG: dict[str, tuple[Callable[..., Any], str]] = {
+    "a number for a status": (answers((), status=200), "status is 200; give a str such as"),
+    "bytes for a status": (answers((), status=b"200 OK"), "status is b'200 OK'; give a str"),
+    "an interim status": (answers((), status="103 Early Hints"), "give a final status"),
+    "bytes for a name": (answers((), (b"X", "1")), "name is b'X'; give a str"),
+    "a number for a value": (answers((), ("X", 1)), "X has a value of type int; give a str"),
+    "a value with a line end": (answers((), ("X", "1\r\nY: 1")), "X has a value with a control"),
+    "a length with a sign": (answers((), ("Content-Length", "+5")), "set to '+5'; give one number"),
+    "two lengths": (
+        answers([b"a"], ("Content-Length", "1"), ("Content-Length", "2")), "set to 1 and to '2'",
+    ),
+    "a number for a hop-by-hop value": (answers((), ("Connection", 1)), "type int; give a str"),
+    "a hop-by-hop value with a line end": (
+        answers((), ("Connection", "close\r\nX: 1")), "Connection has a value with a control",
+    ),
+    "a list of a bytearray": (answers([bytearray(b"text")]), "a bytearray in it: yield bytes, or"),
+    "an iterator of a bytearray": (answers(Again([bytearray(b"text")])), "a bytearray in it"),
+    "a list of a string": (answers(["text"]), "a str in it: yield bytes, or wrap"),
+    "an iterator of a string": (answers(Again(["text"])), "a str in it: yield bytes, or wrap"),
+    "an iterator of nothing": (answers(Again([None])), "a NoneType in it: yield bytes, or wrap"),
+    "no start_response, a list": (lambda environ, start_response: [b"a"], UNSTARTED),
+    "no start_response, an empty list": (lambda environ, start_response: [], UNSTARTED),
+    "no start_response, an iterator": (lambda environ, start_response: iter([b"a"]), UNSTARTED),
+    "no start_response, an empty block": (lambda environ, start_response: iter([b""]), UNSTARTED),
+    "no start_response, segments": (lambda environ, start_response: segmented([b"a"]), UNSTARTED),
+    "start_response twice": (
+        lambda environ, start_response: [b"" for _ in range(2) if start_response("200 OK", [])],
+        "start_response twice without exc_info",
+    ),
+    "a block before start_response": (
+        lambda environ, start_response: (
+            block for block in (b"a", b"b") if block == b"a" or start_response("200 OK", [])
+        ),
+        "a body before it called start_response",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_violation_of_pep_3333_is_a_500(ask: Ask, name: str) -> None:
-    asked = ask(WRONG[name])
+    app, says = WRONG[name]
+    asked = ask(app)
     assert asked.failed, asked.raw
     assert b"\r\nX: 1" not in asked.raw
     assert asked.bench.log.says("Error handling request GET /")
-    if name.startswith(("bytes for", "a number for")):
-        assert "give a str" in str(asked.bench.log.errors[0])
+    assert says in str(asked.bench.log.errors[0])
 
 
 def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,31 +195,20 @@ def test_websocket_handshake_is_sent(ask: Ask) -> None:
     assert asked.body == b""
 
 
-def test_date_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = [1.0, 1.9, 2.0, 2.0]
-    monkeypatch.setattr("time.time", lambda: seconds.pop(0))
-    header_lines = HeaderLines()
-    first = header_lines.date()
-    assert first == "Thu, 01 Jan 1970 00:00:01 GMT"
-    assert header_lines.date() is first
-    second = header_lines.date()
-    assert second == "Thu, 01 Jan 1970 00:00:02 GMT"
-    assert header_lines.date() is second
-
-
-def test_header_lines_are_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_date_and_header_lines_are_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 1.0
     monkeypatch.setattr("time.time", lambda: seconds)
     header_lines = HeaderLines()
-    lines = header_lines.get("server", "close", dates=True)
-    assert lines == (
-        "Server: server\r\nDate: Thu, 01 Jan 1970 00:00:01 GMT\r\nConnection: close\r\n"
-    )
-    assert header_lines.get("server", "close", dates=True) is lines
+    date, lines = header_lines.date(), header_lines.get("server", "close", dates=True)
+    assert date == "Thu, 01 Jan 1970 00:00:01 GMT"
+    assert lines == f"Server: server\r\nDate: {date}\r\nConnection: close\r\n"
+    seconds = 1.9
     assert header_lines.get(None, "keep-alive", dates=False) == "Connection: keep-alive\r\n"
+    assert header_lines.date() is date
     assert header_lines.get("server", "close", dates=True) is lines
     seconds = 2.0
     assert "00:00:02" in header_lines.get("server", "close", dates=True)
+    assert header_lines.date() == "Thu, 01 Jan 1970 00:00:02 GMT"
 
 
 def test_replaced_error_is_not_kept_alive(ask: Ask) -> None:
@@ -226,56 +243,3 @@ def test_start_response_at_the_first_byte_is_in_time(ask: Ask) -> None:
         yield b"a"
 
     assert ask(app).body == b"1\r\na\r\n0\r\n\r\n"
-
-
-# A response on its own.
-
-
-def make_response() -> Any:
-    req = SimpleNamespace(method="GET", version=(1, 1), should_close=lambda: False)
-    output: Any = None
-    return Response(req, output, SimpleNamespace(server_name="server", sends_chunks=True))
-
-
-@pytest.mark.parametrize(
-    ("status", "headers", "says"),
-    [
-        (200, [], r"status is 200; give a str such as '200 OK'"),
-        ("103 Early Hints", [], r"give a final status"),
-        ("200 OK", [("X-A", 42)], r"X-A has a value of type int; give a str"),
-        ("200 OK", [("Content-Length", "1"), ("Content-Length", "2")], r"set to 1 and to '2'"),
-    ],
-)
-def test_head_that_cannot_be_sent_says_why(status: Any, headers: Any, says: str) -> None:
-    with pytest.raises(BodyError, match=says):
-        make_response().start_response(status, headers)
-
-
-def test_call_in_the_wrong_order_says_why() -> None:
-    response = make_response()
-    with pytest.raises(BodyError, match="a body before it called start_response"):
-        response.write(b"x")
-    with pytest.raises(BodyError, match="without calling start_response"):
-        response.write_all([b"x"])
-    with pytest.raises(BodyError, match="without calling start_response"):
-        response.close()
-    response.start_response("200 OK", [])
-    with pytest.raises(BodyError, match="start_response twice without exc_info"):
-        response.start_response("200 OK", [])
-
-
-def test_exc_info_without_an_error_is_refused_once_the_head_is_sent() -> None:
-    response = make_response()
-    response.start_response("200 OK", [])
-    response.start_response("503 Later", [], (None, None, None))
-    response.headers_sent = True
-    with pytest.raises(BodyError, match="inside the except block"):
-        response.start_response("503 Later", [], (None, None, None))
-
-
-@pytest.mark.parametrize("block", ["text", 1, None])
-def test_block_that_is_no_bytes_says_what_to_do(block: Any) -> None:
-    response = make_response()
-    response.start_response("200 OK", [])
-    with pytest.raises(BodyError, match=rf"a {type(block).__name__} in it: yield bytes, or wrap"):
-        response.write(block)

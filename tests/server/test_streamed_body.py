@@ -128,37 +128,33 @@ def test_endless_rest_is_not_received(ends: Ends) -> None:
     assert body.skip() == b""
 
 
-@LENGTHS
-def test_streamed_body_cut_off_is_an_error(ends: Ends, length: int | None) -> None:
-    ends.client.sendall(b"5\r\n0123")
+def refuse_trailers(lines: Sequence[bytes]) -> None:
+    raise LookupError(lines)
+
+
+@pytest.mark.parametrize(
+    ("length", "data", "error"),
+    [
+        (10, b"5\r\n0123", ClientGone),
+        (None, b"5\r\n0123", ClientGone),
+        (None, b"1\r\nab\r\n", MalformedRequest),
+        (None, CHUNKS, LookupError),
+    ],
+    ids=["cut off", "cut off in a chunk", "malformed", "trailers refused"],
+)
+def test_streamed_body_without_its_end_is_an_error(
+    ends: Ends, length: int | None, data: bytes, error: type[Exception]
+) -> None:
+    ends.client.sendall(data)
     ends.client.close()
     body = ends.body(length)
-    stream = io.BufferedReader(body)
-    with pytest.raises(ClientGone):
-        stream.read()
-    with pytest.raises(ClientGone):  # and not an end either
-        body.read(1)
-    assert isinstance(body.failure, ClientGone)
-    assert body.skip() is None
-
-
-def test_malformed_chunk_of_streamed_body_is_an_error(ends: Ends) -> None:
-    body = ends.body(None, b"1\r\nab\r\n")
-    with pytest.raises(MalformedRequest):
-        body.read(10)
-    assert isinstance(body.failure, MalformedRequest)
-    assert body.skip() is None
-
-
-def test_refused_trailers_of_streamed_body_are_an_error(ends: Ends) -> None:
-    def refuse(lines: Sequence[bytes]) -> None:
-        raise LookupError(lines)
-
-    body = ends.body(None, CHUNKS)
-    body._take_trailers = refuse
-    with pytest.raises(LookupError):
+    body._take_trailers = refuse_trailers
+    with pytest.raises(error):
         io.BufferedReader(body).read()
-    assert isinstance(body.failure, LookupError)
+    with pytest.raises(error):  # and not an end either
+        body.read(1)
+    assert isinstance(body.failure, error)
+    assert body.skip() is None
 
 
 @pytest.mark.parametrize(("rate", "ends_early"), [(450, True), (600, False)])

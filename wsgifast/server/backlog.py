@@ -282,24 +282,14 @@ class Backlog:
             at = items.index(spilling)
         except ValueError:
             return  # sent from memory by now, or dropped
-        items.rotate(-at)
-        items.popleft()
+        del items[at]
         if segment is None:
-            items.extendleft(reversed(spilling.buffers))
+            for buffer in reversed(spilling.buffers):
+                items.insert(at, buffer)
         else:
             self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
-            before = items[-1] if at else None
-            if isinstance(before, FileSegment) and before.fd == segment.fd:
-                if before.offset + before.size == segment.offset:
-                    segment = before._replace(size=before.size + segment.size)
-                    items.pop()
-                    at -= 1
-                else:
-                    self.use(segment.fd)
-            else:
-                self.use(segment.fd)
-            items.appendleft(segment)
-        items.rotate(at)
+            self.use(segment.fd)
+            items.insert(at, segment)
         self.release_memory()
 
     def spill(self, buffers: list[memoryview]) -> FileSegment | None:

@@ -299,12 +299,9 @@ class Endpoint:
         try:
             self._core.registry.wait(self, events)
         except (OSError, ValueError) as error:
-            self._cannot_wait(error)
-
-    def _cannot_wait(self, error: Exception) -> None:
-        self.output.fail(error)
-        if self.state is not RUNNING:
-            self.close()
+            self.output.fail(error)
+            if self.state is not RUNNING:
+                self.close()
 
     def has_unread(self) -> bool:
         """Whether the socket has unread data, or is at its end; encrypted data with TLS."""

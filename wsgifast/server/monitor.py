@@ -21,6 +21,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..sockets.alarm import make_alarm
@@ -43,25 +44,23 @@ _SPARE_PATIENCE_S = 0.25
 _Turns = list[tuple[str, int | None, int | None]]
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """One thread of the pool."""
 
-    __slots__ = (
-        "busy", "closes", "due", "gate", "name", "polling", "since", "spare", "thread", "turn",
-    )  # fmt: skip
+    name: str
+    spare: bool = False
+    thread: threading.Thread | None = None
+    busy: bool = False  # in a turn: receiving, or in the app
+    since: float = 0.0  # when its last turn began; monotonic
+    polling: bool = False  # in the poller, or about to be
+    turn: int = 0  # number of turns begun, by which the watchdog recognizes one
+    # Those of the bodies that its apps have returned: not called yet; and now to be called.
+    closes: set[Any] = field(default_factory=set)
+    due: deque[Any] = field(default_factory=deque)
+    gate: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(self, name: str, *, spare: bool = False) -> None:
-        self.name = name
-        self.spare = spare
-        self.thread: threading.Thread | None = None
-        self.busy = False  # in a turn: receiving, or in the app
-        self.since = 0.0  # when its last turn began; monotonic
-        self.polling = False  # in the poller, or about to be
-        self.turn = 0  # number of turns begun, by which the watchdog recognizes one
-        # Those of the bodies that its apps have returned: not called yet; and now to be called.
-        self.closes: set[Any] = set()
-        self.due: deque[Any] = deque()
-        self.gate = threading.Lock()
+    def __post_init__(self) -> None:
         self.gate.acquire()
 
 

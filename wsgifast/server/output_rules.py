@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..files.temporary import Budget
@@ -220,11 +221,9 @@ class DiskThreads:
                     return None
 
 
+@dataclass(slots=True, eq=False)
 class _Device:
     """The queued jobs of one device, and how many run."""
 
-    __slots__ = ("jobs", "running")
-
-    def __init__(self) -> None:
-        self.jobs: deque[Job] = deque()
-        self.running = 0
+    jobs: deque[Job] = field(default_factory=deque)
+    running: int = 0

@@ -57,6 +57,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -84,20 +85,18 @@ Job = Any  # a channel whose app is to run
 Task = Callable[[], Job | None]
 
 
+@dataclass(slots=True, eq=False)
 class Close:
     """close() of a body that is still being sent.
 
     :param call: it.
     :param req: the request, for the log.
-    :ivar member: the thread that ran the app.
+    :param member: the thread that ran the app.
     """
 
-    __slots__ = ("call", "member", "req")
-
-    def __init__(self, call: Callable[[], object], req: Any, member: Member) -> None:
-        self.call = call
-        self.req = req
-        self.member = member
+    call: Callable[[], object]
+    req: Any
+    member: Member
 
 
 class Pool:

@@ -27,16 +27,31 @@ _MOST_BYTES = 256 * 1024
 _LONGEST_WAIT_S = 3600.0
 
 
-class StreamedBody(io.RawIOBase):
+class RawBody(io.RawIOBase):
     """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
+
+    :ivar failure: why the body cannot be read to its end.
+    """
+
+    failure: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if self.failure is not None:
+            without_frames(self.failure)
+        super().close()
+
+
+class StreamedBody(RawBody):
+    """The body of a request of HTTP/1; after a failure no other request can follow it.
 
     :param sock: non-blocking.
     :param lock: the output queue's, because both directions share one TLS object.
     :param take_trailers: called with its trailers at the end of the body.
     :param data: what was received with the head.
     :param timeout_s: see :func:`~wsgifast.sockets.client_limits.time_left_s`.
-    :ivar failure: why the body cannot be read to its end; the connection is then out of step, and
-        no other request can follow.
     """
 
     def __init__(
@@ -49,7 +64,6 @@ class StreamedBody(io.RawIOBase):
         data: bytes,
         timeout_s: float,
     ) -> None:
-        self.failure: Exception | None = None
         self._sock = sock
         self._lock = lock
         self._decoder = decoder
@@ -61,14 +75,6 @@ class StreamedBody(io.RawIOBase):
         self._rest = data  # received, and not decoded yet
         self._is_over = False
         self._skipped = 0  # bytes received that the app has not read
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        if self.failure is not None:
-            without_frames(self.failure)
-        super().close()
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """:raises RequestError: if the client is too slow, or its chunks are malformed.

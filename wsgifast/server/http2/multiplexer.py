@@ -103,11 +103,6 @@ class Multiplexer:
     # Called by the senders of streams, under the lock.
 
     @property
-    def is_congested(self) -> bool:
-        """Whether framed bytes are still unsent."""
-        return self.output.draining
-
-    @property
     def quantum(self) -> int:
         """Bytes that a stream may frame in one turn."""
         return _SMALL_QUANTUM_BYTES if self.rules.memory.is_full else _QUANTUM_BYTES

@@ -100,7 +100,7 @@ class HTTP2Response(Response):
             fields.append((b"date", header_lines.date().encode()))
         if self._framing.length is not None:
             fields.append((b"content-length", b"%d" % self._framing.length))
-        self._stream.begin([(b":status", b"%d" % head.code), *fields])
+        self._stream.stream_sender.head = [(b":status", b"%d" % head.code), *fields]
         return b""
 
 
@@ -113,7 +113,7 @@ class StreamSender:
     """Makes the frames of one stream; in place of a :class:`~..sending.Sender`.
 
     :param number: of the stream.
-    :ivar head: of the response, until it is sent.
+    :ivar head: of the response, until it is sent with the first bytes.
     :ivar has_head: whether it has been sent.
     :ivar trailers: to be sent after the body.
     :ivar ends_after: the size of the whole body; None until it is known. An empty queue does not
@@ -145,7 +145,7 @@ class StreamSender:
         size = len(data)
         if size:
             # A window may be negative (RFC 9113 section 6.9.2).
-            room = 0 if mux.is_congested else max(0, self._room())
+            room = 0 if mux.output.draining else max(0, self._room())
             size = min(size, room, mux.quantum)
         self._send_data(data[:size], of=len(data))
         mux.transmit()
@@ -159,7 +159,7 @@ class StreamSender:
         try:
             self._send_head()
             while (first := backlog.first) is not None:
-                room = 0 if mux.is_congested else min(left, self._room())
+                room = 0 if mux.output.draining else min(left, self._room())
                 if room <= 0:
                     return Turn.FULL
                 of = backlog.size
@@ -270,10 +270,6 @@ class StreamOutput(OutputQueue):
     def __init__(self, mux: Multiplexer, owner: stream.Stream, number: int) -> None:
         self.stream_sender = StreamSender(mux, number)
         super().__init__(self.stream_sender, owner, mux.rules, mux.lock)
-
-    def begin(self, head: Fields) -> None:
-        """Set the head, which is sent with the first bytes."""
-        self.stream_sender.head = head
 
     def send_interim(self, head: Fields) -> None:
         """Send the head of an interim response (RFC 9110 section 15.2).

@@ -23,11 +23,12 @@ from http import HTTPStatus
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Final
 
-from ...errors import ClientGone, RequestError, without_frames
+from ...errors import ClientGone, RequestError
 from ...files.temporary import Spool
 from ...sockets.sending import FileTruncated
 from ..endpoint import Endpoint
 from ..receiving import Exchange
+from ..streamed_body import RawBody
 from .response import HTTP2Response, StreamOutput
 
 if TYPE_CHECKING:
@@ -160,18 +161,17 @@ class Stream:
 
     def send_error(self, status: int, page: bytes) -> int:
         body = HTTPStatus(status).phrase.encode()
-        if self.output.stream_sender.has_head:
+        sender = self.output.stream_sender
+        if sender.has_head:
             return 0  # too late: it will be reset
-        self.output.begin(
-            [
-                (b":status", b"%d" % status),
-                (b"content-type", b"text/plain; charset=utf-8"),
-                (b"content-length", b"%d" % len(body)),
-            ]
-        )
+        sender.head = [
+            (b":status", b"%d" % status),
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", b"%d" % len(body)),
+        ]
         if self._is_head:
             body = b""
-        self.output.stream_sender.ends_after = len(body)
+        sender.ends_after = len(body)
         self.output.write(body)
         self.output.end(len(body))
         return len(body)
@@ -276,18 +276,16 @@ class Stream:
         self._mux.enqueue(self, is_over=True)
 
 
-class StreamedUpload(io.RawIOBase):
-    """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
+class StreamedUpload(RawBody):
+    """The raw stream under `wsgi.input` of a stream.
 
     The connection's owner feeds it, the app's thread reads. It never holds more than the stream's
     flow-control window, which is opened again by what the app has read.
 
     :param number: of the stream.
-    :ivar failure: why the body cannot be read to its end.
     """
 
     def __init__(self, mux: Multiplexer, number: int) -> None:
-        self.failure: Exception | None = None
         self._mux = mux
         self._number = number
         self._came = threading.Condition(mux.lock)
@@ -324,14 +322,6 @@ class StreamedUpload(io.RawIOBase):
             self._came.notify_all()
 
     # Called by the app's thread
-
-    def close(self) -> None:
-        if self.failure is not None:
-            without_frames(self.failure)
-        super().close()
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """:raises RequestError: if the client sends nothing for too long.
