@@ -178,12 +178,21 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.stop()
 
 
+def _within(name: str) -> Any:
+    """An attribute of the pool, as one of :class:`Monitored`."""
+    return property(
+        lambda self: getattr(self.pool, name), lambda self, value: setattr(self.pool, name, value)
+    )
+
+
 class Monitored:
     """A pool without threads; what tests need of a pool within is all in here.
 
     :ivar at_pause: called each time that the monitor waits; `at_poll`, when a member polls (None:
         time goes by); `at_tick`, at each tick, `at_saturation`, `at_queued` and `at_taking`: the
         pool's own calls; `in_app` is the app.
+    :ivar early_promotions: before how many apps more another member is promoted, as they may be
+        slow.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,40 +240,13 @@ class Monitored:
         self.pool._spare_waits = True
         self._promote, self.pool._promote = self.pool._promote, self._promoted  # type: ignore[method-assign]
 
-    # The lead.
-
-    @property
-    def leader(self) -> Any:
-        return self.pool._leader
-
-    @leader.setter
-    def leader(self, member: Any) -> None:
-        self.pool._set_leader(member)
-
-    @property
-    def followers(self) -> list[Any]:
-        return self.pool._followers
-
-    @property
-    def spare_waits(self) -> bool:
-        return self.pool._spare_waits
-
-    @property
-    def lead_is_on_offer(self) -> bool:
-        return self.pool._lead_is_offered
-
-    @lead_is_on_offer.setter
-    def lead_is_on_offer(self, on_offer: bool) -> None:
-        self.pool._lead_is_offered = on_offer
-
-    @property
-    def early_promotions(self) -> int:
-        """Before how many apps more another one is promoted, as they may be slow."""
-        return self.pool._promote_early
-
-    @early_promotions.setter
-    def early_promotions(self, count: int) -> None:
-        self.pool._promote_early = count
+    leader = property(
+        lambda self: self.pool._leader, lambda self, member: self.pool._set_leader(member)
+    )
+    followers = _within("_followers")
+    spare_waits = _within("_spare_waits")
+    lead_is_on_offer = _within("_lead_is_offered")
+    early_promotions = _within("_promote_early")
 
     def replace(self, leader: Any) -> None:
         """The monitor has seen this leader in one turn for too long."""

@@ -55,6 +55,7 @@ def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeBench) -> No
 def test_tls_handshake_failing_ends(tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = tls_bench(keepalive=0)
     silent, nonsense = bench.connect(), bench.begin()
+    assert silent.near.is_idle()
     assert nonsense.is_in(LINGERING)
     assert bench.log.says("[SSL: HTTP_REQUEST]")
     nonsense.close()
@@ -118,12 +119,6 @@ def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeBench) -> Non
     assert list(handshakes) == [silent.near]
     bench.pass_time(Options.head_timeout_s + 1)
     assert not handshakes
-
-
-def test_silent_handshake_is_idle(tls_bench: MakeBench) -> None:
-    bench = tls_bench()
-    silent = bench.connect()
-    assert silent.near.is_idle()
 
 
 def test_bytes_of_a_tls_record_give_client_no_more_time(tls_bench: MakeBench) -> None:

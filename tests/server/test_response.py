@@ -285,22 +285,6 @@ def test_early_hints_are_checked_and_sent_before_the_head(ask: Ask) -> None:
     assert b"103" not in ask(app, version="1.0").raw
 
 
-def test_close_is_called_once_after_the_body(ask: Ask) -> None:
-    calls: list[str] = []
-
-    class Body:
-        def __iter__(self) -> Iterator[bytes]:
-            calls.append("iter")
-            yield b"body"
-            calls.append("end")
-
-        def close(self) -> None:
-            calls.append("close")
-
-    assert ask(answers(Body())).body == b"4\r\nbody\r\n0\r\n\r\n"
-    assert calls == ["iter", "end", "close"]
-
-
 @pytest.mark.parametrize("swallows", [True, False])
 def test_endless_write_ends_at_the_content_length(ask: Ask, swallows: bool) -> None:
     """PEP 3333, "Handling the Content-Length Header": write() beyond it raises."""
