@@ -12,7 +12,7 @@ import ast
 import inspect
 import linecache
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -31,33 +31,19 @@ _SENDING = frozenset({"_receive", "_send", "receive", "send"})
 _MAX_FOLLOWED = 200
 
 
-class MustRead(Exception):
-    """The function's source has to be read, which may wait for a disk."""
-
-
-# What was found, by the code of a function and `is_method`.
-_found: dict[tuple[CodeType, bool], bool] = {}
-_MAX_FOUND = 256
-
-
-def leaves_bodies_alone(function: object, *, is_method: bool, may_read: bool) -> bool:
-    """Whether a dispatch function is known to touch no body.
+@lru_cache(maxsize=256)
+def leaves_bodies_alone(function: FunctionType, *, is_method: bool) -> bool:
+    """Whether a dispatch function is known to touch no body; its source is read.
 
     :param is_method: its first parameter is the middleware.
-    :param may_read: False on an event loop.
-    :raises MustRead: if its source was not looked at yet, and may not be read.
     """
-    if type(function) is not FunctionType:
-        return False
     code = function.__code__
-    if (code, is_method) not in _found:
-        if not may_read:
-            raise MustRead
-        lines = linecache.getlines(code.co_filename, function.__globals__)
-        if len(_found) >= _MAX_FOUND:
-            _found.clear()
-        _found[code, is_method] = _looks_harmless(code, "".join(lines), is_method)
-    return _found[code, is_method]
+    source = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    try:
+        node = _source_of(code, source)
+        return node is not None and _Look(node, is_method).is_harmless()
+    except (SyntaxError, ValueError, RecursionError):
+        return False
 
 
 def may_wrap_send(function: Any) -> bool:
@@ -86,7 +72,7 @@ def may_wrap_send(function: Any) -> bool:
         if len(seen) == _MAX_FOLLOWED:
             return True
         seen[id(found)] = found
-        codes = list(_codes(found.__code__))
+        codes = list(code_objects(found.__code__))
         names = {name for code in codes for name in (*code.co_names, *code.co_varnames)}
         if "scope" in names and (
             not _SENDING.isdisjoint(names)
@@ -102,18 +88,10 @@ def may_wrap_send(function: Any) -> bool:
     return False
 
 
-def _looks_harmless(code: CodeType, source: str, is_method: bool) -> bool:
-    try:
-        node = _source_of(code, source)
-        return node is not None and _Look(node, is_method).is_harmless()
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-
-
 def _source_of(code: CodeType, source: str) -> ast.AsyncFunctionDef | None:
     """The source of a code object, if it is known to be that: a file may have changed since."""
     compiled = compile(source, code.co_filename, "exec", dont_inherit=True)
-    if not any(_is_same(code, found) for found in _codes(compiled)):
+    if code not in code_objects(compiled):
         return None
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.AsyncFunctionDef) and node.name == code.co_name:
@@ -123,27 +101,12 @@ def _source_of(code: CodeType, source: str) -> ast.AsyncFunctionDef | None:
     return None
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def code_objects(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of those inside it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            yield from _codes(const)
-
-
-def _is_same(code: CodeType, other: CodeType) -> bool:
-    return (
-        (code.co_name, code.co_firstlineno, code.co_code, code.co_names, code.co_varnames)
-        == (other.co_name, other.co_firstlineno, other.co_code, other.co_names, other.co_varnames)
-        and (code.co_freevars, code.co_cellvars) == (other.co_freevars, other.co_cellvars)
-        and len(code.co_consts) == len(other.co_consts)
-        and all(map(_is_same_const, code.co_consts, other.co_consts))
-    )
-
-
-def _is_same_const(const: Any, other: Any) -> bool:
-    if isinstance(const, CodeType) and isinstance(other, CodeType):
-        return _is_same(const, other)
-    return type(const) is type(other) and bool(const == other)
+            yield from code_objects(const)
 
 
 class _Look:

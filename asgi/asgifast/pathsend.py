@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
-from .dispatch import MustRead, leaves_bodies_alone, may_wrap_send
+from .dispatch import code_objects, leaves_bodies_alone, may_wrap_send
 from .loops import in_thread
 from .messages import PATHSEND, PLANNED, ZEROCOPYSEND
 
@@ -118,8 +118,6 @@ class Offer:
         lifespan's start: before that its classes are looked at.
     :param asked: the option `pathsend`, which decides if it is not None.
     :param always: extensions that the app is offered anyway.
-    :ivar extensions: what was decided to offer; not to be changed.
-    :ivar withheld: parts of paths below which only `always` is offered.
     """
 
     def __init__(
@@ -128,64 +126,57 @@ class Offer:
         asked: bool | None = None,
         always: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     ) -> None:
-        self.app = app
+        self._app = app
         self._asked = asked
-        self.always = always
-        self.withheld: tuple[str, ...] = ()
+        self._always = always
         self._decision: PathsendDecision | None = None
-        self._is_logged = False
+        self._extensions: Mapping[str, dict[str, Any]] = always
         # What shows that the app has changed: lists and their lengths, apps and their stacks.
         self._lists: Sequence[tuple[list[Any], int]] = ()
         self._stacks: Sequence[tuple[Any, Any]] = ()
-        self.extensions: dict[str, dict[str, Any]] = {}
 
     @property
     def decision(self) -> PathsendDecision:
-        if self._decision is None or self.offered_at("") is None:
-            return self._decide()
-        return self._decision
+        """What would be decided now."""
+        return self._decided(_Layers())
 
-    def offered_at(self, path: str) -> Mapping[str, dict[str, Any]] | None:
-        """What is offered to a request of this path; None if it is to be decided, or again."""
-        if self._decision is None:
-            return None
+    def extensions_for(self, path: str) -> Mapping[str, dict[str, Any]] | None:
+        """What is offered to a request of this path, not to be changed; None if to be decided."""
+        decision = self._decision
         for known, count in self._lists:
             if len(known) != count:
-                return None
+                decision = None
         for app, stack in self._stacks:
             if app.middleware_stack is not stack:
-                return None
-        if self.withheld and any(part in path for part in self.withheld):
-            return self.always
-        return self.extensions
+                decision = None
+        if decision is None:
+            return None
+        if decision.withheld and any(part in path for part in decision.withheld):
+            return self._always
+        return self._extensions
 
-    async def decided_at(self, path: str) -> Mapping[str, dict[str, Any]]:
-        """Decide on an event loop; what is decided is logged."""
-        before = self._decision
+    async def decided_for(self, path: str) -> Mapping[str, dict[str, Any]]:
+        """Decide on an event loop, and log what is new."""
+        layers = _Layers(may_read=False)
         try:
-            decision = self._decide(may_read=False)
-        except MustRead:
-            decision = await in_thread(self._decide)
-        is_new = before is None or before[:2] != decision[:2] or before[3] != decision[3]
-        if self._is_logged and is_new:
+            decision = self._decided(layers)
+        except _MustRead:
+            layers = _Layers()
+            decision = await in_thread(self._decided, layers)
+        self._lists, self._stacks = layers.lists, layers.stacks
+        # An ASGIFast inside logs its own.
+        is_logged = self._asked is None and not (decision.offered and layers.has_asgifast)
+        if is_logged and decision != self._decision:
             _log(decision)
-        return self.offered_at(path) or self.always
-
-    def _decide(self, *, may_read: bool = True) -> PathsendDecision:
-        if self._asked is not None:
-            decision = PathsendDecision(
-                self._asked, self._asked, f"pathsend={self._asked} was given"
-            )
-        else:
-            layers = _Layers(may_read)
-            decision = layers.decide(self.app)
-            self._lists, self._stacks = layers.lists, layers.stacks
-            # An ASGIFast inside logs its own.
-            self._is_logged = not (decision.offered and layers.has_asgifast)
         self._decision = decision
-        self.extensions = {**decision.extensions, **self.always}
-        self.withheld = decision.withheld
-        return decision
+        self._extensions = {**decision.extensions, **self._always}
+        return self.extensions_for(path) or self._always
+
+    def _decided(self, layers: _Layers) -> PathsendDecision:
+        asked = self._asked
+        if asked is None:
+            return layers.decide(self._app)
+        return PathsendDecision(asked, asked, f"pathsend={asked} was given")
 
 
 def _log(decision: PathsendDecision) -> None:
@@ -200,10 +191,14 @@ class _Unknown(Exception):
     """A layer is not known to bear the extension; or is known not to."""
 
 
+class _MustRead(Exception):
+    """The source of an app has to be read, which may wait for a disk."""
+
+
 class _Layers:
     """The layers of an app, each looked at once."""
 
-    def __init__(self, may_read: bool) -> None:
+    def __init__(self, *, may_read: bool = True) -> None:
         self._may_read = may_read
         self.has_asgifast = False
         self.lists: list[tuple[list[Any], int]] = []
@@ -219,7 +214,7 @@ class _Layers:
             self._look_at_responses()
         except _Unknown as unknown:
             return PathsendDecision(False, False, f"Files are sent as bytes, since {unknown}")
-        except MustRead:
+        except _MustRead:
             raise
         except Exception as error:  # noqa: BLE001 - another version's internals, or a proxy
             return PathsendDecision(
@@ -351,9 +346,7 @@ class _Layers:
                 continue
             if not isinstance(made, type) or not _is_base_middleware(made):
                 raise _unknown(made_name)
-            given = getattr(each, "kwargs", None) or getattr(each, "options", {})
-            positional = getattr(each, "args", ())
-            function = given.get("dispatch", positional[0] if positional else None)
+            function = each.kwargs.get("dispatch", each.args[0] if each.args else None)
             if function is None and "__init__" in vars(made) and _passes_dispatch(made):
                 raise _unknown(made_name)
             dispatch = function or made.dispatch  # type: ignore[attr-defined]
@@ -363,12 +356,16 @@ class _Layers:
     def _look_at_dispatch(self, function: Any, name: str, owner: Any = None) -> None:
         # It fails on any message but pathsend.
         self._zerocopy = False
+        if not self._may_read:
+            raise _MustRead
         is_method = isinstance(function, MethodType)
         if isinstance(function, MethodType):
             function = function.__func__
         elif owner is not None:
             is_method = function is owner.dispatch
-        if not leaves_bodies_alone(function, is_method=is_method, may_read=self._may_read):
+        if type(function) is not FunctionType or not leaves_bodies_alone(
+            function, is_method=is_method
+        ):
             named = getattr(function, "__qualname__", name)
             raise _Unknown(
                 f"the middleware {named}() is not known to leave the bodies of responses alone; "
@@ -388,11 +385,7 @@ class _Layers:
             waiting += found.__subclasses__()
             if "__call__" not in vars(found) or _is_original(found, "__call__"):
                 continue
-            used = getattr(found.__call__, "__globals__", {})
-            names = _names(getattr(found.__call__, "__code__", None))
-            if issubclass(found, starlette.FileResponse) or any(
-                _sends_files(used.get(name)) for name in names
-            ):
+            if issubclass(found, starlette.FileResponse) or _uses_files(found.__call__):
                 raise _unknown(f"{found.__module__}.{found.__qualname__}")
 
 
@@ -420,33 +413,21 @@ def _is_original(of: type, name: str) -> bool:
     return method is None or _package_of(method) in _PACKAGES
 
 
-def _base_middleware() -> Any:
-    module = sys.modules.get("starlette.middleware.base")
-    return None if module is None else module.BaseHTTPMiddleware
-
-
 def _is_base_middleware(of: type) -> bool:
     """Whether a class is BaseHTTPMiddleware, or one that has but another dispatch()."""
-    base = _base_middleware()
+    module = sys.modules.get("starlette.middleware.base")
+    base: Any = None if module is None else module.BaseHTTPMiddleware
     if base is None or not issubclass(of, base) or not _is_original(base, "__call__"):
         return False
-    # That of an old Starlette fails on the message.
-    return of.__call__ is base.__call__ and PATHSEND in _constants(base.__call__.__code__)
+    return of.__call__ is base.__call__
 
 
-def _constants(code: Any) -> Iterator[Any]:
-    """The constants of a function and of those inside it, their code objects among them."""
-    for const in code.co_consts:
-        yield const
-        if hasattr(const, "co_consts"):
-            yield from _constants(const)
-
-
-def _names(code: Any) -> Iterator[str]:
-    if code is not None:
-        yield from code.co_names
-        for const in _constants(code):
-            yield from getattr(const, "co_names", ())
+def _uses_files(function: Any) -> bool:
+    """Whether a function names a class that sends files."""
+    if not isinstance(function, FunctionType):
+        return False
+    names = {name for code in code_objects(function.__code__) for name in code.co_names}
+    return any(_sends_files(function.__globals__.get(name)) for name in names)
 
 
 def _sends_files(value: object) -> bool:

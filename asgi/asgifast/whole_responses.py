@@ -31,17 +31,15 @@ class UvicornVersions(NamedTuple):
     # asgifast is tested with these.
     oldest: str
     newest: str
-    # From these on --http takes a class by its name; and zttp.
-    with_class_names: str
+    # From this one on it has zttp.
     with_zttp: str
     # Whose send() over httptools is the one that whole_responses.py replaces.
     known_send: tuple[str, ...]
 
 
 UVICORN = UvicornVersions(
-    oldest="0.30.0",
+    oldest="0.38.0",
     newest="0.54.0",
-    with_class_names="0.36.0",
     with_zttp="0.54.0",
     known_send=("0.53.0", "0.54.0"),
 )

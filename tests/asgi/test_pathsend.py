@@ -301,7 +301,7 @@ def test_dispatch_whose_source_is_another_one_is_unknown(texts: Path, tmp_path: 
             path.write_text(on_disk)
         linecache.checkcache()
         names: dict[str, Any] = {"__name__": "dispatched"}
-        exec(compile(text, str(path), "exec"), names)
+        exec(compile(text, str(path), "exec", dont_inherit=True), names)
         return Starlette(middleware=[Middleware(BaseHTTPMiddleware, dispatch=names["dispatch"])])
 
     reading = source.replace("return response", "return response.body_iterator and response")
@@ -367,7 +367,7 @@ def _dispatching(body: str, tmp_path: Path, parameters: str = "request, call_nex
     path.write_text(source)
     linecache.checkcache(str(path))
     names: dict[str, Any] = {"__name__": "dispatching"}
-    exec(compile(source, str(path), "exec"), names)
+    exec(compile(source, str(path), "exec", dont_inherit=True), names)
     return Starlette(middleware=[Middleware(BaseHTTPMiddleware, dispatch=names["dispatch"])])
 
 

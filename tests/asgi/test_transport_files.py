@@ -8,7 +8,6 @@ import errno
 import gc
 import itertools
 import os
-import select
 import socket
 import threading
 import types
@@ -320,15 +319,6 @@ def descriptors() -> Iterator[list[int]]:
         yield [sock.fileno() for sock, _ in pairs]
 
 
-@pytest.fixture(params=["epoll", "selectors"])
-def _selector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "selectors":
-        monkeypatch.setattr(file_transfer, "HAS_EPOLL", False)
-    elif not hasattr(select, "epoll"):
-        pytest.skip("only Linux has it")
-
-
-@pytest.mark.usefixtures("_selector")
 async def test_many_sockets_with_room_share_the_loop_with_others(
     descriptors: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +338,6 @@ async def test_many_sockets_with_room_share_the_loop_with_others(
     assert set(called.values()) == {3}, "some were called before others that had waited longer"
 
 
-@pytest.mark.usefixtures("_selector")
 async def test_callback_may_stop_watching_all_sockets(descriptors: list[int]) -> None:
     called = []
 

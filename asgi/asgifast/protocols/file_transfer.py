@@ -22,11 +22,9 @@ import contextlib
 import enum
 import os
 import select
-import selectors
 import socket
 import time
 from collections.abc import Callable
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.sockets import FileSegment, FileTruncated, release_send_buffer
@@ -44,10 +42,8 @@ WINDOW_BYTES = 1024 * 1024
 # Between two attempts while the kernel has no memory for TCP: no event says when it has again.
 _WITHOUT_MEMORY_S = 0.1
 
-# Whether one selector can watch another on this system.
-CAN_WATCH = hasattr(selectors.DefaultSelector, "fileno")
+# Other systems have files read and written.
 HAS_EPOLL = hasattr(select, "epoll")
-_WRITABLE = getattr(select, "EPOLLOUT", 0)
 # How long callbacks may take in one turn of the loop: many times what the next turn costs.
 TURN_S = 0.001
 # So many callbacks between two looks at the clock: together they should take no longer than a turn,
@@ -255,13 +251,12 @@ class FileTransfer:
 
 # Sockets with room. An event loop refuses to watch the descriptor of a transport's socket, and a
 # duplicate would count against the process's limit for as long as the client reads. So one selector
-# watches all such sockets of a loop, and the loop watches the selector: epoll and kqueue can be
-# nested. The selector exists as long as it watches a socket.
+# watches all such sockets of a loop, and the loop watches the selector: epoll can be nested. The
+# selector exists as long as it watches a socket.
 #
 # Thousands of downloads may have room at once, such as when a link recovers. Serving all of them in
 # one turn of the loop would delay everything else, so that a turn ends after TURN_S. The next one
-# begins with those not served: epoll puts the events that it has reported behind the others, and
-# for other selectors the rest is remembered.
+# begins with those not served: epoll puts the events that it has reported behind the others.
 
 
 def call_while_writable(
@@ -275,7 +270,7 @@ def call_while_writable(
     if watched is None:
         watched = _watched[loop] = _Watched()
         loop.add_reader(watched.epoll.fileno(), watched.call_ready)
-    watched.epoll.register(fd, _WRITABLE)
+    watched.epoll.register(fd, select.EPOLLOUT)
     watched.callbacks[fd] = callback
 
 
@@ -294,8 +289,8 @@ class _Watched:
     """The watched sockets of a loop, and their callbacks."""
 
     def __init__(self) -> None:
-        # epoll itself, without the objects that the selectors module makes of each event.
-        self.epoll: Any = select.epoll() if HAS_EPOLL else _LikeEpoll()
+        # Not the selectors module, which makes objects of each event.
+        self.epoll = select.epoll()
         self.callbacks: dict[int, Callable[[], object]] = {}
 
     def call_ready(self) -> None:
@@ -310,35 +305,6 @@ class _Watched:
                     callback()
             if len(ready) < EVENTS_AT_ONCE or time.monotonic() >= end:
                 return
-
-
-class _LikeEpoll:
-    """kqueue, on macOS and the BSDs: it reports all events at once, always in the same order."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._reported: dict[int, int] = {}  # not returned yet, in order
-        self.close = self._selector.close
-
-    def fileno(self) -> int:
-        return self._selector.fileno()  # type: ignore[attr-defined,unused-ignore,no-any-return]
-
-    def register(self, fd: int, events: int) -> None:
-        self._selector.register(fd, selectors.EVENT_WRITE)
-
-    def unregister(self, fd: int) -> None:
-        self._selector.unregister(fd)
-        self._reported.pop(fd, None)
-
-    def poll(self, timeout: float, count: int) -> list[tuple[int, int]]:
-        """Descriptors with room, those that have waited longest first."""
-        reported = self._reported
-        if not reported:
-            reported.update((key.fd, events) for key, events in self._selector.select(timeout))
-        ready = list(islice(reported.items(), count))
-        for fd, _ in ready:
-            del reported[fd]
-        return ready
 
 
 _watched: dict[asyncio.AbstractEventLoop, _Watched] = {}

@@ -262,11 +262,9 @@ def _by_address(protocol: Any) -> ConnectionsByAddress | None:
 def _counter(most: float, proxies: str) -> ConnectionsByAddress:
     """For all connections of a process that have the same options."""
     trusted: Any = ProxyHeadersMiddleware(cast("Any", None), proxies)
-    # The oldest uvicorns keep "*" apart from the hosts.
-    trusts_all = bool(getattr(trusted, "always_trust", False))
     return ConnectionsByAddress(
         most,
-        lambda address: trusts_all or address in trusted.trusted_hosts,
+        lambda address: address in trusted.trusted_hosts,
         logging.getLogger("uvicorn.error").warning,
     )
 
@@ -340,7 +338,7 @@ class Upload:
             received.drop()
             await self._refuse(cycle, self.error)
             raise self.error
-        if type(message["body"]) is not bytes:  # the oldest uvicorns pass on cycle.body
+        if type(message["body"]) is not bytes:  # an older uvicorn passes on cycle.body
             message["body"] = bytes(message["body"])
         cycle.body = received
         if message["more_body"] and cycle.flow.read_paused:

@@ -20,7 +20,6 @@ socket; a file's descriptor is its sender's.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
-from .file_transfer import CAN_WATCH, FileTransfer, Progress
+from .file_transfer import HAS_EPOLL, FileTransfer, Progress
 from .receiving import linger
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ class CoalescingTransport(asyncio.Transport):
         self.real = transport
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.is_receiving: Callable[[], bool] | None = None
-        self.can_sendfile = (
-            CAN_WATCH and hasattr(os, "sendfile") and transport.get_extra_info("sslcontext") is None
-        )
+        self.can_sendfile = HAS_EPOLL and transport.get_extra_info("sslcontext") is None
         self._loop = loop
         self._pending: list[bytes | bytearray | memoryview] = []
         self._size = 0

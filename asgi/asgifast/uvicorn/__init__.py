@@ -1,6 +1,6 @@
 """uvicorn's own HTTP protocols, sending with sendfile.
 
-    uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app     (uvicorn 0.36 or newer)
+    uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app
     uvicorn --http asgifast.uvicorn:AutoZttpProtocol module:app      (HTTP/2 too: uvicorn 0.54)
     uvicorn.run(app, http=H11Protocol)
 

@@ -17,8 +17,8 @@ from uvicorn.protocols.http import httptools_impl
 _STATE = {"chunked_encoding", "expected_content_length"}
 _METHODS = {
     "_should_upgrade", "_unset_keepalive_if_required", "handle_websocket_upgrade", "on_body",
-    "on_header", "on_headers_complete", "on_message_begin", "on_message_complete", "on_url",
-    "send_400_response",
+    "_unsupported_upgrade_warning", "on_header", "on_headers_complete", "on_message_begin",
+    "on_message_complete", "on_url", "send_400_response",
 }  # fmt: skip
 check(httptools_impl, "HttpToolsProtocol", _STATE, *_METHODS)
 
@@ -45,8 +45,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
             if self._should_upgrade():
                 self.handle_websocket_upgrade(rest=rest)
                 return
-            if warn := getattr(self, "_unsupported_upgrade_warning", None):
-                warn()  # the oldest uvicorns' _should_upgrade() has done so
+            self._unsupported_upgrade_warning()
             if self.scope["method"] != "CONNECT":  # what follows that one is no HTTP
                 self._read_on(rest)
 

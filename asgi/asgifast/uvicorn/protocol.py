@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 from wsgifast.checks import needs, shown
 from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGIFastError
@@ -97,29 +97,18 @@ _OF_THE_PROTOCOL = {
 }  # fmt: skip
 
 
-class _Served:
-    """What all connections of a server share: the app, and which extensions it is offered."""
+class _Served(NamedTuple):
+    """What all connections of a server share."""
 
-    __slots__ = ("app", "call", "offer")
-
-    def __init__(self, app: Any, pathsend: bool | None) -> None:
-        self.app = app
-        self.call: ASGIApp = instrumented(app)
-        self.offer = Offer(app, pathsend, {COALESCING: {}})
+    call: ASGIApp
+    offer: Offer
 
 
-# By the app's number, as not every app is hashable, and the protocol's option.
-_served: dict[tuple[int, bool | None], _Served] = {}
-_MAX_SERVED = 64
-
-
-def _served_by(app: Any, pathsend: bool | None) -> _Served:
-    served = _served.get((id(app), pathsend))
-    if served is None or served.app is not app:
-        if len(_served) >= _MAX_SERVED:
-            _served.clear()
-        served = _served[id(app), pathsend] = _Served(app, pathsend)
-    return served
+@lru_cache(maxsize=64)
+def _served_by(config: Any, pathsend: bool | None) -> _Served:
+    """For uvicorn's configuration, as not every app is hashable, and the protocol's option."""
+    app = config.loaded_app
+    return _Served(instrumented(app), Offer(app, pathsend, {COALESCING: {}}))
 
 
 async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,7 +140,7 @@ class FileSending(_Base):
     """
 
     # With two attributes more CPython gives every one of uvicorn's objects a dictionary of its own.
-    __slots__ = ("_answered", "_app")
+    __slots__ = ("_answered", "_served")
 
     pathsend: ClassVar[bool | None] = None
     body_limit_bytes: ClassVar[int | None] = None
@@ -191,7 +180,7 @@ class FileSending(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._app = _served_by(self.app, self.pathsend)
+        self._served = _served_by(self.config, self.pathsend)
         self.app = self._answer
         # Of the request that is answered, over HTTP/1.1; uvicorn's `cycle` was read last.
         self._answered: Any = None
@@ -223,10 +212,10 @@ class FileSending(_Base):
         ):
             await self._refuse(cycle, BodyTooLarge(limit_bytes))
             return None
-        served = self._app
-        extensions = served.offer.offered_at(scope["path"])
+        served = self._served
+        extensions = served.offer.extensions_for(scope["path"])
         if extensions is None:
-            extensions = await served.offer.decided_at(scope["path"])
+            extensions = await served.offer.decided_for(scope["path"])
         offered = scope.get("extensions")
         scope["extensions"] = {**offered, **extensions} if offered else {**extensions}
         # Attribute by attribute: a constructor would be one more call for every request.
