@@ -21,8 +21,7 @@ def _minor(version: str) -> str:
 _UVICORNS = {
     _minor(version)
     for version in (
-        UVICORN.oldest, UVICORN.newest, UVICORN.with_class_names, UVICORN.with_zttp,
-        *UVICORN.known_send,
+        UVICORN.oldest, UVICORN.newest, UVICORN.with_zttp, *UVICORN.known_send,
     )
 }  # fmt: skip
 _GUNICORN = "{}.{}".format(*OLDEST)
@@ -59,7 +58,6 @@ def test_pages_name_the_supported_range() -> None:
     assert gunicorns in (ROOT / "docs/reference/fastworker.md").read_text()
     page = (ROOT / "docs/reference/asgi.md").read_text()
     assert f"under uvicorn, {uvicorns}," in page
-    assert f"(before {_minor(UVICORN.with_class_names)} its command line takes no class" in page
     assert f"`--http zttp --http2` ({_minor(UVICORN.with_zttp)}," in page
     assert f"to do the same: in {' and '.join(UVICORN.known_send)}," in page
 

@@ -2,8 +2,8 @@
 
 - :class:`ASGIFast` wraps any ASGI app, on any server.
 - :class:`StaticFiles` serves directories; :class:`FileResponse` takes the place of Starlette's.
-- :mod:`asgifast.uvicorn` has uvicorn's protocols with sendfile, :mod:`asgifast.workers` gunicorn
-  workers that run them.
+- :mod:`asgifast.uvicorn` has uvicorn's protocols with sendfile, :mod:`asgifast.workers` a gunicorn
+  worker that runs them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import stat
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypedDict, cast
+from typing import Any, NamedTuple, Protocol
 
 from wsgifast.errors import BodyError
 from wsgifast.files import ByteRange
@@ -22,8 +22,6 @@ from wsgifast.sockets.sending import open_regular
 from .loops import Event, new_event
 
 Scope = MutableMapping[str, Any]
-# Any message; the classes below are for those whose type is known. It is not their union, or mypy
-# would not accept Starlette's apps, whose messages are of this type, as apps.
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -57,10 +55,6 @@ FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class HasFileno(Protocol):
-    def fileno(self) -> int: ...
-
-
 class PlannedBody(NamedTuple):
     """A complete body: bytes, and ranges of an open file.
 
@@ -74,70 +68,14 @@ class PlannedBody(NamedTuple):
     path: str | None = None
 
 
-class ResponseStart(TypedDict):
-    """http.response.start: the head, which servers hold until the first message behind it."""
-
-    type: str
-    status: int
-    # Names in lower case.
-    headers: Iterable[tuple[bytes, bytes]]
-
-
-class ResponseBody(TypedDict):
-    """http.response.body: a part of the body; the last one has no `more_body`."""
-
-    type: str
-    body: bytes
-    more_body: bool
-
-
-class _PathSendFile(TypedDict):
-    type: str
-    # Absolute.
-    path: str | os.PathLike[str]
-
-
-class PathSend(_PathSendFile, total=False):
-    """http.response.pathsend: the whole body is the file at a path, or a range of it.
-
-    Only a server whose extension is {"ranges": True} accepts a range; that is proposed for ASGI.
-    """
-
-    # Bytes; without an offset from the file's beginning, without a count to its end.
-    offset: int
-    count: int
-
-
-class _ZeroCopySendFile(TypedDict):
-    type: str
-    # A descriptor, or an object with fileno().
-    file: int | HasFileno
-
-
-class ZeroCopySend(_ZeroCopySendFile, total=False):
-    """http.response.zerocopysend: a part of the body is a range of an open file."""
-
-    # Without an offset: from the file's current position, which moves on.
-    offset: int
-    # Without a count: to the end of the file.
-    count: int
-    more_body: bool
-
-
 def response_start(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
     """Return a response's head, with a copy of the headers: middleware may add to them."""
-    start: ResponseStart = {
-        "type": "http.response.start",
-        "status": status,
-        "headers": list(headers),
-    }
-    return start  # type: ignore[return-value]
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
 
 
 def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
     """Return a part of a body, by default the last one."""
-    part: ResponseBody = {"type": "http.response.body", "body": body, "more_body": more_body}
-    return part  # type: ignore[return-value]
+    return {"type": "http.response.body", "body": body, "more_body": more_body}
 
 
 def copied_head(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], bool]:
@@ -199,13 +137,15 @@ class RequestedFile(NamedTuple):
 
 
 def parse_zerocopysend(message: Message) -> RequestedFile:
-    """Return what a zerocopysend message asks for.
+    """Return what a zerocopysend message asks for: a range of an open file, a part of the body.
+
+    `file` is a descriptor, or has one. Without `offset` the range begins at the file's current
+    position, which moves on; without `count` it goes to the end of the file.
 
     :raises BodyError: if its file has no descriptor, or one whose bytes are others than the file's
         (a GzipFile, say), or if offset or count is no number of bytes.
     """
-    asked = cast("ZeroCopySend", message)
-    file, offset, count = asked["file"], asked.get("offset"), asked.get("count")
+    file, offset, count = message["file"], message.get("offset"), message.get("count")
     _check_range(ZEROCOPYSEND, offset, count)
     if isinstance(file, int):
         fd = file
@@ -267,13 +207,15 @@ class RequestedPath:
 def parse_pathsend(message: Message) -> RequestedPath:
     """Return what a pathsend message asks for, with its path made absolute.
 
+    Only a server whose extension is {"ranges": True} accepts `offset` and `count`; that is proposed
+    for ASGI.
+
     The extension requires an absolute path. Starlette's FileResponse passes on the path that it was
     made with, which may be relative to the working directory.
 
     :raises BodyError: if it has no path, or if offset or count is no number of bytes.
     """
-    asked = cast("PathSend", message)
-    path, offset, count = asked.get("path"), asked.get("offset"), asked.get("count")
+    path, offset, count = message.get("path"), message.get("offset"), message.get("count")
     if not isinstance(path, (str, os.PathLike)):
         raise BodyError(f"{PATHSEND} needs a path, not {path!r}")
     _check_range(PATHSEND, offset, count)

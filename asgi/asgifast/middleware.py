@@ -15,7 +15,6 @@ from wsgifast.http.head import raw_headers
 from wsgifast.metrics import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
-from .buffered_bodies import buffer_bytes
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .content_coding import ContentCoding
 from .files import FileSender, Received
@@ -41,7 +40,7 @@ from .messages import (
     whole_body,
 )
 from .pathsend import Offer, PathsendDecision, without_files
-from .request_bodies import call_limited
+from .request_bodies import buffer_bytes, call_limited
 from .whole_responses import whole_sender_for
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from asgifast import ASGIFast
-from asgifast.buffered_bodies import IN_MEMORY, ON_DISK
 from asgifast.messages import Receive, Scope, Send
+from asgifast.request_bodies import IN_MEMORY, ON_DISK
 from fastapi import FastAPI, Request
 
 from tests.support.limited_app import LIMIT

@@ -11,25 +11,16 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-import uvicorn
-from asgifast.whole_responses import UVICORN
-
 from tests.support.servers import LiveServer, free_port, live_server
 
 __all__ = [
-    "BARE", "OTHER_SERVERS", "OURS", "OURS_ON_GUNICORN", "SERVERS", "UVICORN_TAKES_NAMES",
+    "BARE", "OTHER_SERVERS", "OURS", "OURS_ON_GUNICORN", "SERVERS",
     "asgi_server", "open_files", "refuses_connections",
 ]  # fmt: skip
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")[:2]))
-
-
-UVICORN_TAKES_NAMES = _numbers(uvicorn.__version__) >= _numbers(UVICORN.with_class_names)
-
 _UVICORN = (
-    "-m tests.asgi.run_uvicorn --host 127.0.0.1 --port {port} --log-level warning "
+    "-m uvicorn --host 127.0.0.1 --port {port} --log-level warning "
     "--http {http} --loop {loop} {app}"
 )
 _HYPERCORN = "-m hypercorn --bind 127.0.0.1:{port} --worker-class {loop} {app}"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import trio
-from asgifast import ASGIFast, buffered_bodies
-from asgifast.buffered_bodies import BufferedBody
+from asgifast import ASGIFast, request_bodies
 from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.request_bodies import BufferedBody
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,8 +41,8 @@ def _nothing_is_left() -> Iterator[None]:
     """What is buffered is dropped at the end of its request, and descriptors are closed."""
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert buffered_bodies.IN_MEMORY.used_bytes == 0
-    assert buffered_bodies.ON_DISK.used_bytes == 0
+    assert request_bodies.IN_MEMORY.used_bytes == 0
+    assert request_bodies.ON_DISK.used_bytes == 0
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -82,11 +82,11 @@ def test_any_messages_of_a_body_reach_the_app_unchanged(
 ) -> None:
     """Whatever there is room for, in memory and on the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buffered_bodies, "_IN_MEMORY_BYTES", in_memory)
-        patch.setattr(buffered_bodies, "IN_MEMORY", Budget(budget))
-        patch.setattr(buffered_bodies, "ON_DISK", Budget(disk))
+        patch.setattr(request_bodies, "_IN_MEMORY_BYTES", in_memory)
+        patch.setattr(request_bodies, "IN_MEMORY", Budget(budget))
+        patch.setattr(request_bodies, "ON_DISK", Budget(disk))
         assert b"".join(asyncio.run(through(pieces))) == b"".join(pieces)
-        assert buffered_bodies.IN_MEMORY.used_bytes == buffered_bodies.ON_DISK.used_bytes == 0
+        assert request_bodies.IN_MEMORY.used_bytes == request_bodies.ON_DISK.used_bytes == 0
 
 
 def test_body_of_one_message_is_passed_on_as_it_came() -> None:
@@ -178,7 +178,7 @@ async def test_request_that_is_cancelled_leaves_nothing() -> None:
     scope = sized([b"x" * PIECE] * 20)
     task = asyncio.ensure_future(ASGIFast(echo, buffer_bodies=True)(scope, receive, send))
     await came.wait()
-    assert buffered_bodies.ON_DISK.used_bytes > 0
+    assert request_bodies.ON_DISK.used_bytes > 0
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -206,7 +206,7 @@ def test_request_that_is_cancelled_on_trio_leaves_nothing() -> None:
 
 
 async def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffered_bodies, "IN_MEMORY", Budget(MIB))
+    monkeypatch.setattr(request_bodies, "IN_MEMORY", Budget(MIB))
     most = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -220,7 +220,7 @@ async def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPat
         async def receive() -> Message:
             nonlocal most
             await asyncio.sleep(0)
-            most = max(most, buffered_bodies.IN_MEMORY.used_bytes)
+            most = max(most, request_bodies.IN_MEMORY.used_bytes)
             return received.pop(0)
 
         sent: list[Message] = []
@@ -257,7 +257,7 @@ def test_files_are_written_and_closed_by_other_threads(monkeypatch: pytest.Monke
             threads.append(threading.get_ident())
             super().close()
 
-    monkeypatch.setattr(buffered_bodies, "TemporaryFile", Watched)
+    monkeypatch.setattr(request_bodies, "TemporaryFile", Watched)
     asyncio.run(through([b"x" * PIECE] * 30))
     assert threads
     assert threading.get_ident() not in threads

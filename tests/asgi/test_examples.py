@@ -7,7 +7,6 @@ import shlex
 
 import pytest
 
-from tests.asgi.servers import UVICORN_TAKES_NAMES
 from tests.support.servers import ROOT, free_port, live_server
 
 
@@ -17,8 +16,6 @@ def test_asgi_example_serves_every_byte(example: str, rows: int) -> None:
     source = (ROOT / "examples" / f"{example}.py").read_bytes()
     found = re.search(r"^(uvicorn|gunicorn) .*$", source.decode(), re.MULTILINE)
     assert found is not None, f"examples/{example}.py shows no command"
-    if found[1] == "uvicorn" and not UVICORN_TAKES_NAMES:
-        pytest.skip("this uvicorn's command takes no protocol by its name")
     port = free_port()
     bind = (
         ["--port", str(port)]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.asgi.servers import UVICORN_TAKES_NAMES
 from tests.support import forkserver
 from tests.support.http import Connection, get
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
@@ -26,12 +25,7 @@ UVICORN = "-m uvicorn --http asgifast.uvicorn:{protocol} --port {port}"
 GUNICORN = "-m gunicorn --no-control-socket -b 127.0.0.1:{port} -k asgifast.workers.{worker}"
 APP = "tests.asgi.metered:app"
 _PATIENCE_S = 60.0
-_PROTOCOL = pytest.param(
-    "H11Protocol",
-    marks=pytest.mark.skipif(
-        not UVICORN_TAKES_NAMES, reason="this uvicorn's --http takes no class"
-    ),
-)
+KINDS = ["H11Protocol", "FastUvicornWorker"]
 
 
 def _command(kind: str, port: int) -> list[str]:
@@ -40,7 +34,7 @@ def _command(kind: str, port: int) -> list[str]:
     return UVICORN.format(protocol=kind, port=port).split()
 
 
-@pytest.mark.parametrize("kind", [_PROTOCOL, "FastUvicornWorker"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_asgi_workers_are_added_up(kind: str, tmp_path: Path) -> None:
     port, metrics = free_port(), free_port()
     (tmp_path / "blocking").touch()
@@ -107,7 +101,7 @@ def test_metrics_address_in_gunicorns_configuration_is_used(tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", [_PROTOCOL, "FastUvicornWorker"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("address", ["nonsense", "taken"])
 def test_metrics_address_that_cannot_work_ends_asgi_servers(kind: str, address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -30,7 +30,6 @@ from tests.support.servers import free_port, live_server
 
 from .layers import BEARING, MIDDLEWARE, TEXT, Counting, bare, routes, starlette
 from .protocols import served
-from .servers import UVICORN_TAKES_NAMES
 from .support import call, scope_of
 
 
@@ -245,7 +244,6 @@ COMMANDS = {
 }
 
 
-@pytest.mark.skipif(not UVICORN_TAKES_NAMES, reason="this uvicorn's command line takes no class")
 def test_no_server_of_ours_sends_more_bytes(tmp_path: Path) -> None:
     (tmp_path / "static").mkdir()
     (tmp_path / "static" / "app.js").write_bytes(SCRIPT)

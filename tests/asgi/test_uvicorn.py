@@ -225,10 +225,9 @@ def test_kernel_sends_a_file_to_a_unix_socket(
         assert "sendfile" in events.read_text()
 
 
-@pytest.mark.parametrize("worker", ["FastUvicornWorker", "FastUvicornH11Worker"])
-def test_listener_is_closed_once(worker: str, files: Path) -> None:
+def test_listener_is_closed_once(files: Path) -> None:
     port = free_port()
-    options = f"-k asgifast.workers.{worker} --bind 127.0.0.1:{port} --no-control-socket"
+    options = f"-k asgifast.workers.FastUvicornWorker --bind 127.0.0.1:{port} --no-control-socket"
     argv = [sys.executable, "-m", "gunicorn", *options.split(), "tests.asgi.app:app"]
     env = {"ASGIFAST_TEST_FILES": str(files)}
     with live_server(argv, ("127.0.0.1", port), env=env) as server:

@@ -35,7 +35,7 @@ def _commands(port: int) -> dict[str, list[str]]:
             "-k", "wsgifast.workers.FastWorker", "-b", f"127.0.0.1:{port}", f"{PROJECT}.wsgi"
         ),
         "uvicorn": [
-            sys.executable, "-m", "tests.asgi.run_uvicorn", "--host", "127.0.0.1",
+            sys.executable, "-m", "uvicorn", "--host", "127.0.0.1",
             "--port", str(port), "--log-level", "warning",
             "--http", "asgifast.uvicorn:HttpToolsProtocol", f"{PROJECT}.asgi:application",
         ],
