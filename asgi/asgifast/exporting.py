@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from wsgifast.checks import configuration_names
 from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.metrics.collecting import Point, point, points_of, process_collectors
 from wsgifast.metrics.health import State, resident_bytes
@@ -28,17 +27,6 @@ from .messages import ASGIApp
 
 if TYPE_CHECKING:
     from .protocols.transport import CoalescingTransport
-
-    class _Worker:
-        cfg: Any
-        ppid: int
-
-        def load_wsgi(self) -> None: ...
-
-        async def _serve(self) -> None: ...
-
-else:
-    _Worker = object
 
 # The event loop's heartbeat.
 _BEAT_S = 1.0
@@ -66,30 +54,17 @@ def begin_under_uvicorn() -> None:
     server = os.getpid() if supervisor is None else supervisor.pid
     assert server is not None
     try:
-        wanted = _prepared(server)
+        wanted = wanted_metrics("metrics_bind", None)
+        if wanted is not None:
+            check(wanted, server)
     except (ConfigurationError, MissingExtra) as error:
         logging.getLogger("uvicorn.error").error("%s", error)
         sys.exit(_STARTUP_FAILURE)
     if wanted is not None:
-        _begin(wanted, server, asyncio.get_running_loop())
+        begin(wanted, server, asyncio.get_running_loop())
 
 
-def _prepared(server_pid: int, configured: object = None) -> Wanted | None:
-    """Set this worker's metrics up, before it imports the app and prometheus_client.
-
-    :param server_pid: of the process that ends when the server does.
-    :param configured: `metrics_bind` of the server's configuration.
-    :returns: the option; None if neither that nor WSGIFAST_METRICS is set.
-    :raises ConfigurationError: for what cannot work.
-    :raises MissingExtra: without prometheus_client.
-    """
-    wanted = wanted_metrics("metrics_bind", configured)
-    if wanted is not None:
-        check(wanted, server_pid)
-    return wanted
-
-
-def _begin(wanted: Wanted, server_pid: int, loop: Any) -> None:
+def begin(wanted: Wanted, server_pid: int, loop: Any) -> None:
     """Count and report from now on.
 
     :param loop: the event loop that serves; probes show whether it still runs.
@@ -118,37 +93,6 @@ def _of_the_worker() -> Iterator[Point]:
     yield point("wsgifast_worker_starts_total", 1)
     yield point("wsgifast_worker_memory_bytes", resident_bytes())
     yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
-
-
-class ExportingWorker(_Worker):
-    """A mixin for uvicorn's worker classes under gunicorn, which reports their metrics."""
-
-    _wanted: Wanted | None = None
-
-    def load_wsgi(self) -> None:
-        """Load the app, after choosing where its metrics go.
-
-        :raises AppImportError: if they cannot be served; gunicorn prints its message.
-        """
-        from gunicorn.errors import AppImportError
-
-        configured = configuration_names(self.cfg.config).get("metrics_bind")
-        wanted = wanted_metrics("metrics_bind", configured)
-        if wanted is not None and self.cfg.preload_app:
-            raise AppImportError(
-                f"{wanted}: with preload_app an ASGI app counts before its "
-                "workers are there; leave preload_app out"
-            )
-        try:
-            self._wanted = _prepared(self.ppid, configured)
-        except (ConfigurationError, MissingExtra) as error:
-            raise AppImportError(str(error)) from None
-        super().load_wsgi()
-
-    async def _serve(self) -> None:
-        if self._wanted is not None:
-            _begin(self._wanted, self.ppid, asyncio.get_running_loop())
-        await super()._serve()
 
 
 class Figures:

@@ -283,7 +283,7 @@ class _Exchange:
             send_whole = whole_sender_for(send)
             if send_whole is not None and not self._is_examined:
                 self.start = None  # whatever the server raises
-                if send_whole(getattr(send, "__self__", None), start, message, None):
+                if send_whole(getattr(send, "__self__", None), start, message):
                     return
                 self.start = start
         elif not self._is_examined:
@@ -346,9 +346,8 @@ class _Exchange:
         self.start = None  # it does not leave while a thread compresses
         start, message = await self._coding.whole(start, message)
         send_whole = whole_sender_for(self._server_send)
-        if send_whole is None or not send_whole(
-            getattr(self._server_send, "__self__", None), start, message, None
-        ):
+        server = getattr(self._server_send, "__self__", None)
+        if send_whole is None or not send_whole(server, start, message):
             self.start = start
             await forward_start(self, self._server_send)
             if self._scope["method"] == "HEAD":

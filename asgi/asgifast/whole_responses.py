@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ UVICORN = UvicornVersions(
 
 
 # Called as send_whole().
-SendWhole = Callable[[Any, Message, Message, "Callable[[bytes], object] | None"], bool]
+SendWhole = Callable[[Any, Message, Message], bool]
 
 _MODULE = "uvicorn.protocols.http.httptools_impl"
 # That module. None until uvicorn's send() is met: uvicorn may not be installed.
@@ -55,7 +56,6 @@ _httptools_impl: Any = None
 _known: dict[type, tuple[object, SendWhole | None]] = {}
 _UNKNOWN = None, None
 _MAX_KNOWN = 64
-_logged: set[str] = set()
 
 # Of these uvicorn's send() makes more than a line of the head.
 _NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
@@ -100,19 +100,21 @@ def _find(of: type, function: Any) -> SendWhole | None:
         return None
     version = str(getattr(sys.modules.get("uvicorn"), "__version__", None))
     if version not in UVICORN.known_send:
-        if version not in _logged:
-            _logged.add(version)
-            logger = logging.getLogger("uvicorn.error")
-            logger.warning(
-                "asgifast does not know the send() of uvicorn %s: small responses are sent by it, "
-                "which is slower; known: %s", version, ", ".join(UVICORN.known_send),
-            )  # fmt: skip
+        _log_unknown(version)
         return None
     _httptools_impl = module
     for status, line in module.STATUS_LINE.items():
         if has_body("GET", status):
             _status_lines[status] = line
     return send_whole
+
+
+@cache
+def _log_unknown(version: str) -> None:
+    logging.getLogger("uvicorn.error").warning(
+        "asgifast does not know the send() of uvicorn %s: small responses are sent by it, "
+        "which is slower; known: %s", version, ", ".join(UVICORN.known_send),
+    )  # fmt: skip
 
 
 def send_whole(

@@ -5,13 +5,16 @@ gunicorn -k asgifast.workers.FastUvicornWorker module:app
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from typing import Any
 
-from wsgifast.checks import needs
+from wsgifast.checks import configuration_names, needs
+from wsgifast.errors import ConfigurationError, MissingExtra
+from wsgifast.metrics.setup import Wanted, check, wanted_metrics
 
 with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):
-    import gunicorn  # noqa: F401
+    from gunicorn.errors import AppImportError
 
 try:
     from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -23,11 +26,11 @@ except ImportError:
         with needs("asgifast.workers", "uvicorn", "gunicorn,asgi"):
             from uvicorn.workers import UvicornWorker
 
-from .exporting import ExportingWorker
+from .exporting import begin
 from .uvicorn import HttpToolsProtocol
 
 
-class FastUvicornWorker(ExportingWorker, UvicornWorker):  # type: ignore[misc, unused-ignore]
+class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
     """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""
 
     CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
@@ -35,7 +38,35 @@ class FastUvicornWorker(ExportingWorker, UvicornWorker):  # type: ignore[misc, u
         "http": HttpToolsProtocol,
     }
 
+    cfg: Any
+    ppid: int
     sockets: list[Any]
+    _wanted: Wanted | None = None
+
+    def load_wsgi(self) -> None:
+        """Load the app, after choosing where its metrics go.
+
+        :raises AppImportError: if they cannot be served; gunicorn prints its message.
+        """
+        configured = configuration_names(self.cfg.config).get("metrics_bind")
+        try:
+            wanted = wanted_metrics("metrics_bind", configured)
+            if wanted is not None and self.cfg.preload_app:
+                raise ConfigurationError(
+                    f"{wanted}: with preload_app an ASGI app counts before its "
+                    "workers are there; leave preload_app out"
+                )
+            if wanted is not None:
+                check(wanted, self.ppid)
+        except (ConfigurationError, MissingExtra) as error:
+            raise AppImportError(str(error)) from None
+        self._wanted = wanted
+        super().load_wsgi()
+
+    async def _serve(self) -> None:
+        if self._wanted is not None:
+            begin(self._wanted, self.ppid, asyncio.get_running_loop())
+        await super()._serve()
 
     def run(self) -> None:
         # uvloop closes a listening descriptor itself, and marks a socket.socket as closed.

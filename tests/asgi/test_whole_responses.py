@@ -39,7 +39,7 @@ def _uvicorns_send() -> Any:
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before the first response."""
     monkeypatch.setattr(whole_responses, "_known", {})
-    monkeypatch.setattr(whole_responses, "_logged", set())
+    whole_responses._log_unknown.cache_clear()
 
 
 def test_newest_uvicorn_has_a_known_send() -> None:

@@ -32,7 +32,7 @@ from ..messages import (
     response_body,
     whole_body,
 )
-from ..whole_responses import add_sender, whole_sender_for
+from ..whole_responses import add_sender, send_whole, whole_sender_for
 from .file_body import FileBody
 
 if TYPE_CHECKING:
@@ -151,11 +151,10 @@ class Response:
 
     # A head and its body in one write
 
-    def send_both(self, start: Message, message: Message, write: object = None) -> bool:
-        """See :func:`~asgifast.whole_responses.send_whole`. `write` has no effect."""
+    def send_both(self, start: Message, message: Message) -> bool:
+        """See :func:`~asgifast.whole_responses.send_whole`."""
         cycle = self.cycle
-        send_whole = whole_sender_for(cycle.send)
-        if send_whole is None or self.start is not None or self.order is not None:
+        if whole_sender_for(cycle.send) is None or self.start is not None or self.order is not None:
             return False
         return send_whole(cycle, start, message, cycle.transport.write_now)
 
