@@ -29,6 +29,8 @@ except ImportError:
 from .exporting import begin
 from .uvicorn import HttpToolsProtocol
 
+__all__ = ["FastUvicornWorker"]
+
 
 class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
     """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""
