@@ -135,12 +135,6 @@ class Exchange:
             await body(self.send, b"m" * size, more=True)
         await body(self.send, b"!")
 
-    async def too_long(self) -> None:
-        await start(self.send, length(3))
-        await body(self.send, b"ab", more=True)
-        await body(self.send, b"cdef", more=True)
-        await body(self.send, b"")
-
     async def raises(self) -> None:
         await start(self.send)
         await body(self.send, b"sent before it failed", more=True)
@@ -212,11 +206,6 @@ class Exchange:
         os.close(writer)
         await self.send({"type": ZEROCOPYSEND, "file": reader})
         os.close(reader)
-
-    async def extensions(self) -> None:
-        names = " ".join(sorted(self.scope.get("extensions") or {})).encode()
-        await start(self.send, length(len(names)))
-        await body(self.send, names)
 
     async def stall(self) -> None:
         """Block the event loop, as if asgifast's own code did."""

@@ -41,10 +41,16 @@ def test_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -> 
 
 
 @pytest.mark.parametrize("status", [200, 203])
-def test_file_that_is_not_there_leaves_the_head_to_the_server(path: str, status: int) -> None:
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("extensions", [(), (PATHSEND,)])
+def test_file_that_is_not_there_leaves_the_head_to_the_server(
+    path: str, status: int, ranges: bool, extensions: tuple[str, ...]
+) -> None:
+    """A server with pathsend of its own would send the head before it looks."""
     sent: list[Message] = []
+    app = app_of(head(status=status), pathsend(path + "x"), ranges=ranges, conditional=ranges)
     with pytest.raises(FileNotFoundError):
-        call(app_of(head(status=status), pathsend(path + "x")), scope_of(), on_send=sent.append)
+        call(app, offering(*extensions), on_send=sent.append)
     assert not sent
 
 
@@ -60,9 +66,15 @@ def test_post_has_no_ranges(path: str) -> None:
 
 @pytest.mark.parametrize("extensions", [(), (PATHSEND,), (PATHSEND, ZEROCOPYSEND)])
 def test_head_sends_no_byte_of_a_file(path: str, extensions: tuple[str, ...]) -> None:
-    answer = call(app_of(START, pathsend(path)), offering(*extensions, method="HEAD"))
-    assert answer.body == b""
-    assert answer.types == ["http.response.start", "http.response.body"]
+    part = {**pathsend(path), "offset": 5, "count": 7}
+    with open(path, "rb") as file:
+        descriptors = zerocopy(file, count=3, more_body=True), zerocopy(file, count=4)
+        for messages in ((pathsend(path),), (part,), descriptors):
+            answer = call(app_of(START, *messages), offering(*extensions, method="HEAD"))
+            assert answer.body == b""
+            assert answer.types == ["http.response.start", "http.response.body"]
+    other = app_of(head(status=203), pathsend(path))
+    assert call(other, offering(*extensions, method="HEAD")).body == b""
 
 
 def test_app_that_knows_ranges_is_not_corrected(path: str) -> None:
@@ -152,7 +164,8 @@ def test_server_that_fails_leaves_no_descriptor(path: str) -> None:
             call(app, scope_of(), on_send=fail)
 
 
-def test_several_ranges_are_sent_by_descriptor(path: str) -> None:
+@pytest.mark.parametrize("ranges", [[(2, 4)], [(1, 2), (9, 12)]])
+def test_ranges_are_sent_by_descriptor(path: str, ranges: list[tuple[int, int]]) -> None:
     """`call` looks at the order of the messages; here each part is of the right bytes."""
     parts: list[bytes] = []
 
@@ -161,8 +174,10 @@ def test_several_ranges_are_sent_by_descriptor(path: str) -> None:
             parts.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
 
     app = app_of(START, pathsend(path))
-    assert call(app, offering(ZEROCOPYSEND, range="bytes=1-2,9-12"), on_send=read).status == 206
-    assert parts == [DATA[1:3], DATA[9:13]]
+    asked = "bytes=" + ",".join(f"{first}-{last}" for first, last in ranges)
+    scope = offering(PATHSEND, ZEROCOPYSEND, range=asked)
+    assert call(app, scope, on_send=read).status == 206
+    assert parts == [DATA[first : last + 1] for first, last in ranges]
 
 
 @pytest.mark.parametrize("extensions", [(), (PATHSEND, ZEROCOPYSEND)])
@@ -330,11 +345,6 @@ def test_part_by_path_is_the_same_on_every_server(
     assert DATA[message.get("offset", 0) : end] == expected
 
 
-def test_head_has_no_bytes_of_a_part_by_path(path: str) -> None:
-    app = app_of(START, {**pathsend(path), "offset": 5, "count": 7})
-    assert call(app, scope_of(method="HEAD")).body == b""
-
-
 def test_part_by_path_is_cut_at_its_declared_length(path: str) -> None:
     app = app_of(head((b"content-length", b"3")), {**pathsend(path), "offset": 5, "count": 7})
     assert call(app, scope_of()).body == DATA[5:8]
@@ -394,13 +404,6 @@ def test_server_of_ours_gets_the_message_unchanged(path: str) -> None:
         answer = call(app_of(START, message), offering(PLANNED, PATHSEND, ZEROCOPYSEND))
         assert answer.messages[1] is message
         assert file.tell() == 0, "the server moves it"
-
-
-def test_head_has_no_bytes_of_a_descriptor(path: str) -> None:
-    with open(path, "rb") as file:
-        app = app_of(START, zerocopy(file, count=3, more_body=True), zerocopy(file, count=4))
-        answer = call(app, offering(ZEROCOPYSEND, method="HEAD"))
-        assert (answer.types, answer.body) == (["http.response.start", "http.response.body"], b"")
 
 
 def test_descriptor_moves_on_where_no_offset_is_given(path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 from asgifast import ASGIFast
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from .protocols import turns
 from .support import START, body, scope_of
 
+Test = TypeVar("Test", bound=Callable[..., None])
 App = Callable[[Send, asyncio.Event], Awaitable[None]]
 
 
@@ -54,9 +56,18 @@ def sent_by(messages: list[Message]) -> list[bytes]:
     return re.findall(rb"<[^>]*>", joined)
 
 
+# Of a message behind one that was held: still held, about to be sent, or sent.
+BEHIND_HELD = [[[HELD_TURNS + 5] * (LONE_TURNS + 1) + [wait]] for wait in range(HELD_TURNS + 5)]
 WAITS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, 3, HELD_TURNS + 2]), max_size=60)
 
 
+def with_examples(test: Test) -> Test:
+    for tasks in BEHIND_HELD:
+        test = example(tasks, [])(test)
+    return test
+
+
+@with_examples
 @settings(max_examples=300, deadline=None)
 @given(tasks=st.lists(WAITS, min_size=1, max_size=3), pauses=WAITS)
 @example([[20] * 6 + [0] * 9, [20] * 6 + [1] * 9], [40, 1, 20, 1, 20, 1])
@@ -83,20 +94,6 @@ def test_each_tasks_messages_keep_their_order_and_none_is_lost(
     for name, waits in enumerate(tasks):
         mine = [message for message in arrived if message.startswith(b"<%d " % name)]
         assert mine == [b"<%d %d>" % (name, number) for number in range(len(waits))]
-
-
-@pytest.mark.parametrize("wait", range(HELD_TURNS + 5))
-def test_message_does_not_overtake_the_one_that_was_held(wait: int) -> None:
-    """Whether the one before is still held, is about to be sent, or was sent."""
-
-    async def app(send: Send, has_room: asyncio.Event) -> None:
-        for number in range(LONE_TURNS + 1):
-            await turns(HELD_TURNS + 5)
-            await send(body(b"<%d>" % number))
-        await turns(wait)
-        await send(body(b"<next>"))
-
-    assert sent_by(run(app)) == [b"<%d>" % n for n in range(LONE_TURNS + 1)] + [b"<next>"]
 
 
 def test_messages_of_one_task_never_overtake_each_other() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from asgifast.messages import (
     COALESCING,
     FILE_EXTENSIONS,
     PATHSEND,
-    ZEROCOPYSEND,
     Message,
     Receive,
     Scope,
@@ -40,16 +38,6 @@ def digits(tmp_path: Path) -> str:
     return str(tmp_path / "f")
 
 
-def test_file_is_handed_to_a_server_that_takes_paths(digits: str) -> None:
-    app = app_of(START, pathsend(digits))
-    scope = offering(PATHSEND)
-    answer = call(app, scope)
-    assert answer.types == ["http.response.start", PATHSEND]
-    assert dict(answer.headers)["accept-ranges"] == "bytes"
-    part = call(app, {**scope, "headers": [(b"range", b"bytes=2-4")]})
-    assert (part.status, part.body) == (206, b"234")
-
-
 def test_relative_path_is_made_absolute(
     digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,25 +51,6 @@ def test_relative_path_is_made_absolute(
 def test_pathsend_without_a_path_is_refused(path: object) -> None:
     with pytest.raises(BodyError, match="needs a path"):
         call(app_of(START, {"type": PATHSEND, "path": path}), scope_of())
-
-
-def test_range_is_handed_to_a_server_that_takes_descriptors(digits: str) -> None:
-    app = app_of(START, pathsend(digits))
-    scope = offering(PATHSEND, ZEROCOPYSEND, range="bytes=2-4")
-    message = call(app, scope).messages[1]
-    assert (message["type"], message["offset"], message["count"]) == (ZEROCOPYSEND, 2, 3)
-
-
-def test_reading_a_cold_file_blocks_no_loop(tmp_path: Path, blocking_calls: list[str]) -> None:
-    data = os.urandom(3_000_000)
-    (tmp_path / "f").write_bytes(data)
-    fd = os.open(tmp_path / "f", os.O_RDONLY)
-    message: Message = {"type": ZEROCOPYSEND, "file": fd, "offset": 5, "more_body": False}
-    os.fsync(fd)
-    os.posix_fadvise(fd, 1_000_000, 1_000_000, os.POSIX_FADV_DONTNEED)
-    assert call(app_of(START, message), scope_of()).body == data[5:]
-    assert not blocking_calls
-    os.close(fd)
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
@@ -109,11 +78,6 @@ def test_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path, si
             assert (await receive())["body"] == b"%d" % number * size, "nothing is lost"
 
     asyncio.run(ASGIFast(app)(scope_of(), receive, send))
-
-
-def test_head_of_another_status_reads_no_file(digits: str) -> None:
-    app = app_of({**START, "status": 203}, pathsend(digits))
-    assert call(app, scope_of(method="HEAD")).body == b""
 
 
 @pytest.mark.parametrize("size", [10, 300_000])
@@ -239,19 +203,6 @@ def test_client_that_leaves_after_the_app_has_received_ends_the_file(large: str)
     incoming = [REQUEST_END, GONE, GONE]
     assert len(sending_and_receiving(app, incoming, scope_of()).body) < LARGE_BYTES
     assert incoming == [GONE], "nothing more is listened for"
-
-
-def test_messages_that_come_during_a_file_are_received_in_order(large: str) -> None:
-    received: list[Message] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send(pathsend(large))
-        received.extend([await receive(), await receive()])
-
-    answer = sending_and_receiving(app, [REQUEST, REQUEST_END], scope_of())
-    assert received == [REQUEST, REQUEST_END]
-    assert len(answer.body) == LARGE_BYTES
 
 
 def test_receive_of_an_app_during_a_file_goes_on_waiting(large: str) -> None:

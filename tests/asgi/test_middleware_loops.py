@@ -351,16 +351,17 @@ async def test_file_that_shrinks_raises_while_the_client_is_watched(tmp_path: Pa
         await server.call(sending(START, pathsend(path)))
 
 
-async def test_message_that_came_during_a_file_is_received_after_it(tmp_path: Path) -> None:
+async def test_messages_that_come_during_a_file_are_received_in_order(tmp_path: Path) -> None:
     path = sparse(tmp_path / "f", FILE_BYTES)
 
     server = Server()
-    request: Message = {"type": "http.request", "body": b"upload", "more_body": False}
-    server.incoming = [request]
+    first: Message = {"type": "http.request", "body": b"up", "more_body": True}
+    last: Message = {"type": "http.request", "body": b"load", "more_body": False}
+    server.incoming = [first, last]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await sending(START, pathsend(path))(scope, receive, send)
-        assert await receive() == request
+        assert [await receive(), await receive()] == [first, last]
 
     await server.call(app)
     assert len(b"".join(server.bodies)) == FILE_BYTES

@@ -88,18 +88,6 @@ async def test_coalesced_message_beyond_the_length_is_refused_by_the_next_send(
         assert "Content-Length" in error
 
 
-async def test_body_shorter_than_declared_ends_the_connection(protocol: Any) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=10)
-        await body(send, b"ab", more=True)
-        await turns()
-        await body(send, b"cd")
-
-    async with serving(protocol, app) as client:
-        await client.send(GET)
-        assert len((await client.to_end()).partition(b"\r\n\r\n")[2]) < 10
-
-
 @pytest.mark.parametrize(
     "message",
     [

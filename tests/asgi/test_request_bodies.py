@@ -322,11 +322,12 @@ def test_answer_is_ended_once_the_client_is_silent(
     assert received_after == [30, 40]
 
 
-def test_websockets_and_lifespans_pass_through() -> None:
+@pytest.mark.parametrize("options", [{}, {"body_limit_bytes": 0, "decompress": True}])
+def test_websockets_and_lifespans_pass_through(options: dict[str, Any]) -> None:
     seen: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append((scope["type"], receive, send))
+        seen.append((scope, receive, send))
 
     async def receive() -> Message:
         raise AssertionError
@@ -334,10 +335,10 @@ def test_websockets_and_lifespans_pass_through() -> None:
     async def send(message: Message) -> None:
         raise AssertionError
 
-    limited = ASGIFast(app, body_limit_bytes=0, decompress=True)
     for kind in ("websocket", "lifespan"):
-        asyncio.run(limited({"type": kind, "headers": []}, receive, send))
-    assert seen == [("websocket", receive, send), ("lifespan", receive, send)]
+        scope: Scope = {"type": kind, "headers": []}
+        asyncio.run(ASGIFast(app, **options)(scope, receive, send))
+        assert seen.pop() == (scope, receive, send)
 
 
 # Live servers

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast
-from asgifast.messages import ASGIApp, Message, Receive, Scope, Send, response_body, response_start
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 from asgifast.uvicorn import HttpToolsProtocol
 from uvicorn.protocols.http import httptools_impl
 
 from .protocols import (
     GET,
-    HELLO,
     Client,
     body,
     is_sent_whole,
@@ -129,22 +128,6 @@ async def test_status_without_a_body_is_answered_at_once(stack: Stack, status: i
     app = sending(head(length(20_000), status=status), message(b"x" * 20_000, False))
     async with stack(app) as client:
         assert b" %d " % status in await client.ask()
-
-
-@pytest.mark.parametrize("declared", [True, False])
-async def test_messages_that_are_not_awaited_one_by_one_keep_their_order(
-    stack: Stack, declared: bool
-) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        sends = (
-            start(send, length=8 if declared else None),
-            body(send, b"abc", more=True),
-            body(send, b"defok"),
-        )
-        await asyncio.gather(*map(asyncio.create_task, sends))
-
-    answer = await _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
-    assert answer.index(b"abc") < answer.index(b"defok")
 
 
 async def test_message_of_another_type_is_refused(stack: Stack) -> None:
@@ -266,21 +249,3 @@ async def test_head_without_a_body_is_held_until_the_app_has_ended(
     }[ends]
     assert answer.startswith(b"HTTP/1.1 %b " % status)
     assert logged in caplog.text
-
-
-async def test_second_head_and_second_end_behind_a_held_head_are_refused() -> None:
-    refused: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=2)
-        refused.append(await refusal_of(send(response_start(200, []))))
-        await send(response_body(b"ok"))
-        refused.append(await refusal_of(send(response_body(b"ok"))))
-
-    async with serving(HttpToolsProtocol, app) as client:
-        await client.send(GET)
-        await client.until(b"\r\n\r\nok")
-        await client.send(HELLO)
-        await client.until(b"hello")
-    assert "http.response.body" in refused[0]
-    assert "after response already completed" in refused[1]

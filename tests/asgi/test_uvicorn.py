@@ -37,12 +37,6 @@ def tls(tmp_path: Path) -> tuple[str, ...]:
 
 
 @ours
-def test_extensions_for_files_are_offered(server: LiveServer) -> None:
-    names = server.get("/extensions").body.split()
-    assert {b"http.response.pathsend", b"http.response.zerocopysend"} <= set(names)
-
-
-@ours
 def test_head_and_body_leave_in_one_packet(server: LiveServer) -> None:
     def first_packet(target: str) -> bytes:
         with Connection(server.address) as connection:
@@ -60,14 +54,6 @@ def test_http_1_0_client_gets_a_whole_file(server: LiveServer, files: Path) -> N
     with Connection(server.address) as connection:
         answer = connection.request("/pathsend", version="1.0")
         assert answer.body == (files / "large").read_bytes()
-
-
-@ours
-def test_messages_beyond_the_content_length_are_not_sent(server: LiveServer) -> None:
-    with Connection(server.address) as connection:
-        connection.send_request("/too_long")
-        assert not connection.read_to_end().endswith(b"cdef")
-    assert server.get("/hello").body == b"hello"
 
 
 @ours

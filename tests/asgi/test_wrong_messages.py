@@ -13,7 +13,7 @@ from typing import Any
 import asgifast
 import pytest
 from asgifast import ASGIFast
-from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send, open_for_pathsend
+from asgifast.messages import PATHSEND, ASGIApp, Receive, Scope, Send, open_for_pathsend
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,6 @@ from uvicorn.protocols.http import h11_impl, httptools_impl
 
 from .layers import adds_a_header
 from .protocols import GET, PROTOCOLS, each_protocol, serving
-from .support import offering, pathsend, sending
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -89,6 +88,7 @@ WRONG: dict[str, list[Any]] = {
     "None as a message": [None],
     "too long": [start(), body(b"abcd")],
     "too short": [start(), body(b"ab")],
+    "too short in two": [start(), body(b"a", True), body(b"b")],
     "CR LF in a value": [start(headers=[LENGTH, (b"x", b"a\r\nevil: 1")]), body()],
     "LF in a value": [start(headers=[LENGTH, (b"x", b"a\nevil: 1")]), body()],
     "CR in a value": [start(headers=[LENGTH, (b"x", b"a\revil: 1")]), body()],
@@ -368,24 +368,6 @@ async def test_file_that_cannot_be_opened_is_a_500(
         answer = await client.to_end()
     assert answer.startswith(b"HTTP/1.1 500 "), answer
     assert b"Internal Server Error" in answer.partition(b"\r\n\r\n")[2]
-
-
-async def test_file_that_has_gone_is_no_head_on_another_server(tmp_path: Path) -> None:
-    """One with pathsend of its own would send the head before it looks."""
-    app = sending(start(), pathsend(str(tmp_path / "nothing")))
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    with pytest.raises(FileNotFoundError):
-        await ASGIFast(app, pathsend=True, ranges=False, conditional=False)(
-            offering(PATHSEND), receive, send
-        )
-    assert not sent
 
 
 # The server's end

@@ -18,7 +18,6 @@ import pytest
 from asgifast import ASGIFast, FileResponse
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
-from tests.support.http import Connection
 from tests.support.http2 import Answer, Connected
 from tests.support.process import open_descriptors
 from tests.support.servers import LiveServer
@@ -69,12 +68,6 @@ def test_app_is_served_over_http2_by_prior_knowledge(server: LiveServer, files: 
         assert large[200_000:400_000] in ranged.body
         for way in ("file", "ours", "static"):
             assert get(client, f"/stack/base-gzip/{way}/large").body == large
-
-
-def test_http_1_1_is_served_beside_http2(server: LiveServer, files: Path) -> None:
-    with Connection(server.address) as connection:
-        assert connection.request("/pathsend").body == (files / "large").read_bytes()
-        assert connection.request("/hello").body == b"hello"
 
 
 def test_http2_is_negotiated_by_alpn(files: Path, tmp_path: Path) -> None:

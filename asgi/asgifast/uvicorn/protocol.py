@@ -7,8 +7,9 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from wsgifast.checks import needs, shown
 from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGIFastError
@@ -97,7 +98,8 @@ _OF_THE_PROTOCOL = {
 }  # fmt: skip
 
 
-class _Served(NamedTuple):
+@dataclass(slots=True)
+class _Served:
     """What all connections of a server share."""
 
     call: ASGIApp
