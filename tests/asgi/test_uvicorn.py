@@ -57,14 +57,6 @@ def test_http_1_0_client_gets_a_whole_file(server: LiveServer, files: Path) -> N
 
 
 @ours
-def test_file_longer_than_declared_sends_no_byte_more(server: LiveServer, files: Path) -> None:
-    with Connection(server.address) as connection:
-        answer = connection.request("/pathsend?declared=200000")
-        assert answer.body == (files / "large").read_bytes()[:200_000]
-        assert connection.request("/hello").body == b"hello"
-
-
-@ours
 @pytest.mark.parametrize("size", [1024, 262_145])
 def test_file_shorter_than_declared_closes_and_is_logged(
     server: LiveServer, files: Path, size: int
