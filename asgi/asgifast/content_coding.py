@@ -73,12 +73,13 @@ class ContentCoding(ResponseCoding):
     :param scope: of the request.
     :ivar app_headers: those of the request for the app, which sees its own tags in the
         preconditions; None if nothing had to be changed.
+    :ivar is_file: the body is a file, which is sent as it is, unless its head has been sent.
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
 
     app_headers: RawHeaders | None = None
     _restored: tuple[str | None, str | None] | None = None
-    _is_file = False
+    is_file = False
     _send: Send
     # From this size on a block is compressed in a thread.
     _thread_bytes: int
@@ -148,10 +149,6 @@ class ContentCoding(ResponseCoding):
         self._send = send
         return self._send_coded
 
-    def leave_file(self, *, leaves: bool = True) -> None:
-        """Have the body sent as it is, unless its head has been sent: it is a file."""
-        self._is_file = leaves
-
     def file_coding(self, start: Message, size: int | None = None) -> str | None:
         """Return the coding for the file that is the body; None to send it as it is."""
         if size is None:
@@ -185,12 +182,12 @@ class ContentCoding(ResponseCoding):
     def _begin(self, start: Message) -> Message:
         """Decide about a response by its head; return the head to send."""
         headers = text_headers(start["headers"])
-        decide = self.decide if self._is_file else self.decide_page
+        decide = self.decide if self.is_file else self.decide_page
         decision = decide(start["status"], headers)
         if decision is None:
             return start
         changed = decision.headers
-        if decision.coding is not None and self._is_file:
+        if decision.coding is not None and self.is_file:
             changed = with_vary(headers)
         elif decision.coding is not None and self.method != "HEAD":
             self.compressor = self._made(decision, None)

@@ -307,7 +307,7 @@ class FileSender:
             if plan is not None and plan.status != 200:
                 await self._send_plan(start, plan)
                 return True
-        coding.leave_file(leaves=False)
+        coding.is_file = False
         note_sent_as(self._scope, "blocks")
         await self._forward_start()
         if facts.method == "HEAD":

@@ -106,7 +106,8 @@ class Request:
 
     :ivar app_scope: the scope in which the app's framework notes its route.
     :ivar status: 500 until the response starts.
-    :ivar is_handed_over: the server has yet to send the file, or the rest of it.
+    :ivar is_handed_over: the server has yet to send the file, or the rest of it; asgifast's
+        protocols set it, and :meth:`ended` follows.
     :ivar is_returned: the app has returned.
     :ivar sent_as: how the body is sent; ASGIFast sets it where the messages do not show it.
     """
@@ -180,12 +181,6 @@ class Request:
         declared = declared_length(self.headers)
         self.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
         del self.server_receive, self.server_send
-
-    # Called by asgifast's protocols.
-
-    def handed_over(self) -> None:
-        """The file is sent on when the app has returned; :meth:`ended` follows."""
-        self.is_handed_over = True
 
     def ended(self, unsent: int | None) -> None:
         """The file's end: so many bytes of it were not sent; None: none was."""

@@ -428,7 +428,7 @@ class _Exchange:
 
     async def _send_file(self, message: Message) -> None:
         if self._coding is not None:
-            self._coding.leave_file()
+            self._coding.is_file = True
         files = self._files
         if files is None:
             files = self._files = FileSender(

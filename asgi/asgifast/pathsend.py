@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from .dispatch import code_objects, leaves_bodies_alone, may_wrap_send
 from .loops import in_thread
-from .messages import PATHSEND, PLANNED, ZEROCOPYSEND
+from .messages import FILE_EXTENSIONS, ZEROCOPYSEND
 
 # Wrappers that pass on messages of any type, and the attribute with their app.
 _WRAPPERS = {
@@ -103,10 +103,10 @@ class PathsendDecision(NamedTuple):
         """What is added to the extensions that the app is offered."""
         if not self.offered:
             return {}
-        offered: dict[str, dict[str, Any]] = {PATHSEND: {"ranges": True}, PLANNED: {}}
-        if self.zerocopy:
-            offered[ZEROCOPYSEND] = {}
-        return offered
+        extensions = FILE_EXTENSIONS.copy()
+        if not self.zerocopy:
+            del extensions[ZEROCOPYSEND]
+        return extensions
 
 
 class Offer:
@@ -462,8 +462,4 @@ def _is_endpoint(of: type) -> bool:
 
 def without_files(offered: dict[str, Any]) -> dict[str, Any]:
     """Extensions without those for files."""
-    return {
-        name: options
-        for name, options in offered.items()
-        if name not in (PATHSEND, ZEROCOPYSEND, PLANNED)
-    }
+    return {name: options for name, options in offered.items() if name not in FILE_EXTENSIONS}

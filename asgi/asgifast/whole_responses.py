@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 from wsgifast.http.framing import LAST_CHUNK, chunk, has_body
 
@@ -26,24 +26,16 @@ from .coalescing import COALESCED_BYTES
 from .messages import Message, Send
 
 
-class UvicornVersions(NamedTuple):
-    """tests/test_versions.py compares pyproject.toml, pages and docstrings with them."""
+class UVICORN:
+    """Its versions; tests/test_versions.py compares pyproject.toml and pages with them."""
 
     # asgifast is tested with these.
-    oldest: str
-    newest: str
+    oldest = "0.38.0"
+    newest = "0.54.0"
     # From this one on it has zttp.
-    with_zttp: str
+    with_zttp = "0.54.0"
     # Whose send() over httptools is the one that whole_responses.py replaces.
-    known_send: tuple[str, ...]
-
-
-UVICORN = UvicornVersions(
-    oldest="0.38.0",
-    newest="0.54.0",
-    with_zttp="0.54.0",
-    known_send=("0.53.0", "0.54.0"),
-)
+    known_send = "0.53.0", "0.54.0"
 
 
 # Called as send_whole().

@@ -77,7 +77,7 @@ class FileBody:
         if self._rest is None:
             return False
         if self._recording is not None:
-            self._recording.handed_over()
+            self._recording.is_handed_over = True
         asyncio.get_running_loop().call_soon(self.start_task)
         return True
 
