@@ -258,7 +258,7 @@ async def test_send_buffer_that_cannot_be_set_is_no_hindrance(
             raise OSError(errno.EINVAL, "not any more")
         return True
 
-    monkeypatch.setattr(options, "limit_send_buffer", refusing)
+    monkeypatch.setattr(options, "round_trip_us", refusing)
     monkeypatch.setattr(file_transfer, "release_send_buffer", refusing)
     monkeypatch.setattr(file_transfer, "QUICK_S", 60.0)
     async with connected() as (transport, client):
