@@ -25,7 +25,7 @@ from wsgifast.metrics import Distribution
 from wsgifast.metrics import aggregation as module
 from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.collecting import point
-from wsgifast.metrics.health import is_alive, name_of_process, pid_in
+from wsgifast.metrics.health import is_alive, name_of_process, pid_in, processes
 from wsgifast.metrics.prometheus import FileReporter
 from wsgifast.metrics.setup import DIRECTORY
 
@@ -74,7 +74,7 @@ def test_counters_of_ended_processes_last(path: Path) -> None:
         assert sorted({file.name.rpartition("_")[2] for file in path.iterdir()}) == sorted(
             [f"{name_of_process(os.getpid())}.db", "wsgifast-dead.db"]
         )
-    assert directory.processes() == {name_of_process(os.getpid())}
+    assert processes(str(path)) == {name_of_process(os.getpid())}
 
 
 class Killed(BaseException):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.server.connections import CHUNKED, EXPECTS, HEAD, KNOWN, STREAMED
 from tests.support.process import open_descriptors
-from tests.workers.serving import has_setting, split_options
+from tests.workers.serving import split_options
 from wsgifast.errors import BodyTooLarge, RequestError
 from wsgifast.files.temporary import Budget
 from wsgifast.server.receiving import ASKED, COMPLETE, MORE, Receiver
@@ -21,7 +21,7 @@ from wsgifast.workers.options import options, parsers
 from wsgifast.workers.worker import FastWorker
 
 PEER = ("192.0.2.1", 4711)
-PYTHON_PARSER: dict[str, Any] = {"http_parser": "python"} if has_setting("http_parser") else {}
+PYTHON_PARSER: dict[str, Any] = {"http_parser": "python"}
 
 
 def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -111,7 +111,6 @@ def test_head_over_every_limit_is_refused_while_it_comes() -> None:
     assert raised.value.status == 431
 
 
-@pytest.mark.skipif(not PYTHON_PARSER, reason="gunicorn before 25.3 waits for the end")
 def test_line_ending_with_lf_alone_is_refused_at_once() -> None:
     with pytest.raises(Exception, match="Invalid"):
         receiver(**PYTHON_PARSER).take(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")

@@ -15,7 +15,6 @@ import django.core.handlers.wsgi
 import django.http
 import django.urls
 import django.views.decorators.csrf
-import falcon
 import flask
 
 _database = Path(tempfile.gettempdir(), f"wsgifast-{os.getppid()}.sqlite")
@@ -62,19 +61,6 @@ flask_app.get("/go")(go)
 @flask_app.get("/send")
 def send() -> flask.Response:
     return flask.send_file(__file__, conditional=True)
-
-
-class FalconResource:
-    def on_post(self, req: Any, resp: Any) -> None:
-        resp.media = {"got": req.media, "length": req.content_length}
-
-    def on_get(self, req: Any, resp: Any) -> None:
-        resp.stream = Path(__file__).open("rb")
-        resp.content_length = Path(__file__).stat().st_size
-
-
-falcon_app = falcon.App()
-falcon_app.add_route("/", FalconResource())
 
 
 django.conf.settings.configure(

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import gunicorn.config
-
 from tests.support import forkserver
 from tests.support.http import Address, reset_on_close
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
@@ -76,22 +74,16 @@ def using(parser: str) -> AbstractContextManager[object]:
     return mock.patch.object(own_options, "_uses_httptools", return_value=parser == "httptools")
 
 
-def has_setting(name: str) -> bool:
-    """Whether this gunicorn has a setting; `make test-oldest-gunicorn` runs an old one."""
-    return name in gunicorn.config.make_settings()
-
-
 def gunicorn_command(*arguments: str) -> list[str]:
     """gunicorn with four threads; see :func:`_command`."""
     return _command("--threads=4", *arguments)
 
 
 def _command(*arguments: str) -> list[str]:
-    """gunicorn without the control socket that newer versions open."""
-    quiet = ["--no-control-socket"] if has_setting("control_socket_disable") else []
+    """gunicorn without its control socket."""
     # The script, not `python -m`: what USR2 starts again must not find gunicorn/http as `http`.
     script = str(Path(sys.executable).with_name("gunicorn"))
-    return [script, *quiet, *arguments]
+    return [script, "--no-control-socket", *arguments]
 
 
 @contextlib.contextmanager

@@ -40,22 +40,16 @@ def lines(notes: Path) -> list[str]:
     return notes.read_text().split()
 
 
-def test_body_is_closed_in_its_thread_when_client_has_it_all(notes: Path) -> None:
-    with fast_worker() as server, contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(stalled(server, notes)) for _ in range(12)]
-        assert lines(notes) == []
-        for reader in readers:
-            assert len(reader.read(SIZE)) == SIZE
-        wait_for(lambda: len(lines(notes)) == 12, "all are closed")
-        assert lines(notes) == ["same"] * 12
-
-
-def test_body_is_closed_in_its_thread_when_client_leaves(notes: Path) -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+def test_body_is_closed_in_its_thread_when_client_has_it_all_or_leaves(
+    notes: Path, leaves: bool
+) -> None:
     with fast_worker() as server:
         with contextlib.ExitStack() as stack:
-            for _ in range(12):
-                stack.enter_context(stalled(server, notes))
+            readers = [stack.enter_context(stalled(server, notes)) for _ in range(12)]
             assert lines(notes) == []
+            for reader in readers:
+                assert leaves or len(reader.read(SIZE)) == SIZE
         wait_for(lambda: len(lines(notes)) == 12, "all are closed")
         assert lines(notes) == ["same"] * 12
 
@@ -113,17 +107,3 @@ def test_streams_without_end_are_closed_when_worker_ends(notes: Path) -> None:
         reader.read_head()
         assert server.stop() == 0
         assert lines(notes) == ["same"]
-
-
-def test_stuck_thread_does_not_keep_what_others_wait_for(notes: Path) -> None:
-    """Its close() is due, and it has been in the next request for stuck_after_s."""
-    with (
-        fast_worker(
-            "--threads=1", "--graceful-timeout=1", attributes={"stuck_after_s": 1.0}
-        ) as server,
-        stalled(server, notes) as reader,
-        Connection(server.address) as stuck,
-    ):
-        stuck.send_request("/stuck")
-        reader.read(SIZE)
-        wait_for(lambda: lines(notes) == ["other"], "it is closed")

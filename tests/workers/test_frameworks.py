@@ -1,4 +1,4 @@
-"""Flask, Django and Falcon, unchanged, on FastWorker."""
+"""Flask and Django, unchanged, on FastWorker."""
 
 from __future__ import annotations
 
@@ -60,15 +60,6 @@ def test_quick_lines_of_framework_stream_share_chunks(app: str) -> None:
             if fewest < 500:
                 break
         assert fewest < 500
-
-
-def test_falcon_bodies_and_files_work_on_fastworker() -> None:
-    app = "tests.workers.frameworks:falcon_app"
-    with fast_worker(app=app) as server, Connection(server.address) as connection:
-        headers = [("Content-Type", "application/json")]
-        response = connection.request("/", method="POST", headers=headers, body=b'{"a": 1}')
-        assert json.loads(response.body) == {"got": {"a": 1}, "length": 8}
-        assert connection.request("/").body == SOURCE
 
 
 @pytest.mark.parametrize("buffered", [True, False])

@@ -18,7 +18,7 @@ from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, has_setting, stats
+from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, stats
 
 pytestmark = pytest.mark.long
 
@@ -67,7 +67,7 @@ def client(
     if "read-write" in kind:
         options += ["--no-sendfile"]
     parser_options = []
-    if "python-parser" in kind and has_setting("http_parser"):
+    if "python-parser" in kind:
         parser_options = ["--http-parser=python"]
     with fast_worker(*options, *parser_options, attributes=attributes) as server:
         yield Client(server, tls, parser_options)
@@ -305,9 +305,6 @@ def gthread(client: Client) -> Iterator[LiveServer]:
 SAID_IN_OUR_WORDS = ("chunk size", "chunk end", "endless field")
 
 
-@pytest.mark.skipif(
-    not has_setting("http_parser"), reason="gthread before 25.3 resets some of them unanswered"
-)
 def test_bad_requests_get_answers_of_gthread(client: Client, gthread: LiveServer) -> None:
     bare_lf = may_end_head_with_bare_lf(gthread)
     for name, request in BAD_REQUESTS.items():

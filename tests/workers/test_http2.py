@@ -20,7 +20,7 @@ from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import fast_worker, gunicorn_command, has_setting, stats
+from tests.workers.serving import fast_worker, gunicorn_command, stats
 
 pytestmark = pytest.mark.long
 
@@ -57,8 +57,6 @@ REQUESTS = [
     ("/raise/first", "GET", b""),
     ("/environ?a=b", "GET", b""),
 ]
-# Versions before 26.2 send a body where there must be none.
-BODYLESS = {"/small/100", "/status/204"}
 # Of the environ: what differs from one server or connection to the next.
 CHANGING = {"SERVER_PORT", "REMOTE_PORT", "thread"}
 
@@ -72,8 +70,6 @@ def answers(worker: str, folder: Path) -> dict[str, object]:
         client = Client(connection.sock)
         client.begin()
         for path, method, body in REQUESTS:
-            if path in BODYLESS and not has_setting("http2_cleartext"):
-                continue
             answer = client.answer(client.send(path, method, body))
             answer.headers.pop("date", None)
             said[path] = answer
@@ -97,8 +93,7 @@ def test_http2_over_tls_gets_answers_of_gthread(tmp_path: Path) -> None:
         assert isinstance(untold, Answer)
         assert untold.headers[":status"] == told.headers[":status"] == "500"
         assert told.body != untold.body == b"Internal Server Error"
-    # Those before 26.2 send no more than a window of a body, and say nothing of server and time.
-    for path, answer in expected.items() if has_setting("http2_cleartext") else ():
+    for path, answer in expected.items():
         assert said[path] == answer, path
     large, echoed = said["/small/300000"], said["/echo"]
     assert isinstance(large, Answer)
@@ -131,39 +126,23 @@ def test_http2_and_http_1_share_a_tls_listener(tmp_path: Path) -> None:
         )
 
 
-needs_cleartext = pytest.mark.skipif(
-    not has_setting("http2_cleartext"), reason="came with gunicorn 26.2"
-)
+@pytest.fixture(scope="module")
+def cleartext() -> Iterator[LiveServer]:
+    with fast_worker("--http-protocols=h2,h1", "--http2-cleartext=both") as server:
+        yield server
 
 
-@pytest.fixture(scope="module", params=["prior-knowledge", "both"])
-def cleartext(request: pytest.FixtureRequest) -> Iterator[tuple[str, LiveServer]]:
-    mode = request.param
-    with fast_worker("--http-protocols=h2,h1", f"--http2-cleartext={mode}") as server:
-        yield mode, server
-
-
-@needs_cleartext
-def test_http2_with_prior_knowledge_is_served(cleartext: tuple[str, LiveServer]) -> None:
-    _, server = cleartext
-    with Connection(server.address) as connection:
+def test_http2_with_prior_knowledge_is_served(cleartext: LiveServer) -> None:
+    with Connection(cleartext.address) as connection:
         client = Client(connection.sock)
         client.begin()
         for size in (1000, 100_000):
             assert client.answer(client.send(f"/small/{size}")).body == block(size)
-    with Connection(server.address) as connection:  # and byte by byte
-        client = Client(connection.sock)
-        client.state.initiate_connection()
-        for byte in client.state.data_to_send():
-            connection.send(bytes([byte]))
-        assert client.answer(client.send("/small/10")).body == block(10)
 
 
-@needs_cleartext
-def test_nonsense_after_preface_ends_its_connection_only(cleartext: tuple[str, LiveServer]) -> None:
-    _, server = cleartext
+def test_nonsense_after_preface_ends_its_connection_only(cleartext: LiveServer) -> None:
     for nonsense in (bytes(64), b"\xff" * 64):
-        with Connection(server.address) as connection:
+        with Connection(cleartext.address) as connection:
             connection.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + nonsense)
             try:
                 while connection.sock.recv(65_536):
@@ -171,25 +150,18 @@ def test_nonsense_after_preface_ends_its_connection_only(cleartext: tuple[str, L
             except ConnectionResetError:
                 pass
     # An end that no other thread has taken the connection over from.
-    assert "Error in a connection" not in server.log()
+    assert "Error in a connection" not in cleartext.log()
     test_http2_with_prior_knowledge_is_served(cleartext)
 
 
-@needs_cleartext
-def test_request_with_upgrade_stays_http_1(
-    cleartext: tuple[str, LiveServer],
-) -> None:
-    mode, server = cleartext
+def test_request_with_upgrade_stays_http_1(cleartext: LiveServer) -> None:
     for headers in (
         [("Connection", "Upgrade"), ("Upgrade", "h2c")],
         [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "!")],
         [("Connection", "Upgrade"), ("Upgrade", "websocket")],
     ):
-        response = server.get("/small/5", headers=headers)
-        if mode == "prior-knowledge":
-            assert response.status == 400
-        else:
-            assert (response.status, response.body) == (200, block(5))
+        response = cleartext.get("/small/5", headers=headers)
+        assert (response.status, response.body) == (200, block(5))
 
 
 # Nothing holds a thread, and nothing is lost
@@ -225,32 +197,26 @@ def read_all(client: Client, streams: list[int]) -> None:
         assert client.answer(stream).body == body
 
 
-@needs_cleartext
-def test_slow_http2_readers_hold_no_thread(
-    cleartext: tuple[str, LiveServer],
-) -> None:
-    mode, server = cleartext
-    before = stats(server) if mode == "both" else None
-    with contextlib.ExitStack() as stack, slow_readers(server, 3) as readers:
+def test_slow_http2_readers_hold_no_thread(cleartext: LiveServer) -> None:
+    before = stats(cleartext)
+    with contextlib.ExitStack() as stack, slow_readers(cleartext, 3) as readers:
         for _ in range(8):
-            idle = Client(stack.enter_context(Connection(server.address)).sock)
+            idle = Client(stack.enter_context(Connection(cleartext.address)).sock)
             idle.begin()
             assert idle.answer(idle.send("/small/1")).body == block(1)
-        with Connection(server.address) as connection:
+        with Connection(cleartext.address) as connection:
             other = Client(connection.sock)
             other.begin()
             assert other.answer(other.send("/echo", "POST", block(100_000))).body == block(100_000)
         for client, streams in readers:
             read_all(client, streams)
-    if before is not None:
-        wait_for(
-            lambda: all(stats(server)[what] <= before[what] for what in ("fds", "threads")),
-            "their descriptors are closed",
-            interval=0.1,
-        )
+    wait_for(
+        lambda: all(stats(cleartext)[what] <= before[what] for what in ("fds", "threads")),
+        "their descriptors are closed",
+        interval=0.1,
+    )
 
 
-@needs_cleartext
 def test_replaced_worker_completes_http2_streams() -> None:
     options = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--graceful-timeout=30")
     with fast_worker(*options) as server, slow_readers(server, 3) as readers:

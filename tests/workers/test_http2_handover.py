@@ -6,15 +6,9 @@ import pytest
 from gunicorn.config import Config
 
 from tests.workers.bench import MakeBench, echo, hello
-from tests.workers.serving import has_setting
 from wsgifast.server.endpoint import IDLE, STREAMS
 from wsgifast.workers import FastWorker
 from wsgifast.workers.options import InvalidWorkerOption
-
-pytestmark = pytest.mark.skipif(
-    not has_setting("http2_cleartext"), reason="came with gunicorn 26.2"
-)
-
 
 ALLOWED = {"http_protocols": "h2,h1", "forwarded_allow_ips": "*"}
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

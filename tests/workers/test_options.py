@@ -267,11 +267,6 @@ def test_wrong_option_at_reload_leaves_options_unchanged(
     assert (FastWorker.body_limit_bytes, FastWorker.bodies_on_disk_bytes) == (6, 3)
 
 
-def _answers(server: LiveServer) -> int:
-    with Connection(server.address) as connection:
-        return connection.request("/echo", method="POST", body=b"a" * 200).status
-
-
 def configured_by(kind: str, folder: Path, configuration: str) -> tuple[str, dict[str, str]]:
     """gunicorn's setting `config`, and the environment for it.
 
@@ -323,10 +318,6 @@ def test_reload_applies_options_of_configuration_file(kind: str, tmp_path: Path)
     ("kind", "configuration", "sentence"),
     [
         ("file", f"{_CLASS}body_timeout_s = -1", "body_timeout_s=-1: expected seconds above 0"),
-        ("file", f"{_CLASS}body_limit_bytes = 2e7", "body_limit_bytes=20000000.0: expected bytes"),
-        ("file", f"{_CLASS}buffer_bodies = 'no'", "buffer_bodies='no': expected True or False"),
-        ("file", f"{_CLASS}body_limit = 9", "body_limit=9: there is no such attribute"),
-        ("file", f"{_CLASS}pass\nthreads = 0", "threads=0: FastWorker needs 1 or more"),
         ("module", f"{_NAME}body_limit_bytes = 'many'", "body_limit_bytes='many': expected bytes"),
         (
             "module",

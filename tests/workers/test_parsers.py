@@ -27,7 +27,7 @@ from tests.attacks.requests import SEEDS, cuts, mutated
 from tests.support.effort import LONG, effort
 from tests.support.programs import ProgramMissing
 from tests.workers.bench import GET, MakeBench, echo
-from tests.workers.serving import has_setting, using
+from tests.workers.serving import using
 from wsgifast.errors import RequestError
 from wsgifast.files.temporary import Budget
 from wsgifast.server.receiving import COMPLETE, MORE, Parser, Receiver
@@ -40,7 +40,7 @@ CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")
 
 TRUSTED, STRANGER = ("127.0.0.1", 4711), ("192.0.2.1", 4711)
 # gunicorn's own two, which answer in other words.
-HTTP_PARSERS = ["python", "fast"] if has_setting("http_parser") else [None]
+HTTP_PARSERS = ["python", "fast"]
 INSTALLED = [name for name in HTTP_PARSERS if name != "fast" or find_spec("gunicorn_h1c")]
 # What changes how a head is understood.
 SETTINGS: list[dict[str, Any]] = [
@@ -55,14 +55,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"limit_request_line": 30, "limit_request_fields": 3, "limit_request_field_size": 40},
     {"limit_request_line": 0, "limit_request_fields": 0, "limit_request_field_size": 0},
     {"proxy_protocol": "auto"},
-    *(
-        [
-            {"http_protocols": "h2,h1", "http2_cleartext": mode}
-            for mode in ("prior-knowledge", "both")
-        ]
-        if has_setting("http2_cleartext")
-        else []
-    ),
+    {"http_protocols": "h2,h1", "http2_cleartext": "prior-knowledge"},
+    {"http_protocols": "h2,h1", "http2_cleartext": "both"},
 ]
 
 
@@ -316,10 +310,8 @@ def test_parser_is_chosen_by_settings_and_packages(monkeypatch: pytest.MonkeyPat
         return type(parsers(SimpleNamespace(check_host=True), settings)(TRUSTED)).__name__
 
     assert found() == "HttptoolsParser"
-    if has_setting("http_parser"):  # a choice between gunicorn's own
-        assert found(http_parser="python") == "GunicornParser"
-    if has_setting("protocol"):
-        assert found(protocol="uwsgi") == "GunicornParser"
+    assert found(http_parser="python") == "GunicornParser"  # a choice between gunicorn's own
+    assert found(protocol="uwsgi") == "GunicornParser"
     monkeypatch.setitem(sys.modules, "httptools", None)  # as if it were not installed
     assert found() == "GunicornParser"
 
@@ -414,7 +406,6 @@ def uwsgi(body: bytes = b"", **variables: str) -> bytes:
     return b"\0" + len(block).to_bytes(2, "little") + b"\0" + block + body
 
 
-@pytest.mark.skipif(not has_setting("protocol"), reason="this gunicorn speaks HTTP only")
 @pytest.mark.parametrize("step", [1, 7, 10_000])
 def test_uwsgi_requests_in_any_packets_are_answered(make_bench: MakeBench, step: int) -> None:
     paths: list[str] = []

@@ -103,21 +103,6 @@ def test_recorder_records_method_status_and_size(begin: Begin) -> None:
     assert request.size == 3
 
 
-def test_recorder_aggregates_requests_of_same_labels(make_bench: MakeBench) -> None:
-    bench, metrics = make_bench(app_of([b"abc"])), RequestMetrics()
-    bench.worker._responses = ResponseRecorder(metrics, bench.log)
-    bench.begin_anew()
-    for _ in range(3):  # the first, and those that find its labels
-        bench.begin()
-    values = {point.metric.name: point.value for point in metrics.collect()}
-    duration = values["http_server_request_duration_seconds"]
-    size = values["http_server_response_body_size_bytes"]
-    assert isinstance(duration, Distribution)
-    assert isinstance(size, Distribution)
-    assert (sum(duration.counts), size.total) == (3, 9)
-    assert values["http_server_active_requests"] == 0
-
-
 def test_recorder_takes_pattern_and_sent_as_from_wsgifast(begin: Begin) -> None:
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)

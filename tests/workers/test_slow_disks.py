@@ -21,11 +21,7 @@ from tests.support.http2 import Connected
 from tests.support.servers import PATIENCE_S, LiveServer, wait_for
 from tests.support.slow_disk import has_slow_disk, slow_disk
 
-from .serving import fast_worker, has_setting
-
-needs_cleartext = pytest.mark.skipif(
-    not has_setting("http2_cleartext"), reason="cleartext HTTP/2 came later"
-)
+from .serving import fast_worker
 
 THREADS = 4
 CLIENTS = 12
@@ -99,7 +95,7 @@ def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 @pytest.fixture
 def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[LiveServer, Path]]:
-    http2 = ("--http-protocols=h2,h1", "--http2-cleartext=both") if _cleartext else ()
+    http2 = ("--http-protocols=h2,h1", "--http2-cleartext=both")
     with fast_worker(
         f"--threads={THREADS}",
         *http2,
@@ -107,9 +103,6 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Liv
         env={"DISK": str(tmp_path)},
     ) as served:
         yield served, tmp_path
-
-
-_cleartext = has_setting("http2_cleartext")
 
 
 def others_are_answered(server: LiveServer, disk: Path) -> None:
@@ -143,7 +136,6 @@ def test_hanging_disk_delays_slow_readers_only(server: tuple[LiveServer, Path]) 
             assert reader.read_response().body == RESPONSE
 
 
-@needs_cleartext
 def test_hanging_disk_delays_slow_http2_readers_only(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
     with contextlib.ExitStack() as stack:
@@ -183,7 +175,6 @@ def test_hanging_disk_delays_uploads_only(server: tuple[LiveServer, Path]) -> No
             sender.join()
 
 
-@needs_cleartext
 def test_hanging_disk_delays_http2_uploads_only(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
 

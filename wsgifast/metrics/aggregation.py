@@ -26,7 +26,8 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from ..checks import needs
 from .health import is_alive, pid_in
@@ -79,7 +80,7 @@ class Directory:
                     if attempt == _ATTEMPTS - 1:
                         raise
             encode, content_type = choose_encoder(accept)
-            return content_type, encode(_Metrics(metrics))
+            return content_type, encode(SimpleNamespace(collect=lambda: metrics))
 
     def _read(self) -> list[Metric]:
         by_kind: dict[str, list[str]] = defaultdict(list)
@@ -96,11 +97,6 @@ class Directory:
         for kind, paths in by_kind.items():
             found += _added_up(kind, _sums(map(_values_of, paths)))
         return found
-
-    def processes(self) -> set[str]:
-        """Live processes of this server that have files in the directory."""
-        names = {_parts_of(path)[1] for path in self._files()}
-        return {name for name in names if is_alive(name)}
 
     def clean(self) -> None:
         """Remove the gauges of dead processes, and merge their counters and histograms."""
@@ -264,12 +260,3 @@ def _parsed(key: str) -> tuple[str, str, Any, str]:
     """The metric, the sample, its labels, and the help of a key."""
     name, sample, labels, help = json.loads(key)
     return name, sample, tuple(sorted(labels.items())), help
-
-
-class _Metrics(NamedTuple):
-    """What prometheus_client's encoders take."""
-
-    metrics: Iterable[Metric]
-
-    def collect(self) -> Iterable[Metric]:
-        return self.metrics

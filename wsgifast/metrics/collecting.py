@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -29,6 +30,41 @@ class Distribution(NamedTuple):
 
     counts: tuple[int, ...]
     total: float
+
+
+class Histogram:
+    """Values that are counted into the buckets of a metric.
+
+    :ivar metric: whose they are.
+    :ivar new: those that are not counted yet.
+    """
+
+    __slots__ = ("_counts", "_total", "metric", "new")
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.new: list[float] = []
+        self._counts = [0] * (len(metric.bounds) + 1)
+        self._total = 0.0
+
+    def sort(self) -> None:
+        """Count what is new; a bound belongs to its bucket."""
+        values = self.new
+        self._total += sum(values)
+        values.sort()
+        begin = 0
+        for bucket, bound in enumerate(self.metric.bounds):
+            end = bisect_right(values, bound, begin)
+            self._counts[bucket] += end - begin
+            begin = end
+            if end == len(values):
+                break
+        self._counts[-1] += len(values) - begin
+        values.clear()
+
+    def distribution(self) -> Distribution:
+        self.sort()
+        return Distribution(tuple(self._counts), self._total)
 
 
 class Point(NamedTuple):

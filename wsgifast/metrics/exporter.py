@@ -27,7 +27,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.options import Address
 from .aggregation import UNREADABLE, Directory
-from .health import PATHS, PLAIN, Answer, answer, is_alive, remove_dead
+from .health import PATHS, PLAIN, Answer, answer, is_alive, processes, remove_dead
 from .setup import ADDRESS_FILE, Export, check_space, metrics_address
 
 logger = logging.getLogger("wsgifast.metrics")
@@ -119,7 +119,7 @@ class _Exporter:
     def _remove_directory(self) -> None:
         deadline = time.monotonic() + _LAST_WORKER_S
         with contextlib.suppress(OSError):
-            while self._directory.processes() and time.monotonic() < deadline:
+            while processes(self._export.directory) and time.monotonic() < deadline:
                 time.sleep(_LOOK_EVERY_S)
         shutil.rmtree(self._export.directory, ignore_errors=True)
 

@@ -31,8 +31,6 @@ _SILENT_S = 10.0
 PATHS = ("/livez", "/readyz", "/clients")
 PLAIN = "text/plain; charset=utf-8"
 _PREFIX, _SUFFIX = "state_", ".json"
-# A sign of life is written this often, far more often than in _SILENT_S.
-_BEAT_EVERY_S = 2.5
 _PART = ".part"  # of one that is being written
 
 
@@ -71,6 +69,16 @@ def is_alive(name: str) -> bool:
         return _started(pid) == started
     except OSError:
         return True
+
+
+def processes(directory: str) -> set[str]:
+    """The live processes of a server that have files of metrics in a directory.
+
+    :raises OSError: if it cannot be read.
+    """
+    files = [name.removesuffix(".db") for name in os.listdir(directory) if name.endswith(".db")]
+    names = {name.rpartition("_")[2] for name in files}
+    return {name for name in names if is_alive(name)}
 
 
 def _started(pid: int) -> int | None:
@@ -173,20 +181,6 @@ class StateFile:
     def __init__(self, directory: str) -> None:
         name = f"{_PREFIX}{name_of_process(os.getpid())}{_SUFFIX}"
         self._path = os.path.join(directory, name)
-        self._written: State | None = None
-
-    def update(self, state: State) -> None:
-        """Replace the file, unless only the sign of life is new, and the one in it recent.
-
-        :raises OSError: if it cannot be written.
-        """
-        written = self._written
-        if written is not None and written._replace(beat_at=state.beat_at) == state:
-            age_s = state.beat_at - written.beat_at
-            if age_s < min(_BEAT_EVERY_S, state.lost_after_s / 4):
-                return
-        self.write(state)
-        self._written = state
 
     def write(self, state: State) -> None:
         """Replace it; nobody ever reads the half of one.

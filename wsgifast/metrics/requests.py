@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ..compression.codings import TOTALS
 from .catalogue import CATALOGUE, OTHER, REQUEST_LABELS, UNKNOWN, Metric
-from .collecting import Distribution, Failures, Point, point, points_of
+from .collecting import Distribution, Failures, Histogram, Point, point, points_of
 
 if TYPE_CHECKING:
     from .opentelemetry import CurrentSpans
@@ -272,9 +271,9 @@ class RequestMetrics:
         """The metrics of all requests so far; a :data:`~.points.Collector`."""
         with self._lock:
             self._aggregate()
-            self._sort()
+            self._unsorted = 0
             series = [
-                (shown, each.durations(), each.sizes())
+                (shown, each.durations.distribution(), each.sizes.distribution())
                 for shown, each in self._series.known.items()
             ]
             length_errors: dict[str, int] = dict(self._length_errors.items())
@@ -320,55 +319,27 @@ class RequestMetrics:
         count = len(sizes)
         if all(values.count(values[0]) == count for values in labels):
             series = self._series[tuple(values[0] for values in labels)]
-            series.new_seconds += seconds
-            series.new_sizes += sizes
+            series.durations.new += seconds
+            series.sizes.new += sizes
         else:
             found = map(self._series.__getitem__, zip(*labels))  # noqa: B905 - of one length
             for series, duration, size in zip(found, seconds, sizes):  # noqa: B905
-                series.new_seconds.append(duration)
-                series.new_sizes.append(size)
+                series.durations.new.append(duration)
+                series.sizes.new.append(size)
         self._unsorted += count
         if self._unsorted >= _MAX_UNSORTED:
-            self._sort()
-
-    def _sort(self) -> None:
-        self._unsorted = 0
-        for series in self._series.known.values():
-            if series.new_sizes:
-                series.sort()
+            self._unsorted = 0
+            for series in self._series.known.values():
+                if series.sizes.new:
+                    series.durations.sort()
+                    series.sizes.sort()
 
 
-class _Series:
-    """The durations and sizes of requests with the same labels.
+class _Series(NamedTuple):
+    """The requests with the same labels."""
 
-    :ivar new_seconds: those that are not in their buckets yet.
-    :ivar new_sizes: the same of bytes.
-    """
-
-    __slots__ = (
-        "_bytes", "_duration_counts", "_seconds", "_size_counts", "new_seconds", "new_sizes",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.new_seconds: list[float] = []
-        self.new_sizes: list[int] = []
-        self._duration_counts = [0] * (len(_DURATION.bounds) + 1)
-        self._size_counts = [0] * (len(_SIZE.bounds) + 1)
-        self._seconds = 0.0
-        self._bytes = 0
-
-    def sort(self) -> None:
-        """Put what is new into its buckets."""
-        self._seconds += sum(self.new_seconds)
-        self._bytes += sum(self.new_sizes)
-        _count_into(self._duration_counts, _DURATION.bounds, self.new_seconds)
-        _count_into(self._size_counts, _SIZE.bounds, self.new_sizes)
-
-    def durations(self) -> Distribution:
-        return Distribution(tuple(self._duration_counts), self._seconds)
-
-    def sizes(self) -> Distribution:
-        return Distribution(tuple(self._size_counts), self._bytes)
+    durations: Histogram
+    sizes: Histogram
 
 
 class _SeriesByLabels(dict[Any, _Series]):
@@ -392,7 +363,7 @@ class _SeriesByLabels(dict[Any, _Series]):
         if shown not in self.known and len(self.known) >= _MAX_SERIES:
             status = record.status // 100 * 100
             shown = _shown(record._replace(method=OTHER, status=status, pattern=OTHER))
-        series = self.known.setdefault(shown, _Series())
+        series = self.known.setdefault(shown, _Series(Histogram(_DURATION), Histogram(_SIZE)))
         if len(self) < _MAX_LABELS:
             self[labels] = series
         return series
@@ -451,20 +422,6 @@ def _added_up(
         found[labels] = value
     for labels, value in found.items():
         yield Point(metric, labels, value)
-
-
-def _count_into(counts: list[int], bounds: Sequence[float], values: list[Any]) -> None:
-    """Move values into the buckets of a histogram; a bound belongs to its bucket."""
-    values.sort()
-    begin = 0
-    for bucket, bound in enumerate(bounds):
-        end = bisect_right(values, bound, begin)
-        counts[bucket] += end - begin
-        begin = end
-        if end == len(values):
-            break
-    counts[-1] += len(values) - begin
-    values.clear()
 
 
 # A forked worker counts from zero: its parent reports what it has counted by itself.

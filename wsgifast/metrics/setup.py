@@ -32,7 +32,7 @@ from typing import NamedTuple
 from ..errors import ConfigurationError, MissingExtra
 from ..sockets.options import Address
 from .collecting import every_second
-from .health import State, StateFile, is_alive, name_of_process
+from .health import State, StateFile, is_alive, name_of_process, processes
 
 # The environment variable with the address where a server is scraped: one of its own, so that
 # metrics are never public by accident.
@@ -231,16 +231,8 @@ def _remove_stale(parent: str) -> None:
 def _is_in_use(directory: str) -> bool:
     """Whether its exporter or a worker lives. With `daemon` the process that made it has ended."""
     try:
-        names = os.listdir(directory)
+        return bool(processes(directory)) or has_exporter(directory)
     except OSError:  # it is another user's, or is being removed
-        return True
-    for name in names:
-        process = name.removesuffix(".db").rpartition("_")[2]
-        if name.endswith(".db") and is_alive(process):
-            return True
-    try:
-        return has_exporter(directory)
-    except OSError:
         return True
 
 
@@ -314,7 +306,7 @@ def start_exporting(wanted: Wanted, server_pid: int, state: Callable[[], State])
     export.announce()
     file = StateFile(export.directory)
     every_second.add(_Supervisor(export).check)
-    every_second.add(lambda: file.update(state()))
+    every_second.add(lambda: file.write(state()))
     every_second.start()
 
 

@@ -10,16 +10,8 @@ from gunicorn.http import errors
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.message import MAX_REQUEST_LINE, Request
 from gunicorn.http.wsgi import proxy_environ
-
-try:
-    from gunicorn.uwsgi import errors as uwsgi_errors
-except ImportError:  # the oldest versions do not have it
-    uwsgi_errors = None
-
-try:
-    from gunicorn.http2 import negotiation
-except ImportError:  # cleartext HTTP/2 came later than HTTP/2
-    negotiation = None
+from gunicorn.http2 import negotiation
+from gunicorn.uwsgi import errors as uwsgi_errors
 
 from ..errors import MalformedRequest
 from ..http.framing import wants_to_persist
@@ -28,14 +20,10 @@ from ..server.receiving import Exchange, NeedMoreData
 from .gunicorn_support import Settings
 
 # The client's errors that gunicorn's workers would answer with 500.
-_TAKEN_FOR_OUR_FAULT = tuple(
-    getattr(module, name)
-    for module, name in (
-        (errors, "InvalidProxyHeader"),
-        (uwsgi_errors, "InvalidUWSGIHeader"),
-        (uwsgi_errors, "UnsupportedModifier"),
-    )
-    if hasattr(module, name)
+_TAKEN_FOR_OUR_FAULT = (
+    errors.InvalidProxyHeader,
+    uwsgi_errors.InvalidUWSGIHeader,
+    uwsgi_errors.UnsupportedModifier,
 )
 
 # The most bytes of a uwsgi packet: its head, and the largest size that the head can name.
@@ -58,18 +46,14 @@ class GunicornParser:
         self._hears_scheme = trusted
         # HTTP/2 without TLS: a client begins with its preface (prior knowledge, RFC 9113 section
         # 3.3). The Upgrade of RFC 7540 is obsolete.
-        self.has_preface = (
-            trusted
-            and negotiation is not None
-            and negotiation.prior_knowledge_allowed(settings, None)
-        )
+        self.has_preface = trusted and negotiation.prior_knowledge_allowed(settings, None)
         kind = Request
         self.eager_bytes = len(negotiation.H2C_PREFACE) if self.has_preface else 0
         if settings.uses_uwsgi:
             kind = http.get_parser(settings, [], None).mesg_class
             self.eager_bytes = _UWSGI_BYTES
         # gunicorn would look the peer's address up for each request: this parser's peers all have
-        # the same answer. (Versions that ask in another way go on doing so.)
+        # the same answer.
         answers = {"_peer_is_trusted_proxy": lambda req: trusted}
         self._request_class = type(kind.__name__, (_Persistence, kind), answers)
         # The last valid Host headers: most requests have the same.

@@ -7,7 +7,6 @@ its oldest and newest versions are tested.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import re
@@ -51,7 +50,7 @@ class Settings:
         self.most_field_bytes = field_bytes if field_bytes > 0 else DEFAULT_MAX_HEADERFIELD_SIZE
         self.is_ssl = bool(cfg.is_ssl)
         self.server_name = None if SERVER is None else str(SERVER)
-        self.uses_uwsgi: bool = getattr(self, "protocol", "http") == "uwsgi"
+        self.uses_uwsgi: bool = cfg.protocol == "uwsgi"
         self.sends_chunks = not self.uses_uwsgi
 
     def __getattr__(self, name: str) -> Any:
@@ -80,10 +79,7 @@ def trusts_address(cfg: Any, allowed: list[str], address: str) -> bool:
     :param cfg: gunicorn's configuration.
     :param allowed: its forwarded_allow_ips.
     """
-    networks = getattr(cfg, "forwarded_allow_networks", None)
-    if networks is None:
-        return "*" in allowed or address in allowed
-    return bool(_ip_in_allow_list(address, allowed, networks()))
+    return bool(_ip_in_allow_list(address, allowed, cfg.forwarded_allow_networks()))
 
 
 def environ_part(settings: Settings) -> dict[str, Any]:
@@ -173,17 +169,10 @@ def arbiters_signals() -> Callable[[], list[int]]:
 
     :returns: a function that returns the signals received until it is called.
     """
-    noted: Any = getattr(running_arbiter(), "SIG_QUEUE", [])
+    noted: Any = getattr(running_arbiter(), "SIG_QUEUE", queue.SimpleQueue())
 
     def come() -> list[int]:
-        found: list[int] = []
-        if isinstance(noted, list):  # gunicorn 25's
-            found += noted
-            return found
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(noted.get_nowait())
-        return found
+        return [noted.get_nowait() for _ in range(noted.qsize())]
 
     return come
 

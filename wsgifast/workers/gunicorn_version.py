@@ -11,8 +11,8 @@ import re
 from ..checks import needs
 from ..errors import WSGIFastError
 
-# The oldest has the C parser's forerunner, HTTP/2 in gthread and the header checks of today.
-OLDEST = (25, 0)
+# The oldest has the choice of a parser, HTTP/2 without TLS and the header checks of today.
+OLDEST = (26, 2)
 NEWEST_MAJOR = 27
 
 
@@ -24,7 +24,7 @@ class UnsupportedGunicorn(WSGIFastError, RuntimeError):
 
 
 def check_gunicorn(version: str | None = None) -> None:
-    """Check that the installed gunicorn is in the supported range and has the parts used.
+    """Check that the installed gunicorn is in the supported range.
 
     :param version: by default that of the installed one.
     :raises UnsupportedGunicorn: with a sentence naming the installed and the supported versions.
@@ -40,13 +40,3 @@ def check_gunicorn(version: str | None = None) -> None:
             f"gunicorn {version} is installed, but {supported}: install one of these, "
             "or a newer wsgifast"
         )
-
-    from gunicorn import sock
-    from gunicorn.http.message import Message
-
-    for owner, name in ((Message, "parse_headers"), (sock, "ssl_context")):
-        if not hasattr(owner, name):
-            raise UnsupportedGunicorn(
-                f"gunicorn {version} has no {owner.__name__}.{name} any more, although {supported}:"
-                " is it a changed copy?"
-            )

@@ -12,17 +12,17 @@ import math
 import os
 import threading
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.access_log import LENGTH_ERROR, PATTERN, SENT_AS
 from ..errors import ConfigurationError, MissingExtra
-from ..metrics.catalogue import CATALOGUE, Metric
+from ..metrics.catalogue import CATALOGUE
 from ..metrics.collecting import (
     Distribution,
+    Histogram,
     Point,
     every_second,
     observers,
@@ -111,7 +111,7 @@ class WorkerCollector:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._waits, self._queue = _Observed(_WAIT), _Observed(_QUEUE)
+        self._waits, self._queue = Histogram(_WAIT), Histogram(_QUEUE)
         self._lock = threading.Lock()
         self._ended_as: str | None = None
 
@@ -130,10 +130,7 @@ class WorkerCollector:
             yield point("wsgifast_requests_refused_total", count, str(status))
         yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
         yield Point(_WAIT, (), self._wait())
-        with self._lock:
-            self._queue.add(counters.queued.take())
-            queue = Distribution(tuple(self._queue.counts), self._queue.total_s)
-        yield Point(_QUEUE, (), queue)
+        yield Point(_QUEUE, (), self._observed(self._queue, counters.queued.take()))
         ended = {} if self._ended_as is None else {self._ended_as: 1}
         yield from points_of("wsgifast_worker_ends_total", ended)
         if ended:
@@ -142,36 +139,20 @@ class WorkerCollector:
         yield point("wsgifast_worker_memory_bytes", resident_bytes())
         yield from gauges(self.server)
 
-    def activity(self) -> object:
-        """A value that stays the same while the worker has no connection and gets none."""
-        server = self.server
-        if server.connections:
-            return None
-        return server.counters.accepted, server.accepts
-
     def _wait(self) -> Distribution:
-        with self._lock:
-            self._waits.add(self.server.counters.waits.take())
-            first, *others = self._waits.counts
-            # All other requests found a thread free.
-            at_once = max(0, self.server.requests - sum(self._waits.counts))
-            return Distribution((first + at_once, *others), self._waits.total_s)
+        counts, total_s = self._observed(self._waits, self.server.counters.waits.take())
+        # All other requests found a thread free.
+        at_once = max(0, self.server.requests - sum(counts))
+        return Distribution((counts[0] + at_once, *counts[1:]), total_s)
 
-
-class _Observed:
-    """Times in the buckets of a histogram."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-        self.counts = [0] * (len(metric.bounds) + 1)
-        self.total_s = 0.0
-
-    def add(self, times: Iterable[float]) -> None:
+    def _observed(self, histogram: Histogram, times: list[float]) -> Distribution:
+        """All times so far, with these."""
         for seconds in times:
-            self.counts[bisect_left(self._metric.bounds, seconds)] += 1
-            self.total_s += seconds
-            for observe in observers.get(self._metric.name, ()):
+            for observe in observers.get(histogram.metric.name, ()):
                 observe(seconds)
+        with self._lock:
+            histogram.new += times
+            return histogram.distribution()
 
 
 class ResponseRecorder:
@@ -276,11 +257,9 @@ def start_reporting(
         return lambda: None
     from ..metrics.prometheus import reporter
 
-    files = reporter()
-    files.activity = collector.activity
     state = partial(state_of, collector.server, worker)
     start_exporting(wanted, worker.ppid, state)
-    return partial(every_second.call, [files.report])
+    return partial(every_second.call, [reporter().report])
 
 
 def state_of(server: Server, worker: Any) -> State:

@@ -122,9 +122,8 @@ def check_names(names: Mapping[str, Any]) -> None:
 
 # gunicorn's setting `config`.
 _config: str | None = None
-# Each class's own attributes before it was configured; restored before the next configuration.
-_before: dict[type, dict[str, Any]] = {}
-_MISSING = object()
+# Each class's options as they are without a configuration.
+_own: dict[type, dict[str, Any]] = {}
 # A name with a value of these types is meant as an option, even if the value is wrong.
 _VALUES = (Number, str, bytes, list, tuple, set, dict, type(None))
 # The options of the last valid configuration; empty until there is one.
@@ -156,16 +155,17 @@ def configure(worker: type, base: type) -> None:
         name, and for one that a subclass in the configuration sets, too.
     """
     global _in_use
-    _restore(worker)
+    for kind in (base, worker):
+        _own.setdefault(kind, {name: getattr(kind, name) for name in ATTRIBUTES})
+    _assign(worker, _own[worker])
     try:
         _assign(worker, _options(configuration_names(_config), worker, base))
         check_attributes(worker, base)
     except InvalidWorkerOption as error:
-        _restore(worker)
+        _assign(worker, _in_use or _own[worker])
         if not _in_use:
             raise
         logging.getLogger("gunicorn.error").error("%s. The options stay as they were.", error)
-        _assign(worker, _in_use)
     _in_use = {name: getattr(worker, name) for name in ATTRIBUTES}
 
 
@@ -177,27 +177,18 @@ def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, An
         for name in ATTRIBUTES
         if name in names and isinstance(names[name], _VALUES)
     }
-    for kind in worker.__mro__[: worker.__mro__.index(base)]:
-        for name in given.keys() & vars(kind).keys():
+    for name, value in given.items():
+        if (own := _own[worker][name]) != _own[base][name]:
             raise InvalidWorkerOption(
-                f"{name}={given[name]!r} in gunicorn's configuration: {kind.__name__}.{name} is "
-                f"{vars(kind)[name]!r}, leave out one of the two"
+                f"{name}={value!r} in gunicorn's configuration: {worker.__name__}.{name} is "
+                f"{own!r}, leave out one of the two"
             )
     return given
 
 
 def _assign(worker: type, values: Mapping[str, Any]) -> None:
-    _before[worker] = {name: vars(worker).get(name, _MISSING) for name in values}
     for name, value in values.items():
         setattr(worker, name, value)
-
-
-def _restore(worker: type) -> None:
-    for name, value in _before.pop(worker, {}).items():
-        if value is _MISSING:
-            delattr(worker, name)
-        else:
-            setattr(worker, name, value)
 
 
 # To the server.
@@ -263,5 +254,5 @@ def http2(settings: Settings) -> HTTP2Options:
 
 def _uses_httptools(settings: Settings) -> bool:
     # If http_parser is set, the user wants gunicorn's own parser.
-    chosen = getattr(settings, "http_parser", "auto") != "auto"
+    chosen = settings.http_parser != "auto"
     return not (chosen or settings.uses_uwsgi) and find_spec("httptools") is not None

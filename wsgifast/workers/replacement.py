@@ -26,9 +26,7 @@ take ten times as long for its last responses.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import os
 import random
 import signal
 import time
@@ -215,10 +213,8 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     def _bury(self, workers: dict[int, Any]) -> None:
         """Do what gunicorn leaves out for the worker because of which it would halt."""
         for pid, worker in workers.items():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, 0)
+            if pid in self.WORKERS:
                 continue
-            self.WORKERS.pop(pid, None)
             try:
                 worker.tmp.fileno()
             except ValueError:  # closed: gunicorn has done so

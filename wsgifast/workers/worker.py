@@ -359,12 +359,3 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     @nr.setter
     def nr(self, count: int) -> None:
         """Nothing: gunicorn begins to count."""
-
-    @property
-    def nr_conns(self) -> int:
-        """How many connections are open; gthread's name for it."""
-        return 0 if self.server is None else len(self.server.connections)
-
-    @nr_conns.setter
-    def nr_conns(self, count: int) -> None:
-        """Nothing: gthread begins to count."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from ...errors import ConfigurationError
@@ -117,21 +116,13 @@ def gunicorn(
             # The defaults of 2 s and 30 s would end a paused client's connection, or a slow raw
             # app.
             *("--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3"),
-            *_no_control_socket(),
+            # Servers side by side would share one in the user's home.
+            "--no-control-socket",
             *("--log-level", "warning", *(pem if tls else ()), *options),
         ),
         tuple((env or {}).items()),
         tls,
     )
-
-
-@cache
-def _no_control_socket() -> tuple[str, ...]:
-    """Off: servers side by side would share one in the user's home. gunicorn 25.0 has none."""
-    from gunicorn.config import KNOWN_SETTINGS
-
-    found = any(setting.name == "control_socket_disable" for setting in KNOWN_SETTINGS)
-    return ("--no-control-socket",) if found else ()
 
 
 def found_app(target: str, more: Sequence[str]) -> tuple[ServerName, Loaded]:
