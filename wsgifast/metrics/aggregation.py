@@ -4,14 +4,7 @@ Each process has its own files, one for each kind of metric. Counters and histog
 after their process has ended. Workers may be replaced often, so the files of dead ones are merged
 into one file for each kind: otherwise each scrape would have to read more files than the last.
 
-Theory of operation
--------------------
-Merging. The merged file is written under a temporary name. Then a plan, which names the files that
-it replaces, is put in place by one rename. Before the rename nothing has changed; after it only
-steps remain that can be repeated. If the exporter is killed in between, the next one finds the plan
-and carries it out before it reads any of the files.
-
-Reading. The values of all processes are added up by their keys, and each key is parsed once.
+The values of all processes are added up by their keys, and each key is parsed once.
 prometheus_client's own code would parse every entry of every process at each scrape. It is left the
 gauges, which are few, and have rules of their own.
 """
@@ -45,7 +38,6 @@ UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 
 # The name of the process in the names of merged files.
 _DEAD = "wsgifast-dead"
-_PLAN = "merging.json"
 _ATTEMPTS = 3
 # Keys that are remembered as they were parsed: more than a scrape usually has.
 _PARSED_KEYS = 20_000
@@ -100,8 +92,6 @@ class Directory:
 
     def clean(self) -> None:
         """Remove the gauges of dead processes, and merge their counters and histograms."""
-        with self._lock:
-            self._carry_out_plan()
         dead: dict[str, list[str]] = defaultdict(list)
         alive: dict[str, bool] = {_DEAD: True}
         for path in self._files():
@@ -137,45 +127,17 @@ class Directory:
             pass
         return True
 
-    # With the lock.
-
     def _merge(self, kind: str, paths: Iterable[str]) -> None:
         """Merge files of dead processes into the file of their kind, and remove them.
 
         :raises OSError: if a file cannot be written or removed.
         """
-        merged, temporary = self._merged(kind)
+        merged = os.path.join(self.path, f"{kind}_{_DEAD}.db")
+        temporary = f"{merged}.tmp"
         _write(temporary, _sums(_readable([*paths, merged])))
-        plan = os.path.join(self.path, _PLAN)
-        with open(f"{plan}.tmp", "w") as file:
-            json.dump({"kind": kind, "gone": [os.path.basename(path) for path in paths]}, file)
-        os.replace(f"{plan}.tmp", plan)
-        self._carry_out_plan()
-
-    def _carry_out_plan(self) -> None:
-        """:raises OSError: if a file cannot be renamed or removed."""
-        path = os.path.join(self.path, _PLAN)
-        try:
-            with open(path) as file:
-                plan = json.load(file)
-        except FileNotFoundError:
-            return
-        merged, temporary = self._merged(plan["kind"])
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(temporary, merged)
-        for name in plan["gone"]:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path_of(name))
-        os.unlink(path)
-
-    def _merged(self, kind: str) -> tuple[str, str]:
-        """The merged file of a kind, and its temporary name."""
-        path = self._path_of(f"{kind}_{_DEAD}")
-        return f"{path}.db", f"{path}.tmp"
-
-    def _path_of(self, name: str) -> str:
-        """The path of a file of a plan, which may have been written by others: a file in here."""
-        return os.path.join(self.path, os.path.basename(name))
+        os.replace(temporary, merged)
+        for path in paths:
+            os.unlink(path)
 
 
 def _has_values(entry: os.DirEntry[str]) -> bool:

@@ -75,7 +75,6 @@ class _Exporter:
     def run(self) -> None:
         export = self._export
         while is_alive(export.arbiter) and self._is_wanted():
-            # Before the first scrape: an earlier exporter may have been killed while it cleaned up.
             self._clean(_CLEAN_EVERY_S)
             if self._server is None:
                 self._serve()

@@ -195,8 +195,8 @@ class StateFile:
 
 def states(directory: str) -> Iterator[State]:
     """Those of the workers that live."""
-    for name, path in _files(directory, _SUFFIX):
-        if not is_alive(name):
+    for name, path in _files(directory):
+        if not (path.endswith(_SUFFIX) and is_alive(name)):
             continue
         try:
             with open(path, encoding="ascii") as file:
@@ -208,11 +208,10 @@ def states(directory: str) -> Iterator[State]:
 
 def remove_dead(directory: str) -> None:
     """Remove the files of workers that have ended."""
-    for suffix in (_SUFFIX, _SUFFIX + _PART):
-        for name, path in _files(directory, suffix):
-            if not is_alive(name):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+    for name, path in _files(directory):
+        if not is_alive(name):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 class Answer(NamedTuple):
@@ -246,11 +245,11 @@ def answer(path: str, directory: str) -> Answer | None:
     return None
 
 
-def _files(directory: str, suffix: str) -> list[tuple[str, str]]:
-    """Each with its process."""
+def _files(directory: str) -> list[tuple[str, str]]:
+    """The states' files, each with its process; those that are being written, too."""
     with os.scandir(directory) as entries:
         return [
-            (entry.name[len(_PREFIX) : -len(suffix)], entry.path)
+            (entry.name.removeprefix(_PREFIX).partition(".")[0], entry.path)
             for entry in entries
-            if entry.name.startswith(_PREFIX) and entry.name.endswith(suffix)
+            if entry.name.startswith(_PREFIX)
         ]

@@ -33,7 +33,6 @@ from ..metrics.collecting import (
 from ..metrics.health import State, resident_bytes
 from ..metrics.instrumented import FRAMEWORKS, call_noting_pattern
 from ..metrics.requests import (
-    RECORDER,
     LengthError,
     Recording,
     RequestMetrics,
@@ -159,22 +158,19 @@ class ResponseRecorder:
     """Records requests when their responses have been sent.
 
     :param log: a failure is logged there, once.
+    :ivar metrics: in every environ, they keep a WSGIFast in the app from recording again.
     """
 
     def __init__(self, metrics: RequestMetrics, log: Any) -> None:
-        self._metrics = metrics
+        self.metrics = metrics
         self._recording = Recording(metrics, None, log)
         self._application: Application | None = None
         self._counters: Counters | None = None
 
-    def environ_part(self) -> dict[str, Any]:
-        """The part of every environ that keeps a WSGIFast in the app from recording again."""
-        return {RECORDER: self._metrics}
-
     def watch(self, server: Server, application: Application) -> None:
         """Count the active requests of a server, and note the URL patterns of its app."""
         self._counters = server.counters
-        self._metrics.under_way = partial(requests_under_way, server)
+        self.metrics.under_way = partial(requests_under_way, server)
         self._application = application
         self.note_patterns()
 

@@ -21,6 +21,7 @@ from gunicorn.workers import gthread
 
 from ..compression.policy import IS_BEHIND
 from ..metrics.health import resident_bytes
+from ..metrics.requests import RECORDER
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
 from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_TIMEOUT_S
@@ -294,7 +295,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         environ[IS_BEHIND] = self._is_behind
         responses = self._responses
         if responses is not None:
-            environ |= responses.environ_part()
+            environ[RECORDER] = responses.metrics
         self.application = Application(
             app=self.wsgi,
             environs=EnvironFactory(environ),
