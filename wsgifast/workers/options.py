@@ -148,8 +148,11 @@ def configure(worker: type, base: type) -> None:
         name, and for one that a subclass in the configuration sets, too.
     """
     global _in_use
-    for kind in (base, worker):
-        _own.setdefault(kind, {name: getattr(kind, name) for name in ATTRIBUTES})
+    own = _own.setdefault(base, {name: getattr(base, name) for name in ATTRIBUTES})
+    if worker not in _own:
+        for kind in reversed(worker.__mro__[: worker.__mro__.index(base)]):
+            own = own | {name: value for name, value in vars(kind).items() if name in ATTRIBUTES}
+        _own[worker] = own
     _assign(worker, _own[worker])
     try:
         _assign(worker, _options(configuration_names(_config), worker, base))
