@@ -29,7 +29,7 @@ def serving(folder: Path, log: Callable[[str], object] = print) -> Iterator[Addr
     """The address of an exporter's server, whose threads end with it."""
     before = set(threading.enumerate())
     address = Address("127.0.0.1", free_port())
-    server = _Server(address, _app(Directory(str(folder), own=True), lambda: None, log))
+    server = _Server(address, _app(Directory(str(folder), own=True), log))
     try:
         yield address
     finally:

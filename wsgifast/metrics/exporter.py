@@ -34,11 +34,8 @@ logger = logging.getLogger("wsgifast.metrics")
 
 # While it waits for the address, or for workers that end.
 _LOOK_EVERY_S = 0.2
-# Whether the server has ended, or wants to be scraped at another address.
+# Whether the server has ended or wants to be scraped at another address; which workers are dead.
 _CHECK_EVERY_S = 0.5
-# Files of dead workers are cleaned up this often, and before a scrape, unless that was just now.
-_CLEAN_EVERY_S = 10.0
-_SCRAPE_CLEANS_AFTER_S = 1.0
 # How long a client may take for its request.
 _REQUEST_TIMEOUT_S = 10
 # Clients at a time; the oldest gives way to one more. Prometheus and probes are a few.
@@ -69,13 +66,11 @@ class _Exporter:
         self._directory = Directory(export.directory, own=export.own)
         self._server: _Server | None = None
         self._logged: set[str] = set()
-        self._clean_lock = threading.Lock()
-        self._cleaned_at = float("-inf")
 
     def run(self) -> None:
         export = self._export
         while is_alive(export.arbiter) and self._is_wanted():
-            self._clean(_CLEAN_EVERY_S)
+            self._clean()
             if self._server is None:
                 self._serve()
             time.sleep(_LOOK_EVERY_S if self._server is None else _CHECK_EVERY_S)
@@ -84,18 +79,13 @@ class _Exporter:
         if export.own and not is_alive(export.arbiter):
             self._remove_directory()
 
-    def _clean(self, after_s: float = _SCRAPE_CLEANS_AFTER_S) -> None:
-        """Clean up after dead workers, unless that was done less than `after_s` ago."""
-        with self._clean_lock:
-            now = time.monotonic()
-            if now - self._cleaned_at < after_s:
-                return
-            self._cleaned_at = now
-            try:
-                self._directory.clean()
-                remove_dead(self._export.directory)
-            except Exception as error:  # noqa: BLE001 - it goes on serving
-                self._log(f"Cleaning up after workers has failed: {error!r}")
+    def _clean(self) -> None:
+        """Clean up after dead workers."""
+        try:
+            self._directory.clean()
+            remove_dead(self._export.directory)
+        except Exception as error:  # noqa: BLE001 - it goes on serving
+            self._log(f"Cleaning up after workers has failed: {error!r}")
 
     def _is_wanted(self) -> bool:
         """Whether the server wants to be scraped where we are."""
@@ -109,7 +99,7 @@ class _Exporter:
 
     def _serve(self) -> None:
         try:
-            self._server = _Server(self._address, _app(self._directory, self._clean, self._log))
+            self._server = _Server(self._address, _app(self._directory, self._log))
         except OSError as error:
             self._log(f"Metrics wait for {self._address}: {error.strerror}")
         else:
@@ -196,12 +186,9 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.server_close()
 
 
-def _app(
-    directory: Directory, clean: Callable[[], object], log: Callable[[str], object]
-) -> Callable[..., Iterable[bytes]]:
+def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., Iterable[bytes]]:
     """The WSGI app: the metrics, the probes and the slow clients.
 
-    :param clean: called before each scrape.
     :param log: called with what keeps the metrics from being read.
     """
 
@@ -223,14 +210,9 @@ def _app(
         # What is old must not be taken for new, nor a part of the workers for all of them.
         try:
             check_space(directory.path)
-        except OSError as error:
-            problem = f"The workers cannot write their metrics: {error}"
-        else:
-            clean()
-            try:
-                return Answer("200 OK", *directory.text(accept))
-            except (OSError, *UNREADABLE) as error:
-                log(problem := f"The metrics cannot be read: {error}")
+            return Answer("200 OK", *directory.text(accept))
+        except (OSError, *UNREADABLE) as error:
+            log(problem := f"The metrics cannot be read: {error}")
         return Answer("500 Internal Server Error", PLAIN, f"{problem}\n".encode())
 
     return serve

@@ -36,19 +36,17 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
 
 
+@cache
 def recorder() -> RequestMetrics:
     """The metrics of this process's requests; the first call has them reported."""
-    global _recorder
-    with _lock:
-        if _recorder is None:
-            if DIRECTORY in os.environ:
-                _recorder = RequestMetrics(on_first=every_second.start)
-                reporter().add(_recorder.collect)
-                reporter().add(collect_process)
-            else:
-                _recorder = RequestMetrics()
-                REGISTRY.register(PointCollector([_recorder.collect, collect_process]))
-    return _recorder
+    if DIRECTORY in os.environ:
+        made = RequestMetrics(on_first=every_second.start)
+        reporter().add(made.collect)
+        reporter().add(collect_process)
+    else:
+        made = RequestMetrics()
+        REGISTRY.register(PointCollector([made.collect, collect_process]))
+    return made
 
 
 @cache
@@ -173,7 +171,3 @@ class FileReporter:
             self._value_class(kind, *sample, metric.help, multiprocess_mode=mode)
             for sample in samples
         ]
-
-
-_lock = threading.Lock()
-_recorder: RequestMetrics | None = None
