@@ -12,16 +12,15 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from tests.metrics.test_instrumented import Failing, Notes
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_peer import HTTP2, Peer
 from tests.workers.bench import GET, Bench, MakeBench, app_of, large, request_for
 from wsgifast import WSGIFast
 from wsgifast.metrics import (
     CATALOGUE,
-    Answered,
     Collector,
     Distribution,
-    RequestMetrics,
     collecting,
 )
 from wsgifast.metrics.opentelemetry import Instruments
@@ -31,60 +30,21 @@ from wsgifast.workers import metrics as worker_metrics
 from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_reporting
 
 
-class Recording(RequestMetrics):
-    """Metrics of requests that keep each record."""
+class Recorded(Notes):
+    """What FastWorker has recorded."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: list[Answered] = []
-
-    @property
-    def requests(self) -> list[Answered]:
-        list(self.collect())
-        return self._kept
-
-    def _aggregate(self) -> None:
-        size = len(Answered._fields)
-        for at in range(0, len(self.records), size):
-            self._kept.append(Answered(*self.records[at : at + size]))
-        super()._aggregate()
+    under_way: Callable[[], Iterable[Any]]
 
     @property
     def active_requests(self) -> int:
-        return self._sum("http_server_active_requests")
-
-    @property
-    def clients_left(self) -> int:
-        return self._sum("wsgifast_clients_left_total")
-
-    @property
-    def length_errors(self) -> list[str]:
-        return [
-            each.labels[0]
-            for each in self.collect()
-            if each.metric.name == "wsgifast_content_length_errors_total" and each.value
-        ]
-
-    def _sum(self, name: str) -> int:
-        return sum(
-            int(each.value)
-            for each in self.collect()
-            if each.metric.name == name and isinstance(each.value, (int, float))
-        )
-
-
-class Failing(Recording):
-    def look(self, now: float) -> None:
-        raise RuntimeError("the back end is down")
+        return len(list(self.under_way()))
 
 
 @pytest.fixture
-def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Recording]]:
-    def make(
-        app: Any, recorded: Recording | None = None, **options: Any
-    ) -> tuple[Bench, Recording]:
+def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Recorded]]:
+    def make(app: Any, recorded: Any = None, **options: Any) -> tuple[Bench, Recorded]:
         bench = make_bench(app, **options)
-        recorded = recorded or Recording()
+        recorded = recorded or Recorded()
         bench.worker._responses = ResponseRecorder(recorded, bench.log)
         bench.begin_anew()
         return bench, recorded
@@ -92,7 +52,7 @@ def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Recording]]:
     return make
 
 
-Begin = Callable[..., tuple[Bench, Recording]]
+Begin = Callable[..., tuple[Bench, Recorded]]
 
 
 def test_recorder_records_method_status_and_size(begin: Begin) -> None:
