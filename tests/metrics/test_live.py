@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.metrics.test_prometheus import Samples, parsed
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
@@ -53,27 +50,20 @@ def test_gthread_with_preload_app_adds_its_workers_up(tmp_path: Path) -> None:
     assert _count(samples(), "as-is", ITEM) == 4
 
 
-@pytest.fixture(scope="module")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, int]]:
+def test_fast_worker_counts_each_request_once() -> None:
     port, metrics = free_port(), free_port()
     argv = gunicorn_command(
         "-k", "wsgifast.workers.FastWorker", "--workers=2", "--preload", "-b", f"127.0.0.1:{port}",
         "tests.metrics.app:app",
     )  # fmt: skip
     env = {"WSGIFAST_METRICS": f"127.0.0.1:{metrics}"}
-    with live_server(argv, ("127.0.0.1", port), env=env) as server:
-        yield server, metrics
-
-
-def test_fast_worker_counts_each_request_once(fast: tuple[LiveServer, int]) -> None:
-    server, port = fast
-    _ask(server)
-
     as_is = {"wsgifast_sent_as": "as-is", "http_route": ITEM}
-    for name, value, labels in (
-        ("http_server_request_duration_seconds_count", 4, {"http_route": ITEM}),
-        ("wsgifast_responses_total", 4, as_is),
-        ("wsgifast_responses_repaired_total", 1, {"http_route": "/lines"}),
-        ("orders_total", 4, {}),  # the app's own are served too
-    ):
-        scraped_until(port, name, value, **labels)
+    with live_server(argv, ("127.0.0.1", port), env=env) as server:
+        _ask(server)
+        for name, value, labels in (
+            ("http_server_request_duration_seconds_count", 4, {"http_route": ITEM}),
+            ("wsgifast_responses_total", 4, as_is),
+            ("wsgifast_responses_repaired_total", 1, {"http_route": "/lines"}),
+            ("orders_total", 4, {}),  # the app's own are served too
+        ):
+            scraped_until(metrics, name, value, **labels)
