@@ -37,27 +37,6 @@ def stream() -> flask.Response:
     return flask.Response(flask.stream_with_context(lines()))
 
 
-BURST = [f"line {number}\n" for number in range(1000)]
-_go = threading.Event()
-
-
-def burst() -> Iterator[str]:
-    """Lines in quick succession, and then nothing until somebody has asked for /go."""
-    _go.clear()
-    yield from BURST
-    _go.wait(60)
-    yield "end"
-
-
-def go() -> str:
-    _go.set()
-    return "gone"
-
-
-flask_app.get("/burst")(lambda: flask.Response(burst()))
-flask_app.get("/go")(go)
-
-
 @flask_app.get("/send")
 def send() -> flask.Response:
     return flask.send_file(__file__, conditional=True)
@@ -115,8 +94,6 @@ urlpatterns = [
     django.urls.path("db", insert),
     django.urls.path("stream", django_stream),
     django.urls.path("file", django_file),
-    django.urls.path("burst", lambda request: django.http.StreamingHttpResponse(burst())),
     django.urls.path("echo", django.views.decorators.csrf.csrf_exempt(echo)),
-    django.urls.path("go", lambda request: django.http.HttpResponse(go())),
 ]
 django_app = django.core.handlers.wsgi.WSGIHandler()

@@ -35,33 +35,6 @@ def test_flask_uploads_streams_and_files_work_on_fastworker() -> None:
             assert (part_of_it.status, part_of_it.body) == (206, SOURCE[10:20])
 
 
-@pytest.mark.parametrize("app", ["flask_app", "django_app"])
-def test_quick_lines_of_framework_stream_share_chunks(app: str) -> None:
-    expected = "".join(f"line {number}\n" for number in range(1000)).encode()
-    with (
-        fast_worker(app=f"tests.workers.frameworks:{app}") as server,
-        Connection(server.address) as connection,
-        Connection(server.address) as other,
-    ):
-        fewest = 1000
-        # On a loaded machine lines may come too far apart.
-        for _ in range(10):
-            connection.send_request("/burst")
-            assert connection.read_head().status == 200
-            received = b""
-            chunks = 0
-            while len(received) < len(expected):
-                received += connection.read_chunk()
-                chunks += 1
-            assert received == expected
-            assert other.request("/go").status == 200
-            assert connection.read_to_end_of_chunks() == b"end"
-            fewest = min(fewest, chunks)
-            if fewest < 500:
-                break
-        assert fewest < 500
-
-
 @pytest.mark.parametrize("buffered", [True, False])
 def test_django_sees_upload_in_chunks_only_if_it_is_buffered(buffered: bool) -> None:
     body = b"a" * 700_000
