@@ -185,25 +185,6 @@ def test_early_hints_precede_response(connection: Connection) -> None:
     assert connection.read_response().body == b"ok"
 
 
-def test_environ_over_http(client: Client) -> None:
-    response = client.get(
-        "/environ/a%20b?x=1",
-        headers=[("X-Two", "1"), ("X-Two", "2"), ("Content-Type", "text/x"), ("X_Bad", "1")],
-    )
-    environ = json.loads(response.body)
-    assert environ["PATH_INFO"] == "/environ/a b"
-    assert environ["RAW_URI"] == "/environ/a%20b?x=1"
-    assert environ["QUERY_STRING"] == "x=1"
-    assert environ["HTTP_X_TWO"] == "1,2"
-    assert environ["CONTENT_TYPE"] == "text/x"
-    assert "HTTP_X_BAD" not in environ
-    assert environ["REMOTE_ADDR"] == "127.0.0.1"
-    assert environ["wsgi.url_scheme"] == ("https" if client.tls else "http")
-    assert environ["wsgi.multithread"] is True
-    assert environ["file_wrapper"] == "gunicorn.http.wsgi"
-    assert environ["thread"].startswith("wsgifast-")
-
-
 BAD_REQUESTS = {
     "method": b"G=T / HTTP/1.1\r\nHost: a\r\n\r\n",
     "version": b"GET / HTTP/3.1\r\nHost: a\r\n\r\n",
