@@ -94,6 +94,8 @@ def test_http2_over_tls_gets_answers_of_gthread(tmp_path: Path) -> None:
         assert untold.headers[":status"] == told.headers[":status"] == "500"
         assert told.body != untold.body == b"Internal Server Error"
     for path, answer in expected.items():
+        if isinstance(answer, Answer):
+            answer.headers.setdefault("server", "gunicorn")  # 26.2's gthread leaves it out
         assert said[path] == answer, path
     large, echoed = said["/small/300000"], said["/echo"]
     assert isinstance(large, Answer)

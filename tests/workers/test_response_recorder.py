@@ -12,9 +12,10 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tests.metrics.test_instrumented import Failing, Notes
+from tests.metrics.test_instrumented import Failing
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_peer import HTTP2, Peer
+from tests.support.notes import Notes
 from tests.workers.bench import GET, Bench, MakeBench, app_of, large, request_for
 from wsgifast import WSGIFast
 from wsgifast.metrics import (
