@@ -291,10 +291,14 @@ def declared_length(headers: Iterable[Any]) -> int | None:
     length: int | None = None
     try:
         for name, value in headers:
-            # Most headers: a cache of all would be larger, and slower.
-            if name in _one_line_names and type(value) is str:
-                if "\n" in value or "\r" in value or "\0" in value:
-                    raise _bad_value(name)
+            if name in _one_line_names:  # most headers: a cache of all would be larger, and slower
+                try:
+                    if "\n" in value or "\r" in value or "\0" in value:
+                        raise _bad_value(name)
+                except BodyError:
+                    raise
+                except TypeError:  # no str
+                    _check_one_line(name, value)
             elif len(name) == 14 and name.lower() == "content-length":
                 known = _lengths.get(value) if type(value) is str else None
                 if known is None or (length is not None and length != known):
