@@ -282,14 +282,24 @@ class Backlog:
             at = items.index(spilling)
         except ValueError:
             return  # sent from memory by now, or dropped
-        del items[at]
+        items.rotate(-at)
+        items.popleft()
         if segment is None:
-            for buffer in reversed(spilling.buffers):
-                items.insert(at, buffer)
+            items.extendleft(reversed(spilling.buffers))
         else:
             self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
-            self.use(segment.fd)
-            items.insert(at, segment)
+            before = items[-1] if at else None
+            if isinstance(before, FileSegment) and before.fd == segment.fd:
+                if before.offset + before.size == segment.offset:
+                    segment = before._replace(size=before.size + segment.size)
+                    items.pop()
+                    at -= 1
+                else:
+                    self.use(segment.fd)
+            else:
+                self.use(segment.fd)
+            items.appendleft(segment)
+        items.rotate(at)
         self.release_memory()
 
     def spill(self, buffers: list[memoryview]) -> FileSegment | None:
