@@ -1,14 +1,19 @@
 """Both parsers understand the same, and refuse the same in the same words, however it arrives.
 
-What only one of them understands is a way to smuggle a request past the other.
+What only one of them understands is a way to smuggle a request past the other. gunicorn's own
+requests are tried too, valid and invalid, where WSGIFAST_GUNICORN_CORPUS names the folder
+tests/requests of its source distribution.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import runpy
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +35,8 @@ from wsgifast.workers import FastWorker
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.httptools_parser import PlainRequest
 from wsgifast.workers.options import options, parsers
+
+CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")
 
 TRUSTED, STRANGER = ("127.0.0.1", 4711), ("192.0.2.1", 4711)
 # gunicorn's own two, which answer in other words.
@@ -307,6 +314,26 @@ def test_parser_is_chosen_by_settings_and_packages(monkeypatch: pytest.MonkeyPat
     assert found(protocol="uwsgi") == "GunicornParser"
     monkeypatch.setitem(sys.modules, "httptools", None)  # as if it were not installed
     assert found() == "GunicornParser"
+
+
+@pytest.mark.skipif(not CORPUS, reason="WSGIFAST_GUNICORN_CORPUS names no folder")
+@pytest.mark.parametrize("kind", ["valid", "invalid"])
+def test_parsers_agree_on_test_requests_of_gunicorn(kind: str) -> None:
+    files = sorted(Path(CORPUS, kind).glob("*.http"))
+    assert len(files) > 50
+    helpers = runpy.run_path(str(Path(CORPUS).parent / "treq.py"))
+    for file in files:
+        data = helpers["request"](str(file), None).data
+        for http_parser in INSTALLED:
+            cfg = helpers["load_py"](str(file.with_suffix(".py")), http_parser)["cfg"]
+            if not _can(http_parser, [name for name, each in cfg.settings.items() if each.get()]):
+                continue
+            for peer in (TRUSTED, STRANGER):
+                pair = Pair(cfg, peer)
+                pair.check(data)
+                pair.check(*data.splitlines(keepends=True))
+                for _ in range(5):
+                    pair.check(*cuts(data, random.Random(5)))
 
 
 # In a worker: what is believed of whom, and uwsgi
