@@ -197,19 +197,18 @@ def test_file_or_iterable_is_sent_as_a_message(
         }[kind]
         assert client.sendmail(SENDER, RECIPIENTS, source) == {}
         assert client.sendmail(SENDER, RECIPIENTS, TEXT) == {}
-    is_sized = kind == "file"
-    assert server.messages[0] == delivered(message, chunked=is_sized and "CHUNKING" in features)
-    assert (f"size={len(message)}" in server.commands[1]) == is_sized
+    assert server.messages[0] == delivered(message, chunked="CHUNKING" in features)
+    assert (f"size={len(message)}" in server.commands[1]) == (kind == "file")
 
 
 def test_text_blocks_are_repaired_as_a_str_is(features: tuple[str, ...]) -> None:
     blocks = ["a\r", "\nb\r", "c\n", ".d", "\n", "."]
-    repaired = b"a\r\nb\r\nc\r\n.d\r\n."
+    sent = []
     for message in ("".join(blocks), iter(blocks)):
         with ScriptedSMTP(features) as server, connect(server) as client:
             client.sendmail(SENDER, RECIPIENTS, message)
-        chunked = isinstance(message, str) and "CHUNKING" in features
-        assert server.messages == [delivered(repaired, chunked=chunked)]
+        sent.append(server.messages)
+    assert sent[0] == sent[1]
 
 
 def failing_after(*blocks: bytes) -> Iterator[bytes]:
@@ -222,14 +221,38 @@ def test_failed_source_delivers_nothing(features: tuple[str, ...]) -> None:
         client = connect(server)
         with pytest.raises(LookupError):
             client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b"))
-        assert client.sock is None
-    assert server.messages == []
+        if "CHUNKING" in features:  # chunks can be taken back
+            assert server.verbs()[-1] == "rset"
+            assert client.sendmail(SENDER, RECIPIENTS, TEXT) == {}
+        else:
+            assert client.sock is None
+        client.close()
+    assert server.messages == ([TEXT + b"\r\n"] if "CHUNKING" in features else [])
+
+
+@pytest.mark.parametrize("offered", ["chunking", "both"])
+def test_replies_to_chunks_of_a_failed_source_are_read(offered: str) -> None:
+    answers = {"mail": ["250 fine", "550 not again"]}
+    with ScriptedSMTP(FEATURES[offered], answers) as server, connect(server) as client:
+        with pytest.raises(LookupError):
+            client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b" * 300_000))
+        with pytest.raises(smtplib.SMTPSenderRefused, match="not again"):
+            client.sendmail(SENDER, RECIPIENTS, TEXT)
 
 
 def test_size_is_sent_only_to_servers_with_the_extension() -> None:
     with ScriptedSMTP(["8BITMIME"]) as server, connect(server) as client:
         client.sendmail(SENDER, RECIPIENTS, TEXT)
     assert server.commands[1] == f"mail from:<{SENDER}>"
+
+
+def test_failed_source_is_raised_though_the_server_left() -> None:
+    with ScriptedSMTP(answers={"bdat": [None]}) as server:
+        client = connect(server)
+        with pytest.raises(LookupError):
+            client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b"))
+        assert client.sock is None
+    assert server.messages == []
 
 
 def test_connection_lost_in_a_file_is_a_disconnection(
@@ -266,6 +289,40 @@ def test_shrinking_file_delivers_nothing(tmp_path: Path, offered: str) -> None:
             client.sendmail(SENDER, RECIPIENTS, file)
         assert client.sock is None
     assert server.messages == []
+
+
+def test_refused_chunk_ends_an_endless_message() -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b"a" * 300_000
+
+    answers = {"bdat": ["250 chunk", "552 too much", *["503 no"] * 100]}
+    with ScriptedSMTP(answers=answers) as server, connect(server) as client:
+        with pytest.raises(smtplib.SMTPDataError) as refused:
+            client.sendmail(SENDER, RECIPIENTS, endless())
+        assert refused.value.args == (552, b"too much")
+        assert server.verbs()[-1] == "rset"
+
+
+@pytest.mark.parametrize("offered", ["chunking", "both"])
+def test_binary_message_of_unknown_size_is_sent_by_bdat_alone(offered: str) -> None:
+    message = b"\0" * 300_000 + b"\n.\r\n"  # RFC 3030, 3: BINARYMIME cannot be used with DATA
+    with ScriptedSMTP([*FEATURES[offered], "BINARYMIME"]) as server, connect(server) as client:
+        client.sendmail(SENDER, RECIPIENTS, blocks_of(message), mail_options=["BODY=BINARYMIME"])
+    assert "data" not in server.verbs()
+    assert server.messages == [message]
+
+
+def test_data_takes_what_sendmail_takes() -> None:
+    answers = {"data": ["354 go", "354 go", "354 go", "503 no"]}
+    with ScriptedSMTP(answers=answers) as server, connect(server) as client:
+        client.ehlo()
+        assert client.data(TEXT) == (250, b"taken")
+        assert client.data(blocks_of(TEXT)) == (250, b"taken")
+        assert client.data(io.BytesIO(TEXT)) == (250, b"taken")
+        with pytest.raises(smtplib.SMTPDataError):
+            client.data(TEXT)
+    assert server.messages == [delivered(TEXT, chunked=False)] * 3
 
 
 def test_smtp_client_has_nodelay() -> None:

@@ -4,9 +4,8 @@ They use what the server offers:
 
 - PIPELINING (RFC 2920): MAIL, every RCPT and DATA are sent together, and their replies read
   together.
-- CHUNKING (RFC 3030), for a message of known size: BDAT announces the size, so that no dots are
-  doubled and a file is sent by sendfile. A small message is sent with its envelope, in one round
-  trip.
+- CHUNKING (RFC 3030): BDAT announces the size of the message, so that no dots are doubled and a
+  file is sent by sendfile. A small message is sent with its envelope, in one round trip.
 - Otherwise DATA; the message is copied only if there are dots to double.
 """
 
@@ -38,6 +37,8 @@ Reply: TypeAlias = "tuple[int, bytes]"
 # Commands sent before their replies are read. RFC 2920, 3.1: unread replies must not fill the
 # connection's buffers; a hundred of them are some 10 KiB.
 _PIPELINED_COMMANDS = 100
+# BDAT commands sent before a reply is read, if the size of the message is not known.
+_PIPELINED_CHUNKS = 8
 # A message up to this size is sent with its envelope, before the server has accepted any recipient:
 # if it accepts none, that costs less than the round trip would have. It is also joined with what is
 # before and after it.
@@ -109,13 +110,13 @@ class SMTP(smtplib.SMTP):
         recipients = [to_addrs] if isinstance(to_addrs, str) else list(to_addrs)
         commands = [self._mail_command(from_addr, body, mail_options)]
         commands += [self._rcpt_command(recipient, rcpt_options) for recipient in recipients]
-        chunked = body.size is not None and self.chunking and self.has_extn("chunking")
+        chunked = self.chunking and self.has_extn("chunking")
         pipelined = self.pipelining and self.has_extn("pipelining")
         small = body.data is not None and len(body.data) <= _SMALL_MESSAGE_BYTES
         if not chunked:
             commands.append(b"data" + CRLF)
         elif pipelined and small:
-            commands.append(body.as_chunk())
+            commands.append(body.as_last_chunk())
         dialogue = _Dialogue(self, commands, _PIPELINED_COMMANDS if pipelined else 1)
 
         code, response = dialogue.reply()
@@ -148,11 +149,23 @@ class SMTP(smtplib.SMTP):
         elif pipelined and small:
             code, response = dialogue.reply()
         else:
-            code, response = self._send_chunk(body)
+            code, response = self._send_chunks(body, _PIPELINED_CHUNKS if pipelined else 1)
         if not _is_positive(code):
             self._give_up(code, dialogue)
             raise smtplib.SMTPDataError(code, response)
         return refused
+
+    def data(self, msg: Any) -> Reply:
+        """Send DATA and a message; return the reply to the message.
+
+        :param msg: as for :meth:`sendmail`.
+        :raises smtplib.SMTPDataError: if the server does not answer DATA with 354.
+        """
+        body = _Body(msg)
+        code, response = self.docmd("data")
+        if code != 354:
+            raise smtplib.SMTPDataError(code, response)
+        return self._send_data(body)
 
     def _mail_command(self, sender: str, body: _Body, mail_options: Sequence[str]) -> bytes:
         options: list[str] = []
@@ -206,24 +219,71 @@ class SMTP(smtplib.SMTP):
         self.send(end + b"." + CRLF)
         return self.getreply()
 
-    def _send_chunk(self, body: _Body) -> Reply:
-        """Send a message of known size by BDAT; return the reply."""
+    def _send_chunks(self, body: _Body, window: int) -> Reply:
+        """Send a message by BDAT; return the reply to the last chunk, or the first negative one."""
+        if body.size is None:
+            return self._send_unmeasured_chunks(body, window)
         end = body.missing_line_end()
         try:
-            self.send(body.chunk_command(end))
-            if body.data is not None:
-                self.send(body.data)
-            elif body.segment is not None and self.sock is not None:
-                send_file_segment(self.sock, body.segment)
+            self.send(b"BDAT %d LAST\r\n" % (body.size + len(end)))
+            self._send_whole(body)
             if end:
                 self.send(end)
-        except BaseException as error:
+        except BaseException:
             self.close()  # the chunk that was announced cannot be completed
-            known = (smtplib.SMTPException, FileTruncated)
-            if isinstance(error, OSError) and not isinstance(error, known):
-                raise smtplib.SMTPServerDisconnected("Server not connected") from error
             raise
         return self.getreply()
+
+    def _send_unmeasured_chunks(self, body: _Body, window: int) -> Reply:
+        quoter = Quoter(quoting=False)
+        blocks = _gathered(map(quoter.feed, body.blocks()))
+        awaited = 0
+        last = False
+        while not last:
+            try:
+                block = next(blocks, None)
+            except BaseException:
+                self._take_back(awaited)  # no chunk is half sent
+                raise
+            last = block is None
+            if block is None:
+                block = quoter.finish()
+            self.send(b"BDAT %d%b\r\n%b" % (len(block), b" LAST" if last else b"", block))
+            awaited += 1
+            if awaited == window and not last:
+                awaited -= 1
+                code, response = self.getreply()
+                if not _is_positive(code):
+                    break
+        else:
+            code, response = 250, b""
+        while awaited:
+            awaited -= 1
+            later = self.getreply()
+            if _is_positive(code):  # the first negative reply has the reason
+                code, response = later
+        return code, response
+
+    def _take_back(self, awaited: int) -> None:
+        """Read the replies to the chunks sent so far, and reset the transaction."""
+        try:
+            for _ in range(awaited):
+                self.getreply()
+            self.rset()
+        except smtplib.SMTPServerDisconnected:
+            pass  # nothing is delivered without the last chunk
+
+    def _send_whole(self, body: _Body) -> None:
+        """Send a message of known size as it is; after an error the caller has to close()."""
+        if body.data is not None:
+            self.send(body.data)
+        elif body.segment is not None and self.sock is not None:
+            try:
+                send_file_segment(self.sock, body.segment)
+            except FileTruncated:
+                raise
+            except OSError as error:
+                raise smtplib.SMTPServerDisconnected("Server not connected") from error
 
 
 class SMTP_SSL(SMTP, smtplib.SMTP_SSL):
@@ -314,14 +374,10 @@ class _Body:
             return len(self.data)
         return None if self.segment is None else self.segment.size
 
-    def chunk_command(self, end: bytes) -> bytes:
-        """Return the command that announces the message and its line end as the only chunk."""
-        return b"BDAT %d LAST\r\n" % ((self.size or 0) + len(end))
-
-    def as_chunk(self) -> bytes:
-        """Return the command and data of a message in memory."""
-        end = self.missing_line_end()
-        return b"".join((self.chunk_command(end), self.data or b"", end))
+    def as_last_chunk(self) -> bytes:
+        """Return the command and data of the message as a single chunk."""
+        data = (self.data or b"") + self.missing_line_end()
+        return b"BDAT %d LAST\r\n" % len(data) + data
 
     def missing_line_end(self) -> bytes:
         """Return the line end that a message of known size lacks, if any."""
@@ -346,7 +402,7 @@ class _Body:
 
 
 def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small blocks, each of which would cost a send."""
+    """Join small blocks: each costs a send, and as a chunk of BDAT a reply."""
     small: list[bytes] = []
     size = 0
     for block in blocks:

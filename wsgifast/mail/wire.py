@@ -77,9 +77,13 @@ def with_crlf(data: bytes) -> bytes:
 
 
 class Quoter:
-    """Quotes data block by block, with the same result as for the whole."""
+    """Quotes data block by block, with the same result as for the whole.
 
-    def __init__(self) -> None:
+    :param quoting: False for data that needs none (as for BDAT): then only its end is checked.
+    """
+
+    def __init__(self, *, quoting: bool = True) -> None:
+        self._quoting = quoting
         self._waiting_cr = False
         self._last = b"\n"  # the start of the data is the start of a line
 
@@ -93,10 +97,11 @@ class Quoter:
         if not block:
             return b""
         out = block
-        if find_line_dot(block, b"\n") >= 0:
-            out = replace_in_block(block, b"\n.", b"\n..")
-        if self._last.endswith(b"\n") and block.startswith(b"."):
-            out = b"." + out
+        if self._quoting:
+            if find_line_dot(block, b"\n") >= 0:
+                out = replace_in_block(block, b"\n.", b"\n..")
+            if self._last.endswith(b"\n") and block.startswith(b"."):
+                out = b"." + out
         self._last = (self._last + block[-2:])[-2:]
         return out
 
