@@ -92,7 +92,7 @@ def _parse(data: bytes) -> Outcome:
             is_the_apps = answer.header("X-Method") is not None
             answers.read_body(answer, answer.header("X-Method") or "GET")
         except (AssertionError, EOFError, ValueError):
-            outcome.loose = data[at:]
+            outcome.loose = re.sub(rb"\r\nDate: [^\r]*", b"", data[at:])
             break
         if is_the_apps:
             outcome.understood.append(json.loads(answer.body) if answer.body else "HEAD")

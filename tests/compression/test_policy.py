@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wsgifast import Compression, ConfigurationError
-from wsgifast.compression.codings import compressor
+from wsgifast.compression.codings import compressor, preferred_coding
 from wsgifast.compression.policy import (
     Decision,
     app_preconditions,
     coded_copy_tag,
     coded_tag,
     decide,
+    left_uncoded,
     with_vary,
 )
 
@@ -105,6 +106,38 @@ def test_any_status_with_a_body_is_compressed(code: int, method: str) -> None:
     decision = decided(JSON, code=code, method=method)
     assert decision is not None
     assert decision.coding == "br"
+
+
+HEADERS = [
+    ("Content-Type", "text/html"), ("content-type", "image/png"), ("Content-Encoding", "gzip"),
+    ("Cache-Control", "no-transform"), ("Cache-Control", "public"), ("Vary", "Cookie"),
+    ("ETag", '"a"'), ("Content-Length", "5"),
+]  # fmt: skip
+
+
+@given(
+    method=st.sampled_from(["GET", "HEAD", "POST", "CONNECT"]),
+    code=st.sampled_from([200, 204, 206, 304, 404]),
+    headers=st.lists(st.sampled_from(HEADERS), max_size=4),
+    size=st.sampled_from([0, 99, 100]),
+    accept_encoding=st.sampled_from([None, "", "gzip", "gzip;q=0", "identity"]),
+)
+@example("CONNECT", 200, HEADERS[:1], 100, None)
+def test_left_uncoded_agrees_with_decide(
+    method: str,
+    code: int,
+    headers: Headers,
+    size: int,
+    accept_encoding: str | None,
+) -> None:
+    rules = Compression(min_bytes=100)
+    lacks = left_uncoded(rules, method, code, headers, size, accept_encoding)
+    if lacks is None:
+        return
+    coding = preferred_coding(accept_encoding, rules.codings) if accept_encoding else None
+    decision = decide(rules, method=method, coding=coding, code=code, headers=headers, size=size)
+    assert decision is None or decision.coding is None
+    assert [*headers, *lacks] == (headers if decision is None else decision.headers)
 
 
 def test_client_without_coding_gets_vary_alone() -> None:

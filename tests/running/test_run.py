@@ -203,6 +203,25 @@ def test_names_that_djangos_storage_has_hashed_are_immutable(target: str, tmp_pa
     assert {line for name, line in lines.items() if name not in hashed} == {"max-age=60, public"}
 
 
+@pytest.mark.parametrize(
+    ("without", "prefix"),
+    [('STATIC_URL = "static/"\n', "/"), ('    "staticfiles": ', "/static/")],
+)
+def test_static_files_are_served_where_django_has_no_storage_for_them(
+    without: str, prefix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "jquery.min.js").write_text("js")
+    kept = DJANGO.partition("STORAGES")[0] if without.startswith("STATIC") else DJANGO
+    assert without in kept
+    other = '    "other": ' if without.startswith(" ") else ""
+    settings = kept.replace(without, other).replace("HERE", str(tmp_path))
+    (tmp_path / "noshop.py").write_text(settings)
+    with running(f"--static={prefix}={tmp_path}", str(tmp_path / "noshop.py")) as server:
+        answer = server.get(f"{prefix}jquery.min.js")
+        assert (answer.status, answer.body) == (200, b"js"), server.log()
+        assert answer.header("Cache-Control") == "max-age=60, public"
+
+
 def _page(text: str) -> str:
     return f"""\
 def app(environ, start_response):

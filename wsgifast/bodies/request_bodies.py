@@ -109,6 +109,9 @@ class LimitedInput(io.IOBase):
         self._stream = stream
         self.limit_bytes = self._left = limit_bytes
 
+    def readable(self) -> bool:
+        return True
+
     def read(self, size: int | None = -1) -> bytes:
         """:raises BodyTooLarge: as soon as there is more than the limit."""
         if size is not None and size >= 0:

@@ -17,6 +17,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.conf import settings
 from django.contrib.staticfiles import finders
 from django.contrib.staticfiles.storage import staticfiles_storage
+from django.core.exceptions import ImproperlyConfigured
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
@@ -233,7 +234,7 @@ class HashedNames:
             return False
         try:
             hashed = urlsplit(staticfiles_storage.url(plain + extension)).path
-        except ValueError:  # not in the manifest
+        except (ValueError, ImproperlyConfigured):  # not in the manifest; or there is no storage
             return False
         return posixpath.basename(unquote(hashed)) == posixpath.basename(url)
 

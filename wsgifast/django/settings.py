@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from ..checks import check_switches
-from ..compression.policy import Compression
+from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
 from ..files.app_files import FrontServer, front_server_of
 from ..files.site import StaticFilesBase
@@ -109,12 +109,14 @@ def compression() -> Compression | None:
     :raises ConfigurationError: if it is invalid.
     """
     given = getattr(settings, "WSGIFAST_COMPRESS", False)
-    if isinstance(given, bool):
-        return Compression() if given else None
-    if not isinstance(given, dict):
+    if isinstance(given, dict):
+        known = set(inspect.signature(Compression).parameters)
+        return Compression(**_own("WSGIFAST_COMPRESS", known))
+    try:
+        return compression_for(given)
+    except ConfigurationError:
         text = "True, False, or a dictionary of options"
-        raise ConfigurationError(f"WSGIFAST_COMPRESS={given!r}: {text}")
-    return Compression(**_own("WSGIFAST_COMPRESS", set(inspect.signature(Compression).parameters)))
+        raise ConfigurationError(f"WSGIFAST_COMPRESS={given!r}: {text}") from None
 
 
 def _own(setting: str, known: set[str]) -> dict[str, Any]:

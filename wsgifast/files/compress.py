@@ -295,6 +295,9 @@ class _Run:
 
 
 def _earlier_releases(root: Path, given: Sequence[str | os.PathLike[str]]) -> list[Directory]:
+    for path in given:
+        if not os.path.isdir(path):
+            raise ConfigurationError(f"against={os.fspath(path)!r}: there is no such directory")
     earlier = [Directory(path) for path in given]
     if earlier:
         checked_codings(["zstd"])

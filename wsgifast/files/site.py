@@ -299,8 +299,8 @@ class StaticFilesBase(Generic[AppT]):
 def _directories(
     given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 ) -> Sequence[str | os.PathLike[str]]:
-    paths = [given] if isinstance(given, (str, bytes, os.PathLike)) else given
-    if not isinstance(paths, Sequence) or not paths:
+    paths = [given] if isinstance(given, (str, os.PathLike)) else given
+    if not isinstance(paths, Sequence) or isinstance(paths, (bytes, bytearray)) or not paths:
         raise ConfigurationError(f"directory={given!r}: a path, or a list of at least one")
     if "" in paths:
         # It would be the working directory: an unset variable would publish the whole project.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import re
 import shlex
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
 from ..terminal import next_steps, number_text, show
 from .locust_client import Locust, LocustFailed
-from .processes import HOST, orderly_end
+from .processes import HOST, free_port, orderly_end
 from .results import Ratio, Result
 from .runner import measure
 from .serving import FAST_WORKER, found_app, sides
@@ -44,6 +46,7 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
         raise ConfigurationError("--master waits for other workers than those of --processes")
     workers = (options.expect_workers or 1) if options.master else 0
     host = master[0] if options.master else HOST
+    _check_host(host)
     # Enough time for all rounds, but not for ever if the server is stuck.
     row_s = max(_LEAST_ROW_S, float(10 * options.rounds * options.seconds))
     profile = Profile(options.seconds, options.rounds, row_seconds=row_s, noise=True)
@@ -73,6 +76,15 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     for line, _ in missed:
         show(f"wsgifast bench: {line}", error=True)
     return int(any(sure for _, sure in missed) or not all(result.is_good for result in results))
+
+
+def _check_host(host: str) -> None:
+    try:
+        free_port(host)
+    except OSError as error:
+        raise ConfigurationError(f"--master-host {host}: {error.strerror}") from None
+    if ipaddress.ip_address(socket.gethostbyname(host)).is_unspecified:
+        raise ConfigurationError(f"--master-host {host}: name the address that workers can reach")
 
 
 def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust: Locust) -> Table:

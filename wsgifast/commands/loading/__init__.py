@@ -150,7 +150,8 @@ def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
         return load_app(f"{named}()", server)
     problem = (
         f"{target}: {app_name(app)} is neither a WSGI nor an ASGI app. If it makes one, write "
-        f"'{named}()'; some frameworks, such as aiohttp and Robyn, run only on their own server"
+        f"'{named}()'; some frameworks, such as aiohttp and Robyn, run only on their own server; "
+        "an app of ASGI 2 has to be wrapped by asgiref's guarantee_single_callable()"
     )
     return LoadedApp(app, _interface(app, problem), named)
 

@@ -61,11 +61,16 @@ def wrapped(
 def _django_hashes(prefix: str) -> HashedNames | None:
     """The test of hashed names of Django's storage, for the files below STATIC_URL."""
     settings = loading.django_settings()
-    if settings is None or (settings.STATIC_URL or "").rstrip("/") != prefix.rstrip("/"):
+    prefix = prefix.rstrip("/") + "/"
+    if (
+        settings is None
+        or not settings.STATIC_URL
+        or settings.STATIC_URL.rstrip("/") + "/" != prefix
+    ):
         return None
     from ...django.middleware import HashedNames
 
-    return HashedNames(prefix.rstrip("/") + "/")
+    return HashedNames(prefix)
 
 
 def wrapped_by_environment() -> Any:
