@@ -37,7 +37,6 @@ from .messages import (
     parse_pathsend,
     parse_zerocopysend,
     response_body,
-    response_start,
     text_headers,
 )
 
@@ -382,16 +381,6 @@ class FileSender:
 
     async def _forward_start(self, planned: Message | None = None) -> None:
         await forward_start(self, self._send, planned)
-
-
-async def send_answer(
-    scope: Scope, receive: Receive, send: Send, plan: Plan, fd: int | None, path: str | None = None
-) -> None:
-    """Send a plan's head and body, as :meth:`FileSender.send_segments` does."""
-    await send(response_start(plan.status, plan.raw_headers))
-    segments = plan.segments
-    del plan  # a kilobyte of headers, for as long as the slowest client reads
-    await FileSender(scope, Received(receive), send).send_segments(segments, fd, path)
 
 
 class _NamedFile(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from .dispatch import code_objects, leaves_bodies_alone, may_wrap_send
 from .loops import in_thread
-from .messages import FILE_EXTENSIONS, ZEROCOPYSEND
+from .messages import FILE_EXTENSIONS, PATHSEND, ZEROCOPYSEND
 
 # Wrappers that pass on messages of any type, and the attribute with their app.
 _WRAPPERS = {
@@ -103,7 +103,7 @@ class PathsendDecision(NamedTuple):
         """What is added to the extensions that the app is offered."""
         if not self.offered:
             return {}
-        extensions = FILE_EXTENSIONS.copy()
+        extensions = {name: options.copy() for name, options in FILE_EXTENSIONS.items()}
         if not self.zerocopy:
             del extensions[ZEROCOPYSEND]
         return extensions
@@ -419,7 +419,9 @@ def _is_base_middleware(of: type) -> bool:
     base: Any = None if module is None else module.BaseHTTPMiddleware
     if base is None or not issubclass(of, base) or not _is_original(base, "__call__"):
         return False
-    return of.__call__ is base.__call__
+    # Old versions of Starlette know no pathsend.
+    codes = code_objects(base.__call__.__code__)
+    return of.__call__ is base.__call__ and any(PATHSEND in code.co_consts for code in codes)
 
 
 def _uses_files(function: Any) -> bool:

@@ -10,9 +10,9 @@ from wsgifast.checks import needs
 from wsgifast.files import Plan, RequestFacts, describe, stat_etag
 from wsgifast.sockets.sending import NotAFile, open_regular
 
-from .files import request_facts, send_answer
+from .files import FileSender, Received, request_facts
 from .loops import in_thread
-from .messages import Receive, Scope, Send, text_headers
+from .messages import Receive, Scope, Send, response_start, text_headers
 
 with needs("asgifast.FileResponse", "starlette", "asgi"):
     from starlette import responses
@@ -54,9 +54,13 @@ class FileResponse(responses.FileResponse):
             return
         fd, facts = await _open(self.path)
         try:
-            path = os.path.abspath(os.fsdecode(self.path))
             plan = self._plan(request_facts(scope), facts)
-            await send_answer(scope, receive, send, plan, fd, path)
+            await send(response_start(plan.status, plan.raw_headers))
+            segments = plan.segments
+            del plan  # a kilobyte of headers, for as long as the slowest client reads
+            await FileSender(scope, Received(receive), send).send_segments(
+                segments, fd, os.path.abspath(os.fsdecode(self.path))
+            )
         finally:
             os.close(fd)
         if self.background is not None:

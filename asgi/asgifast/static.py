@@ -6,9 +6,9 @@ import os
 
 from wsgifast.files.site import NOT_ALLOWED, Answer, StaticFilesBase
 
-from .files import request_facts, send_answer
+from .files import FileSender, Received, request_facts
 from .loops import in_thread
-from .messages import ASGIApp, Receive, Scope, Send
+from .messages import ASGIApp, Receive, Scope, Send, response_body, response_start
 
 
 class StaticFiles(StaticFilesBase[ASGIApp]):
@@ -78,7 +78,14 @@ def _path_below_mount(scope: Scope) -> str:
 async def _send(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
     plan, fd = answer
     try:
-        await send_answer(scope, receive, send, plan, fd)
+        await send(response_start(plan.status, plan.raw_headers))
+        segments = plan.segments
+        if not segments:
+            await send(response_body())
+        elif len(segments) == 1 and isinstance(segments[0], bytes):
+            await send(response_body(segments[0]))
+        else:
+            await FileSender(scope, Received(receive), send).send_segments(segments, fd)
     finally:
         if fd is not None:
             os.close(fd)

@@ -7,6 +7,7 @@ import functools
 import gc
 import linecache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -402,3 +403,22 @@ def test_dispatch_that_runs_is_offered_it(texts: Path) -> None:
     assert offered_to(app)
     app = Starlette(middleware=[Middleware(BaseHTTPMiddleware, dispatch=odd)])
     assert not offered_to(app)
+
+
+def _without_pathsend(code: CodeType) -> CodeType:
+    consts = (_without_pathsend(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_consts=tuple("other" if c == PATHSEND else c for c in consts))
+
+
+def test_starlette_that_knows_no_pathsend_is_not_offered_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = Starlette(middleware=[Middleware(BaseHTTPMiddleware, dispatch=adds_a_header)])
+    method = BaseHTTPMiddleware.__call__
+    monkeypatch.setattr(method, "__code__", _without_pathsend(method.__code__))
+    assert not offered_to(app)
+
+
+def test_app_that_changes_what_it_is_offered_changes_no_other(texts: Path) -> None:
+    Offer(bare, True).decision.extensions[PATHSEND].clear()
+    assert Offer(bare, True).decision.extensions[PATHSEND] == {"ranges": True}

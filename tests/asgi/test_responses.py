@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import inspect
 import os
 import socket
@@ -16,6 +18,8 @@ from asgifast import FileResponse
 from asgifast import responses as responses_module
 from starlette import responses
 from starlette.background import BackgroundTask
+
+from wsgifast.files import Plan
 
 from .support import call, scope_of
 
@@ -141,3 +145,23 @@ def test_path_is_opened_in_a_thread_unless_it_was_lately(
     assert in_thread(others[2]), "which drives out the one that was not asked for the longest"
     assert not in_thread(path)
     assert in_thread(others[0])
+
+
+def test_slow_download_keeps_no_plan(tmp_path: Path) -> None:
+    """Its headers take a kilobyte for as long as the slowest client reads."""
+    path = tmp_path / "large"
+    path.write_bytes(b"x" * 3_000_000)
+    kept: list[int] = []
+
+    async def send(message: Any) -> None:
+        if message.get("body") and not kept:
+            gc.collect()
+            kept.append(sum(isinstance(each, Plan) for each in gc.get_objects()))
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    gc.collect()
+    before = sum(isinstance(each, Plan) for each in gc.get_objects())
+    asyncio.run(FileResponse(path)(scope_of(), receive, send))
+    assert kept == [before]
