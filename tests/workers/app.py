@@ -297,6 +297,16 @@ def do_dialogue(environ: Any, start_response: Any, argument: str) -> Iterable[by
     return Blocks(answers(), "dialogue")
 
 
+def do_lines(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    body = environ["wsgi.input"]
+    first = body.readline()
+    rest = list(body)
+    body.seek(0)
+    return _json(
+        start_response, [first.decode(), len(rest), len(body.read()), body.read().decode()]
+    )
+
+
 def do_ignore_body(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
     """Answer without a look at the body; as soon as a file exists, if one is named."""
     while argument and not Path("/", argument).exists():
@@ -307,6 +317,14 @@ def do_ignore_body(environ: Any, start_response: Any, argument: str) -> Iterable
 
 def do_sleep(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
     time.sleep(float(argument))
+    _ok(start_response, 2)
+    return [b"ok"]
+
+
+def do_compute(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    end = time.monotonic() + float(argument)
+    while time.monotonic() < end:
+        pass
     _ok(start_response, 2)
     return [b"ok"]
 
@@ -332,13 +350,30 @@ def do_stuck(environ: Any, start_response: Any, argument: str) -> Iterable[bytes
 def do_raise(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
     if argument == "before":
         raise ValueError("raised before the response")
+    if argument == "exit":
+        raise SystemExit(3)
+    if argument == "header":
+        start_response("200 OK", [("X-Bad", "a\r\nInjected: 1")])
+        return [b""]
 
     def blocks() -> Iterator[bytes]:
-        raise ValueError("raised at the first block")
-        yield b""
+        if argument == "first":
+            raise ValueError("raised at the first block")
+        yield b"some of it"
+        raise ValueError("raised after some of it")
 
     _ok(start_response, 100)
     return Blocks(blocks(), argument)
+
+
+def do_short(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    _ok(start_response, 10)
+    return [b"short"]
+
+
+def do_long(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    _ok(start_response, 5)
+    return [b"long, ", b"too long"]
 
 
 def do_status(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:

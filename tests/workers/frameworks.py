@@ -15,6 +15,7 @@ import django.core.handlers.wsgi
 import django.http
 import django.urls
 import django.views.decorators.csrf
+import falcon
 import flask
 
 _database = Path(tempfile.gettempdir(), f"wsgifast-{os.getppid()}.sqlite")
@@ -37,9 +38,43 @@ def stream() -> flask.Response:
     return flask.Response(flask.stream_with_context(lines()))
 
 
+BURST = [f"line {number}\n" for number in range(1000)]
+_go = threading.Event()
+
+
+def burst() -> Iterator[str]:
+    """Lines in quick succession, and then nothing until somebody has asked for /go."""
+    _go.clear()
+    yield from BURST
+    _go.wait(60)
+    yield "end"
+
+
+def go() -> str:
+    _go.set()
+    return "gone"
+
+
+flask_app.get("/burst")(lambda: flask.Response(burst()))
+flask_app.get("/go")(go)
+
+
 @flask_app.get("/send")
 def send() -> flask.Response:
     return flask.send_file(__file__, conditional=True)
+
+
+class FalconResource:
+    def on_post(self, req: Any, resp: Any) -> None:
+        resp.media = {"got": req.media, "length": req.content_length}
+
+    def on_get(self, req: Any, resp: Any) -> None:
+        resp.stream = Path(__file__).open("rb")
+        resp.content_length = Path(__file__).stat().st_size
+
+
+falcon_app = falcon.App()
+falcon_app.add_route("/", FalconResource())
 
 
 django.conf.settings.configure(
@@ -94,6 +129,8 @@ urlpatterns = [
     django.urls.path("db", insert),
     django.urls.path("stream", django_stream),
     django.urls.path("file", django_file),
+    django.urls.path("burst", lambda request: django.http.StreamingHttpResponse(burst())),
     django.urls.path("echo", django.views.decorators.csrf.csrf_exempt(echo)),
+    django.urls.path("go", lambda request: django.http.HttpResponse(go())),
 ]
 django_app = django.core.handlers.wsgi.WSGIHandler()

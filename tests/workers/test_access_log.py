@@ -12,7 +12,9 @@ from gunicorn.http.wsgi import FileWrapper
 
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.http import reset_on_close
+from tests.support.servers import wait_for
 from tests.workers.bench import LARGE, Client, MakeBench, app_of, request_for
+from tests.workers.serving import fast_worker
 from wsgifast.errors import RequestError
 
 BLOCKS = [bytes(LARGE // 4)] * 4
@@ -214,3 +216,13 @@ def test_subclass_handle_error_answers_and_is_logged_once(make_bench: MakeBench)
     assert [each[0] for each in seen] == ["/orders/17"]  # type: ignore[index]
     assert len(bench.log.requests) == 1
     assert bench.log.says("Error handling request GET /orders/17")
+
+
+def test_text_access_log_of_failed_request_has_status_and_size(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with fast_worker(
+        f"--access-logfile={log}", "--access-logformat=%(m)s %(U)s %(s)s %(B)s"
+    ) as server:
+        sent = len(server.get("/raise/before").body)
+        wait_for(lambda: log.exists() and bool(log.read_text()), "the request is logged")
+        assert log.read_text().splitlines() == [f"GET /raise/before 500 {sent}"]

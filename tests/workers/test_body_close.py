@@ -107,3 +107,17 @@ def test_streams_without_end_are_closed_when_worker_ends(notes: Path) -> None:
         reader.read_head()
         assert server.stop() == 0
         assert lines(notes) == ["same"]
+
+
+def test_stuck_thread_does_not_keep_what_others_wait_for(notes: Path) -> None:
+    """Its close() is due, and it has been in the next request for stuck_after_s."""
+    with (
+        fast_worker(
+            "--threads=1", "--graceful-timeout=1", attributes={"stuck_after_s": 1.0}
+        ) as server,
+        stalled(server, notes) as reader,
+        Connection(server.address) as stuck,
+    ):
+        stuck.send_request("/stuck")
+        reader.read(SIZE)
+        wait_for(lambda: lines(notes) == ["other"], "it is closed")

@@ -107,6 +107,11 @@ def test_dripping_request_gets_408_and_holds_no_thread(server: LiveServer, part:
             assert connection.read_to_end() == b""
 
 
+def test_silent_connection_is_closed_without_answer(server: LiveServer) -> None:
+    with nothing_left_behind(server), Connection(server.address) as connection:
+        assert connection.read_to_end() == b""
+
+
 def test_body_over_the_limit_gets_413() -> None:
     with served(body_limit_bytes=2_000_000) as server, nothing_left_behind(server):
         with Connection(server.address) as connection:
@@ -135,6 +140,37 @@ def test_client_that_sends_on_after_413_reads_it() -> None:
             connection.send(b"a" * 1_000_000)
         assert connection.read_response().status == 413
         assert connection.read_to_end() == b""
+
+
+FAILING_LOGGER = """
+from gunicorn.glogging import Logger
+
+class logger_class(Logger):
+    def access(self, resp, req, environ, request_time):
+        raise RuntimeError("the log cannot be written")
+"""
+
+
+def test_failing_access_log_costs_no_client_its_answer() -> None:
+    with fast_worker(attributes=LIMITS, configuration=FAILING_LOGGER) as server:
+        for framing, body, status in (
+            ("Content-Length: 2000001", "", 413),
+            ("Content-Length: 10", "short", 408),
+            ("Transfer-Encoding: chunked", "nonsense\r\n", 400),
+            ("X-Long: " + 10_000 * "a", "", 431),
+        ):
+            with Connection(server.address) as connection:
+                connection.send(
+                    f"POST /echo HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{body}".encode()
+                )
+                assert connection.read_response().status == status
+                assert connection.read_to_end() == b""
+        with Connection(server.address) as connection:
+            assert connection.request("/small/5").body == block(5)
+            assert connection.request("/small/6").body == block(6)
+            assert connection.request("/raise/before").status == 500
+        assert "Error in the access log" in server.log()
+        assert "Error in a connection" not in server.log()
 
 
 def test_refused_request_is_logged_with_client_and_status() -> None:
@@ -241,6 +277,14 @@ def test_apps_run_at_once_and_downloads_go_on_while_all_threads_are_busy(
             assert connection.read_to_end_of_chunks().endswith(b"third")
 
 
+def test_app_that_never_returns_holds_its_own_thread_only(patient: LiveServer) -> None:
+    with Connection(patient.address) as stuck:
+        stuck.send_request("/sleep/3")
+        for _ in range(50):
+            assert patient.get("/small/5").body == block(5)
+        assert stuck.read_response().body == b"ok"
+
+
 def test_worker_without_descriptors_recovers() -> None:
     with fast_worker("--worker-connections=3000", attributes=LIMITS) as server:
         worker = stats(server)["pid"]
@@ -257,3 +301,17 @@ def test_worker_without_descriptors_recovers() -> None:
 
 def _limit_descriptors(pid: int, count: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, count))
+
+
+def test_idle_connections_cost_little_memory() -> None:
+    count = 500
+    with (
+        fast_worker("--worker-connections=3000", "--keep-alive=60") as server,
+        contextlib.ExitStack() as stack,
+    ):
+        server.get("/small/10")
+        before = stats(server)["rss_kib"]
+        for _ in range(count):
+            connection = stack.enter_context(Connection(server.address))
+            assert connection.request("/small/10").keep_alive
+        assert (stats(server)["rss_kib"] - before) / count < 8

@@ -1,4 +1,4 @@
-"""Flask and Django, unchanged, on FastWorker."""
+"""Flask, Django and Falcon, unchanged, on FastWorker."""
 
 from __future__ import annotations
 
@@ -33,6 +33,42 @@ def test_flask_uploads_streams_and_files_work_on_fastworker() -> None:
             assert again.status == 304
             part_of_it = connection.request("/send", headers=[("Range", "bytes=10-19")])
             assert (part_of_it.status, part_of_it.body) == (206, SOURCE[10:20])
+
+
+@pytest.mark.parametrize("app", ["flask_app", "django_app"])
+def test_quick_lines_of_framework_stream_share_chunks(app: str) -> None:
+    expected = "".join(f"line {number}\n" for number in range(1000)).encode()
+    with (
+        fast_worker(app=f"tests.workers.frameworks:{app}") as server,
+        Connection(server.address) as connection,
+        Connection(server.address) as other,
+    ):
+        fewest = 1000
+        # On a loaded machine lines may come too far apart.
+        for _ in range(10):
+            connection.send_request("/burst")
+            assert connection.read_head().status == 200
+            received = b""
+            chunks = 0
+            while len(received) < len(expected):
+                received += connection.read_chunk()
+                chunks += 1
+            assert received == expected
+            assert other.request("/go").status == 200
+            assert connection.read_to_end_of_chunks() == b"end"
+            fewest = min(fewest, chunks)
+            if fewest < 500:
+                break
+        assert fewest < 500
+
+
+def test_falcon_bodies_and_files_work_on_fastworker() -> None:
+    app = "tests.workers.frameworks:falcon_app"
+    with fast_worker(app=app) as server, Connection(server.address) as connection:
+        headers = [("Content-Type", "application/json")]
+        response = connection.request("/", method="POST", headers=headers, body=b'{"a": 1}')
+        assert json.loads(response.body) == {"got": {"a": 1}, "length": 8}
+        assert connection.request("/").body == SOURCE
 
 
 @pytest.mark.parametrize("buffered", [True, False])

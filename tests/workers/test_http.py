@@ -9,6 +9,7 @@ import re
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,13 @@ def test_fastworker_keeps_connection_alive(connection: Connection) -> None:
         assert response.header("Server") == "gunicorn"
 
 
+def test_request_in_packet_of_previous_body_is_answered(connection: Connection) -> None:
+    connection.send(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n")
+    connection.send(b"0123456789GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert connection.read_response().body == b"0123456789"
+    assert connection.read_response().body == block(5)
+
+
 def test_connection_close_of_client_is_respected(connection: Connection) -> None:
     response = connection.request("/small", headers=[("Connection", "close")])
     assert not response.keep_alive
@@ -106,6 +114,13 @@ def test_http_1_0_requests_are_answered(client: Client) -> None:
             assert response.keep_alive
 
 
+def test_fastworker_answers_pipelined_requests_in_order(connection: Connection) -> None:
+    for size in range(1, 40):
+        connection.send_request(f"/small/{size * 1000}")
+    for size in range(1, 40):
+        assert connection.read_response().body == block(size * 1000)
+
+
 def test_pipelined_bodies_and_files_are_answered_in_order(connection: Connection) -> None:
     connection.send_request("/echo", method="POST", body=b"one")
     connection.send_request("/file/10000000")
@@ -120,6 +135,15 @@ def test_pipelined_bodies_and_files_are_answered_in_order(connection: Connection
     assert connection.read_response().body == block(FILE_BYTES)[10_000_000:]
     assert connection.read_response().body == b"two"
     assert connection.read_response().body == block(7)
+
+
+def test_request_byte_by_byte_is_answered(connection: Connection) -> None:
+    request = b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    request += b"3;a=b\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\nX-T: 1\r\n\r\n"
+    for i in range(len(request)):
+        connection.send(request[i : i + 1])
+    assert connection.read_response().body == b"abc0123456789abcdef"
+    assert connection.request("/small/3").body == block(3)
 
 
 def test_head_and_bodyless_statuses_have_no_body(connection: Connection) -> None:
@@ -177,12 +201,48 @@ def test_request_bodies_of_any_size_are_read(connection: Connection, size: int) 
     assert connection.request("/small/3").body == block(3)
 
 
+def test_unread_body_does_not_poison_the_next_request(connection: Connection) -> None:
+    response = connection.request("/ignore_body", method="POST", body=block(5000))
+    assert response.body == b"ok"
+    assert connection.request("/small/3").body == block(3)
+
+
+def test_fastworker_sends_100_continue(connection: Connection) -> None:
+    connection.send_request(
+        "/echo",
+        method="POST",
+        headers=[("Expect", "100-continue"), ("Content-Length", "4")],
+    )
+    assert connection.read_head().status == 100
+    connection.send(b"body")
+    assert connection.read_response().body == b"body"
+
+
 def test_early_hints_precede_response(connection: Connection) -> None:
     connection.send_request("/hints")
     hints = connection.read_head()
     assert hints.status == 103
     assert hints.header("Link") == "</style.css>; rel=preload"
     assert connection.read_response().body == b"ok"
+
+
+def test_environ_over_http(client: Client) -> None:
+    response = client.get(
+        "/environ/a%20b?x=1",
+        headers=[("X-Two", "1"), ("X-Two", "2"), ("Content-Type", "text/x"), ("X_Bad", "1")],
+    )
+    environ = json.loads(response.body)
+    assert environ["PATH_INFO"] == "/environ/a b"
+    assert environ["RAW_URI"] == "/environ/a%20b?x=1"
+    assert environ["QUERY_STRING"] == "x=1"
+    assert environ["HTTP_X_TWO"] == "1,2"
+    assert environ["CONTENT_TYPE"] == "text/x"
+    assert "HTTP_X_BAD" not in environ
+    assert environ["REMOTE_ADDR"] == "127.0.0.1"
+    assert environ["wsgi.url_scheme"] == ("https" if client.tls else "http")
+    assert environ["wsgi.multithread"] is True
+    assert environ["file_wrapper"] == "gunicorn.http.wsgi"
+    assert environ["thread"].startswith("wsgifast-")
 
 
 BAD_REQUESTS = {
@@ -267,6 +327,34 @@ def test_bad_requests_get_answers_of_gthread(client: Client, gthread: LiveServer
             assert answers[1][0] >= 400, name
 
 
+def test_app_error_before_response_is_500(client: Client) -> None:
+    for kind in ("before", "first", "exit", "header"):
+        with client.connect() as connection:
+            response = connection.request(f"/raise/{kind}")
+            assert response.status == 500, f"{kind}: {response}"
+            assert b"Injected" not in response.body
+            assert connection.read_to_end() == b""
+    client.wait_until_closed("first same thread")
+
+
+def test_app_error_during_response_cuts_it_off(client: Client, connection: Connection) -> None:
+    connection.send_request("/raise/after")
+    assert connection.read_head().header("Content-Length") == "100"
+    assert connection.read_to_end() == b"some of it"
+    client.wait_until_closed("after same thread")
+
+
+def test_body_that_breaks_content_length_is_cut_and_logged(
+    client: Client, connection: Connection
+) -> None:
+    assert connection.request("/long").body == b"long,"
+    connection.send_request("/short")
+    connection.read_head()
+    assert connection.read_to_end() == b"short"
+    said = ("/long: the body is longer", "/short: the body has 5 bytes")
+    wait_for(lambda: all(each in client.server.log() for each in said), "the log says so")
+
+
 def test_wsgi_errors_reaches_the_log(client: Client) -> None:
     assert client.get("/errors").status == 200
     client.server.wait_for_log("said by the app")
@@ -279,11 +367,32 @@ def test_hijacked_socket_is_the_app_s(connection: Connection) -> None:
     assert connection.read_to_end() == b"HELLO"
 
 
+def test_server_name_comes_from_listener(client: Client) -> None:
+    """Not from the client, which may say anything, or nothing, as HTTP/1.0 may."""
+    for host in (b"", b"Host: elsewhere:99\r\n"):
+        with client.connect() as connection:
+            connection.send(b"GET /environ HTTP/1.0\r\n" + host + b"\r\n")
+            environ = json.loads(connection.read_response().body)
+            named = [environ["SERVER_NAME"], int(environ["SERVER_PORT"])]
+            assert named == list(client.server.address)
+
+
 def test_inspected_socket_keeps_speaking_http(connection: Connection) -> None:
     for _ in range(2):
         response = connection.request("/peer")
         assert json.loads(response.body) == list(connection.sock.getsockname())
         assert response.keep_alive
+
+
+def test_half_closed_client_gets_its_answer(
+    client: Client, connection: Connection, tmp_path: Path
+) -> None:
+    if client.tls is not None:
+        pytest.skip("TLS has no half-close")
+    connection.send_request("/file")
+    connection.sock.shutdown(1)
+    assert connection.read_response().body == block(FILE_BYTES)
+    assert connection.read_to_end() == b""
 
 
 def test_access_log_has_status_and_bytes(client: Client) -> None:

@@ -64,6 +64,21 @@ def test_int_and_quit_end_worker_at_once(number: signal.Signals) -> None:
         assert server.stop(number) == 0
 
 
+def test_stopping_worker_answers_with_connection_close() -> None:
+    with fast_worker("--keep-alive=60") as server, Connection(server.address) as connection:
+        assert connection.request("/small/1").keep_alive
+        server.process.send_signal(signal.SIGTERM)
+
+        def says_close() -> bool:
+            response = connection.request("/small/2")
+            assert response.body == block(2)
+            return not response.keep_alive
+
+        # The worker hears of it some time after its arbiter; each request is answered.
+        wait_for(says_close, "the worker has heard that it has to stop")
+        assert server.stop() == 0
+
+
 def test_hup_replaces_worker_and_usr1_reopens_log(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     with fast_worker(f"--access-logfile={log}") as server:
@@ -92,6 +107,14 @@ def test_term_during_fork_ends_worker() -> None:
     with fast_worker(configuration=EARLY_TERM) as server:
         server.wait_for_log("Booting worker", 2)
         assert server.log().count("Worker exiting") == 1
+        assert server.get("/small/5").body == block(5)
+
+
+def test_full_worker_accepts_again_after_close() -> None:
+    with fast_worker("--worker-connections=8", "--keep-alive=60") as server:
+        silent = [Connection(server.address) for _ in range(20)]
+        for connection in silent:
+            connection.close()
         assert server.get("/small/5").body == block(5)
 
 

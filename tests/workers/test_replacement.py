@@ -240,6 +240,18 @@ def test_max_rss_below_size_of_app_is_refused_at_start() -> None:
         assert server.log().count("Booting worker") == 1
 
 
+def test_stuck_threads_are_logged_with_their_stacks() -> None:
+    with (
+        contextlib.ExitStack() as stack,
+        fast_worker("--graceful-timeout=1", attributes={"stuck_after_s": 2.0}) as server,
+    ):
+        for _ in range(THREADS):
+            stack.enter_context(Connection(server.address)).send_request("/stuck")
+        server.wait_for_log("in do_stuck", THREADS)
+        assert "All 4 threads have been" in server.log()
+        assert server.log().count("All 4 threads") == 1
+
+
 def test_stuck_worker_is_replaced() -> None:
     limits = {"stuck_after_s": 1.0, "kill_stuck_after_s": 2.0}
     with contextlib.ExitStack() as stack, fast_worker(attributes=limits) as server:
@@ -249,7 +261,6 @@ def test_stuck_worker_is_replaced() -> None:
         assert slow.read_head().status == 200
         for _ in range(THREADS):
             stack.enter_context(Connection(server.address)).send_request("/stuck")
-        server.wait_for_log("in do_stuck", THREADS)
         server.wait_for_log("the worker ends")
         # What is on its way is sent to its end.
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)

@@ -76,6 +76,18 @@ def test_idle_workers_share_the_connections() -> None:
         wait_for(share, "they share the connections")
 
 
+def test_saturated_worker_alone_keeps_receiving() -> None:
+    with contextlib.ExitStack() as stack, fast_worker("--keep-alive=60") as server:
+        busy = [stack.enter_context(Connection(server.address)) for _ in range(THREADS)]
+        for connection in busy:
+            connection.send_request("/sleep/1.5")
+        late = [stack.enter_context(Connection(server.address)) for _ in range(8)]
+        for connection in late:
+            connection.send_request("/small/5")
+        for connection in late:
+            assert connection.read_response().body == block(5)
+
+
 def test_endless_empty_blocks_leave_others_their_turns() -> None:
     """Its iterator is one of C's, so that no Python runs between two blocks."""
     with (

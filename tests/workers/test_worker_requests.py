@@ -6,6 +6,7 @@ import logging
 import signal
 import weakref
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gunicorn.workers import gthread
 
 from tests.server.http2_peer import HTTP2, Peer
 from tests.workers.bench import GET, PEER, Log, MakeBench, app_of, ask, hello
+from wsgifast.bodies.files import SegmentedBody
 from wsgifast.workers import FastWorker
 
 
@@ -183,6 +185,45 @@ def test_app_error_after_its_client_has_gone_is_logged_if_it_is_its_own(
     assert bench.log.says("Error handling request") is is_its_own
     assert bench.log.says("Ignoring a lost connection") is not is_its_own
     assert len(bench.log.requests) == 1
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, "segments", "file"])
+def test_body_is_closed_once(make_bench: MakeBench, kind: Any, tmp_path: Path) -> None:
+    closed: list[str] = []
+    path = tmp_path / "file"
+    path.write_bytes(b"body")
+
+    class File:
+        def __init__(self) -> None:
+            self._file = path.open("rb")
+            self.read = self._file.read
+
+        def close(self) -> None:
+            self._file.close()
+            closed.append("file")
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Length", "4")])
+        if kind == "segments":
+            return SegmentedBody([b"body"], lambda: closed.append("segments"))
+        if kind == "file":
+            return environ["wsgi.file_wrapper"](File())
+        return kind([b"body"])
+
+    bench = make_bench(app)
+    assert ask(bench)[2] == b"body"
+    assert closed == ([kind] if isinstance(kind, str) else [])
+
+
+def test_access_log_gets_duration_and_environ(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        bench.clock.now += 1.5
+        return hello(environ, start_response)
+
+    bench = make_bench(app)
+    ask(bench)
+    assert bench.log.seconds == [1.5]
+    assert bench.log.environs[0]["REQUEST_METHOD"] == "GET"
 
 
 @pytest.mark.parametrize("writes", [True, False])
