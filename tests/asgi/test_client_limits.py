@@ -411,3 +411,10 @@ def test_environment_comes_before_the_class(monkeypatch: pytest.MonkeyPatch) -> 
         ConfigurationError, match="WSGIFAST_HEAD_TIMEOUT_S='soon': expected seconds"
     ):
         type("Mine", (HttpToolsProtocol,), {})
+
+
+def test_expect_100_continue_is_answered_for_a_body_within_the_limit(peer: Peer) -> None:
+    peer.post("/expected", length(5), b"Expect: 100-continue")
+    assert peer.sock.recv(1000).startswith(b"HTTP/1.1 100 ")
+    peer.sock.sendall(b"12345")
+    assert peer.answer() == (200, b"5")

@@ -289,3 +289,19 @@ def test_invalid_option_of_asgifast_is_refused(options: dict[str, Any]) -> None:
 def test_object_that_is_no_asgi_app_is_refused(app: Any, way_out: str) -> None:
     with pytest.raises(ConfigurationError, match=way_out):
         ASGIFast(app)
+
+
+def test_lifespan_and_websocket_scopes_pass_untouched() -> None:
+    passed: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.extend((scope, receive, send))
+
+    async def nothing(*args: object) -> Any: ...
+
+    for kind in ("lifespan", "websocket"):
+        scope: Scope = {"type": kind}
+        passed.clear()
+        asyncio.run(ASGIFast(app)(scope, nothing, nothing))
+        assert passed == [scope, nothing, nothing]
+        assert passed[0] is scope

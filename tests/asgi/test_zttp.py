@@ -18,6 +18,7 @@ import pytest
 from asgifast import ASGIFast, FileResponse
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
+from tests.support.http import Connection
 from tests.support.http2 import Answer, Connected
 from tests.support.process import open_descriptors
 from tests.support.servers import LiveServer
@@ -256,3 +257,9 @@ async def test_header_value_with_a_line_end_resets_its_stream(value: bytes) -> N
     app = sending(head(length(2), (b"x", value)), body(b"ok", False))
     async with connected(app) as (wire, client):
         assert not (await wire.reset(client.ask())).headers
+
+
+def test_http_1_1_is_served_beside_http2(server: LiveServer, files: Path) -> None:
+    with Connection(server.address) as connection:
+        assert connection.request("/pathsend").body == (files / "large").read_bytes()
+        assert connection.request("/hello").body == b"hello"
