@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -17,8 +20,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.utils import floatToGoString
 from prometheus_client.values import MultiProcessValue
 
-from tests.support.process import in_a_child
+from tests.support.process import in_a_child, open_descriptors
 from wsgifast.metrics import Distribution
+from wsgifast.metrics import aggregation as module
 from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.collecting import point
 from wsgifast.metrics.health import is_alive, name_of_process, pid_in, processes
@@ -73,6 +77,85 @@ def test_counters_of_ended_processes_last(path: Path) -> None:
     assert processes(str(path)) == {name_of_process(os.getpid())}
 
 
+class Killed(BaseException):
+    pass
+
+
+class Mortal:
+    """A module os whose caller is killed at one of its renames and removals.
+
+    :param behind: it is killed when that is done; else before.
+    """
+
+    def __init__(self, at: int, *, behind: bool) -> None:
+        self._left = at
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def replace(self, *args: str) -> None:
+        self._take(os.replace, *args)
+
+    def unlink(self, *args: str) -> None:
+        self._take(os.unlink, *args)
+
+    def _take(self, step: Callable[..., None], *args: str) -> None:
+        self._left -= 1
+        if self._left != -1:
+            step(*args)
+            return
+        if self._behind:
+            step(*args)
+        raise Killed
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_exporter_killed_anywhere_counts_nothing_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    for steps in itertools.count():
+        in_a_child(report)
+        deaths = steps + 1
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "os", Mortal(steps, behind=behind))
+            with contextlib.suppress(Killed):
+                Directory(str(path), own=True).clean()
+                break
+        # The next exporter.
+        directory = Directory(str(path), own=True)
+        directory.clean()
+        found = samples(directory)
+        assert found["wsgifast_timeouts_total", (("kind", "head"),)] == 2 * deaths
+        assert found["wsgifast_thread_wait_seconds_count", ()] == 15 * deaths
+        assert {file.name for file in path.iterdir()} >= {"counter_wsgifast-dead.db"}
+    # A plan, a file, what it replaces and the plan's removal, of both kinds; and the gauges' files.
+    assert steps == 2 * 4 + 2
+    assert not list(path.glob("*.tmp"))
+
+
+def test_files_that_cannot_be_removed_count_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError
+
+    for _ in range(2):
+        in_a_child(report)
+    directory = Directory(str(path), own=True)
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", refuse)
+            with pytest.raises(PermissionError):
+                directory.clean()
+        found = samples(directory)
+        assert found["wsgifast_timeouts_total", (("kind", "head"),)] == 4
+        assert found["wsgifast_thread_wait_seconds_count", ()] == 30
+    directory.clean()
+    assert samples(directory)["wsgifast_timeouts_total", (("kind", "head"),)] == 4
+    assert len(list(path.glob("counter_*"))) == 1
+
+
 APPS_OWN = """
 import prometheus_client
 prometheus_client.Counter("orders", "Orders.").inc()
@@ -101,6 +184,20 @@ def test_unfinished_file_is_skipped(path: Path) -> None:
     directory.clean()
     assert samples(directory)["wsgifast_timeouts_total", (("kind", "head"),)] == 2
     assert not (path / "counter_wsgifast-1-2.db").exists()
+
+
+def test_plan_touches_no_file_elsewhere(path: Path) -> None:
+    directory, elsewhere = path / "metrics", path / "elsewhere"
+    directory.mkdir()
+    elsewhere.touch()
+    (path / "counter_wsgifast-dead.tmp").touch()
+    plan = {"kind": "../counter", "gone": ["../elsewhere", str(elsewhere)]}
+    (directory / "merging.json").write_text(json.dumps(plan))
+    Directory(str(directory), own=False).clean()
+    assert not [*directory.iterdir()]
+    assert {file.name for file in path.iterdir()} == {
+        "metrics", "elsewhere", "counter_wsgifast-dead.tmp"
+    }  # fmt: skip
 
 
 def test_process_differs_from_a_later_one_of_its_pid() -> None:
@@ -192,3 +289,26 @@ def test_most_recent_gauge_is_that_of_prometheus_client(path: Path, mode: str) -
     process("22")(f"gauge_{mode}", "at", 5)
     assert "at 9.0" in ours(directory, "")
     assert ours(directory, "") == theirs(path, "")
+
+
+def test_removed_files_are_closed(path: Path) -> None:
+    directory = Directory(str(path), own=False)
+    write_all(process("11"), 1)
+    before = open_descriptors()
+    assert directory.text()[1]
+    for file in path.iterdir():
+        file.unlink()
+    assert not directory.text()[1]
+    assert open_descriptors() <= before
+
+
+def test_values_of_a_removed_file_are_not_reported(path: Path) -> None:
+    directory = Directory(str(path), own=False)
+    write = process("11")
+    for number in range(3000):
+        write("counter", "orders", 1, sample="orders_total", kind=f"kind {number}")
+    assert len(directory.text()[1].splitlines()) == 3002
+    (path / "counter_11.db").unlink()
+    write_all(process("22"), 1)
+    for _ in range(2):
+        assert ours(directory, "") == theirs(path, "")

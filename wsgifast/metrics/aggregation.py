@@ -4,9 +4,18 @@ Each process has its own files, one for each kind of metric. Counters and histog
 after their process has ended. Workers may be replaced often, so the files of dead ones are merged
 into one file for each kind: otherwise each scrape would have to read more files than the last.
 
-The values of all processes are added up by their keys, and each key is parsed once.
-prometheus_client's own code would parse every entry of every process at each scrape. It is left the
-gauges, which are few, and have rules of their own.
+Theory of operation
+-------------------
+Merging. The merged file is written under a temporary name. Then a plan, which names the files that
+it replaces, is put in place by one rename. Before the rename nothing has changed; after it only
+steps remain that can be repeated. If the exporter is killed in between, the next one finds the plan
+and carries it out before it reads any of the files. A file that the plan could not remove is left
+out of scrapes.
+
+Reading. A process only adds entries to its files, and an entry keeps its place. So the keys of a
+file are parsed once, and again when it has grown; a scrape in between only reads the numbers, and
+adds those of one key. prometheus_client's own code would parse every entry of every process at each
+scrape. It is left the gauges, which are few, and have rules of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +25,7 @@ import json
 import os
 import struct
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -38,12 +48,14 @@ UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 
 # The name of the process in the names of merged files.
 _DEAD = "wsgifast-dead"
+_PLAN = "merging.json"
 _ATTEMPTS = 3
 # Keys that are remembered as they were parsed: more than a scrape usually has.
 _PARSED_KEYS = 20_000
-
-# The values of a file, and their keys.
-Values = list[tuple[str, float]]
+# A file begins with the number of its bytes that are used.
+_USED = struct.Struct("=i")
+_HEAD_BYTES = 8
+_VALUE_BYTES = 8
 
 
 class Directory:
@@ -57,6 +69,10 @@ class Directory:
         self.path = path
         self._own = own
         self._lock = threading.Lock()
+        # Of kinds that are added up, by path and inode.
+        self._values: dict[tuple[str, int], _ValuesFile] = {}
+        # Merged, and not removed yet.
+        self._replaced: set[str] = set()
 
     def text(self, accept: str = "") -> tuple[str, bytes]:
         """The metrics of all processes, added up; and before it, its Content-Type.
@@ -75,23 +91,33 @@ class Directory:
             return content_type, encode(SimpleNamespace(collect=lambda: metrics))
 
     def _read(self) -> list[Metric]:
-        by_kind: dict[str, list[str]] = defaultdict(list)
-        gauges: list[str] = []
-        for path in self._files():
-            kind, _ = _parts_of(path)
-            if kind in _ADDED_UP:
-                by_kind[kind].append(path)
-            else:
-                gauges.append(path)
-        found = list(_gauges(gauges))
-        for metric in found:
+        with os.scandir(self.path) as entries:
+            # The inode too: a merged file is replaced by a new one of the same name. An empty file
+            # has just been created.
+            files = {
+                (entry.path, entry.inode())
+                for entry in entries
+                if _has_values(entry) and entry.path not in self._replaced
+            }
+        lasting = {file for file in files if _parts_of(file[0])[0] in _ADDED_UP}
+        for gone in self._values.keys() - lasting:
+            self._values.pop(gone).close()
+        for new in lasting - self._values.keys():
+            self._values[new] = _ValuesFile(new[0])
+        for file in self._values.values():
+            file.read()
+        gauges = list(_gauges(path for path, _ in files - lasting))
+        for metric in gauges:
             metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
-        for kind, paths in by_kind.items():
-            found += _added_up(kind, _sums(map(_values_of, paths)))
-        return found
+        for kind in _ADDED_UP:
+            own = _sums(file for file in self._values.values() if file.kind == kind)
+            gauges += _added_up(kind, own)
+        return gauges
 
     def clean(self) -> None:
         """Remove the gauges of dead processes, and merge their counters and histograms."""
+        with self._lock:
+            self._carry_out_plan()
         dead: dict[str, list[str]] = defaultdict(list)
         alive: dict[str, bool] = {_DEAD: True}
         for path in self._files():
@@ -127,28 +153,60 @@ class Directory:
             pass
         return True
 
+    # With the lock.
+
     def _merge(self, kind: str, paths: Iterable[str]) -> None:
         """Merge files of dead processes into the file of their kind, and remove them.
 
         :raises OSError: if a file cannot be written or removed.
         """
-        merged = os.path.join(self.path, f"{kind}_{_DEAD}.db")
-        temporary = f"{merged}.tmp"
+        merged, temporary = self._merged(kind)
         _write(temporary, _sums(_readable([*paths, merged])))
-        os.replace(temporary, merged)
-        for path in paths:
-            os.unlink(path)
+        plan = os.path.join(self.path, _PLAN)
+        with open(f"{plan}.tmp", "w") as file:
+            json.dump({"kind": kind, "gone": [os.path.basename(path) for path in paths]}, file)
+        os.replace(f"{plan}.tmp", plan)
+        self._carry_out_plan()
+
+    def _carry_out_plan(self) -> None:
+        """:raises OSError: if a file cannot be renamed or removed."""
+        path = os.path.join(self.path, _PLAN)
+        try:
+            with open(path) as file:
+                plan = json.load(file)
+        except FileNotFoundError:
+            return
+        merged, temporary = self._merged(plan["kind"])
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(temporary, merged)
+        self._replaced = {self._path_of(name) for name in plan["gone"]}
+        for replaced in self._replaced:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(replaced)
+        os.unlink(path)
+        self._replaced.clear()
+
+    def _merged(self, kind: str) -> tuple[str, str]:
+        """The merged file of a kind, and its temporary name."""
+        path = self._path_of(f"{kind}_{_DEAD}")
+        return f"{path}.db", f"{path}.tmp"
+
+    def _path_of(self, name: str) -> str:
+        """The path of a file of a plan, which may have been written by others: a file in here."""
+        return os.path.join(self.path, os.path.basename(name))
 
 
 def _has_values(entry: os.DirEntry[str]) -> bool:
     return entry.name.endswith(".db") and entry.stat().st_size > 0
 
 
-def _readable(paths: Iterable[str]) -> Iterator[Values]:
-    """The values of files, but for those that are not there or were left unfinished."""
+def _readable(paths: Iterable[str]) -> Iterator[_ValuesFile]:
+    """Files, but for those that are not there or were left unfinished."""
     for path in paths:
         with contextlib.suppress(*UNREADABLE):
-            yield _values_of(path)
+            file = _ValuesFile(path)
+            file.read()
+            yield file
 
 
 def _write(path: str, values: Mapping[str, float]) -> None:
@@ -169,16 +227,50 @@ def _with_plain_pid(sample: Any) -> Any:
     return sample if pid is None else sample._replace(labels={**sample.labels, "pid": str(pid)})
 
 
-def _values_of(path: str) -> Values:
-    """A file's values by their keys.
+class _ValuesFile:
+    """One process's values of one kind.
 
-    :raises OSError, ValueError: if it is not there, or incomplete.
+    :ivar kind: "counter", "gauge_livesum", ...
+    :ivar keys: the key of each value, as it is in the file.
+    :raises OSError: if it cannot be opened.
     """
-    read: Any = MmapedDict.read_all_values_from_file  # has no types
-    try:
-        return [(key, value) for key, value, _, _ in read(path)]
-    except (struct.error, RuntimeError, ValueError) as error:
-        raise ValueError(f"{path} has no values of metrics: {error}") from error
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.kind, _ = _parts_of(path)
+        self.keys: list[str] = []
+        self.numbers: tuple[float, ...] = ()
+        self._used = _HEAD_BYTES
+        self._values = struct.Struct("=")
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._fd)
+
+    def read(self) -> None:
+        """Read the numbers, and the keys that are new.
+
+        :raises OSError, ValueError: if the file is incomplete.
+        """
+        data = os.pread(self._fd, self._used, 0)
+        if not data:
+            return  # it has just been created
+        try:
+            if _USED.unpack_from(data)[0] > self._used:
+                self._find_values()
+                data = os.pread(self._fd, self._used, 0)
+            self.numbers = self._values.unpack_from(data)
+        except (struct.error, RuntimeError, ValueError) as error:
+            raise ValueError(f"{self.path} has no values of metrics: {error}") from error
+
+    def _find_values(self) -> None:
+        keys, layout, end = [], ["="], 0
+        read: Any = MmapedDict.read_all_values_from_file  # has no types
+        for key, _, _, position in read(self.path):
+            keys.append(key)
+            layout.append(f"{position - end}xd")
+            end = position + _VALUE_BYTES
+        self.keys = keys
+        self._values = struct.Struct("".join(layout))
+        self._used = end + _VALUE_BYTES  # behind each value is its time
 
 
 def _parts_of(path: str) -> tuple[str, str]:
@@ -187,12 +279,15 @@ def _parts_of(path: str) -> tuple[str, str]:
     return kind, process
 
 
-def _sums(files: Iterable[Values]) -> dict[str, float]:
+def _sums(files: Iterable[_ValuesFile]) -> dict[str, float]:
     """The values of files of one kind, added up by their keys."""
-    found: dict[str, float] = defaultdict(float)
-    for values in files:
-        for key, value in values:
-            found[key] += value
+    found: dict[str, float] = {}
+    for file in files:
+        if not found:
+            found = dict(zip(file.keys, file.numbers, strict=True))
+            continue
+        for key, number in zip(file.keys, file.numbers, strict=True):
+            found[key] = found.get(key, 0.0) + number
     return found
 
 
