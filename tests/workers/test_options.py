@@ -18,7 +18,7 @@ from gunicorn.config import Config
 
 from tests.support.http import Connection
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
-from tests.workers.bench import Log
+from tests.workers.bench import Log, MakeBench, hello
 from tests.workers.serving import gunicorn_command, refused, rewrite_module
 from tests.workers.test_metrics import is_listening
 from wsgifast.errors import ConfigurationError
@@ -77,6 +77,27 @@ def test_option_values_are_checked(
 def test_huge_number_as_option_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"send_timeout_s=an integer of 16610 bits: exp"):
         configured("send_timeout_s", 10**5000).check_config(Config(), Log())
+
+
+@pytest.mark.parametrize("name", ["keepalive", "graceful_timeout"])
+def test_times_of_gunicorn_beyond_the_clock_are_refused(name: str) -> None:
+    cfg = Config()
+    for value in (10**400, 10**10):
+        cfg.set(name, value)
+        with pytest.raises(ConfigurationError, match=rf"^{name}=10+: expected seconds, 92"):
+            FastWorker.check_config(cfg, Log())
+    cfg.set(name, 10**9)
+    FastWorker.check_config(cfg, Log())
+
+
+def test_http2_settings_are_capped_at_32_bits(make_bench: MakeBench) -> None:
+    most = make_bench(
+        hello,
+        http_protocols="h2,h1",
+        http2_max_header_list_size=2**40,
+        http2_max_concurrent_streams=2**40,
+    ).server.http2
+    assert most.max_header_list_bytes == most.max_concurrent_streams == 2**32 - 1
 
 
 def test_threads_below_one_are_refused() -> None:

@@ -16,6 +16,7 @@ from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from numbers import Number
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from ..checks import configuration_names, is_number, needs, shown
@@ -80,10 +81,16 @@ def check_attributes(worker: Any, base: type) -> None:
 
 
 def check_settings(cfg: Any) -> None:
-    """Check gunicorn's settings that FastWorker does not have.
+    """Check gunicorn's settings that FastWorker does not have, or gunicorn checks too little.
 
     :raises InvalidWorkerOption: for the first that is wrong.
     """
+    for name in ("keepalive", "graceful_timeout"):
+        value = getattr(cfg, name)
+        if not is_number(value, least=0, most=TIMEOUT_MAX):
+            raise InvalidWorkerOption(
+                f"{name}={shown(value)}: expected seconds, {TIMEOUT_MAX:.0f} at most"
+            )
     if cfg.http2_cleartext == "upgrade":
         raise InvalidWorkerOption(
             "http2_cleartext='upgrade': FastWorker knows no Upgrade to HTTP/2, which RFC 9113 has "
@@ -189,6 +196,8 @@ def _assign(worker: type, values: Mapping[str, Any]) -> None:
 
 # To the server.
 
+# A setting has 32 bits (RFC 9113 section 6.5.1).
+_MOST_HTTP2_VALUE = 2**32 - 1
 # Attributes of the worker that are options of the server.
 _OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRIBUTES]
 
@@ -238,10 +247,10 @@ def http2(settings: Settings) -> HTTP2Options:
         with needs("HTTP/2 on FastWorker", "h2", "http2"):
             import h2  # noqa: F401
     return HTTP2Options(
-        max_concurrent_streams=settings.http2_max_concurrent_streams,
+        max_concurrent_streams=min(settings.http2_max_concurrent_streams, _MOST_HTTP2_VALUE),
         initial_window_bytes=settings.http2_initial_window_size,
         max_frame_bytes=settings.http2_max_frame_size,
-        max_header_list_bytes=settings.http2_max_header_list_size,
+        max_header_list_bytes=min(settings.http2_max_header_list_size, _MOST_HTTP2_VALUE),
         max_header_fields=settings.most_fields,
     )
 
