@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from h2.connection import ConnectionState
 
-from tests.server.connections import answers
+from tests.server.connections import MakeBench, answers
 from tests.server.http2_peer import (
+    HTTP2,
     INTERNAL_ERROR,
     NO_ERROR,
     PROTOCOL_ERROR,
@@ -21,7 +22,7 @@ from tests.server.http2_peer import (
 )
 from tests.workers.bench import LARGE, echo
 from wsgifast.errors import ClientGone
-from wsgifast.server.http2.frames import ALL_STREAMS
+from wsgifast.server.http2.frames import ALL_STREAMS, Frames
 from wsgifast.server.http2.stream import RUNNING, Stream
 from wsgifast.server.options import Options
 from wsgifast.server.receiving import Exchange
@@ -319,6 +320,17 @@ def test_internal_error_ends_http2_connection(
     peer.run_unread()
     assert not peer.bench.server.connections
     assert peer.bench.log.says("Error in a connection")
+
+
+def test_internal_error_as_http2_begins_closes_its_connection(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(echo, **HTTP2, http2_cleartext="both", forwarded_allow_ips="*")
+    monkeypatch.setattr(Frames, "begin", None)
+    client = bench.connect()
+    client.run(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert not bench.server.connections
+    assert bench.log.says("Error in a connection")
 
 
 def test_streams_are_added_under_the_lock(begin: Begin) -> None:

@@ -266,7 +266,7 @@ class Server:
 
         http2 = HTTP2Connection(self, connection, parser)
         self.registry.replace(connection, http2)
-        return http2.begin_streams(received)
+        return self.registry.attempt(http2, partial(http2.begin_streams, received))
 
     def wait_for_disk(self, connection: Endpoint, step: Task) -> bool:
         """Have a disk thread take a step that may write to a temporary file; False if it cannot.
