@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from wsgifast.metrics import (
     Distribution,
     Point,
     RequestMetrics,
+    prometheus,
     setup,
 )
 from wsgifast.metrics.catalogue import ATTRIBUTES
@@ -85,6 +88,20 @@ def check_requests(samples: Samples) -> None:
 
 def test_single_process_is_scraped() -> None:
     check_requests(scraped(some_requests().collect))
+
+
+def test_threads_that_begin_at_once_share_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> RequestMetrics:
+        sleep(0.05)  # the others come meanwhile
+        return RequestMetrics()
+
+    monkeypatch.delenv(setup.DIRECTORY, raising=False)
+    monkeypatch.setattr(prometheus, "_recorder", None)
+    monkeypatch.setattr(prometheus, "REGISTRY", CollectorRegistry())
+    monkeypatch.setattr(prometheus, "RequestMetrics", make)
+    with ThreadPoolExecutor(4) as pool:
+        recorders = {each.result() for each in [pool.submit(prometheus.recorder) for _ in "1234"]}
+    assert len(recorders) == 1
 
 
 @pytest.fixture

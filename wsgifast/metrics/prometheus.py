@@ -36,17 +36,19 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
 
 
-@cache
 def recorder() -> RequestMetrics:
     """The metrics of this process's requests; the first call has them reported."""
-    if DIRECTORY in os.environ:
-        made = RequestMetrics(on_first=every_second.start)
-        reporter().add(made.collect)
-        reporter().add(collect_process)
-    else:
-        made = RequestMetrics()
-        REGISTRY.register(PointCollector([made.collect, collect_process]))
-    return made
+    global _recorder
+    with _lock:  # functools.cache lets several threads make one each
+        if _recorder is None:
+            if DIRECTORY in os.environ:
+                _recorder = RequestMetrics(on_first=every_second.start)
+                reporter().add(_recorder.collect)
+                reporter().add(collect_process)
+            else:
+                _recorder = RequestMetrics()
+                REGISTRY.register(PointCollector([_recorder.collect, collect_process]))
+    return _recorder
 
 
 @cache
@@ -171,3 +173,7 @@ class FileReporter:
             self._value_class(kind, *sample, metric.help, multiprocess_mode=mode)
             for sample in samples
         ]
+
+
+_lock = threading.Lock()
+_recorder: RequestMetrics | None = None
