@@ -120,6 +120,39 @@ def test_broken_tls_files_are_logged_once_and_last_context_used(
     assert TLSContexts.last_good is contexts.current()
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_tls_files_replaced_during_failing_read_are_read_again(
+    tmp_path: Path, started: bool
+) -> None:
+    authority = trustme.CA()
+    cert, key = issue(tmp_path, authority)
+    log = Log()
+    replaced = started
+
+    def ssl_context(cfg: Any, make_default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        """gunicorn's, with another certificate and key in the files between its two reads."""
+        nonlocal replaced
+        if not replaced:
+            replaced = True
+            other = tmp_path / "other"
+            other.mkdir()
+            new_cert, new_key = issue(other, authority)
+            os.replace(new_key, key)
+            try:
+                return make_default()
+            finally:
+                os.replace(new_cert, cert)
+        return make_default()
+
+    contexts = TLSContexts(configured(cert, key, ssl_context=ssl_context), log)
+    before = contexts.current() if started else None
+    if started:
+        replaced = False
+        os.utime(cert)
+    assert contexts.current() is not before
+    assert log.errors == []
+
+
 def test_tls_files_replaced_during_read_are_read_for_the_next_connection(tmp_path: Path) -> None:
     authority = trustme.CA()
     cert, key = issue(tmp_path, authority)

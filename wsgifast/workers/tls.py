@@ -11,6 +11,9 @@ from gunicorn import sock as gunicorn_sock
 
 _Stamp = tuple[int, int, int] | None
 
+#: How often files are read again if they are replaced during a reading that fails.
+_READS = 5
+
 
 class TLSContexts:
     """Makes gunicorn's TLS context, anew only when one of its files has changed.
@@ -43,30 +46,38 @@ class TLSContexts:
             OSError), or what the `ssl_context` hook raises.
         """
         with self._lock:
-            # Looked at before they are read: what is replaced meanwhile is read again next time.
-            if (stamps := [_stamp(path) for path in self._files]) != self._stamps:
-                self._stamps = stamps
+            if self._look() != self._stamps:
                 self._renew()
             if self._context is None:
                 assert self._error is not None
                 raise self._error
             return self._context
 
+    def _look(self) -> list[_Stamp]:
+        return [_stamp(path) for path in self._files]
+
     def _renew(self) -> None:
-        try:
-            self._context = TLSContexts.last_good = gunicorn_sock.ssl_context(self._cfg)
-        except Exception as error:  # noqa: BLE001 - the hook of a user may raise anything
-            self._error = error
-            self._context = self.last_good
-            goes_on = "no connection can be accepted"
-            if self._context is not None:
-                goes_on = "what was read before is used"
-            self.log.error(
-                "TLS: %s cannot be used: %s; %s until they change",
-                " and ".join(self._files) or "the ssl_context hook",
-                error,
-                goes_on,
-            )
+        for _ in range(_READS):
+            # Looked at before they are read: what is replaced meanwhile is read again next time.
+            self._stamps = self._look()
+            try:
+                self._context = TLSContexts.last_good = gunicorn_sock.ssl_context(self._cfg)
+            except Exception as error:  # noqa: BLE001 - the hook of a user may raise anything
+                self._error = error
+                if self._look() == self._stamps:
+                    break  # else a file was replaced during the reading
+            else:
+                return
+        self._context = self.last_good
+        goes_on = "no connection can be accepted"
+        if self._context is not None:
+            goes_on = "what was read before is used"
+        self.log.error(
+            "TLS: %s cannot be used: %s; %s until they change",
+            " and ".join(self._files) or "the ssl_context hook",
+            self._error,
+            goes_on,
+        )
 
 
 def _stamp(path: str) -> _Stamp:
