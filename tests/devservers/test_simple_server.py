@@ -13,11 +13,12 @@ import pytest
 from tests.support.http import Connection, get
 from tests.support.servers import free_port, live_server, wait_for
 from wsgifast.devservers import ThreadingWSGIServer, WSGIRequestHandler, WSGIServer, make_server
+from wsgifast.devservers import simple_server as ours
 
 from .serving import answering, path_of, serve, talking
 
 if TYPE_CHECKING:
-    pass
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 SCRIPT = """
 import sys, wsgiref.simple_server
@@ -93,6 +94,51 @@ def test_server_can_be_started_again() -> None:
                 assert client.request("/").keep_alive
             server.shutdown()
             thread.join()
+
+
+def test_server_close_waits_for_a_running_response() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(environ: WSGIEnvironment) -> list[bytes]:
+        inside.set()
+        go_on.wait(60)
+        return [b"whole"]
+
+    with talking(answering(slow), "wsgiref") as (served, client):
+        client.send_request("/")
+        assert inside.wait(60)
+        served.server.shutdown()
+        closer = threading.Thread(target=served.server.server_close)
+        closer.start()
+        closer.join(0.1)
+        assert closer.is_alive()
+        go_on.set()
+        assert client.read_response().body == b"whole"
+        closer.join(60)
+        assert not closer.is_alive()
+
+
+def test_response_that_does_not_end_in_time_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "STOP_S", 0.05)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def stuck(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [])
+        yield b"begun"
+        inside.set()
+        go_on.wait(60)
+        yield b"never arrives"
+
+    with talking(stuck, "wsgiref") as (served, client):
+        client.send_request("/")
+        assert inside.wait(60)
+        served.server.shutdown()
+        closer = threading.Thread(target=served.server.server_close)
+        closer.start()
+        assert b"never" not in client.read_to_end()
+        go_on.set()
+        closer.join(60)
+        assert not closer.is_alive()
 
 
 def test_taken_port_is_an_error() -> None:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
+import time
 import traceback
 from collections.abc import Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import unquote, urlsplit
 from wsgiref import simple_server
 from wsgiref.handlers import BaseHandler
@@ -33,6 +35,10 @@ __all__ = ["ThreadingWSGIServer", "WSGIRequestHandler", "WSGIServer", "make_serv
 
 # With the original's backlog of 5 clients in a burst wait a second, until they repeat their SYN.
 _BACKLOG = 128
+# How long server_close() waits for running responses, and then for threads whose connection it has
+# shut down.
+STOP_S = 10.0
+_CUT_S = 2.0
 
 
 class WSGIServer(simple_server.WSGIServer):
@@ -78,11 +84,45 @@ class WSGIServer(simple_server.WSGIServer):
 
 
 class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
-    """Serves each connection in a thread of its own; none of them outlives the process."""
+    """Serves each connection in a thread of its own."""
 
     daemon_threads = True
     # Not WSGIServer's: here it only waits until the connection has a thread.
     handle_request = simple_server.WSGIServer.handle_request
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._serving: dict[threading.Thread, socket.socket] = {}
+        super().__init__(*arguments, **options)
+
+    def process_request_thread(self, request, client_address):  # type: ignore[no-untyped-def]
+        thread = threading.current_thread()
+        self._serving[thread] = request
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            del self._serving[thread]
+
+    def server_close(self) -> None:
+        """Stop listening, close idle connections, and wait for running responses.
+
+        After STOP_S seconds the connections of those that still run are shut down.
+        """
+        self.is_stopping = True
+        self.socket.close()
+        self._join(STOP_S)
+        for connection in list(self._serving.values()):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has just ended
+        self._join(_CUT_S)
+        super().server_close()
+
+    def _join(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        for thread in list(self._serving):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
