@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import socket
@@ -12,8 +13,9 @@ import pytest
 
 from tests.support.http import Connection
 from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody
+from wsgifast.devservers import response as response_module
 from wsgifast.devservers.response import Outlet
-from wsgifast.errors import BodyTooShort
+from wsgifast.errors import BodyTooShort, ClientGone
 from wsgifast.sockets.sending import FileSegment
 
 from .serving import answering, assert_alive, router, serve, talking
@@ -267,5 +269,38 @@ def test_unreadable_file_ends_the_body(sendfile: bool, tmp_path: Path) -> None:
             with pytest.raises(BodyTooShort, match="30000 bytes"):
                 outlet.write_file(b"head", fd, 0, 30_000)
             assert far.recv(10) == b"head"
+            assert outlet.unsent == 30_000
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_bytes_that_a_client_did_not_take_are_counted(sendfile: bool, tmp_path: Path) -> None:
+    size = 10_000_000
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    near, far = socket.socketpair()
+    with near, far, path.open("rb") as file:
+        near.settimeout(0.1)
+        outlet = Outlet(near, kernel_sends_files=sendfile)
+        with pytest.raises(ClientGone):
+            outlet.write_file(b"", file.fileno(), 0, size)
+        near.close()
+        taken = 0
+        while block := far.recv(1 << 20):
+            taken += len(block)
+    assert 0 < taken == size - outlet.unsent
+
+
+def test_file_that_fails_midway_lacks_what_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_midway(sock: Any, segment: Any, progress: Any, **options: Any) -> None:
+        progress(7)
+        raise OSError(errno.EIO, "the disk")
+
+    monkeypatch.setattr(response_module, "send_file_segment", fail_midway)
+    near, far = socket.socketpair()
+    with near, far:
+        outlet = Outlet(near)
+        with pytest.raises(BodyTooShort, match="93 bytes"):
+            outlet.write_file(b"", 0, 0, 100)
+    assert outlet.unsent == 93

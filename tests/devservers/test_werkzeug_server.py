@@ -14,7 +14,7 @@ import pytest
 from werkzeug.debug import DebuggedApplication
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from tests.support.http import Connection, get
+from tests.support.http import Connection, get, reset_on_close
 from tests.support.servers import free_port, live_server, wait_for
 from tests.support.tls import client_context, server_context
 
@@ -134,6 +134,34 @@ def test_bad_request_is_not_logged_as_the_last_one() -> None:
         client.send(b"nonsense\r\n\r\n")
         assert client.read_response().status == 400
     assert served.log.count("/first") == 1
+
+
+@each_werkzeug
+@pytest.mark.parametrize("target", ["/list", "/stream", "/head-only"])
+def test_hook_for_a_dropped_connection_is_called_once(kind: str, target: str) -> None:
+    dropped: list[tuple[BaseException, str | None]] = []
+
+    def connection_dropped(self: Any, error: BaseException, environ: Any = None) -> None:
+        dropped.append((error, environ and environ["PATH_INFO"]))
+
+    def large(environ: WSGIEnvironment) -> Any:
+        blocks = [b"x" * 1_000_000] * 50
+        return iter(blocks) if environ["PATH_INFO"] == "/stream" else blocks
+
+    with serve(answering(large), kind, connection_dropped=connection_dropped) as served:
+        with Connection(served.address, receive_buffer=4096) as client:
+            if target == "/head-only":
+                client.send(b"GET / HTTP/1.1\r\nHo")
+                reset_on_close(client.sock)
+            else:
+                client.send_request(target)
+                client.read_head()
+                reset_on_close(client.sock)
+        wait_for(lambda: bool(dropped), "the hook is called")
+        assert get(served.address, "/small", method="HEAD").status == 200
+    ((error, path),) = dropped
+    assert isinstance(error, ConnectionError)
+    assert path == (None if target == "/head-only" else target)
 
 
 def test_app_that_took_the_socket_over_is_left_alone() -> None:

@@ -94,6 +94,14 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         """Log an application's exception with its traceback."""
         raise NotImplementedError
 
+    def connection_dropped(
+        self, error: BaseException, environ: WSGIEnvironment | None = None
+    ) -> None:
+        """Called once if the client leaves too early, or takes nothing any more; does nothing.
+
+        :param environ: that of the request, if the application was called.
+        """
+
     def has_left_http(self, error: Exception) -> bool:
         """Whether the application raised this because it has taken over the socket."""
         return False
@@ -111,6 +119,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self._outlet = Outlet(self.connection, kernel_sends_files=self.use_sendfile)
         self._waiting = Waiting(self.connection, cast(socketserver.TCPServer, self.server))
         self._may_send_on = False  # the client, after our last response
+        self._is_dropped = False
         self._passed_through: BaseException | None = None
 
     def handle(self) -> None:
@@ -120,10 +129,10 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             while not self.close_connection and self._has_request(patience_s, grace_s):
                 self.handle_one_request()
                 patience_s, grace_s = self.keep_alive_timeout, 0.0
-            if self._may_send_on or self._has_input():
+            if not self._is_dropped and (self._may_send_on or self._has_input()):
                 self._linger()
-        except (OSError, EOFError):
-            pass  # the client has left; the application's errors were caught
+        except (OSError, EOFError) as error:  # of the connection; the application's were caught
+            self.connection_dropped(error)
         if self._passed_through is not None:
             raise self._passed_through
 
@@ -224,8 +233,10 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                     return
                 response = new_response()
                 self._run(self.error_application(), environ, response)
-        except ClientGone:
+        except ClientGone as error:
             response.keep_alive = False
+            self._is_dropped = True
+            self.connection_dropped(error, environ)
             return
         finally:
             body.finish()
@@ -271,7 +282,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     def _log_response(self, response: Response) -> None:
         if response.headers_sent:
-            self.log_request(response.status_code, response.sent)
+            self.log_request(response.status_code, response.body_bytes)
 
     def _default_headers(self) -> Iterable[tuple[str, str]]:
         return ("Server", self.version_string()), ("Date", self.date_time_string())

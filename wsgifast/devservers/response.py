@@ -7,10 +7,11 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..bodies.chunks import few_chunks
+from ..bodies.chunks import excerpt, few_chunks
+from ..bodies.classify import BARE, REFUSED, can_be_iterated, classify
 from ..bodies.files import Segment
 from ..bodies.response_writer import ResponseWriter, not_bytes
-from ..errors import BodyTooShort, ClientGone
+from ..errors import BodyError, BodyTooShort, ClientGone
 from ..http.framing import BodyCounter, frame_response
 from ..sockets.closing import has_hung_up
 from ..sockets.sending import (
@@ -45,11 +46,17 @@ class Response(ResponseWriter):
         defaults: Callable[[], Iterable[tuple[str, str]]],
     ) -> None:
         super().__init__(outlet)
+        self._outlet = outlet
         self._method = method
         self._chunks = http11
         self._may_stay = may_stay
         self._defaults = defaults
         self.keep_alive = False
+
+    @property
+    def body_bytes(self) -> int:
+        """The bytes of the body, without framing, that were sent."""
+        return max(0, self.sent - self._outlet.unsent)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         chunks, size = few_chunks(blocks, _checked)
@@ -64,6 +71,18 @@ class Response(ResponseWriter):
         super().write_segments(segments)
 
     def write_stream(self, body: Iterable[Any]) -> None:
+        """:raises BodyError: if the body is not an iterable of bytes."""
+        shape, content = classify(body)
+        advice = None
+        if shape is BARE:
+            advice = "return it as bytes in a list"
+        elif shape is REFUSED:
+            advice = content
+        elif not can_be_iterated(type(body)):
+            advice = "return environ['wsgi.file_wrapper'](file) or a list of bytes"
+        if advice is not None:
+            kind = type(body).__name__
+            raise BodyError(f"the app returned {kind} as its body: {excerpt(body)}; {advice}")
         super().write_stream(self._sized(body))
 
     def close(self) -> None:
@@ -126,12 +145,14 @@ class Outlet:
 
     :param sock: its timeout is how long the client may receive nothing.
     :param kernel_sends_files: False: read files and send what was read.
+    :ivar unsent: after a failure, the number of bytes that the kernel has not taken.
     :raises ClientGone: (from all that send) if the client has left, or receives nothing.
     """
 
     def __init__(self, sock: socket.socket, *, kernel_sends_files: bool = True) -> None:
         self._sock = sock
         self._kernel_sends_files = kernel_sends_files
+        self.unsent = 0
 
     def write(self, data: bytes) -> None:
         self.write_all([data])
@@ -160,6 +181,8 @@ class Outlet:
                 buffers = send_some(self._sock, buffers, MSG_MORE if more_follows else 0)
         except OSError as error:
             raise _gone(error) from error
+        finally:
+            self.unsent = sum(map(len, buffers))
 
     def check_client(self) -> None:
         if has_hung_up(self._sock):
@@ -172,15 +195,20 @@ class Outlet:
         """
         if head:
             self.write_all([head], more_follows=True)
+        self.unsent = size
         try:
             segment = FileSegment(fd, offset, size)
-            send_file_segment(self._sock, segment, by_kernel=self._kernel_sends_files)
+            by_kernel = self._kernel_sends_files
+            send_file_segment(self._sock, segment, self._count, by_kernel=by_kernel)
         except FileTruncated:
             raise
         except (ConnectionError, TimeoutError, ssl.SSLError) as error:
             raise _gone(error) from error
         except OSError as error:
-            raise BodyTooShort(size) from error
+            raise BodyTooShort(self.unsent) from error
+
+    def _count(self, sent: int) -> None:
+        self.unsent -= sent
 
 
 def _gone(error: OSError) -> ClientGone:
