@@ -92,6 +92,25 @@ def test_written_state_is_read(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_state_is_written_on_change_or_when_old(tmp_path: Path) -> None:
+    file = StateFile(str(tmp_path))
+    first = state(lost_after_s=60.0)
+    file.update(first)
+    file.update(first._replace(beat_at=first.beat_at + 1))
+    assert found(tmp_path) == [first]
+    changed = first._replace(beat_at=first.beat_at + 2, accepts=False)
+    file.update(changed)
+    assert found(tmp_path) == [changed]
+    later = changed._replace(beat_at=changed.beat_at + 3)
+    file.update(later)
+    assert found(tmp_path) == [later]
+    impatient = later._replace(lost_after_s=2.0)
+    file.update(impatient)
+    soon = impatient._replace(beat_at=impatient.beat_at + 1)
+    file.update(soon)
+    assert found(tmp_path) == [soon]
+
+
 def test_states_of_ended_workers_are_removed(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     file.write(state())

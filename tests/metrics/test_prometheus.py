@@ -121,6 +121,30 @@ def test_reporter_writes_files_of_its_process(directory: Path) -> None:
     assert read_files(directory)["wsgifast_clients_left_total", ()] == 2
 
 
+def test_idle_process_writes_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "_IDLE_PERIOD_S", float("inf"))
+    metrics = some_requests()
+    reporter = FileReporter()
+    reporter.add(metrics.collect)
+    activity: list[object] = [1]
+    reporter.activity = lambda: activity[-1]
+
+    def clients_left() -> float:
+        metrics.count_client_left()
+        reporter.report_if_active()
+        return read_files(directory)["wsgifast_clients_left_total", ()]
+
+    assert [clients_left(), clients_left()] == [2, 2]
+    activity.append(2)
+    assert [clients_left(), clients_left()] == [4, 4]
+    activity.append(None)  # something happens all the time
+    assert [clients_left(), clients_left()] == [6, 7]
+    activity.append(2)
+    assert [clients_left(), clients_left()] == [8, 8]
+    monkeypatch.setattr(prometheus, "_IDLE_PERIOD_S", 0.0)
+    assert clients_left() == 10
+
+
 def every_metric() -> Iterator[Point]:
     for metric in CATALOGUE.values():
         labels = tuple(f"a {label}" for label in metric.labels)

@@ -8,8 +8,8 @@ A server is *ready* when at least one worker accepts connections, is not silent,
 thread in the last seconds. One is enough: a worker whose threads are all busy accepts no
 connection, and another worker does.
 
-A worker writes its state into a small file of its own, once a second. The exporter reads the files
-of the workers that live.
+A worker writes its state into a small file of its own, once a second if it changes. The exporter
+reads the files of the workers that live.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _SILENT_S = 10.0
 PATHS = ("/livez", "/readyz", "/clients")
 PLAIN = "text/plain; charset=utf-8"
 _PREFIX, _SUFFIX = "state_", ".json"
+# A sign of life is written this often, far more often than in _SILENT_S.
+_BEAT_EVERY_S = 2.5
 _PART = ".part"  # of one that is being written
 
 
@@ -179,6 +181,20 @@ class StateFile:
     def __init__(self, directory: str) -> None:
         name = f"{_PREFIX}{name_of_process(os.getpid())}{_SUFFIX}"
         self._path = os.path.join(directory, name)
+        self._written: State | None = None
+
+    def update(self, state: State) -> None:
+        """Replace the file, unless only the sign of life is new, and the one in it recent.
+
+        :raises OSError: if it cannot be written.
+        """
+        written = self._written
+        if written is not None and written._replace(beat_at=state.beat_at) == state:
+            age_s = state.beat_at - written.beat_at
+            if age_s < min(_BEAT_EVERY_S, state.lost_after_s / 4):
+                return
+        self.write(state)
+        self._written = state
 
     def write(self, state: State) -> None:
         """Replace it; nobody ever reads the half of one.

@@ -11,7 +11,8 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -32,6 +33,9 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
     )
     from prometheus_client.utils import floatToGoString
     from prometheus_client.values import MultiProcessValue
+
+# An idle process writes its files this often.
+_IDLE_PERIOD_S = 5.0
 
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
 
@@ -55,7 +59,7 @@ def recorder() -> RequestMetrics:
 def reporter() -> FileReporter:
     """What writes this process's files in multiprocess mode, once a second and at its end."""
     made = FileReporter()
-    every_second.add(made.report)
+    every_second.add(made.report_if_active)
     os.register_at_fork(after_in_child=made.begin_anew)
     atexit.register(_report_at_exit, made)
     return made
@@ -108,10 +112,14 @@ class FileReporter:
     """Writes the points of collectors into this process's files; a child has files of its own.
 
     Calls from several threads wait for each other.
+
+    :ivar activity: if set, returns something that is equal as long as nothing happens; None if
+        something does.
     """
 
     def __init__(self) -> None:
         self._collectors: list[Collector] = []
+        self.activity: Callable[[], object] | None = None
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -121,9 +129,22 @@ class FileReporter:
         self._value_class: Any = None
         # Of each metric and its labels: prometheus_client's values, and what they are.
         self._values: dict[tuple[str, tuple[str, ...]], tuple[list[Any], list[float]]] = {}
+        self._seen: object = None
+        self._reported_at = float("-inf")
 
     def add(self, collector: Collector) -> None:
         self._collectors.append(collector)
+
+    def report_if_active(self) -> None:
+        """Report, unless nothing has happened since a report a few seconds ago.
+
+        :raises OSError: if the files cannot be written.
+        """
+        now = time.monotonic()
+        seen = None if self.activity is None else self.activity()
+        if seen is None or seen != self._seen or now >= self._reported_at + _IDLE_PERIOD_S:
+            self.report()
+            self._seen, self._reported_at = seen, now
 
     def report(self) -> None:
         """Report what there is now.

@@ -306,7 +306,7 @@ def start_exporting(wanted: Wanted, server_pid: int, state: Callable[[], State])
     export.announce()
     file = StateFile(export.directory)
     every_second.add(_Supervisor(export).check)
-    every_second.add(lambda: file.write(state()))
+    every_second.add(lambda: file.update(state()))
     every_second.start()
 
 

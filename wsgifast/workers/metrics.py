@@ -138,6 +138,13 @@ class WorkerCollector:
         yield point("wsgifast_worker_memory_bytes", resident_bytes())
         yield from gauges(self.server)
 
+    def activity(self) -> object:
+        """A value that stays the same while the worker has no connection and gets none."""
+        server = self.server
+        if server.connections:
+            return None
+        return server.counters.accepted, server.accepts
+
     def _wait(self) -> Distribution:
         counts, total_s = self._observed(self._waits, self.server.counters.waits.take())
         # All other requests found a thread free.
@@ -253,9 +260,11 @@ def start_reporting(
         return lambda: None
     from ..metrics.prometheus import reporter
 
+    files = reporter()
+    files.activity = collector.activity
     state = partial(state_of, collector.server, worker)
     start_exporting(wanted, worker.ppid, state)
-    return partial(every_second.call, [reporter().report])
+    return partial(every_second.call, [files.report])
 
 
 def state_of(server: Server, worker: Any) -> State:
