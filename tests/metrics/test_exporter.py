@@ -114,13 +114,16 @@ def test_exporter_sends_no_body_to_head(path: str, tmp_path: Path) -> None:
 def test_full_disk_fails_the_scrape(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(tmp_path) as address:
+    logged: list[str] = []
+    with serving(tmp_path, logged.append) as address:
         with monkeypatch.context() as full:
             full.setattr(setup, "_MIN_FREE_BYTES", 1 << 60)
             status, body = asked(address, path)
         assert asked(address, path)[0] == 200
     assert status == 500
+    assert body.startswith(b"The workers cannot write their metrics: ")
     assert b"bytes are free for metrics" in body
+    assert not logged  # the workers do so
 
 
 def test_file_without_values_is_named_in_the_error(tmp_path: Path) -> None:

@@ -210,9 +210,13 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
         # What is old must not be taken for new, nor a part of the workers for all of them.
         try:
             check_space(directory.path)
-            return Answer("200 OK", *directory.text(accept))
-        except (OSError, *UNREADABLE) as error:
-            log(problem := f"The metrics cannot be read: {error}")
+        except OSError as error:
+            problem = f"The workers cannot write their metrics: {error}"
+        else:
+            try:
+                return Answer("200 OK", *directory.text(accept))
+            except (OSError, *UNREADABLE) as error:
+                log(problem := f"The metrics cannot be read: {error}")
         return Answer("500 Internal Server Error", PLAIN, f"{problem}\n".encode())
 
     return serve
