@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from typing import Any
 
 import pytest
@@ -114,6 +115,19 @@ def test_head_over_every_limit_is_refused_while_it_comes() -> None:
 def test_line_ending_with_lf_alone_is_refused_at_once() -> None:
     with pytest.raises(Exception, match="Invalid"):
         receiver(**PYTHON_PARSER).take(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")
+
+
+def test_full_disk_fails_a_body_beyond_the_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    taking = receiver(attributes={"body_memory_bytes": 10})
+    assert taking.take(KNOWN + b"0123456789") is COMPLETE  # needs no disk
+    taking = receiver(attributes={"body_memory_bytes": 10})
+    with pytest.raises(OSError, match="No space left"):
+        taking.take(CHUNKED + b"b\r\n0123456789a\r\n")
+    taking.close()
 
 
 def test_client_waiting_to_continue_alone_is_asked() -> None:

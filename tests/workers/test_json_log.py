@@ -260,6 +260,20 @@ def test_access_log_times_wait_app_and_sending(make_bench: MakeBench) -> None:
     assert bench.log.requests[0][2] == LARGE
 
 
+def test_times_are_not_taken_without_access_log(make_bench: MakeBench) -> None:
+    seen: list[Any] = []
+    bench = make_bench(large)
+    bench.log_no_access()
+    client = bench.connect()
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    bench.poll()
+    job = bench.take_up()
+    assert job is not None
+    seen.append(job.exchange)
+    bench.answer(job)
+    assert (seen[0].begun, seen[0].answered) == (0.0, 0.0)
+
+
 # Live.
 
 
