@@ -64,6 +64,18 @@ def test_recorder_records_method_status_and_size(begin: Begin) -> None:
     assert request.size == 3
 
 
+def test_worker_is_idle_without_connections(make_bench: MakeBench) -> None:
+    bench = make_bench(app_of([b"abc"]))
+    collector = WorkerCollector(bench.server)
+    before = collector.activity()
+    assert collector.activity() == before is not None
+    client = bench.begin()
+    assert collector.activity() is None
+    client.close()
+    bench.run()
+    assert collector.activity() not in (None, before)
+
+
 def test_recorder_takes_pattern_and_sent_as_from_wsgifast(begin: Begin) -> None:
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)
