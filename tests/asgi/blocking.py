@@ -55,6 +55,11 @@ ALLOWED = (
         "once, when the app is built",
     ),
     AllowedCalls(
+        "wsgifast.files.rules.__post_init__",
+        ("os.stat", "open"),
+        "once, when the app is built: Python's table of types, whose module reads files first",
+    ),
+    AllowedCalls(
         "asgifast.messages.open_for_pathsend",
         ("os.open",),
         "the app has just looked at the file: its inode is in memory",

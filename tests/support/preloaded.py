@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import importlib
-import mimetypes
 import sys
 import time
 from types import SimpleNamespace
@@ -47,7 +46,6 @@ def _look_often() -> None:
 
 
 gc.disable()  # modules are no garbage
-mimetypes.init()  # it reads files, which an app on an event loop must not
 for _name in _PRELOADED.split():
     with contextlib.suppress(ImportError):  # an extra that is not installed
         importlib.import_module(_name)
