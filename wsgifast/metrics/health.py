@@ -19,6 +19,7 @@ import json
 import os
 import re
 import resource
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -103,7 +104,8 @@ def resident_bytes() -> int:
             pages = int(file.read(256).split()[1])  # proc_pid_statm(5)
         return pages * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2)
+        unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class SlowClient(NamedTuple):
