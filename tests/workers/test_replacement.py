@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pwd
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +40,8 @@ def app(environ, start_response):
         return [body]
     return tests.workers.app.app(environ, start_response)
 """
+# It imports nothing that another user might not read.
+ALONE = GATED.replace("import tests.workers.app\n", "")
 
 
 class Gated:
@@ -68,9 +73,9 @@ class Gated:
 
 
 @contextlib.contextmanager
-def gated(folder: Path, *options: str, workers: int = 1) -> Iterator[Gated]:
+def gated(folder: Path, *options: str, workers: int = 1, text: str = GATED) -> Iterator[Gated]:
     module = folder / "gated.py"
-    module.write_text(GATED.replace("{version}", "one"))
+    module.write_text(text.replace("{version}", "one"))
     options = (f"--chdir={folder}", f"--workers={workers}", *options)
     with fast_worker(*options, app="gated:app", env=HERE) as server:
         made = Gated(folder, server)
@@ -98,6 +103,29 @@ def test_reload_old_workers_answer_until_the_new_ones_have_imported_the_app(tmp_
         app.server.wait_for_log("Worker exiting", 2)
         assert app.version() == "two"
         assert app.booted() == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's server can have another user's workers")
+@pytest.mark.skipif(
+    not all(each.stat().st_mode & 0o001 for each in (ROOT, *ROOT.parents)),
+    reason="the user nobody may not read this checkout",
+)
+def test_reload_replaces_workers_of_another_user_without_a_gap() -> None:
+    nobody = pwd.getpwnam("nobody").pw_uid
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        with gated(Path(folder), "--user=nobody", workers=2, text=ALONE) as app:
+            assert os.stat(f"/proc/{app.pid()}").st_uid == nobody
+            app.shut()
+            app.write(ALONE.replace("{version}", "two"))
+            app.server.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: app.booted() == 3, "one new worker imports the app")
+            assert {app.version() for _ in range(20)} == {"one"}
+            app.open()
+            app.server.wait_for_log("All workers are replaced")
+            app.server.wait_for_log("Worker exiting", 2)
+            assert app.version() == "two"
+            assert os.stat(f"/proc/{app.pid()}").st_uid == nobody
 
 
 def test_max_requests_worker_answers_until_its_successor_has_imported_the_app(

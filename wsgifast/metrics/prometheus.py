@@ -38,6 +38,8 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
 _IDLE_PERIOD_S = 5.0
 
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
+_recorder: RequestMetrics | None = None
+_lock = threading.Lock()
 
 
 def recorder() -> RequestMetrics:
@@ -194,7 +196,3 @@ class FileReporter:
             self._value_class(kind, *sample, metric.help, multiprocess_mode=mode)
             for sample in samples
         ]
-
-
-_lock = threading.Lock()
-_recorder: RequestMetrics | None = None
