@@ -91,6 +91,11 @@ def test_any_reads_of_a_body_get_it_unchanged_or_an_error(
             read()
 
 
+def test_limited_input_is_read_as_text_like_any_file() -> None:
+    source = LimitedInput(io.BytesIO("grün\nrot".encode()), 100)
+    assert io.TextIOWrapper(source, encoding="utf-8").readlines() == ["grün\n", "rot"]  # type: ignore[type-var]
+
+
 @given(size=st.integers(0, 30), limit=st.integers(0, 30), step=st.integers(1, 30))
 def test_app_is_answered_413_once_exactly_where_the_body_is_longer(
     size: int, limit: int, step: int
