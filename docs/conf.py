@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import re
+from typing import Any
+
+from docutils import nodes
+
 from wsgifast import __version__
 
 REPOSITORY = "https://github.com/wsgifast/wsgifast"
@@ -62,3 +68,30 @@ copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
 
 linkcheck_ignore = [r"http://(localhost|127\.0\.0\.1)", REPOSITORY]
+
+
+def show_pictures(app: object, document: Any) -> None:
+    """Make of each <picture>, which GitHub shows, an image for light and one for dark pages.
+
+    So the theme's switch chooses, and Sphinx copies the files, or warns that one is missing.
+    """
+    for raw in list(document.findall(nodes.raw)):
+        if raw.astext().startswith("<picture>"):
+            light, dark = nodes.image(), nodes.image()
+            for name, value in re.findall(r'(\w+)="(.*?)"', raw.astext()):
+                if name in ("src", "srcset"):
+                    (light if name == "src" else dark)["uri"] = value
+                elif name == "class":
+                    light["classes"].append(value)
+                    dark["classes"].append(value)
+                elif name != "media":
+                    light[name] = dark[name] = html.unescape(value)
+            light["classes"].append("only-light")
+            dark["classes"].append("only-dark")
+            raw.replace_self([light, dark])
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    # Before it collects the images of a page.
+    app.connect("doctree-read", show_pictures, priority=100)

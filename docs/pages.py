@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from docs.benchmarks.publish import CHARTS, benchmarks_pages, ratios, readme
+from docs.benchmarks.publish import benchmarks_pages, charts, readme
 from docs.pictures import pictures
 from wsgifast.commands.cli import command_parser
 from wsgifast.commands.doctor import CATALOGUE as FINDINGS
@@ -180,7 +179,7 @@ def _metric_labels(metric: metrics.Metric) -> tuple[str, ...]:
 PAGES: Mapping[str, Callable[[], str]] = {
     **benchmarks_pages(),
     "../README.md": readme,
-    **{name: partial(ratios, theme) for theme, name in CHARTS.items()},
+    **charts(),
     **pictures(),
     "reference/findings.md": findings,
     "reference/metrics.md": metrics_page,

@@ -1,4 +1,4 @@
-"""The charts of ratios: of the first pages, as SVG files; of each table of figures, in its page."""
+"""The charts of ratios, as SVG files: one of what is gained, and one for each table."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from typing import Any, NamedTuple
 
 from wsgifast.commands.bench.report import verdict
 from wsgifast.commands.bench.results import Ratio
-from wsgifast.commands.page import (
-    CHART_STYLE,
-    ROW_PX,
-    TEXT_Y_PX,
-    TICKS_PX,
-    chart_marks,
-    escaped,
-    ratio_chart,
-)
+from wsgifast.commands.page import CHART_STYLE, escaped, ratio_chart
 from wsgifast.commands.page import Bar as Drawn
 
 
@@ -49,13 +41,14 @@ THEMES = {
     "dark": {"ink": "#e9ebed", "soft": "#a0a9b2", "line": "#3a4149", "better": "#3fc59b",
              "slow": "#e0ae5a", "wrong": "#f08a7c"},
 }  # fmt: skip
-_WIDTH_PX = 560
+GAINS_TITLE = "Times as many requests per second"
 
 
-def chart(ratios: Mapping[str, Ratio], theme: Mapping[str, str]) -> str:
+def chart_of_gains(ratios: Mapping[str, Ratio], theme: str) -> str:
     """Those of BARS that were measured, the highest first.
 
     :param ratios: by their rows' keys.
+    :param theme: of THEMES.
     """
     found = [(ratios[bar.key], bar) for bar in BARS if bar.key in ratios]
     found.sort(key=lambda each: -each[0].median)
@@ -68,26 +61,17 @@ def chart(ratios: Mapping[str, Ratio], theme: Mapping[str, str]) -> str:
         )
         for ratio, bar in found
     ]
-    return _picture(bars, "Times as many requests per second", theme)
+    return _picture(bars, GAINS_TITLE, theme)
 
 
 _FONT = 'font-family: system-ui, -apple-system, "Segoe UI", sans-serif'
 
 
-def _picture(bars: Sequence[Drawn], title: str, colours: Mapping[str, str]) -> str:
-    """Bars as an SVG file.
-
-    :param colours: by the names in the style, such as "ink".
-    """
-    style = re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], CHART_STYLE)
-    height = len(bars) * ROW_PX + 2 * TICKS_PX
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{_WIDTH_PX}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH_PX} {height}"><title>{escaped(title)}</title>'
-        f"<style>{style}text {{ {_FONT}; }}</style>\n"
-        f'<text class="title" x="0" y="{TEXT_Y_PX}">{escaped(title)}</text>\n'
-        f'<svg y="{TICKS_PX}">{chart_marks(bars)}</svg>\n</svg>\n'
-    )
+def _picture(bars: Sequence[Drawn], title: str, theme: str) -> str:
+    """Bars as an SVG file, as wide as the page that shows it."""
+    style = re.sub(r"var\(--(\w+)\)", lambda match: THEMES[theme][match[1]], CHART_STYLE)
+    head = f"<title>{escaped(title)}</title><style>{style}text {{ {_FONT}; }}</style>"
+    return ratio_chart(bars, 'xmlns="http://www.w3.org/2000/svg" role="img"', head) + "\n"
 
 
 def _shown(ratio: Ratio) -> str:
@@ -98,15 +82,14 @@ def _shown(ratio: Ratio) -> str:
 _LESS = re.compile(r"\bms\b|\bCPU\b")
 
 
-def chart_of_rows(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The ratios of a table's rows, as HTML; "" if there are none.
+def chart_of_table(title: str, rows: Mapping[str, Mapping[str, Any]], theme: str) -> str:
+    """The ratios of a table's rows; "" if there are none.
 
     :param rows: by their keys, as published.
+    :param theme: of THEMES.
     """
     bars = [bar for row in rows.values() for bar in _bars(row)]
-    if not any(ratio for _, ratio, _, _ in bars):
-        return ""
-    return f'<div class="chart">\n{ratio_chart(bars)}\n</div>'
+    return _picture(bars, title, theme) if any(ratio for _, ratio, _, _ in bars) else ""
 
 
 def _bars(row: Mapping[str, Any]) -> Iterator[Drawn]:

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from loadtests.bench import LINKS
 from loadtests.payloads import REPORTS
 from wsgifast.commands.bench.report import Grid, grids, machine
+from wsgifast.commands.page import escaped
 from wsgifast.commands.terminal import cell_text
 
-from .chart import BARS, THEMES, chart, chart_of_rows
+from .chart import BARS, GAINS_TITLE, THEMES, chart_of_gains, chart_of_table
 from .gains import figures_shown, gains
 from .published import Figures, Published, read, take_in, write
 
@@ -35,8 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 DATA = DOCS / "benchmarks"
 README = ROOT / "README.md"
-# The chart's files.
-CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
+# Where the charts are, in docs/: a file for each theme.
+_CHARTS = "assets/charts"
 # The pages, in their order, and the tables of each; what is in none of them is on the last one.
 PAGES = {
     "bodies": ("What an app returns", ("demo", "frameworks")),
@@ -78,8 +79,13 @@ def publish(known: Sequence[Table]) -> None:
     for name, page in benchmarks_pages().items():
         (DOCS / name).write_text(page())
     README.write_text(readme())
-    for theme, name in CHARTS.items():
-        (DOCS / name).write_text(ratios(theme))
+    drawn = charts()
+    (DOCS / _CHARTS).mkdir(exist_ok=True)
+    for path in (DOCS / _CHARTS).iterdir():
+        if f"{_CHARTS}/{path.name}" not in drawn:
+            path.unlink()
+    for name, picture in drawn.items():
+        (DOCS / name).write_text(picture())
     for line in [*missing(known), *differing(machine())]:
         print(line)
 
@@ -140,11 +146,38 @@ def _without_build(version: str) -> str:
     return version.partition("-")[0] if version.startswith("Linux ") else version
 
 
-def ratios(theme: str) -> str:
-    """The chart, for "light" or for "dark" pages."""
+def charts() -> dict[str, Callable[[], str]]:
+    """The charts' files, by their names in docs/, and what is in each."""
+    drawn: dict[str, Callable[[str], str]] = {"gains": _gains}
+    for name, table in _read().items():
+        draw = partial(chart_of_table, table.title, _titled(table))
+        if draw(next(iter(THEMES))):
+            drawn[name] = draw
+    return {
+        f"{_CHARTS}/{name}-{theme}.svg": partial(draw, theme)
+        for name, draw in drawn.items()
+        for theme in THEMES
+    }
+
+
+def _gains(theme: str) -> str:
     figures = Figures(_read())
     found = {bar.key: figures.ratio(bar.key, bar.contender) for bar in BARS}
-    return chart({key: ratio for key, ratio in found.items() if ratio}, THEMES[theme])
+    return chart_of_gains({key: ratio for key, ratio in found.items() if ratio}, theme)
+
+
+def _shown(name: str, alt: str, up: str = "") -> str:
+    """A chart in a page, on GitHub as on the site.
+
+    :param up: from the page's folder to docs/.
+    """
+    light, dark = (f"{up}{_CHARTS}/{name}-{theme}.svg" for theme in ("light", "dark"))
+    return (
+        "<picture>\n"
+        f'  <source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
+        f'  <img class="chart" width="100%" alt="{escaped(alt)}" src="{light}">\n'
+        "</picture>"
+    )
 
 
 def readme() -> str:
@@ -178,6 +211,8 @@ def _first_page() -> str:
         "# Benchmarks",
         "Every figure of this site, with the command that measures it again.",
         "\n".join(listed),
+        f"{GAINS_TITLE}:",
+        _shown("gains", GAINS_TITLE),
         "The contenders take turns on one machine, which they share with the client, over "
         "loopback. A figure is the median of its rounds. A ratio is the median of the ratios of "
         "consecutive runs, with the lowest and the highest; newer ones have an interval that "
@@ -212,12 +247,9 @@ def _of_page(name: str, published: Mapping[str, Published]) -> dict[str, Publish
 def _section(name: str, table: Published) -> Iterator[str]:
     """A chart of all rows; the command; the rows of each run, below its date and machine."""
     yield f"## {table.title}"
-    titled = {
-        key: {**row, "title": _title(row, table.runs[row["measured"]]["profile"])}
-        for key, row in table.rows.items()
-    }
-    if chart := chart_of_rows(titled):
-        yield chart
+    titled = _titled(table)
+    if chart_of_table("", titled, "light"):
+        yield _shown(name, f"{table.title}: the ratios of the tables below", "../")
     link = f" --link {LINKS[name]}" if name in LINKS else ""
     yield f"`python -m loadtests {name}{link} --profile release`"
     by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -227,6 +259,14 @@ def _section(name: str, table: Published) -> Iterator[str]:
     for line, rows in by_run.items():
         yield line
         yield from map(_markdown, grids(rows))
+
+
+def _titled(table: Published) -> dict[str, dict[str, Any]]:
+    """The rows of a table, with the titles that are shown."""
+    return {
+        key: {**row, "title": _title(row, table.runs[row["measured"]]["profile"])}
+        for key, row in table.rows.items()
+    }
 
 
 def _run(when: str, run: Mapping[str, Any]) -> str:

@@ -23,6 +23,15 @@ def test_page_made_of_the_code_is_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "make docs writes it anew"
 
 
+def test_charts_are_those_that_pages_show() -> None:
+    """None is left of a table that is published no more, and none is missing."""
+    there = {path.name for path in (DOCS / "assets" / "charts").iterdir()}
+    assert there == {name.rpartition("/")[2] for name in PAGES if "/charts/" in name}
+    pages = "".join(path.read_text() for path in DOCS.glob("benchmarks*/**/*.md"))
+    pages += (DOCS / "benchmarks.md").read_text()
+    assert there == {*re.findall(r'assets/charts/(.+?)"', pages)}
+
+
 @pytest.mark.parametrize(
     "package",
     [
@@ -66,8 +75,22 @@ def test_fastworker_page_has_the_defaults() -> None:
 def test_links_of_the_first_pages_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     found = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
-    found += re.findall(r'(?:src|srcset)="(.+?)"', text)
     assert all((ROOT / link).exists() for link in found), found
+
+
+def test_pictures_exist_for_light_and_for_dark_pages() -> None:
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        text = page.read_text()
+        assert "<svg" not in text, f"{page}: GitHub does not show it"
+        assert ".svg\n:" not in text, f"{page}: GitHub shows no directive"
+        pictures = re.findall(r"<picture>(.*?)</picture>", text, re.DOTALL)
+        for picture in pictures:
+            (dark,) = re.findall(r'scheme: dark\)" srcset="(.+?)"', picture)
+            (light,) = re.findall(r' src="(.+?)"', picture)
+            assert light == dark.replace("-dark.svg", "-light.svg")
+            assert ' alt="' in picture
+        files = re.findall(r'(?:src|srcset)="(.+?)"', text)
+        assert all((page.parent / file).exists() for file in files), page
 
 
 def test_compatibility_page_names_tested_versions() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from docs.benchmarks import publish
-from docs.benchmarks.chart import BARS, THEMES, chart, chart_of_rows
+from docs.benchmarks.chart import BARS, THEMES, chart_of_gains, chart_of_table
 from docs.benchmarks.gains import figures_shown, gains
 from docs.benchmarks.published import Figures, Published, read
 from wsgifast.commands.bench.tables import Contender, Load, Row, Table
@@ -108,22 +108,47 @@ def test_other_versions_are_listed_by_their_difference(root: Path, take_in: Take
     )
 
 
+def texts(svg: str) -> list[str]:
+    return [*xml.etree.ElementTree.fromstring(svg).itertext()]
+
+
 def test_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
     take_in()
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    chart = page.partition('<div class="chart">\n')[2].partition("\n</div>")[0]
-    texts = [*xml.etree.ElementTree.fromstring(chart).itertext()]
-    assert "a row: WSGIFast on gthread" in texts
-    assert "39.5x (30..45)" in texts
-    assert "\n\n" not in chart  # Markdown's HTML ends at a blank line
-    assert page.index("</div>") < page.index("| [demo.file]")
+    picture = page.partition("<picture>\n")[2].partition("\n</picture>")[0]
+    assert "\n\n" not in picture  # Markdown's HTML ends at a blank line
+    files = re.findall(r'(?:src|srcset)="(.+?)"', picture)
+    assert files == [f"../assets/charts/demo-{theme}.svg" for theme in ("dark", "light")]
+    for file in files:
+        svg = (root / "docs" / "benchmarks" / file).read_text()
+        assert {"a row: WSGIFast on gthread", "39.5x (30..45)"} <= {*texts(svg)}
+    assert page.index("</picture>") < page.index("| [demo.file]")
+
+
+def test_table_without_ratios_has_no_chart(root: Path, take_in: TakeIn) -> None:
+    take_in()
+    (root / "docs" / "assets" / "charts" / "old-light.svg").touch()  # of a table that was
+    data = root / "docs" / "benchmarks" / "demo.json"
+    table = json.loads(data.read_text())
+    for contender in table["rows"]["demo.file"]["contenders"].values():
+        contender["ratio"] = None
+    data.write_text(json.dumps(table))
+    (root / "reports" / "release" / "demo.json").unlink()
+    publish.publish(TABLES)
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
+    assert "[demo.file]" in page
+    assert "<picture>" not in page
+    assert {path.name for path in (root / "docs" / "assets" / "charts").iterdir()} == {
+        "gains-light.svg", "gains-dark.svg"
+    }  # fmt: skip
 
 
 def test_chart_names_a_row_before_its_first_bar() -> None:
     contenders = {
         name: figures(1.0, ratio) for name, ratio in (("a", None), ("b", 20.0), ("c", 30.0))
     }
-    drawn = chart_of_rows({"k": {"title": "a row", "ours": None, "contenders": contenders}})
+    rows = {"k": {"title": "a row", "ours": None, "contenders": contenders}}
+    drawn = chart_of_table("a table", rows, "light")
     assert re.findall(r">([^<>]*/ a)<", drawn) == ["a row: b / a", "c / a"]
 
 
@@ -245,14 +270,16 @@ def test_cost_of_a_contender_is_shown_in_percent() -> None:
     assert "10 times as fast as uvicorn's own, with 9.7 % of its CPU" in table
 
 
-def test_chart_shows_published_rows(root: Path, take_in: TakeIn) -> None:
+def test_chart_of_gains_shows_published_rows(root: Path, take_in: TakeIn) -> None:
     take_in()
+    first = (root / "docs" / "benchmarks.md").read_text()
     for theme in THEMES:
-        svg = (root / "docs" / "assets" / f"ratios-{theme}.svg").read_text()
-        texts = "".join(xml.etree.ElementTree.fromstring(svg).itertext())
-        assert "an open file" in texts
-        assert "40x" in texts
-        assert "what is well shaped already" not in texts
+        file = f"assets/charts/gains-{theme}.svg"
+        assert f'"{file}"' in first
+        shown = "".join(texts((root / "docs" / file).read_text()))
+        assert "an open file" in shown
+        assert "40x" in shown
+        assert "a small response in good shape" not in shown  # whose figure is not published
 
 
 def _published() -> list[Table]:
@@ -287,4 +314,4 @@ def test_published_row_is_measured_by_a_load_test() -> None:
 
 
 def test_chart_without_figures_is_a_picture() -> None:
-    xml.etree.ElementTree.fromstring(chart({}, THEMES["dark"]))
+    xml.etree.ElementTree.fromstring(chart_of_gains({}, "dark"))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .. import __version__
 from .terminal import lines_of
@@ -47,7 +48,6 @@ code { font-size: .9em; overflow-wrap: anywhere; }
 CHART_STYLE = """
 svg { display: block; overflow: visible; }
 svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
-svg .title { font-weight: 600; }
 svg .good { fill: var(--better); } svg .worse { fill: var(--slow); }
 svg .unclear { fill: var(--soft); opacity: .5; }
 svg .failed { fill: var(--wrong); }
@@ -97,10 +97,11 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-# Pixels down, in a chart: a label, its value, the bar below them, and a line at the end. Positions
-# across are percentages, so that the text keeps its size on a phone; there a label and its value
-# have no room beside each other.
-ROW_PX, TEXT_Y_PX, _VALUE_Y_PX, _MARK_Y_PX, _BAR_PX, TICKS_PX = 60, 14, 30, 42, 10, 22
+# Pixels down, in a chart: the lines of a bar's label, its value, and the mark below them; and the
+# line at the end. Positions across are percentages, so that the text keeps its size on a phone, for
+# which labels are broken into lines, too.
+_LINE_PX, _TEXT_Y_PX, _VALUE_Y_PX, _MARK_Y_PX, _BAR_PX, _END_PX = 16, 14, 14, 26, 10, 44
+_TICKS_PX, _LABEL_CHARS = 22, 50
 _LEFT_PERCENT, _WIDTH_PERCENT = 2, 96
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 # A bar's label, its ratio (the median, the lowest and the highest), a text, and whether it is good;
@@ -108,14 +109,14 @@ _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 Bar = tuple[str, "tuple[float, float, float] | None", str, "bool | None"]
 
 
-def ratio_chart(bars: Sequence[Bar]) -> str:
-    """Bars from 1 to each ratio, on a logarithmic scale; without a ratio there is a dot."""
-    size = f'width="100%" height="{len(bars) * ROW_PX + TICKS_PX}"'
-    return f'<svg role="img" aria-label="ratios" {size}>{chart_marks(bars)}</svg>'
+def ratio_chart(
+    bars: Sequence[Bar], attributes: str = 'role="img" aria-label="ratios"', head: str = ""
+) -> str:
+    """Bars from 1 to each ratio, on a logarithmic scale; without a ratio there is a dot.
 
-
-def chart_marks(bars: Sequence[Bar]) -> str:
-    """What is in a chart's <svg>."""
+    :param attributes: of the <svg>.
+    :param head: what is in it before the bars.
+    """
     ends = [math.log(end) for _, ratio, _, _ in bars for end in (ratio or ())[1:] if end > 0]
     lowest, highest = min([0.0, *ends]), max([0.0, *ends])
 
@@ -123,31 +124,37 @@ def chart_marks(bars: Sequence[Bar]) -> str:
         place = (math.log(ratio) - lowest) / ((highest - lowest) or 1.0) if ratio > 0 else 0.0
         return round(_LEFT_PERCENT + _WIDTH_PERCENT * place, 2)
 
-    height = len(bars) * ROW_PX
-    marks = [
-        f'<line class="rule" x1="{x(tick)}%" x2="{x(tick)}%" y1="0" y2="{height}"/>'
-        f'<text class="value" x="{x(tick)}%" y="{height + TEXT_Y_PX}" text-anchor="middle">'
+    marks, top = [], 0
+    for label, ratio, text, good in bars:
+        for line in textwrap.wrap(label, _LABEL_CHARS):
+            marks.append(f'<text x="0" y="{top + _TEXT_Y_PX}">{escaped(line)}</text>')
+            top += _LINE_PX
+        value = f'<text class="value" x="0" y="{top + _VALUE_Y_PX}">{escaped(text)}</text>'
+        marks += [value, _mark(ratio, good, top + _MARK_Y_PX, x)]
+        top += _END_PX
+    scale = [
+        f'<line class="rule" x1="{x(tick)}%" x2="{x(tick)}%" y1="0" y2="{top}"/>'
+        f'<text class="value" x="{x(tick)}%" y="{top + _TEXT_Y_PX}" text-anchor="middle">'
         f"{tick}x</text>"
         for tick in _TICKS
         if lowest <= math.log(tick) <= highest
     ]
-    for number, (label, ratio, text, good) in enumerate(bars):
-        top = number * ROW_PX
-        y = top + _MARK_Y_PX
-        marks.append(
-            f'<text x="0" y="{top + TEXT_Y_PX}">{escaped(label)}</text>'
-            f'<text class="value" x="0" y="{top + _VALUE_Y_PX}">{escaped(text)}</text>'
-        )
-        if ratio is None:
-            kind = "good" if good else "failed"
-            marks.append(f'<circle class="{kind}" cx="{_LEFT_PERCENT}%" cy="{y}" r="5"/>')
-            continue
-        median, low, high = ratio
-        kind = "unclear" if good is None else "good" if good else "worse"
-        start, end = sorted((x(1), x(median)))
-        marks.append(
-            f'<rect class="{kind}" x="{start}%" y="{y - _BAR_PX / 2}" '
-            f'width="{max(0.4, end - start):.2f}%" height="{_BAR_PX}" rx="2"/>'
-            f'<line class="whisker" x1="{x(low)}%" x2="{x(high)}%" y1="{y}" y2="{y}"/>'
-        )
-    return "\n".join(marks)
+    size = f'width="100%" height="{top + _TICKS_PX}"'
+    return "\n".join([f"<svg {attributes} {size}>{head}", *scale, *marks, "</svg>"])
+
+
+def _mark(
+    ratio: tuple[float, float, float] | None, good: bool | None, y: int, x: Callable[[float], float]
+) -> str:
+    """A bar with its interval, or a dot."""
+    if ratio is None:
+        kind = "good" if good else "failed"
+        return f'<circle class="{kind}" cx="{_LEFT_PERCENT}%" cy="{y}" r="5"/>'
+    median, low, high = ratio
+    kind = "unclear" if good is None else "good" if good else "worse"
+    start, end = sorted((x(1), x(median)))
+    return (
+        f'<rect class="{kind}" x="{start}%" y="{y - _BAR_PX / 2}" '
+        f'width="{max(0.4, end - start):.2f}%" height="{_BAR_PX}" rx="2"/>'
+        f'<line class="whisker" x1="{x(low)}%" x2="{x(high)}%" y1="{y}" y2="{y}"/>'
+    )
