@@ -10,14 +10,15 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from wsgifast.commands.bench.serving import gunicorn
-from wsgifast.commands.bench.tables import BYTES, REQUESTS, Row, Server
+from wsgifast.commands.bench.processes import Server
+from wsgifast.commands.bench.serving import gunicorn, uvicorn
+from wsgifast.commands.bench.tables import BYTES, REQUESTS, Row
 
 from .asgi_frameworks import FRAMEWORKS
 from .bench import Case, Side, row, rows, table, unavailable
 from .clients import raw, wrk
 from .payloads import FILE_BYTES, MIB
-from .servers import daphne, granian, hypercorn, small, uvicorn
+from .servers import daphne, granian, hypercorn, small
 from .uploads import upload
 
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"

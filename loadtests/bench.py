@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn
 from wsgifast.commands.bench.tables import (
     BYTES,
@@ -14,7 +15,6 @@ from wsgifast.commands.bench.tables import (
     Contender,
     Load,
     Row,
-    Server,
     Table,
     Task,
     Unit,

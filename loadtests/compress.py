@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from wsgifast.commands.bench.locust_client import Locust
-from wsgifast.commands.bench.serving import gunicorn
-from wsgifast.commands.bench.tables import Client, Load, Row, Server, Table, Task, Unit
+from wsgifast.commands.bench.processes import Server
+from wsgifast.commands.bench.serving import gunicorn, uvicorn
+from wsgifast.commands.bench.tables import Client, Load, Row, Table, Task, Unit
 
 from .bench import FAST, LINKS, Side, row, table, unavailable
-from .servers import uvicorn
 
 _CODINGS = ("zstd", "br", "gzip")
 _BODIES = {
@@ -64,8 +64,8 @@ def _sides(kind: str) -> Mapping[str, Side]:
     if kind == "wsgi":
         raw, peer, ours = (gunicorn(_FLASK, worker_class=c) for c in ("gthread", "gthread", FAST))
     else:
-        raw = peer = uvicorn(_STARLETTE, "--factory", "--host={host}")
-        ours = uvicorn(_STARLETTE, "--factory", "--host={host}", ours=True)
+        raw = peer = uvicorn(_STARLETTE, "--factory")
+        ours = uvicorn(_STARLETTE, "--factory", ours=True)
     sides: dict[str, Side] = {"raw": _as("raw", raw), "wsgifast": _as("wsgifast", ours)}
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         return sides | unavailable([name], f"{package} is not installed: pip install {package}")

@@ -18,17 +18,18 @@ from subprocess import DEVNULL, Popen
 
 from wsgifast.commands.bench.processes import (
     HOST,
+    Server,
     free_port,
     is_listening,
     started,
     temporary_folder,
     wait_until,
 )
-from wsgifast.commands.bench.tables import Client, Load, Row, Server, Task, Unit
+from wsgifast.commands.bench.serving import uvicorn
+from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit
 
 from .bench import row, table
 from .calls import CALLS
-from .servers import uvicorn
 
 INSTRUCTIONS = Unit("instructions", lambda m: m.facts["instructions"], difference=True)
 # So many connections ask at once, as they do of a busy server: one turn of its loop serves them.

@@ -10,8 +10,9 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import gunicorn, served
-from wsgifast.commands.bench.tables import Row, Server
+from wsgifast.commands.bench.tables import Row
 
 from . import asgi
 from .bench import APP, FAST, Side, row, table, unavailable

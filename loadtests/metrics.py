@@ -18,9 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from wsgifast.commands.bench.processes import HOST, free_port, wait_until
+from wsgifast.commands.bench.processes import HOST, Server, free_port, wait_until
 from wsgifast.commands.bench.serving import gunicorn
-from wsgifast.commands.bench.tables import Client, Contender, Load, Row, Server, Task, Unit, family
+from wsgifast.commands.bench.tables import Client, Contender, Load, Row, Task, Unit, family
 from wsgifast.commands.client import HTTPClient
 
 from .bench import APP, FAST, row, table

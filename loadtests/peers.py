@@ -10,7 +10,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from wsgifast.commands.bench.tables import BYTES, Server
+from wsgifast.commands.bench.processes import Server
+from wsgifast.commands.bench.tables import BYTES
 
 from .bench import APP, Side, pair, row, table, unavailable
 from .clients import raw, wrk

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import FAST_WORKER
-from wsgifast.commands.bench.tables import Row, Server
+from wsgifast.commands.bench.tables import Row
 
-from .applications.catalogue import APPLICATIONS
+from .applications.catalogue import APPLICATIONS, MODULE
 from .applications.environment import Environment
 from .bench import Side, table
 from .slow import beside
@@ -36,7 +37,7 @@ def _prepare(folder: Path) -> None:
 
 def _gunicorn(name: str, worker_class: str) -> Server:
     options = ("--bind={host}:{port}", "--threads=4", f"--worker-class={worker_class}")
-    return _environment(name).server("gunicorn", *options)
+    return _environment(name).server("gunicorn", *options, f"{MODULE}:app")
 
 
 def _slow(name: str, downloads: str, asks: str) -> Row:

@@ -33,15 +33,20 @@ from pathlib import Path
 
 import psutil
 
-from wsgifast.commands.bench.processes import Address, temporary_folder, wait_until
-from wsgifast.commands.bench.runner import running_server
-from wsgifast.commands.bench.serving import gunicorn
-from wsgifast.commands.bench.tables import Client, Load, Row, Server, Task, Unit
+from wsgifast.commands.bench.processes import (
+    Address,
+    Server,
+    running_server,
+    temporary_folder,
+    wait_until,
+)
+from wsgifast.commands.bench.serving import gunicorn, uvicorn
+from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit
 
 from .bench import APP, FAST, row, table
 from .clients import BadAnswer, Connection, NoAnswer
 from .payloads import payload, payload_file
-from .servers import granian, uvicorn
+from .servers import granian
 
 SMALL_BYTES = 1024
 DOWNLOAD_BYTES = 100 * 1024 * 1024

@@ -31,9 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from wsgifast.commands.bench.processes import HOST
-from wsgifast.commands.bench.serving import OUR_PROTOCOL
-from wsgifast.commands.bench.tables import Server
+from wsgifast.commands.bench.processes import HOST, Server
 from wsgifast.sockets import FileSegment, send_file_segment
 from wsgifast.sockets.options import set_nodelay
 
@@ -81,19 +79,10 @@ def nginx(*, sendfile: bool = True) -> Server:
     return small("nginx", "{folder}", "on" if sendfile else "off")
 
 
-def uvicorn(app: str, *options: str, ours: bool = False) -> Server:
-    """uvicorn; it takes uvloop and httptools by itself, as they are installed.
-
-    :param ours: with asgifast's protocol.
-    """
-    protocol = [f"--http={OUR_PROTOCOL}"] if ours else []
-    quiet = ("--no-access-log", "--log-level=warning")
-    return _python("uvicorn", *quiet, "--port={port}", *options, *protocol, app)
-
-
 def granian(app: str, *more: str, interface: str = "asgi", workers: int = 1) -> Server:
-    options = (*more, "--no-ws", "--log-level=warning", f"--workers={workers}", "--port={port}")
-    return _python("granian", f"--interface={interface}", *options, app)
+    options = (*more, "--no-ws", "--log-level=warning", f"--workers={workers}")
+    where = ("--host={host}", "--port={port}")
+    return _python("granian", f"--interface={interface}", *options, *where, app)
 
 
 def hypercorn(app: str, loop: str, *options: str, package: str = "hypercorn") -> Server:

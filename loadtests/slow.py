@@ -20,7 +20,7 @@ from typing import Any
 from tests.support.crowds import SlowClients
 from tests.support.slow_clients import KINDS, Others, others, slow_clients
 from wsgifast.commands.bench.locust_client import Locust
-from wsgifast.commands.bench.serving import gunicorn
+from wsgifast.commands.bench.serving import gunicorn, uvicorn
 from wsgifast.commands.bench.tables import Client, Load, Row, Table, Task, Unit
 
 from .asgi import APP as ASGI_APP
@@ -28,7 +28,7 @@ from .asgi import HTTP2
 from .bench import FAST, Side, pair, resident_bytes, row, table
 from .clients import percentile, raw
 from .payloads import FILE_BYTES, LIST_BYTES, MIB
-from .servers import granian, nginx, uvicorn
+from .servers import granian, nginx
 from .uploads import FIELD, ROOM
 
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
@@ -284,11 +284,10 @@ def _beside_upload(locust: Locust) -> Client:
 def upload_table(locust: Locust) -> Table:
     """One row, for a link of 200 Mbit/s: `python -m loadtests upload.large --link 200`."""
     app, limited = "loadtests.upload_app:fastapi", "loadtests.upload_app:fast_fastapi"
-    how = ("--factory", "--host={host}")
     sides: dict[str, Side] = {
-        "our protocol + ASGIFast": uvicorn(limited, *how, ours=True),
-        "uvicorn": uvicorn(app, *how),
-        "granian": granian(app, *how),
+        "our protocol + ASGIFast": uvicorn(limited, "--factory", ours=True),
+        "uvicorn": uvicorn(app, "--factory"),
+        "granian": granian(app, "--factory"),
         "gthread": gunicorn("loadtests.upload_app:flask()", worker_class="gthread"),
         "FastWorker": gunicorn("loadtests.upload_app:flask()", worker_class=FAST, env=ROOM),
     }

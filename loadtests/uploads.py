@@ -15,23 +15,13 @@ import subprocess
 from pathlib import Path
 
 from wsgifast.commands.bench.locust_client import Locust
-from wsgifast.commands.bench.serving import gunicorn
-from wsgifast.commands.bench.tables import (
-    BYTES,
-    REQUESTS,
-    Client,
-    Load,
-    Row,
-    Server,
-    Table,
-    Task,
-    family,
-)
+from wsgifast.commands.bench.processes import Server
+from wsgifast.commands.bench.serving import gunicorn, uvicorn
+from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, Table, Task, family
 
 from .bench import FAST, Side, row, table
 from .clients import children_cpu_s
 from .payloads import MIB
-from .servers import uvicorn
 
 # A round takes so long that it has failed.
 GIVE_UP_S = 120.0

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from wsgifast.commands.bench.locust_client import Locust
-from wsgifast.commands.bench.serving import gunicorn, served, sides
-from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, Server, Task, Unit
+from wsgifast.commands.bench.processes import Server
+from wsgifast.commands.bench.serving import gunicorn, served, sides, uvicorn
+from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, Task, Unit
 
 from .app import SHAPES
 from .bench import APP, FAST, Case, Side, pair, row, rows, table, with_its_cpu
 from .clients import raw, wrk
 from .django_app import MIDDLEWARE
 from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES
-from .servers import granian, nginx, small, uvicorn, waitress
+from .servers import granian, nginx, small, waitress
 
 ASGI_APP, FLASK = "loadtests.asgi_app:app", "loadtests.flask_app:app"
 DJANGO, STATIC = "loadtests.django_app", "loadtests.static_app"

@@ -8,12 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from wsgifast.commands.bench.processes import HOST, RunningServer, free_port, running
+from wsgifast.commands.bench.processes import RunningServer, Server, free_port, running_server
 from wsgifast.commands.bench.serving import FAST_WORKER, OUR_PROTOCOL
-from wsgifast.commands.bench.tables import Server
 from wsgifast.commands.run import ARGUMENTS
 
 from .catalogue import MODULE, Application
@@ -86,13 +86,14 @@ class Environment:
         shutil.rmtree(self.data, ignore_errors=True)
         shutil.copytree(self._pristine, self.data, symlinks=True)
 
-    def server(self, module: str, *options: str) -> Server:
+    def server(self, module: str, *arguments: str, **env: str) -> Server:
         """A server for the benchmarks, run as a module of the environment.
 
-        :param options: its own, with the placeholders of :class:`Server`.
+        :param arguments: its own, with the placeholders of :class:`Server`.
+        :param env: added to the application's variables.
         """
-        command = ("env", "-C", str(self.data), self._python, "-m", module, *options)
-        return Server((*command, f"{MODULE}:app"), tuple(self._variables().items()))
+        command = ("env", "-C", str(self.data), self._python, "-m", module, *arguments)
+        return Server(command, tuple({**self._variables(), **env}.items()))
 
     def names(self) -> dict[str, str]:
         """What stands for {name} in paths: what the preparation has written, and the folder."""
@@ -110,46 +111,44 @@ class Environment:
         same = {"HOME": str(self.data), "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0"}
         return {**same, **own}
 
-    def contenders(self) -> Mapping[str, tuple[list[str], dict[str, str]]]:
-        """The servers' commands and variables: as it is, twice, and wrapped in each way."""
-        target, bind = f"{MODULE}:app", f"{HOST}:{self._port}"
+    def contenders(self) -> Mapping[str, Server]:
+        """As it is, twice, and wrapped in each way."""
+        target, bind = f"{MODULE}:app", "--bind={host}:{port}"
         # One worker, as the others have: some keep in memory what the next request asks for.
-        run = [self._python, "-m", "wsgifast", "run", f"--bind={bind}", "--workers=1", target]
+        run = self.server("wsgifast", "run", bind, "--workers=1", target)
         if self._application.asgi:
-            uvicorn = [self._python, "-m", "uvicorn", f"--host={HOST}", f"--port={self._port}",
-                       "--timeout-graceful-shutdown=3"]  # fmt: skip
-            ours = [*uvicorn, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
+            uvicorn = ("uvicorn", "--host={host}", "--port={port}",
+                       "--timeout-graceful-shutdown=3")  # fmt: skip
+            raw = self.server(*uvicorn, target)
+            wrapped = ("--factory", "wsgifast.commands.run:wrapped_by_environment")
+            arguments = {ARGUMENTS: json.dumps({"target": target})}
             return {
-                RAW: ([*uvicorn, target], {}),
-                AGAIN: ([*uvicorn, target], {}),
-                "ASGIFast": (ours, {ARGUMENTS: json.dumps({"target": target})}),
-                "protocol": ([*uvicorn, f"--http={OUR_PROTOCOL}", target], {}),
-                "wsgifast run": (run, {}),
+                RAW: raw,
+                AGAIN: raw,
+                "ASGIFast": self.server(*uvicorn, *wrapped, **arguments),
+                "protocol": self.server(*uvicorn, f"--http={OUR_PROTOCOL}", target),
+                "wsgifast run": run,
             }
-        gunicorn = [self._python, "-m", "gunicorn", f"--bind={bind}", "--threads=4",
-                    "--timeout=120", "--graceful-timeout=3"]  # fmt: skip
-        gthread = [*gunicorn, "--worker-class=gthread"]
+        gunicorn = ("gunicorn", bind, "--threads=4", "--timeout=120", "--graceful-timeout=3")
+        gthread = (*gunicorn, "--worker-class=gthread")
+        raw = self.server(*gthread, target)
+        wrapped_app = f"wsgifast.commands.run:wrapped({json.dumps(target)})"
         return {
-            RAW: ([*gthread, target], {}),
-            AGAIN: ([*gthread, target], {}),
-            "WSGIFast": ([*gthread, f"wsgifast.commands.run:wrapped({json.dumps(target)})"], {}),
-            "FastWorker": ([*gunicorn, f"--worker-class={FAST_WORKER}", target], {}),
-            "wsgifast run": (run, {}),
+            RAW: raw,
+            AGAIN: raw,
+            "WSGIFast": self.server(*gthread, wrapped_app),
+            "FastWorker": self.server(*gunicorn, f"--worker-class={FAST_WORKER}", target),
+            "wsgifast run": run,
         }
 
-    @contextlib.contextmanager
-    def serving(self, name: str) -> Iterator[RunningServer]:
+    def serving(self, name: str) -> AbstractContextManager[RunningServer]:
         """A contender's server, in a folder as prepared.
 
         :raises ServerFailed: if it does not start.
         """
         self.reset()
-        command, variables = self.contenders()[name]
-        env = {**self._variables(), **variables}
-        with running(
-            command, (HOST, self._port), name=name, env=env, cwd=self.data, start_s=_START_S
-        ) as server:
-            yield server
+        server = self.contenders()[name]
+        return running_server(server, name, port=self._port, start_s=_START_S)
 
 
 def _run(

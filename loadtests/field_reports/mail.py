@@ -21,8 +21,7 @@ from loadtests.bench import row, table
 from loadtests.servers import small
 from tests.support.mailservers import PASSWORD, dovecot
 from tests.support.programs import ProgramMissing, program
-from wsgifast.commands.bench.processes import HOST
-from wsgifast.commands.bench.runner import running_server
+from wsgifast.commands.bench.processes import HOST, running_server
 from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, Task
 from wsgifast.mail import IMAP4, SMTP
 

@@ -14,8 +14,8 @@ from functools import partial
 
 from loadtests.bench import row, table
 from loadtests.servers import small
-from wsgifast.commands.bench.processes import started
-from wsgifast.commands.bench.tables import Client, Load, Row, Server, Task, Unit
+from wsgifast.commands.bench.processes import Server, started
+from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit
 from wsgifast.sockets import ReceiveCount, recv_exactly, recv_exactly_into
 
 # One Ethernet packet's payload, as it comes from a slow link.

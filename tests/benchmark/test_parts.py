@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import brotli
 import pytest
@@ -15,8 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast import ConfigurationError
-from wsgifast.commands.bench.locust_client import Locust, LocustFailed, Run
-from wsgifast.commands.bench.processes import HOST, RunningServer, ServerFailed, free_port, running
+from wsgifast.commands.bench.locust_client import Locust, LocustFailed
+from wsgifast.commands.bench.processes import (
+    HOST,
+    RunningServer,
+    Server,
+    ServerFailed,
+    free_port,
+    running_server,
+)
 from wsgifast.commands.bench.serving import served
 from wsgifast.commands.bench.tables import Seen, Task, cpu_seconds, look
 from wsgifast.commands.client import decoded
@@ -27,9 +35,7 @@ APP = "tests.benchmark.apps:app"
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     """The app as it is."""
-    address = (HOST, free_port())
-    argv, env = served(APP).placed({"{host}": HOST, "{port}": str(address[1])})
-    with running(argv, address, env=env) as one:
+    with running_server(served(APP)) as one:
         yield one
 
 
@@ -37,14 +43,14 @@ def test_taken_port_is_named(server: RunningServer) -> None:
     port = server.address[1]
     with (
         pytest.raises(ServerFailed, match=f"port {port} .* is taken"),
-        running(["python", "-c", ""], server.address),
+        running_server(Server(("python", "-c", "")), port=port),
     ):
         pass
 
 
 def test_server_that_does_not_start_shows_its_log() -> None:
-    argv = ["python", "-c", "import no_such_module"]
-    with pytest.raises(ServerFailed, match="no_such_module"), running(argv, (HOST, free_port())):
+    failing = Server(("python", "-c", "import no_such_module"))
+    with pytest.raises(ServerFailed, match="no_such_module"), running_server(failing):
         pass
 
 
@@ -89,17 +95,20 @@ def test_look_reports_size_and_success(
 
 
 def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
-    def seen(path: str, **options: object) -> tuple[float | None, dict[str, int]]:
+    def seen(
+        path: str, *headers: str, size: int | None = None, **posts: Any
+    ) -> tuple[float | None, dict[str, int]]:
         """The bytes of each body, and the errors."""
-        load = locust.load(Run(server.url, path, seconds=0.5, **options))  # type: ignore[arg-type]
+        task = Task(path, 0.5, server.address, headers=headers, body_bytes=size)
+        load = locust.client(**posts)(task)
         assert load.client_cpu_s > 0
         return load.body_bytes / load.requests if load.requests else None, dict(load.errors)
 
     with Locust() as locust:
         assert seen("/") == (6, {})
-        assert seen("/crumbs", expected=2000) == (2000, {})
-        assert seen("/", expected=5) == (6, {})  # of a length that is declared
-        assert seen("/secret", headers=("Cookie: a=b",)) == (6, {})
+        assert seen("/crumbs", size=2000) == (2000, {})
+        assert seen("/", size=5) == (6, {})  # of a length that is declared
+        assert seen("/secret", "Cookie: a=b") == (6, {})
         assert seen("/none") == (None, {"status 404": 20})  # it ends
         assert seen("/away") == (0, {})  # and nobody is asked elsewhere
         for form, answer in (
@@ -107,7 +116,7 @@ def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
             ("file", f"multipart/form-data 10152 100 {b'--between--' + bytes((13, 10))!r}"),
         ):
             assert seen("/read", posts=10_000, form=form) == (len(answer), {})
-        several = locust.load(Run(server.url, users=3, seconds=0.1))
+        several = locust.client(users=3)(Task("/", 0.1, server.address))
         assert several.requests > 0
         assert 0 < several.latency_ms[50] <= several.latency_ms[99] < 10_000
         assert several.seconds > 0

@@ -18,7 +18,7 @@ from loadtests.leaks import (
     measure,
 )
 from loadtests.payloads import files
-from wsgifast.commands.bench.runner import running_server
+from wsgifast.commands.bench.processes import running_server
 from wsgifast.commands.bench.tables import Contender, Task
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]

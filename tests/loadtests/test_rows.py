@@ -17,10 +17,11 @@ from loadtests.__main__ import APART, UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
 from loadtests.link import ADDRESS, NoLink, link
 from tests.support.programs import program
+from wsgifast.commands.bench.processes import Server, running_server
 from wsgifast.commands.bench.report import problems
 from wsgifast.commands.bench.results import Result
-from wsgifast.commands.bench.runner import run, running_server
-from wsgifast.commands.bench.tables import BYTES, Profile, Server, Table, Task
+from wsgifast.commands.bench.runner import run
+from wsgifast.commands.bench.tables import BYTES, Profile, Table, Task
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

@@ -87,72 +87,63 @@ class Locust:
                     process.communicate(timeout=_STOP_WORKERS_S)
 
     def client(self, users: int = 1, *, posts: int = 0, form: str = "") -> Client:
-        """For the runner; see :class:`Run`. The answer to a POST may have any length."""
+        """For the runner; see :class:`Run`. The answer to a POST may have any length.
+
+        It raises LocustFailed if Locust's process has ended.
+        """
 
         def run(task: Task) -> Load:
+            process = self.start()
+            self._runs += 1
             host, port = task.address
-            return self.load(
-                Run(
-                    f"http://{host}:{port}",
-                    task.path,
-                    users,
-                    task.seconds,
-                    expected=None if posts else task.body_bytes,
-                    headers=task.headers,
-                    posts=posts,
-                    form=form,
-                )
+            order = Run(
+                f"http://{host}:{port}",
+                task.path,
+                users,
+                task.seconds,
+                expected=None if posts else task.body_bytes,
+                headers=task.headers,
+                number=self._runs,
+                posts=posts,
+                form=form,
             )
+            assert process.stdin is not None  # a pipe, see start()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(asdict(order)) + "\n")
+                process.stdin.flush()
+            answer = self._answer(process)
+            answer["latency_ms"] = {int(p): ms for p, ms in answer["latency_ms"].items()}
+            return Load(**answer)
 
         return run
 
-    def load(self, run: Run) -> Load:
-        """Do one run; return what it gave.
-
-        :raises LocustFailed: if Locust's process has ended.
-        """
-        self.start()
-        self._runs += 1
-        answer = self._ask({**asdict(run), "number": self._runs})
-        answer["latency_ms"] = {int(p): ms for p, ms in answer["latency_ms"].items()}
-        return Load(**answer)
-
-    def start(self) -> None:
+    def start(self) -> subprocess.Popen[str]:
         """Start it, if it is not running yet, and wait until its workers are there.
 
         :raises LocustFailed: if it ends, or they do not come.
         """
-        if self._process is not None:
-            return
-        self._errors: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())
-        role = ["alone"]
-        if workers := self.processes or self.expect_workers:
-            host, port = (HOST, free_port()) if self.processes else self.master
-            role = ["master", host, str(port), str(workers)]
-            for _ in range(self.processes):
-                self._start(worker_command((host, port)), subprocess.DEVNULL)
-        command = [*self.within, sys.executable, "-c", START, _PROCESS, *role]
-        self._process = self._start(command, subprocess.PIPE)
-        self._answer()
+        if self._process is None:
+            self._errors: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())
+            role = ["alone"]
+            if workers := self.processes or self.expect_workers:
+                host, port = (HOST, free_port()) if self.processes else self.master
+                role = ["master", host, str(port), str(workers)]
+                for _ in range(self.processes):
+                    self._start(worker_command((host, port)), subprocess.DEVNULL)
+            command = [*self.within, sys.executable, "-c", START, _PROCESS, *role]
+            self._process = self._start(command, subprocess.PIPE)
+            self._answer(self._process)
+        return self._process
 
     def _start(self, command: list[str], pipe: int) -> subprocess.Popen[str]:
         child = started(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
         return self._stack.enter_context(child)
 
-    def _ask(self, order: dict[str, Any]) -> Any:
-        assert self._process is not None  # both are there, see start()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self._process is not None  # as above
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+    def _answer(self, process: subprocess.Popen[str]) -> Any:
+        assert process.stdout is not None  # a pipe, as above
+        line = process.stdout.readline()
         if not line:
-            self._process.wait()
+            process.wait()
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip()
             raise LocustFailed(f"Locust's process has ended: {said[-4000:]}")

@@ -240,7 +240,7 @@ def main() -> None:
 
 def _begin(environment: Environment, msg: Any) -> None:
     """The master's message, just before it has Locust start the users."""
-    run = Run(**{**msg.data, "headers": tuple(msg.data["headers"])})
+    run = Run(**msg.data)
     Visitor.turn = _Turn(run, time.perf_counter() + run.seconds)
 
 

@@ -58,6 +58,32 @@ class ServerFailed(WSGIFastError, RuntimeError):
     """A server did not start, or ended; the message contains the end of its log."""
 
 
+@dataclass(frozen=True)
+class Server:
+    """A kind of server; equal ones are started once in a run.
+
+    :ivar argv: its command, in which "{host}" and "{port}" stand for where it is to listen and
+        "{folder}" for the folder of the run's files. A first item of "python" is this interpreter;
+        -m behind it leaves the working directory out of the search path, see
+        :data:`wsgifast.commands.loading.servers.START`.
+    :ivar env: added to its environment; its values have the same placeholders.
+    """
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    tls: bool = False
+
+    def placed(self, places: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """The command and the environment with the placeholders filled in."""
+
+        def filled(text: str) -> str:
+            for mark, value in places.items():
+                text = text.replace(mark, value)
+            return text
+
+        return [filled(item) for item in self.argv], {n: filled(v) for n, v in self.env}
+
+
 @dataclass
 class RunningServer:
     """A server that listens."""
@@ -70,10 +96,6 @@ class RunningServer:
     @property
     def pid(self) -> int:
         return self.process.pid
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address[0]}:{self.address[1]}"
 
     def log_tail(self) -> str:
         """The last lines that it has written to stdout and stderr, indented for a message."""
@@ -94,48 +116,56 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running(
-    command: Sequence[str],
-    address: Address,
-    *,
+def running_server(
+    server: Server,
     name: str = "",
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    *,
+    folder: Path = Path(),
+    host: str = HOST,
+    port: int = 0,
     start_s: float = START_S,
 ) -> Iterator[RunningServer]:
     """Start a server, wait until it accepts connections, stop it at the end of the block.
 
-    :param command: a first item of "python" means this interpreter; -m behind it leaves the working
-        directory out of the search path, see :data:`wsgifast.commands.loading.servers.START`.
-    :param address: where the command is configured to listen.
     :param name: what messages call it; by default its command.
-    :param env: added to this process's environment.
+    :param folder: what "{folder}" stands for.
+    :param port: 0 for a free one.
     :param start_s: how long it may take until it listens.
     :raises ServerFailed: if the port is taken, or the server ends or does not listen in time.
     """
-    name = name or " ".join(command)
+    address = (host, port or free_port(host))
+    places = {"{host}": host, "{port}": str(address[1]), "{folder}": str(folder)}
+    argv, env = server.placed(places)
+    name = name or " ".join(argv)
     if is_listening(address):
         raise ServerFailed(
-            f"port {address[1]} of {address[0]} is taken by another program, so {name} cannot "
+            f"port {address[1]} of {host} is taken by another program, so {name} cannot "
             "have it: name another port, or none for a free one"
         )
-    argv = list(command)
     if argv[:2] == ["python", "-m"]:
         argv[1:2] = ["-c", START]
     if argv[0] == "python":
         argv[0] = sys.executable
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
-    with temporary_folder("load") as folder, contextlib.ExitStack() as stack:
-        log_path = folder / "log"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
+    with temporary_folder("load") as own, contextlib.ExitStack() as stack:
+        log_path = own / "log"
         with log_path.open("wb") as log:
-            outputs: dict[str, Any] = {
-                "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": cwd
-            }  # fmt: skip
-            child = started(argv, stop_s=STOP_S, env=environment, **outputs)
-            process = stack.enter_context(child)
-        server = RunningServer(name, address, process, log_path)
-        _wait_until_listening(server, start_s)
-        yield server
+            child = started(
+                argv, stop_s=STOP_S, env=environment,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+            running = RunningServer(name, address, stack.enter_context(child), log_path)
+
+        def is_there() -> bool:
+            running.check()
+            return is_listening(address)
+
+        if not wait_until(is_there, start_s):
+            raise ServerFailed(
+                f"{name} does not listen after {start_s:.0f} s:\n{running.log_tail()}"
+            )
+        running.check()  # gunicorn listens first and imports the app then
+        yield running
 
 
 @contextlib.contextmanager
@@ -260,15 +290,3 @@ def is_listening(address: Address) -> bool:
     with socket.socket() as sock:
         sock.settimeout(1.0)
         return sock.connect_ex(address) == 0
-
-
-def _wait_until_listening(server: RunningServer, start_s: float) -> None:
-    def is_there() -> bool:
-        server.check()
-        return is_listening(server.address)
-
-    if not wait_until(is_there, start_s):
-        raise ServerFailed(
-            f"{server.name} does not listen after {start_s:.0f} s:\n{server.log_tail()}"
-        )
-    server.check()  # gunicorn listens first and imports the app then

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from ..arguments import STATUS_INTERRUPTED, STATUS_NOT_STARTED, write_file
 from ..terminal import Progress, output_width, progress_line, show
-from .processes import HOST, RunningServer, ServerFailed, free_port, running, temporary_folder
+from .processes import HOST, RunningServer, Server, ServerFailed, running_server, temporary_folder
 from .report import as_html, as_json, machine, now, results_text, rows_figures
 from .results import Result
 from .tables import (
@@ -35,7 +35,6 @@ from .tables import (
     Profile,
     Row,
     Seen,
-    Server,
     Table,
     Task,
     look,
@@ -193,20 +192,6 @@ def _one_run(contender: Contender, client: Client, task: Task, server: RunningSe
 
 def _at(task: Task, server: RunningServer) -> Task:
     return replace(task, address=server.address, pid=server.pid)
-
-
-def running_server(
-    server: Server, name: str = "", *, folder: Path = Path(), host: str = HOST
-) -> AbstractContextManager[RunningServer]:
-    """A server on a free port; see :func:`~.processes.running`.
-
-    :param name: what messages call it.
-    :param folder: what "{folder}" stands for.
-    """
-    address = (host, free_port(host))
-    places = {"{host}": host, "{port}": str(address[1]), "{folder}": str(folder)}
-    argv, env = server.placed(places)
-    return running(argv, address, name=name, env=env)
 
 
 def measure(

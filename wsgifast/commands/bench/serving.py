@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import ConfigurationError
 from ..loading import AwaitedApp, ServerName, load_app, unwrapped, wrapped
 from ..loading.servers import Loaded, check_installed, check_one_app, load_for
-from .tables import Server
+from .processes import Server
 
 FAST_WORKER = "wsgifast.workers.FastWorker"
 OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
@@ -88,8 +88,7 @@ def served(
     env = {VARIABLE: json.dumps({"target": target, "options": options, "server": server})}
     if server == "gunicorn":
         return gunicorn(f"{_APP}()", *more, worker_class=worker_class, env=env)
-    quiet = ("--no-access-log", "--log-level=warning", "--host={host}", "--port={port}")
-    return Server(("python", "-m", "uvicorn", *quiet, *more, "--factory", _APP), tuple(env.items()))
+    return uvicorn(_APP, *more, "--factory", env=env)
 
 
 def gunicorn(
@@ -123,6 +122,20 @@ def gunicorn(
         tuple((env or {}).items()),
         tls,
     )
+
+
+def uvicorn(
+    app: str, *options: str, ours: bool = False, env: Mapping[str, str] | None = None
+) -> Server:
+    """uvicorn; it takes uvloop and httptools by itself, as they are installed.
+
+    :param ours: with asgifast's protocol.
+    """
+    protocol = (f"--http={OUR_PROTOCOL}",) if ours else ()
+    where = ("--host={host}", "--port={port}")
+    quiet = ("--no-access-log", "--log-level=warning")
+    command = ("python", "-m", "uvicorn", *quiet, *where, *protocol, *options, app)
+    return Server(command, tuple((env or {}).items()))
 
 
 def found_app(target: str, more: Sequence[str]) -> tuple[ServerName, Loaded]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...checks import needs
 from ...errors import ConfigurationError
 from ..client import HTTPClient, NoAnswer, decoded, unverified_tls
-from .processes import HOST, Address
+from .processes import HOST, Address, Server
 
 with needs("wsgifast bench", "psutil", "bench"):
     import psutil
@@ -208,30 +208,6 @@ def family(pid: int) -> list[psutil.Process]:
 
 # Figures of fewer rounds are marked as such.
 MIN_ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class Server:
-    """A kind of server; equal ones are started once in a run.
-
-    :ivar argv: its command, in which "{host}" and "{port}" stand for where it is to listen and
-        "{folder}" for the folder of the run's files. A first item of "python" is this interpreter.
-    :ivar env: added to its environment; its values have the same placeholders.
-    """
-
-    argv: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
-    tls: bool = False
-
-    def placed(self, places: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """The command and the environment with the placeholders filled in."""
-
-        def filled(text: str) -> str:
-            for mark, value in places.items():
-                text = text.replace(mark, value)
-            return text
-
-        return [filled(item) for item in self.argv], {n: filled(v) for n, v in self.env}
 
 
 @dataclass(frozen=True)

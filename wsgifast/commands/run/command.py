@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ _EXAMPLES = """\
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """The server to start.
 
@@ -80,9 +80,9 @@ class Plan:
 
     command: Sequence[str]
     decided: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     bind: str | None = None
-    notes: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def shown(self) -> str:
@@ -200,29 +200,20 @@ def planned(options: argparse.Namespace) -> Plan:
         options.app = _configured_app(options)
     options.app = absolute(options.app)
     server, loaded = load_for(options.app, _gunicorn_options(options), options.rest)
-    plan = (plan_uvicorn if server == "uvicorn" else plan_gunicorn)(options, loaded)
-    notes = list(plan.notes)
-    if not options.static and (static := _static_by_convention(options, loaded)):
+    by_convention = {} if options.no_static else loaded.static
+    static = {**by_convention, **dict(options.static)}
+    plan = (plan_uvicorn if server == "uvicorn" else plan_gunicorn)(options, loaded, static)
+    if by_convention and not options.static:
         folders = ", ".join(f"{prefix} from {folder}" for prefix, folder in static.items())
-        notes.append(f"static files by convention: {folders} (--no-static serves none)")
+        plan.notes.append(f"static files by convention: {folders} (--no-static serves none)")
     if (temporary := temporary_note()) is not None:
-        notes.append(temporary)
-    environment = dict(plan.environment)
+        plan.notes.append(temporary)
     if options.metrics is not None:
-        environment[METRICS] = options.metrics
+        plan.environment[METRICS] = options.metrics
     for name in LIMITS:
         if (limit := getattr(options, name)) is not None:
-            environment[variable(name)] = limit
-    return replace(plan, notes=notes, environment=environment)
-
-
-def _static_by_convention(options: argparse.Namespace, loaded: Loaded) -> Mapping[str, str]:
-    return {} if options.no_static else loaded.static
-
-
-def _static_of(options: argparse.Namespace, loaded: Loaded) -> dict[str, str]:
-    """By prefixes; what the command line names takes the place of what is configured."""
-    return {**_static_by_convention(options, loaded), **dict(options.static)}
+            plan.environment[variable(name)] = limit
+    return plan
 
 
 def _sizing(
@@ -286,7 +277,10 @@ def _gunicorn_options(options: argparse.Namespace) -> list[str]:
     if isinstance(options.workers, int):
         given.append(f"--workers={options.workers}")
     if options.bind is not None:
-        given.insert(0, f"--bind={_gunicorn_address(options.bind)}")
+        # gunicorn takes a lone port for a host, and listens on all addresses where there is no
+        # host.
+        is_unix = options.bind.startswith("unix:")
+        given.insert(0, f"--bind={options.bind if is_unix else address_of(options.bind)}")
     if options.reload:
         given.append("--reload")
     if options.access_log is not None:
@@ -294,9 +288,10 @@ def _gunicorn_options(options: argparse.Namespace) -> list[str]:
     return given
 
 
-def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
+def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[str, str]) -> Plan:
     """gunicorn with FastWorker, as far as its own configuration does not say otherwise.
 
+    :param static: directories to serve, by prefixes.
     :raises MissingExtra: if gunicorn is not installed.
     :raises ConfigurationError: for an option that names another app.
     """
@@ -305,7 +300,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     check_one_app(loaded, options.app)
     given = _gunicorn_options(options)
     arguments = [json.dumps(options.app)]
-    if static := _static_of(options, loaded):
+    if static:
         arguments.append(f"static={json.dumps(static)}")
     if options.no_compress:
         arguments.append("compress=False")
@@ -314,7 +309,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     if "bind" not in found and not _has_sockets():
         bind = _default_bind()
         given.insert(0, f"--bind={bind}")
-    notes: list[str] = []
+    workers, notes = _sizing(options, loaded, spare=1)
     worker = found.get("worker_class", _FAST_WORKER)
     threads = found.get("threads")
     if threads is None and worker != "sync":  # which gunicorn replaces by gthread if it has more
@@ -331,18 +326,18 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         given[:0] = _GUNICORN_LOGS[_log_kind(options)]
     if options.certfile and "http_protocols" not in found and importlib.util.find_spec("h2"):
         given.insert(0, "--http-protocols=h2,h1")
-    workers, reasons = _sizing(options, loaded, spare=1)
     if workers is not None and workers != options.workers:
         given.insert(0, f"--workers={workers}")
     decided = f"{loaded.target} is a WSGI app: gunicorn with {worker.rpartition('.')[2]}"
     if worker in _WITH_THREADS:
         decided += f", {threads} thread{'s' * (threads != 1)}"
-    return Plan([*_program("gunicorn"), *given], decided, bind=bind, notes=[*reasons, *notes])
+    return Plan([*_program("gunicorn"), *given], decided, bind=bind, notes=notes)
 
 
-def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
+def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[str, str]) -> Plan:
     """uvicorn with asgifast's protocol.
 
+    :param static: directories to serve, by prefixes.
     :raises MissingExtra: if a package of the extra is not installed.
     :raises ConfigurationError: for an option that only gunicorn has, or not for this app.
     """
@@ -371,7 +366,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         *where,
         *_given(options, "--ssl-", "certfile", "keyfile"),
     ]
-    workers, reasons = _sizing(options, loaded, spare=0)
+    workers, notes = _sizing(options, loaded, spare=0)
     if workers is not None:
         command.append(f"--workers={workers}")
     is_trusted = "forwarded_allow_ips" in loaded.settings or "FORWARDED_ALLOW_IPS" in os.environ
@@ -387,7 +382,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
     command.append(f"--timeout-graceful-shutdown={graceful_s}")
     command += [*options.rest, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
     arguments: dict[str, Any] = {"target": options.app}
-    if static := _static_of(options, loaded):
+    if static:
         arguments["static"] = static
     if options.no_compress:
         arguments["compress"] = False
@@ -398,7 +393,6 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded) -> Plan:
         command.insert(-2, "--no-access-log")
     of = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
     decided = f"{loaded.target} is {of} app: uvicorn with asgifast's protocol"
-    notes = list(reasons)
     if options.body_limit_bytes is None and not os.environ.get(variable("body_limit_bytes")):
         notes.append(f"request bodies have no limit ({_flag('body_limit_bytes')})")
     return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)}, bind, notes)
@@ -421,11 +415,6 @@ def _program(name: str) -> list[str]:
     """The server's own script, which can start itself again; else its module."""
     script = Path(sys.executable).with_name(name)
     return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", name]
-
-
-def _gunicorn_address(bind: str) -> str:
-    # gunicorn takes a lone port for a host, and listens on all addresses where there is no host.
-    return bind if bind.startswith("unix:") else str(address_of(bind))
 
 
 def _uvicorn_address(bind: str) -> list[str]:
