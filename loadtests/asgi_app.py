@@ -21,8 +21,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from .payloads import FILE_BYTES, PAYLOADS, chunks, payload
-from .uploads import FIELD
+from .payloads import FIELD, FILE_BYTES, PAYLOADS, chunks, payload
 
 # 100,000 messages of 100 bytes.
 CRUMBS_BYTES, CRUMB_BYTES = 10_000_000, 100

@@ -107,10 +107,13 @@ def with_its_cpu(client: Client) -> Client:
         load = client(task)
         if not load.body_bytes:
             return load
-        cost = load.client_cpu_s * 1e9 / load.body_bytes
-        return replace(load, facts={**load.facts, "client's CPU s/GB": cost})
+        return replace(load, facts={**load.facts, "client's CPU s/GB": client_cpu_s_per_gb(load)})
 
     return run
+
+
+def client_cpu_s_per_gb(load: Load) -> float:
+    return load.client_cpu_s * 1e9 / load.body_bytes
 
 
 def resident_bytes(pid: int) -> int:

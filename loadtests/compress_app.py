@@ -72,6 +72,18 @@ def events() -> Iterator[bytes]:
         time.sleep(_BETWEEN_EVENTS_S)
 
 
+_HTML = "text/html; charset=utf-8"
+# Bodies, or what yields their rows, and their types, by their paths.
+_BODIES: dict[str, tuple[Any, str]] = {
+    "/json": (JSON, "application/json"),
+    "/html": (HTML, _HTML),
+    "/small": (SMALL, _HTML),
+    "/csv": (csv_rows, "text/csv"),
+    "/ndjson": (json_lines, "application/x-ndjson"),
+}
+_EVENT_STREAM = "text/event-stream"
+
+
 def flask_app() -> Any:
     import flask
 
@@ -80,14 +92,7 @@ def flask_app() -> Any:
     def of(body: Any, kind: str) -> Any:
         return lambda: flask.Response(body() if callable(body) else body, content_type=kind)
 
-    for path, body, kind in (
-        ("/json", JSON, "application/json"),
-        ("/html", HTML, "text/html; charset=utf-8"),
-        ("/small", SMALL, "text/html; charset=utf-8"),
-        ("/csv", csv_rows, "text/csv"),
-        ("/ndjson", json_lines, "application/x-ndjson"),
-        ("/events", events, "text/event-stream"),
-    ):
+    for path, (body, kind) in {**_BODIES, "/events": (events, _EVENT_STREAM)}.items():
         app.add_url_rule(path, path, of(body, kind))
     app.add_url_rule("/script.js", "script", lambda: flask.send_file(SCRIPT))
     if CONTENDER == "flask-compress":
@@ -111,19 +116,15 @@ def asgi_app() -> Any:
     from starlette.responses import FileResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    def whole(body: bytes, kind: str) -> Any:
-        async def answer(request: Request) -> Response:
-            return Response(body, media_type=kind)
-
-        return answer
-
-    def stream(rows: Any, kind: str) -> Any:
+    def of(body: Any, kind: str) -> Any:
         async def made() -> AsyncIterator[bytes]:
-            for row in rows():
+            for row in body():
                 yield row
 
         async def answer(request: Request) -> Response:
-            return StreamingResponse(made(), media_type=kind)
+            if callable(body):
+                return StreamingResponse(made(), media_type=kind)
+            return Response(body, media_type=kind)
 
         return answer
 
@@ -133,7 +134,7 @@ def asgi_app() -> Any:
                 yield event(number)
                 await asyncio.sleep(_BETWEEN_EVENTS_S)
 
-        return StreamingResponse(made(), media_type="text/event-stream")
+        return StreamingResponse(made(), media_type=_EVENT_STREAM)
 
     async def script(request: Request) -> Response:
         return FileResponse(SCRIPT)
@@ -145,11 +146,7 @@ def asgi_app() -> Any:
         middleware = [Middleware(CompressMiddleware)]
     app = Starlette(
         routes=[
-            Route("/json", whole(JSON, "application/json")),
-            Route("/html", whole(HTML, "text/html")),
-            Route("/small", whole(SMALL, "text/html")),
-            Route("/csv", stream(csv_rows, "text/csv")),
-            Route("/ndjson", stream(json_lines, "application/x-ndjson")),
+            *(Route(path, of(body, kind)) for path, (body, kind) in _BODIES.items()),
             Route("/events", of_events),
             Route("/script.js", script),
         ],

@@ -11,7 +11,7 @@ from typing import Any
 
 from asgiref.sync import markcoroutinefunction
 
-from .payloads import FILE_BYTES, PAYLOADS, blocks, payload, payload_file, table_lines
+from .payloads import FIELD, FILE_BYTES, PAYLOADS, blocks, payload, payload_file, table_lines
 
 MIDDLEWARE = {
     "WhiteNoise": "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -43,6 +43,7 @@ def _configure(*middleware: str, root: str = str(PAYLOADS)) -> None:
 
     settings.configure(
         ALLOWED_HOSTS=["*"],
+        DATA_UPLOAD_MAX_MEMORY_SIZE=None,
         INSTALLED_APPS=["django.contrib.staticfiles"],
         MIDDLEWARE=middleware,
         ROOT_URLCONF=__name__,
@@ -75,12 +76,22 @@ def fast_asgi() -> Any:
     return asgi(_SECURITY, MIDDLEWARE["ours"], module="wsgifast.django")
 
 
+def uploads(interface: str) -> Any:
+    """Django's application without middleware."""
+    _configure()
+    return getattr(import_module(f"django.core.{interface}"), f"get_{interface}_application")()
+
+
 def _urlpatterns() -> list[Any]:
     from django.http import FileResponse, HttpResponse, StreamingHttpResponse
     from django.urls import path
 
     def csv(lines: Any) -> Any:
         return StreamingHttpResponse(lines, content_type="text/csv")
+
+    def upload(request: Any) -> Any:
+        file = request.FILES.get(FIELD)
+        return HttpResponse(f"{file.size if file else 0} 0", content_type="text/plain")
 
     return [
         path("file", lambda request: FileResponse(payload_file(FILE_BYTES).open("rb"))),
@@ -90,6 +101,7 @@ def _urlpatterns() -> list[Any]:
         path("page", lambda request: HttpResponse("<h1>page</h1>" * 40)),
         path("stream", lambda request: StreamingHttpResponse(blocks())),
         path("small", lambda request: HttpResponse(payload(1024))),
+        path("upload", upload),
     ]
 
 

@@ -20,6 +20,8 @@ REPORT_BYTES = 688_128
 FILE_BYTES = 10 * MIB
 LARGE_FILE_BYTES = 64 * MIB
 LIST_BYTES = 5_000_000
+# Of a form in which a file is uploaded.
+FIELD = "file"
 
 
 @lru_cache(maxsize=8)

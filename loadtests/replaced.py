@@ -165,8 +165,13 @@ def measure(
 
 
 @contextlib.contextmanager
-def _asking(address: Address, outcome: Outcome, clients: int, downloads: int) -> Iterator[None]:
-    """Ask in threads, until the end of the block."""
+def _asking(
+    address: Address, outcome: Outcome, clients: int, downloads: int = 0, *, pause_s: float = 0.0
+) -> Iterator[None]:
+    """Ask in threads, until the end of the block.
+
+    :param pause_s: after each answer.
+    """
     over = threading.Event()
     lock = threading.Lock()
 
@@ -176,6 +181,7 @@ def _asking(address: Address, outcome: Outcome, clients: int, downloads: int) ->
             if asking.ask():
                 with lock:
                     outcome.done[what] += 1
+            time.sleep(pause_s)
         asking.close()
 
     small = ("answered", "/small", SMALL_BYTES, 0.0)
@@ -255,74 +261,50 @@ def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
     return run
 
 
-def _importing(server: Server, *, signal_number: int | None, seconds: float) -> Client:
-    """Ask an app with a slow import for so long; a second after the begin a signal is sent."""
+def _importing(server: Server, signal_number: int | None = None) -> Client:
+    """Ask an app with a slow import; a second after the begin a signal is sent."""
 
     def run(task: Task) -> Load:
         outcome = Outcome()
         with temporary_folder("replaced") as folder, running_server(server, folder=folder) as one:
-            body = payload(SMALL_BYTES)
-            lock = threading.Lock()
-            first = Asking(one.address, "/", body, outcome)  # when the app has been imported
-            wait_until(first.ask, _DONE_S)
+            first = Asking(one.address, "/", payload(SMALL_BYTES), Outcome())
+            wait_until(first.ask, _DONE_S)  # the app has been imported
             first.close()
-            outcome.lost.clear()
-            outcome.longest_s = 0.0
-            over = time.monotonic() + seconds
             before = _workers(one.pid)
-
-            def ask() -> None:
-                asking = Asking(one.address, "/", body, outcome)
-                while time.monotonic() < over:
-                    if asking.ask():
-                        with lock:
-                            outcome.done["answered"] += 1
-                    time.sleep(_IMPORT_PAUSE_S)
-                asking.close()
-
-            threads = [threading.Thread(target=ask) for _ in range(_IMPORT_CLIENTS)]
-            for thread in threads:
-                thread.start()
-            time.sleep(1)
-            if signal_number is not None:
-                os.kill(one.pid, signal_number)
-            for thread in threads:
-                thread.join()
+            with _asking(one.address, outcome, _IMPORT_CLIENTS, pause_s=_IMPORT_PAUSE_S):
+                time.sleep(1)
+                if signal_number is not None:
+                    os.kill(one.pid, signal_number)
+                time.sleep(_RELOADED_S - 1)
             replaced_processes = len(before - _workers(one.pid))
         facts = {
             "lost": outcome.lost.total(),
             "longest answer, s": round(outcome.longest_s, 2),
             "processes replaced": replaced_processes,
         }
-        return Load(outcome.done["answered"], 0, 0, seconds, errors=dict(outcome.lost), facts=facts)
+        answered, errors = outcome.done["answered"], dict(outcome.lost)
+        return Load(answered, 0, 0, _RELOADED_S, errors=errors, facts=facts)
 
     return run
 
 
 def _import_rows(name: str, server: Server, *, recycles: Server | None = None) -> list[Row]:
-    ways = {"HUP": _importing(_slow(server), signal_number=_HUP, seconds=_RELOADED_S)}
+    ways = {"HUP": _importing(_slow(server), _HUP)}
     if recycles is not None:
-        ways["max_requests"] = _importing(_slow(recycles), signal_number=None, seconds=_RELOADED_S)
-    return [
-        row(
-            f"replaced.import.{name}.{way}",
-            f"{name}, {way}",
-            {name: client},
-            unit=_ANSWERED,
-            rounds=1,
-        )
-        for way, client in ways.items()
-    ]
+        ways["max_requests"] = _importing(_slow(recycles))
+    return [_row(f"import.{name}.{way}", f"{name}, {way}", name, ways[way]) for way in ways]
 
 
 def _slow(server: Server) -> Server:
     return replace(server, env=(*server.env, ("IMPORT_S", str(IMPORT_S))))
 
 
-def _row(name: str, server: Server, *deeds: signal.Signals) -> Row:
-    return row(
-        f"replaced.{name}", name, {name: _replacing(server, deeds)}, unit=_ANSWERED, rounds=1
-    )
+def _row(key: str, title: str, name: str, client: Client) -> Row:
+    return row(f"replaced.{key}", title, {name: client}, unit=_ANSWERED, rounds=1)
+
+
+def _replaced_row(name: str, server: Server, *deeds: signal.Signals) -> Row:
+    return _row(name, name, name, _replacing(server, deeds))
 
 
 def _gunicorn(worker_class: str) -> Server:
@@ -357,9 +339,9 @@ def _recycling(worker_class: str) -> Server:
 
 
 TABLE = table("replaced", "What is lost while processes are replaced", [
-    _row("FastWorker", FAST_SERVER, *_ALL),
-    _row("gthread", _gunicorn("gthread"), *_ALL),
-    _row("granian", granian(APP, interface="wsgi", workers=WORKERS), _HUP),
+    _replaced_row("FastWorker", FAST_SERVER, *_ALL),
+    _replaced_row("gthread", _gunicorn("gthread"), *_ALL),
+    _replaced_row("granian", granian(APP, interface="wsgi", workers=WORKERS), _HUP),
     *_import_rows("FastWorker", _slow_gunicorn(FAST, "--workers=2"), recycles=_recycling(FAST)),
     *_import_rows(
         "gthread", _slow_gunicorn("gthread", "--workers=2"), recycles=_recycling("gthread")

@@ -26,10 +26,10 @@ from wsgifast.commands.bench.tables import Client, Load, Row, Table, Task, Unit
 from .asgi import APP as ASGI_APP
 from .asgi import HTTP2
 from .bench import FAST, Side, pair, resident_bytes, row, table
-from .clients import percentile, raw
-from .payloads import FILE_BYTES, LIST_BYTES, MIB
+from .clients import percentiles, raw
+from .payloads import FIELD, FILE_BYTES, LIST_BYTES, MIB
 from .servers import granian, nginx
-from .uploads import FIELD, ROOM
+from .uploads import ROOM
 
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
@@ -262,13 +262,13 @@ def _beside_upload(locust: Locust) -> Client:
                 answer = curl.communicate()[0]
             reported = crowd.end()
         good = answer.startswith(b"%d " % size)
-        times = sorted(each for one in seen for each in one.times_ms)
+        times = [each for one in seen for each in one.times_ms]
         return Load(
             requests=len(times),
             failures=sum(each.failures for each in seen) + (not good),
             body_bytes=size if good else 0,
             seconds=seconds,
-            latency_ms={p: percentile(times, p) for p in (50, 95, 99)},
+            latency_ms=percentiles(times),
             errors={} if good else {f"the upload: {answer[:80]!r}": 1},
             facts={
                 "MiB before": before / MIB,

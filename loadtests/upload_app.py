@@ -15,7 +15,7 @@ from fastapi.responses import PlainTextResponse
 
 from wsgifast import WSGIFast
 
-from .uploads import FIELD
+from .payloads import FIELD
 
 LIMIT_BYTES = 8 * 1024 * 1024 * 1024
 _READ_BYTES = 64 * 1024
@@ -93,39 +93,14 @@ def fast_flask() -> Any:
     return WSGIFast(flask(), body_limit_bytes=LIMIT_BYTES)
 
 
-def django(*, asgi: bool = False) -> Any:
+def django() -> Any:
     """Django's form parser, with its upload handlers as they are."""
-    from django.conf import settings
+    from .django_app import uploads
 
-    settings.configure(
-        ALLOWED_HOSTS=["*"],
-        DATA_UPLOAD_MAX_MEMORY_SIZE=None,
-        ROOT_URLCONF=__name__,
-        SECRET_KEY="a load test keeps no secrets",
-    )
-    if asgi:
-        from django.core.asgi import get_asgi_application
-
-        return get_asgi_application()
-    from django.core.wsgi import get_wsgi_application
-
-    return get_wsgi_application()
+    return uploads("wsgi")
 
 
 def django_asgi() -> Any:
-    return django(asgi=True)
+    from .django_app import uploads
 
-
-def _upload_in_django(request: Any) -> Any:
-    from django.http import HttpResponse
-
-    file = request.FILES.get(FIELD)
-    return HttpResponse(f"{file.size if file else 0} 0", content_type="text/plain")
-
-
-def __getattr__(name: str) -> Any:
-    if name == "urlpatterns":  # of Django, once it is configured
-        from django.urls import path
-
-        return [path("upload", _upload_in_django)]
-    raise AttributeError(name)
+    return uploads("asgi")

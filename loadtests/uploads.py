@@ -21,12 +21,11 @@ from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, T
 
 from .bench import FAST, Side, row, table
 from .clients import children_cpu_s
-from .payloads import MIB
+from .payloads import FIELD, MIB
 
 # A round takes so long that it has failed.
 GIVE_UP_S = 120.0
 UPLOAD_BYTES = {False: 128 * MIB, True: 1024 * MIB}
-FIELD = "file"  # of a form
 
 
 def upload(*, form: bool = False, http2: bool = False) -> Client:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from loadtests.bench import row, table
+from loadtests.bench import client_cpu_s_per_gb, row, table
 from loadtests.servers import small
 from wsgifast.commands.bench.processes import Server, started
 from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit
@@ -140,11 +140,7 @@ def receiving(
     return run
 
 
-def _client_cpu_s_per_gb(load: Load) -> float:
-    return load.client_cpu_s * 1e9 / load.body_bytes
-
-
-RECEIVED = Unit("MB/s", lambda m: m.megabytes_per_s, "client CPU s/GB", _client_cpu_s_per_gb)
+RECEIVED = Unit("MB/s", lambda m: m.megabytes_per_s, "client CPU s/GB", client_cpu_s_per_gb)
 OURS, OURS_INTO, BOUND = "recv_exactly", "recv_exactly_into", "bound: recv_into"
 MAKING_A_BUFFER: dict[str, Make] = {
     OURS: lambda size: whole,
