@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import re
-import subprocess
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.http import Connection
-from tests.support.programs import program
+from tests.support.programs import check, program
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import gunicorn_command
 from wsgifast.metrics import CATALOGUE
@@ -78,16 +77,9 @@ def test_dashboard_shows_every_group_of_metrics() -> None:
 
 
 def test_prometheus_accepts_the_configuration_and_the_alerts() -> None:
-    promtool = program("promtool")
-    for arguments in (
-        ("check", "config", "prometheus.yml"),
-        ("check", "rules", "wsgifast-alerts.yml"),
-        ("test", "rules", "wsgifast-alerts-test.yml"),
-    ):
-        ended = subprocess.run(
-            [promtool, *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=60
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+    check("promtool", "check", "config", FOLDER / "prometheus.yml")
+    check("promtool", "check", "rules", FOLDER / "wsgifast-alerts.yml")
+    check("promtool", "test", "rules", FOLDER / "wsgifast-alerts-test.yml")
 
 
 def test_every_alert_is_tested_and_says_what_to_do() -> None:

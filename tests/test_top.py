@@ -35,7 +35,7 @@ def histogram(name: str, labels: str, counts: tuple[int, ...], total: float) -> 
     return f"{text}{name}_count{{{labels}}} {sum(counts)}\n{name}_sum{{{labels}}} {total}\n"
 
 
-def exposition(*, quick: int, slow: int, failed: int, cpu: float, memory: int = 50 << 20) -> str:
+def exposition(*, quick: int, slow: int, failed: int, cpu: float) -> str:
     """What a server with two workers reports; the numbers are requests since it has begun."""
     name = "http_server_request_duration_seconds"
     size = "http_server_response_body_size_bytes"
@@ -43,6 +43,13 @@ def exposition(*, quick: int, slow: int, failed: int, cpu: float, memory: int = 
     page = f'{common}http_response_status_code="200",http_route="/page",'
     report = f'{common}http_response_status_code="200",http_route="/report/<int:year>",'
     broken = f'{common}http_response_status_code="500",http_route="/report/<int:year>",'
+    gauges = {
+        "wsgifast_workers": 2, "wsgifast_threads": 8, "wsgifast_threads_busy": 8,
+        "wsgifast_requests_waiting": 12, 'wsgifast_connections{state="sending"}': 7,
+        'wsgifast_connections{state="idle"}': 90, "wsgifast_slow_clients": 7,
+        'wsgifast_worker_memory_bytes{pid="11"}': 50 << 20,
+        'wsgifast_worker_memory_bytes{pid="12"}': 50 << 20,
+    }  # fmt: skip
     return "".join(
         (
             f"# TYPE {name} histogram\n",
@@ -51,25 +58,19 @@ def exposition(*, quick: int, slow: int, failed: int, cpu: float, memory: int = 
             histogram(name, broken, (0, 0, 0, failed), 3.0 * failed),
             f"# TYPE {size} histogram\n",
             histogram(size, page, (0, 0, 0, quick), 1000.0 * quick),
-            "# TYPE wsgifast_workers gauge\nwsgifast_workers 2\n",
-            "# TYPE wsgifast_threads gauge\nwsgifast_threads 8\n",
-            "# TYPE wsgifast_threads_busy gauge\nwsgifast_threads_busy 8\n",
-            "# TYPE wsgifast_requests_waiting gauge\nwsgifast_requests_waiting 12\n",
-            "# TYPE wsgifast_connections gauge\n",
-            'wsgifast_connections{state="sending"} 7\nwsgifast_connections{state="idle"} 90\n',
-            "# TYPE wsgifast_slow_clients gauge\nwsgifast_slow_clients 7\n",
-            f"# TYPE wsgifast_worker_memory_bytes gauge\n"
-            f'wsgifast_worker_memory_bytes{{pid="11"}} {memory}\n'
-            f'wsgifast_worker_memory_bytes{{pid="12"}} {memory}\n',
-            f"# TYPE wsgifast_worker_cpu_seconds counter\n"
+            *(f"# TYPE {n.partition('{')[0]} gauge\n{n} {value}\n" for n, value in gauges.items()),
+            "# TYPE wsgifast_worker_cpu_seconds counter\n",
             f"wsgifast_worker_cpu_seconds_total {cpu}\n",
         )
     )
 
 
+BEFORE = exposition(quick=100, slow=0, failed=3, cpu=10.0)
+AFTER = exposition(quick=300, slow=20, failed=7, cpu=13.0)
+
+
 def test_rates_are_those_between_two_scrapes() -> None:
-    before = parsed(exposition(quick=100, slow=0, failed=3, cpu=10.0), 100.0)
-    found = view(before, parsed(exposition(quick=300, slow=20, failed=7, cpu=13.0), 102.0))
+    found = view(parsed(BEFORE, 100.0), parsed(AFTER, 102.0))
     assert found.seconds == 2
     assert (found.workers, found.threads, found.threads_busy) == (2, 8, 8)
     assert found.requests_waiting == 12
@@ -108,9 +109,8 @@ def test_metric_that_is_missing_is_none() -> None:
 
 
 def test_view_is_written_as_text() -> None:
-    before = parsed(exposition(quick=100, slow=0, failed=3, cpu=10.0), 100.0)
-    after = parsed(exposition(quick=300, slow=20, failed=7, cpu=13.0), 102.0)
-    text = lines(view(before, after), "127.0.0.1:9100")
+    found = view(parsed(BEFORE, 100.0), parsed(AFTER, 102.0))
+    text = lines(found, "127.0.0.1:9100")
     assert text[0] == "127.0.0.1:9100: 2 workers, over 2.0 s"
     assert "threads   8 of 8 busy, 12 requests waiting" in text
     assert "requests  112.0/s, 2.0/s with 5xx, p50 5.6 ms, p99 1 s" in text
@@ -119,7 +119,7 @@ def test_view_is_written_as_text() -> None:
     assert "memory    100 MiB (50 MiB, 50 MiB), 1.50 processors in use" in text
     slowest = "/report/<int:year> 12.0 2.0 640 ms 1 s 0 B"
     assert " ".join(text[-2].split()) == slowest
-    (line,) = lines(view(before, after), "here", most=1)[-1:]
+    (line,) = lines(found, "here", most=1)[-1:]
     assert " ".join(line.split()) == slowest
 
 
@@ -135,11 +135,9 @@ def test_slow_clients_are_written_as_text() -> None:
 
 
 def test_figures_stay_visible_on_a_narrow_terminal() -> None:
-    before = exposition(quick=100, slow=0, failed=3, cpu=10.0)
-    after = exposition(quick=300, slow=20, failed=7, cpu=13.0)
     long = "/api/organizations/<int:number>/projects"
     one, other = (
-        parsed(text.replace("/page", long), at) for at, text in enumerate((before, after))
+        parsed(text.replace("/page", long), at) for at, text in enumerate((BEFORE, AFTER))
     )
     slow = [Client(7, "192.0.2.1:5", "/movie" * 20, 300_000, 12.0, 800.0)]
     wide, narrow = (lines(view(one, other, slow), "here", width=width) for width in (200, 70))

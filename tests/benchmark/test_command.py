@@ -28,7 +28,6 @@ def bench(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        ((), 2, "name an app"),
         ((APP, "no-slash"), 2, "'no-slash' is not a path"),
         ((APP, "/a b"), 2, "percent-encoded"),
         ((APP, "--header", "X-Price: 1 €"), 2, "X-Price"),

@@ -17,13 +17,7 @@ import pytest
 from tests.benchmark.runs import client, compared, results
 from wsgifast import WSGIFastError
 from wsgifast.commands.bench import report
-from wsgifast.commands.bench.report import (
-    as_html,
-    as_json,
-    now,
-    results_text,
-    rows_figures,
-)
+from wsgifast.commands.bench.report import as_html, as_json, now, results_text, rows_figures
 from wsgifast.commands.bench.runner import measure
 from wsgifast.commands.bench.tables import (
     REQUESTS,

@@ -7,16 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.leaks import (
-    ASYNCIO_SPARES,
-    STATES,
-    TABLE,
-    TOGETHER,
-    Count,
-    grown,
-    kept,
-    measure,
-)
+from loadtests.leaks import ASYNCIO_SPARES, STATES, TABLE, TOGETHER, Count, grown, kept, measure
 from loadtests.payloads import files
 from wsgifast.commands.bench.processes import running_server
 from wsgifast.commands.bench.tables import Contender, Task

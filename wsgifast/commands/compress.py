@@ -129,12 +129,10 @@ def _page(url: str) -> tuple[bytes | None, str]:
 
 
 def _summary(report: CompressReport) -> str:
-    parts = [
-        f"{len(report.written)} written",
-        f"{len(report.current)} already there",
-        f"{len(report.removed)} removed",
-    ]
-    text = ", ".join(parts)
+    text = (
+        f"{len(report.written)} written, {len(report.current)} already there, "
+        f"{len(report.removed)} removed"
+    )
     if report.original_bytes:
         saved = 1 - report.smallest_bytes / report.original_bytes
         text += (

@@ -98,7 +98,7 @@ def alternate(
     *,
     rounds: int = MIN_ROUNDS,
     seconds: float = math.inf,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], object] = lambda step: None,
 ) -> dict[str, list[T]]:
     """Run every contender once a round, in their order: A B A B A B ...
 
@@ -114,8 +114,7 @@ def alternate(
         if number > 1 and time.monotonic() - begun > seconds:
             break
         for name, run in contenders.items():
-            if progress is not None:
-                progress(f"{number}/{rounds} {name}")
+            progress(f"{number}/{rounds} {name}")
             results[name].append(run())
     return results
 
