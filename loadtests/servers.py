@@ -257,7 +257,6 @@ async def _forward(port: int, to_port: int) -> None:
     await server.serve_forever()
 
 
-# Each takes the port, and the arguments as texts.
 def _in_c(package: str, port: int) -> None:
     """A server in C, whose one call is its whole command."""
     from .app import app
@@ -270,6 +269,7 @@ def _in_c(package: str, port: int) -> None:
         fastwsgi.run(wsgi_app=app, host=HOST, port=port, loglevel=0)
 
 
+# Each takes the port, and the arguments as texts.
 _KINDS: dict[str, Callable[..., None]] = {
     "nginx": _become_nginx,
     "bjoern": partial(_in_c, "bjoern"),

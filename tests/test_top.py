@@ -6,7 +6,6 @@ import http.server
 import json
 import math
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.http import answering
 from tests.support.servers import ROOT, free_port
 from wsgifast import WSGIFastError
 from wsgifast.commands import cli, top
@@ -257,37 +257,19 @@ def test_top_without_a_server_names_the_way_out(
     assert "ADDRESS='9100x': expected a host and a port" in capsys.readouterr().err
 
 
-def test_top_of_another_server_is_an_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer(*said: bytes) -> None:
-            for text in said:
-                client, _ = listener.accept()
-                client.recv(1000)
-                client.sendall(text)
-                client.close()
-
-        page = b"HTTP/1.0 200 OK\r\n\r\n<p>hello"
-        thread = threading.Thread(
-            target=answer,
-            args=(
-                page,
-                b"HTTP/1.0 404 Not Found\r\n\r\n",
-                b"HTTP/1.0 500 Internal Server Error\r\n\r\nThe disk is full\n",
-                b"no HTTP",
-            ),
-        )
-        thread.start()
-        name = f"127.0.0.1:{listener.getsockname()[1]}"
+def test_top_of_another_server_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(
+        [b"HTTP/1.0 200 OK\r\n\r\n<p>hello"],
+        [b"HTTP/1.0 404 Not Found\r\n\r\n"],
+        [b"HTTP/1.0 500 Internal Server Error\r\n\r\nThe disk is full\n"],
+        [b"no HTTP"],
+    ) as address:
         for said in (
             "not Prometheus's text format", "answers 404", "answers 500: The disk is full",
             "the answer is not HTTP (no HTTP",
         ):  # fmt: skip
-            assert cli.main(["top", name]) == 2
+            assert cli.main(["top", "{}:{}".format(*address)]) == 2
             assert said in capsys.readouterr().err
-        thread.join()
 
 
 def test_top_without_prometheus_client_names_the_extra(

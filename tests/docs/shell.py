@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import signal
-import ssl
 import subprocess
 import sys
 from importlib import metadata
@@ -23,6 +22,7 @@ from tests.support import forkserver
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast.commands.cli import command_parser
+from wsgifast.commands.client import unverified_tls
 
 _BIN = Path(sys.executable).parent
 # The option with the address of each server.
@@ -142,7 +142,7 @@ class Shell(contextlib.ExitStack):
         )
         self._server = self.enter_context(server)
         # gunicorn's arbiter listens before its worker can be ended by a signal.
-        answer = self._server.get("/", tls=_any_certificate() if "--certfile" in words else None)
+        answer = self._server.get("/", tls=unverified_tls() if "--certfile" in words else None)
         assert answer.status < 500, f"{words}: {answer}\n{self._server.log()}"
         if "--workers" in words and name == "gunicorn":
             workers = int(words[words.index("--workers") + 1])
@@ -177,13 +177,6 @@ def _can_end(arbiter: int, workers: int) -> bool:
             handlers.append(int(status.partition("SigCgt:")[2].split()[0], 16))
     child_ended = 1 << signal.SIGCHLD - 1
     return len(handlers) >= workers and not any(caught & child_ended for caught in handlers)
-
-
-def _any_certificate() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _check_installation(words: list[str]) -> None:

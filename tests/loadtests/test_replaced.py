@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import socket
-import threading
-from collections.abc import Iterator
 
 import pytest
 
 from loadtests.replaced import FAST_SERVER, Asking, Outcome, measure
-from tests.support.http import reset_on_close
+from tests.support.http import answering
 
 BODY = b"0123456789"
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + BODY
-
-
-@contextlib.contextmanager
-def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
-    """A server whose connections each give these answers, one a request, and then are closed."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            for answers in connections:
-                sock = listener.accept()[0]
-                with sock:
-                    for answer in answers:
-                        sock.recv(1000)
-                        if answer == b"reset":
-                            reset_on_close(sock)
-                            break
-                        sock.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()
-        thread.join()
 
 
 @pytest.mark.parametrize("end", [[], [b""], [b"reset"]])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BufferedReader
 from typing import Any
@@ -232,3 +234,25 @@ def get(
 def reset_on_close(sock: socket.socket) -> None:
     """Have close() reset the connection: what the peer has not read yet is lost to it."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@contextlib.contextmanager
+def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
+    """A server whose connections each give these answers, one a request, and then are closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answers in connections:
+                sock = listener.accept()[0]
+                with sock:
+                    for answer in answers:
+                        sock.recv(1000)
+                        if answer == b"reset":
+                            reset_on_close(sock)
+                            break
+                        sock.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()
+        thread.join()

@@ -145,22 +145,19 @@ def wait_for(
 
 
 def _wait_until_listening(server: LiveServer) -> None:
-    deadline = time.monotonic() + START_S
     family = socket.AF_UNIX if isinstance(server.address, str) else socket.AF_INET
-    while True:
+
+    def listens() -> bool:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.settimeout(1.0)
-            try:
-                sock.connect(server.address)
-                return
-            except OSError:
-                pass
+            if sock.connect_ex(server.address) == 0:
+                return True
         status = server.process.poll()
-        if status is not None:
-            raise AssertionError(f"the server ended with status {status}:\n{server.log()}")
-        if time.monotonic() > deadline:
-            raise AssertionError(f"nothing listens on {server.address}:\n{server.log()}")
-        time.sleep(0.02)
+        assert status is None, f"the server ended with status {status}:\n{server.log()}"
+        return False
+
+    what = f"something listens on {server.address}"
+    wait_for(listens, lambda: f"{what}:\n{server.log()}", START_S, interval=0.02)
 
 
 def free_port() -> int:
