@@ -96,10 +96,10 @@ def test_look_reports_size_and_success(
 
 def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
     def seen(
-        path: str, *headers: str, size: int | None = None, **posts: Any
+        path: str, *headers: str, seconds: float = 0.5, size: int | None = None, **posts: Any
     ) -> tuple[float | None, dict[str, int]]:
         """The bytes of each body, and the errors."""
-        task = Task(path, 0.5, server.address, headers=headers, body_bytes=size)
+        task = Task(path, seconds, server.address, headers=headers, body_bytes=size)
         load = locust.client(**posts)(task)
         assert load.client_cpu_s > 0
         return load.body_bytes / load.requests if load.requests else None, dict(load.errors)
@@ -109,7 +109,7 @@ def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
         assert seen("/crumbs", size=2000) == (2000, {})
         assert seen("/", size=5) == (6, {})  # of a length that is declared
         assert seen("/secret", "Cookie: a=b") == (6, {})
-        assert seen("/none") == (None, {"status 404": 20})  # it ends
+        assert seen("/none", seconds=30) == (None, {"status 404": 20})  # it ends
         assert seen("/away") == (0, {})  # and nobody is asked elsewhere
         for form, answer in (
             ("", f"application/octet-stream 10000 100 {bytes(13)!r}"),

@@ -24,12 +24,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import gevent
-from geventhttpclient.response import HTTPParseError
 from locust import FastHttpUser, constant, runners, task
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.log import setup_logging
+
+# isort: split
+# After Locust, which patches ssl for gevent: geventhttpclient imports ssl's classes.
+import gevent
+from geventhttpclient.response import HTTPParseError
 
 from .locust_client import GIVE_UP_S, Run
 from .processes import wait_until
