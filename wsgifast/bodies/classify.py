@@ -120,8 +120,8 @@ def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
     file = known_file(inner)
     if file is not None:
         return (FILE if inner is body else WRAPPED_FILE), file
-    if kind is server_wrapper and not is_known_wrapper(kind):
-        return PASS, body
+    if kind is server_wrapper and _name(body) not in _FILE_WRAPPERS:
+        return PASS, body  # of a known one the file inside is used
     if not can_be_iterated(kind):
         if callable(getattr(body, "read", None)):
             return FILE, body
@@ -261,11 +261,6 @@ def _closes_no_more(close: Any, file: Any) -> bool:
         return True  # it closes uploads
     attribute = _FILE_WRAPPERS.get(_name(owner)) or _TRANSPARENT.get(_name(owner))
     return attribute is not None and closes_no_more_than(getattr(owner, attribute), file)
-
-
-def is_known_wrapper(kind: type) -> bool:
-    """Whether a class is known to wrap a file, so that the file inside is used."""
-    return _name_of(kind) in _FILE_WRAPPERS
 
 
 def _getter_for(kind: type) -> Callable[[Any], object] | None:

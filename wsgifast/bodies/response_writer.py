@@ -179,7 +179,7 @@ class ResponseWriter(BodyCounter):
         block = self._admitted(data)
         if not self.headers_sent:
             if data:  # the head is sent with the first byte of the body, or at its end (PEP 3333)
-                self._begin_stream(block)
+                self._begin_stream(block, chunk if self._framing.chunked else None)
         elif block:
             # At the Content-Length nothing follows: do not wait for more.
             write = self._output.write if self.complete else self._write_next
@@ -198,16 +198,18 @@ class ResponseWriter(BodyCounter):
                 self._output.check_client()
             self._looks_at = now + _LOOK_AGAIN_S
 
-    def _begin_stream(self, block: bytes) -> None:
+    def _begin_stream(
+        self, block: bytes, frame: Callable[[bytes], bytes] | None, *, compresses: bool = False
+    ) -> None:
         """Send the head, and the first block, which may be empty."""
         head = self._checked_head()
-        is_chunked = self._framing.chunked
-        begin = self._encoded_head() + (self._in_chunk(block) if is_chunked else block)
+        begin = self._encoded_head() + (frame(block) if frame and block else block)
         self.headers_sent = True
         self._write_next = self._output.begin_stream(
             begin,
-            frame=chunk if is_chunked else None,
+            frame=frame,
             may_run_ahead=not is_event_stream(head.headers),
+            compresses=compresses,
         )
 
     # For what the app returned.
@@ -320,18 +322,10 @@ class ResponseWriter(BodyCounter):
             for at in range(0, len(block), _COMPRESSED_BYTES):
                 self._write_next(block[at : at + _COMPRESSED_BYTES])
         else:
-            head = self._checked_head()
             frame: Callable[[bytes], bytes] = coding.flushed_block
             if self._framing.chunked:
-                frame = _chunked(frame)
-            begin = self._encoded_head() + frame(block)
-            self.headers_sent = True
-            self._write_next = self._output.begin_stream(
-                begin,
-                frame=frame,
-                may_run_ahead=not is_event_stream(head.headers),
-                compresses=True,
-            )
+                frame = lambda data: chunk(coding.flushed_block(data))  # noqa: E731
+            self._begin_stream(block, frame, compresses=True)
         self.sent = coding.coded_bytes
 
     def _write_rest(self, blocks: Iterator[Any]) -> None:
@@ -377,7 +371,7 @@ class ResponseWriter(BodyCounter):
             fd, offset, _ = segment
             if size <= SMALL_FILE_BYTES:
                 data = read_whole(FileSegment(fd, offset, size))
-                before += self._in_chunk(data) if self._framing.chunked else data
+                before += chunk(data) if self._framing.chunked else data
                 continue
             if self._framing.chunked:
                 before += chunk_size_line(size)
@@ -416,7 +410,7 @@ class ResponseWriter(BodyCounter):
 
     def _framed(self, data: Any) -> bytes:
         data = self._admitted(data)
-        return self._in_chunk(data) if self._framing.chunked else data
+        return chunk(data) if data and self._framing.chunked else data
 
     def _admitted(self, data: Any) -> bytes:
         """Return what is sent of some bytes of the body."""
@@ -428,9 +422,6 @@ class ResponseWriter(BodyCounter):
         admitted = self.admit(size)
         return block if admitted == size else block[:admitted]
 
-    def _in_chunk(self, data: bytes) -> bytes:
-        return chunk(data) if data else b""
-
     def _unsent_head(self) -> bytes:
         return b"" if self.headers_sent else self._encoded_head()
 
@@ -438,10 +429,6 @@ class ResponseWriter(BodyCounter):
         if self._head is None:
             raise BodyError("the app returned a body without calling start_response")
         return self._head
-
-
-def _chunked(compress: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    return lambda data: chunk(compress(data))
 
 
 def not_bytes(block: object) -> BodyError:

@@ -202,13 +202,8 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             )
 
         def new_response() -> Response:
-            return Response(
-                self._outlet,
-                method=self.command,
-                http11=http11,
-                may_stay=may_stay,
-                defaults=self._default_headers,
-            )
+            defaults = self._default_headers
+            return Response(self._outlet, self.command, may_stay, defaults, http11=http11)
 
         def send_continue() -> None:
             if not response.headers_sent:
@@ -240,7 +235,8 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             return
         finally:
             body.finish()
-            self._log_response(response)
+            if response.headers_sent:
+                self.log_request(response.status_code, response.body_bytes)
         if response.keep_alive and self._skips(body):
             self.close_connection = False
         else:
@@ -252,10 +248,9 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         response.write_body(application(environ, response.start_response), FileWrapper)
         if response.missing:
             response.keep_alive = False
-        if not response.is_as_declared():
-            complaint = response.complaint(self.command, response.status_code)
-            if complaint:
-                self.log_error("%s: %s", self.requestline, complaint)
+        complaint = response.complaint(self.command, response.status_code)
+        if complaint:
+            self.log_error("%s: %s", self.requestline, complaint)
 
     def _gives_up(self, error: Exception, response: Response) -> bool:
         """Log a failed response; return whether nothing more can be sent.
@@ -279,10 +274,6 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.log_failure(error)
         self._may_send_on = response.headers_sent
         return response.headers_sent
-
-    def _log_response(self, response: Response) -> None:
-        if response.headers_sent:
-            self.log_request(response.status_code, response.body_bytes)
 
     def _default_headers(self) -> Iterable[tuple[str, str]]:
         return ("Server", self.version_string()), ("Date", self.date_time_string())

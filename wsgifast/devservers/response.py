@@ -30,20 +30,20 @@ class Response(ResponseWriter):
     wsgiref's and Werkzeug's servers.
 
     :param method: of the request.
-    :param http11: whether the client speaks HTTP/1.1.
     :param may_stay: called when the head is sent: whether the connection may be kept.
     :param defaults: returns headers for a response that lacks them.
+    :param http11: whether the client speaks HTTP/1.1.
     :ivar keep_alive: whether the connection can be kept after this response.
     """
 
     def __init__(
         self,
         outlet: Outlet,
-        *,
         method: str,
-        http11: bool,
         may_stay: Callable[[], bool],
         defaults: Callable[[], Iterable[tuple[str, str]]],
+        *,
+        http11: bool,
     ) -> None:
         super().__init__(outlet)
         self._outlet = outlet
@@ -158,12 +158,7 @@ class Outlet:
         self.write_all([data])
 
     def begin_stream(
-        self,
-        data: bytes,
-        *,
-        frame: Callable[[bytes], bytes] | None,
-        may_run_ahead: bool,
-        compresses: bool = False,
+        self, data: bytes, *, frame: Callable[[bytes], bytes] | None, **_of_queues: bool
     ) -> Callable[[bytes], None]:
         self.write_all([data])
         return self.write if frame is None else lambda block: self.write(frame(block))

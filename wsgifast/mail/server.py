@@ -229,7 +229,7 @@ class SMTPServer(_smtp.SMTP):
             line_limit=self.line_length_limit,
             smuggling_check=self._new_smuggling_check(),
         )
-        with contextlib.closing(self._new_content()) as content:
+        with contextlib.closing(Content(self._spool_bytes)) as content:
             await self._receive(decoder, content)
             if decoder.refusal is not None:
                 await self.push(decoder.refusal.value)
@@ -249,7 +249,7 @@ class SMTPServer(_smtp.SMTP):
             return
         size, last = int(syntax["size"]), syntax["last"] is not None
         if self._chunks is None:
-            self._chunks = self._new_content()
+            self._chunks = Content(self._spool_bytes)
             self._chunks_check = self._new_smuggling_check()
         content = self._chunks
         decoder = ChunkDecoder(size, self._chunks_check)
@@ -359,9 +359,6 @@ class SMTPServer(_smtp.SMTP):
         if self._chunks is not None:
             self._chunks.close()
             self._chunks = None
-
-    def _new_content(self) -> Content:
-        return Content(self._spool_bytes)
 
     def _new_smuggling_check(self) -> SmugglingCheck | None:
         return SmugglingCheck() if self._refuse_smuggling else None

@@ -11,6 +11,7 @@ They use what the server offers:
 
 from __future__ import annotations
 
+import contextlib
 import email.message
 import inspect
 import os
@@ -109,7 +110,8 @@ class SMTP(smtplib.SMTP):
         body = _Body(msg)
         recipients = [to_addrs] if isinstance(to_addrs, str) else list(to_addrs)
         commands = [self._mail_command(from_addr, body, mail_options)]
-        commands += [self._rcpt_command(recipient, rcpt_options) for recipient in recipients]
+        rcpt_options = rcpt_options if self.does_esmtp else ()
+        commands += [self._command("rcpt to:", recipient, rcpt_options) for recipient in recipients]
         chunked = self.chunking and self.has_extn("chunking")
         pipelined = self.pipelining and self.has_extn("pipelining")
         small = body.data is not None and len(body.data) <= _SMALL_MESSAGE_BYTES
@@ -179,9 +181,6 @@ class SMTP(smtplib.SMTP):
             self.command_encoding = "utf-8"
         return self._command("mail from:", sender, options)
 
-    def _rcpt_command(self, recipient: str, rcpt_options: Sequence[str]) -> bytes:
-        return self._command("rcpt to:", recipient, rcpt_options if self.does_esmtp else ())
-
     def _command(self, verb: str, address: str, options: Iterable[str]) -> bytes:
         line = " ".join((verb + smtplib.quoteaddr(address), *options))
         if "\r" in line or "\n" in line:
@@ -193,11 +192,10 @@ class SMTP(smtplib.SMTP):
         if code == 421:
             self.close()
             return
-        try:
+        # The refusal is to be raised; the next command raises that the connection is lost.
+        with contextlib.suppress(smtplib.SMTPServerDisconnected):
             dialogue.abandon()
             self.rset()
-        except smtplib.SMTPServerDisconnected:
-            pass  # the next command raises it; now the refusal is to be raised
 
     def _send_data(self, body: _Body) -> Reply:
         """Send a message after a 354, and its end; return the reply."""
@@ -237,6 +235,7 @@ class SMTP(smtplib.SMTP):
     def _send_unmeasured_chunks(self, body: _Body, window: int) -> Reply:
         quoter = Quoter(quoting=False)
         blocks = _gathered(map(quoter.feed, body.blocks()))
+        code, response = 250, b""
         awaited = 0
         last = False
         while not last:
@@ -255,8 +254,6 @@ class SMTP(smtplib.SMTP):
                 code, response = self.getreply()
                 if not _is_positive(code):
                     break
-        else:
-            code, response = 250, b""
         while awaited:
             awaited -= 1
             later = self.getreply()
@@ -266,12 +263,11 @@ class SMTP(smtplib.SMTP):
 
     def _take_back(self, awaited: int) -> None:
         """Read the replies to the chunks sent so far, and reset the transaction."""
-        try:
+        # Nothing is delivered without the last chunk.
+        with contextlib.suppress(smtplib.SMTPServerDisconnected):
             for _ in range(awaited):
                 self.getreply()
             self.rset()
-        except smtplib.SMTPServerDisconnected:
-            pass  # nothing is delivered without the last chunk
 
     def _send_whole(self, body: _Body) -> None:
         """Send a message of known size as it is; after an error the caller has to close()."""
@@ -308,16 +304,15 @@ class _Dialogue:
         self._client = client
         self._commands = commands
         self._window = window
-        self._sent = 0
         self._awaited = 0
         self._codes: list[int] = []
 
     def reply(self) -> Reply:
         """Return the next command's reply, after sending its group if necessary."""
         if not self._awaited:
-            group = self._commands[self._sent : self._sent + self._window]
+            sent = len(self._codes)
+            group = self._commands[sent : sent + self._window]
             self._client.send(b"".join(group))
-            self._sent += len(group)
             self._awaited = len(group)
         self._awaited -= 1
         code, response = self._client.getreply()
