@@ -191,11 +191,11 @@ class WSGIFast:
             self._set_nodelay(environ)
         head = _head
         if head is None:
-            head = HeldHead(self.app, environ.get("REQUEST_METHOD", "GET"), start_response)
+            head = HeldHead(self.app, environ, start_response)
         if self.body_limits is not None:
-            return self._call_limited(environ, head, self.body_limits)
+            return self._call_limited(head, self.body_limits)
         if self.compression is not None:
-            head.may_compress(self.compression, environ)
+            head.may_compress(self.compression)
         body: Any = None
         try:
             if RECORDER in environ and (
@@ -208,32 +208,28 @@ class WSGIFast:
             head.holds = False
             shape, content = classify(body, environ.get("wsgi.file_wrapper"))
             if shape is WHOLE and head.status is not None and not head.forwarded:
-                return _send_whole(environ, head, content)
-            return self._send(environ, head, body, shape, content)
+                return _send_whole(head, content)
+            return self._send(head, body, shape, content)
         except BaseException:
             head.exc_info = None
             close_body(body)
             raise
 
-    def _call_limited(
-        self, environ: WSGIEnvironment, head: HeldHead, limits: BodyLimits
-    ) -> Iterable[bytes]:
+    def _call_limited(self, head: HeldHead, limits: BodyLimits) -> Iterable[bytes]:
         """Call the app with a request body that is within the limits, or refuse the request."""
-        refuse = partial(_refuse, environ, head)
+        refuse = partial(_refuse, head)
         try:
-            limited = limit_request(environ, limits)
+            limited = limit_request(head.environ, limits)
         except RequestError as error:
             return refuse(error)
         if limited is None:
-            return self._unlimited(environ, head.server_start, head)
-        return call_limited(self._unlimited, environ, head, limited, refuse)
+            return self._unlimited(head.environ, head.server_start, head)
+        return call_limited(self._unlimited, head, limited, refuse)
 
-    def _send(
-        self, environ: WSGIEnvironment, head: HeldHead, body: object, shape: Shape, content: Any
-    ) -> Iterable[bytes]:
+    def _send(self, head: HeldHead, body: object, shape: Shape, content: Any) -> Iterable[bytes]:
         """Return what the server is to iterate; see :func:`classify`."""
         if shape is STREAM:
-            return self._send_stream(environ, head, content)
+            return self._send_stream(head, content)
         if shape is REFUSED:
             kind = type(body).__name__
             shown = f"{head.app_name} returned {kind} as its body: {excerpt(body)}"
@@ -244,19 +240,19 @@ class WSGIFast:
             # A Werkzeug range has no close() for its file.
             is_range = shape is FILE and type(content) is FileSlice
             owner = content if is_range or not hasattr(body, "close") else body
-            return self._files.send(environ, head, content, owner)
+            return self._files.send(head, content, owner)
         if shape is PASS:
             if head.coding is not None and (head.forwarded or type(content) is not SegmentedBody):
                 decision = head.coding.decide(head.code, head.headers)
                 if head.forwarded or (decision is not None and decision.coding is not None):
-                    return self._send_stream(environ, head, content)
+                    return self._send_stream(head, content)
                 if decision is not None:
                     head.headers = decision.headers
-            return pass_on(environ, head, content)
+            return pass_on(head, content)
         if shape is BARE:
             content = [head.convert(content)]  # alone it would be an iterable of its elements
         if head.forwarded:  # write() was used, and may have sent a part
-            return self._send_stream(environ, head, content)
+            return self._send_stream(head, content)
         if shape is WRAPPED_WHOLE:
             if (
                 not head.no_body
@@ -264,22 +260,20 @@ class WSGIFast:
                 and (head.compression is None or head.leaves_uncoded(len(content[0])))
             ):
                 head.forward()
-                environ[SENT_AS] = "as-is"
-                environ[CHUNKS] = 1
+                head.environ[SENT_AS] = "as-is"
+                head.environ[CHUNKS] = 1
                 return body  # type: ignore[return-value]
             # By the wrappers' own iteration, which may encode or count each chunk.
-            return ClosedWith(_send_whole(environ, head, list(body)), body)  # type: ignore[call-overload]
-        return _send_whole(environ, head, content, "rescued")
+            return ClosedWith(_send_whole(head, list(body)), body)  # type: ignore[call-overload]
+        return _send_whole(head, content, "rescued")
 
-    def _send_stream(
-        self, environ: WSGIEnvironment, head: HeldHead, body: Iterable[Any]
-    ) -> Iterable[bytes]:
+    def _send_stream(self, head: HeldHead, body: Iterable[Any]) -> Iterable[bytes]:
         """Pass chunks on as they come."""
         if not head.forwarded:
             head.codes_stream = head.compression is not None
             if head.status is not None:
                 head.forward()
-        return Stream(head, body, environ, coalesce=self.coalesce)
+        return Stream(head, body, coalesce=self.coalesce)
 
     def _look_for_framework(self) -> bool:
         """Whether one of FRAMEWORKS is loaded; an app may load it at its first request."""
@@ -316,10 +310,7 @@ def _is_one_block(chunks: Any, length: int | None) -> bool:
 
 
 def _send_whole(
-    environ: WSGIEnvironment,
-    head: HeldHead,
-    chunks: list[Any] | tuple[Any, ...],
-    sent_as: str = "as-is",
+    head: HeldHead, chunks: list[Any] | tuple[Any, ...], sent_as: str = "as-is"
 ) -> Iterable[bytes]:
     """Send a list or tuple in few large chunks, with their length."""
     count = len(chunks)
@@ -332,7 +323,7 @@ def _send_whole(
             sent_as = "joined" if count > 1 else "rescued"
     if head.length != size and (size or not head.no_body):
         if head.length is not None:
-            environ[LENGTH_ERROR] = "corrected"
+            head.environ[LENGTH_ERROR] = "corrected"
             logger.warning(
                 "%s declared a Content-Length of %d for a body of %d bytes; corrected",
                 head.app_name,
@@ -344,18 +335,16 @@ def _send_whole(
         assert head.coding is not None
         head.headers, few = head.coding.whole(head.code, head.headers, few, size)
     if head.no_body:
-        return send_nothing(environ, head, chunks)
+        return send_nothing(head, chunks)
     head.forward()
+    environ = head.environ
     environ[SENT_AS] = sent_as
     environ[CHUNKS] = count
     return few
 
 
 def _refuse(
-    environ: WSGIEnvironment,
-    head: HeldHead,
-    error: RequestError,
-    exc_info: OptExcInfo | None = None,
+    head: HeldHead, error: RequestError, exc_info: OptExcInfo | None = None
 ) -> Iterable[bytes]:
     """Answer a request that is refused, in place of the app."""
     status, headers, answer = error.answer(head.headers)
@@ -364,7 +353,7 @@ def _refuse(
     head.holds = True
     head.start(status, headers, exc_info)
     exc_info = None  # it refers to this frame
-    return _send_whole(environ, head, [answer])
+    return _send_whole(head, [answer])
 
 
 def _with_dictionary(app: WSGIApplication, dictionary: PagesDictionary) -> WSGIApplication:

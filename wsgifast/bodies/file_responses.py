@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..compression.policy import with_vary
 from ..files.app_files import FrontServer, is_made_for_one_answer, plan_file_body
@@ -25,9 +25,6 @@ from .files import (
 from .held_head import HeldHead
 from .streams import ClosedWith
 
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIEnvironment
-
 
 class FileResponses(NamedTuple):
     """Sends the files that an app returns; see :class:`wsgifast.WSGIFast` for the options."""
@@ -36,9 +33,7 @@ class FileResponses(NamedTuple):
     conditional: bool
     front_server: FrontServer | None
 
-    def send(
-        self, environ: WSGIEnvironment, head: HeldHead, file: Any, owner: Any
-    ) -> Iterable[bytes]:
+    def send(self, head: HeldHead, file: Any, owner: Any) -> Iterable[bytes]:
         """Send a file from its position: by its descriptor, or by reading it.
 
         :param owner: closed when the file has been sent.
@@ -46,7 +41,7 @@ class FileResponses(NamedTuple):
         if head.forwarded and not head.no_body:
             # write() was used. The server counts what was written towards the Content-Length; its
             # sendfile may not, so the rest is sent in blocks too.
-            environ[SENT_AS] = "blocks"
+            head.environ[SENT_AS] = "blocks"
             size = None if head.length is None else head.counter().missing
             rest = FileReader(file, size, head.convert, owner)
             return rest if head.coding is None else ClosedWith(head.coding.flushed(rest), rest)
@@ -60,31 +55,26 @@ class FileResponses(NamedTuple):
                 # One that is too short fails behind its head, as it does uncompressed.
                 is_all_there = in_memory is not None and in_memory >= (head.length or 0)
                 size = head.length if is_all_there else None
-                return _send_coded(environ, head, head.coding, reader, size)
+                return _send_coded(head, head.coding, reader, size)
             if head.no_body:
-                return send_nothing(environ, head, owner)
-            return _wrap(environ, head, reader)
+                return send_nothing(head, owner)
+            return _wrap(head, reader)
         if head.length is not None:
             segment = segment._replace(size=head.length)
-        answer = self._answer(environ, head, file, segment, owner)
+        answer = self._answer(head, file, segment, owner)
         if answer is not None:
             return answer
         if head.length is None:
             head.set_length(segment.size)
         if head.no_body:
-            return send_nothing(environ, head, owner)
-        return _wrap(environ, head, FileSlice(segment, owner))
+            return send_nothing(head, owner)
+        return _wrap(head, FileSlice(segment, owner))
 
     def _answer(
-        self,
-        environ: WSGIEnvironment,
-        head: HeldHead,
-        file: Any,
-        segment: FileSegment,
-        owner: Any,
+        self, head: HeldHead, file: Any, segment: FileSegment, owner: Any
     ) -> Iterable[bytes] | None:
         """Compress a file, and apply Range and preconditions to a 200; None to send it as it is."""
-        facts = request_facts(environ)
+        facts = request_facts(head.environ)
         may_plan = head.code == 200 and facts.method in ("GET", "HEAD")
         # A slice is an answer already: of an inner StaticFiles or WSGIFast, or of an app that has
         # applied Range by itself.
@@ -99,7 +89,7 @@ class FileResponses(NamedTuple):
             headers = self.front_server.hand_over(head.headers, file, segment)
             if headers is not None:
                 head.headers = headers
-                return send_nothing(environ, head, owner, "accel")
+                return send_nothing(head, owner, "accel")
         options: dict[str, Any] = {"ranges": self.ranges, "conditional": self.conditional}
         began_ns = head.began_ns
         coding = head.coding
@@ -118,7 +108,7 @@ class FileResponses(NamedTuple):
         if coding is not None and name is not None and copy is None and is_body_left:
             if head.length is None:
                 head.set_length(segment.size)
-            return _send_coded(environ, head, coding, FileSlice(segment, owner), segment.size)
+            return _send_coded(head, coding, FileSlice(segment, owner), segment.size)
         if plan is None:
             return None
         if plan.status != 200:  # the app's own phrase stays
@@ -129,35 +119,33 @@ class FileResponses(NamedTuple):
             head.headers = coding.begin(304, head.headers)
         parts = plan.segments_of(segment.fd, segment.offset)
         if not parts:
-            return send_nothing(environ, head, owner)
+            return send_nothing(head, owner)
         if isinstance(parts[0], bytes) and len(parts) == 1:
             head.forward()
-            environ[SENT_AS] = "copy"
+            head.environ[SENT_AS] = "copy"
             return ClosedWith(parts, owner)  # type: ignore[arg-type]  # the copy is in memory
         body = file_body(parts, owner)
         if isinstance(body, SegmentedBody):
-            return pass_on(environ, head, body)
-        return _wrap(environ, head, body)
+            return pass_on(head, body)
+        return _wrap(head, body)
 
 
-def send_nothing(
-    environ: WSGIEnvironment, head: HeldHead, body: Any, sent_as: str = "no-body"
-) -> Iterable[bytes]:
+def send_nothing(head: HeldHead, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:
     """Send the head alone, and close the app's body."""
     if not head.forwarded:  # write() does that
         head.forward()
-    environ[SENT_AS] = sent_as
+    head.environ[SENT_AS] = sent_as
     # With one empty chunk servers send the head without adding a Content-Length.
     return ClosedWith((b"",), body)
 
 
-def pass_on(environ: WSGIEnvironment, head: HeldHead, body: Any) -> Iterable[bytes]:
+def pass_on(head: HeldHead, body: Any) -> Iterable[bytes]:
     """Pass on a body that the server recognises."""
     if head.no_body:
-        return send_nothing(environ, head, body)
+        return send_nothing(head, body)
     if not head.forwarded:
         head.forward()
-    environ[SENT_AS] = "segments" if type(body) is SegmentedBody else "file"
+    head.environ[SENT_AS] = "segments" if type(body) is SegmentedBody else "file"
     passed: Iterable[bytes] = body
     return passed
 
@@ -175,11 +163,7 @@ def _file_coding(head: HeldHead, coding: ContentCoding, segment: FileSegment) ->
 
 
 def _send_coded(
-    environ: WSGIEnvironment,
-    head: HeldHead,
-    coding: ContentCoding,
-    reader: FileSlice | FileReader,
-    size: int | None,
+    head: HeldHead, coding: ContentCoding, reader: FileSlice | FileReader, size: int | None
 ) -> Iterable[bytes]:
     """Send what has to be read compressed, if its head allows it.
 
@@ -193,19 +177,17 @@ def _send_coded(
         if coding.compressor is not None:
             blocks = coding.flushed(reader)
     if head.no_body:
-        return send_nothing(environ, head, reader)
+        return send_nothing(head, reader)
     if blocks is reader:
-        return _wrap(environ, head, reader)
+        return _wrap(head, reader)
     head.forward()
-    environ[SENT_AS] = "blocks"
+    head.environ[SENT_AS] = "blocks"
     return ClosedWith(blocks, reader)
 
 
-def _wrap(
-    environ: WSGIEnvironment, head: HeldHead, reader: FileSlice | FileReader
-) -> Iterable[bytes]:
+def _wrap(head: HeldHead, reader: FileSlice | FileReader) -> Iterable[bytes]:
     """Put a file into the server's own wrapper, if it has one."""
     head.forward()
-    wrapper = environ.get("wsgi.file_wrapper")
-    environ[SENT_AS] = "blocks" if wrapper is None else "file"
+    wrapper = head.environ.get("wsgi.file_wrapper")
+    head.environ[SENT_AS] = "blocks" if wrapper is None else "file"
     return in_file_wrapper(reader, wrapper)

@@ -28,7 +28,7 @@ class HeldHead:
     is False by then).
 
     :param app: named in errors.
-    :param method: of the request.
+    :param environ: of the request; gets how the body is sent.
     :ivar status: None until the app has called start_response.
     :ivar headers: a copy of the app's list.
     :ivar length: the Content-Length among them; None without one.
@@ -58,9 +58,10 @@ class HeldHead:
     _counter: BodyCounter | None = None
     _server_write: Callable[[bytes], object] | None = None
 
-    def __init__(self, app: object, method: str, server_start: StartResponse) -> None:
+    def __init__(self, app: object, environ: WSGIEnvironment, server_start: StartResponse) -> None:
         self._app = app
-        self._method = method
+        self.environ = environ
+        self._method: str = environ.get("REQUEST_METHOD", "GET")
         self.server_start = server_start
         self.began_ns = time_ns()
 
@@ -156,13 +157,13 @@ class HeldHead:
             return self.coding.begin(self.code, self.headers)
         return self.headers
 
-    def may_compress(self, compression: Compression, environ: WSGIEnvironment) -> None:
+    def may_compress(self, compression: Compression) -> None:
         """Have the body compressed, if the request, the response and the app allow it.
 
         To be called before the app, which may change the environ.
         """
         self.compression = compression
-        self._environ = environ
+        environ = self.environ
         if "HTTP_ACCEPT_ENCODING" in environ:
             self._accept_encoding = environ["HTTP_ACCEPT_ENCODING"]
         self._wish = environ[WISH] = []
@@ -182,7 +183,7 @@ class HeldHead:
 
     def _made_coding(self, compression: Compression) -> ContentCoding:
         self._coding = ContentCoding(
-            compression, self._method, self._accept_encoding, self._wish, self._environ
+            compression, self._method, self._accept_encoding, self._wish, self.environ
         )
         return self._coding
 

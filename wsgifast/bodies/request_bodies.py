@@ -137,7 +137,6 @@ class LimitedInput(io.IOBase):
 
 def call_limited(
     app: Callable[..., Iterable[bytes]],
-    environ: WSGIEnvironment,
     head: HeldHead,
     limited: LimitedInput,
     refuse: Callable[[RequestError, OptExcInfo | None], Iterable[bytes]],
@@ -163,7 +162,7 @@ def call_limited(
 
     head.server_start = start
     try:
-        body = app(environ, start, head)
+        body = app(head.environ, start, head)
     except Exception:
         if limited.error is None or has_started:  # by write(), which has sent something
             raise

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import BodyTooShort
 from ..http.head import header_value
@@ -16,9 +16,6 @@ from .classify import iterated
 from .content_coding import ContentCoding
 from .files import close_body
 from .held_head import HeldHead
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIEnvironment
 
 logger = logging.getLogger("wsgifast")
 
@@ -32,20 +29,17 @@ class Stream:
     It has no len(), even if the app's iterable has one: gevent's pywsgi would iterate it twice.
 
     :param head: may change while the body is iterated: a lazy app calls start_response from inside
-        its iterator, and may call write() between two chunks.
-    :param environ: gets how the body is sent, and at the end the number of chunks.
+        its iterator, and may call write() between two chunks. Its environ gets how the body is
+        sent, and at the end the number of chunks.
     :param coalesce: join small chunks, unless the head says that it is an event stream.
     """
 
-    def __init__(
-        self, head: HeldHead, body: Iterable[Any], environ: WSGIEnvironment, *, coalesce: bool
-    ) -> None:
+    def __init__(self, head: HeldHead, body: Iterable[Any], *, coalesce: bool) -> None:
         self._head = head
         self._body = body
-        self._environ = environ
         self._coalesce = coalesce
         self._closed = False
-        environ[SENT_AS] = "no-body" if head.no_body else "stream"
+        head.environ[SENT_AS] = "no-body" if head.no_body else "stream"
 
     def __iter__(self) -> Iterator[bytes]:
         coding = self.coding
@@ -66,7 +60,7 @@ class Stream:
             yield chunk
             break  # a lazy app has called start_response by now
         if not self._head.no_body and not is_event_stream(self._head.headers):
-            self._environ[SENT_AS] = "coalesced"
+            self._head.environ[SENT_AS] = "coalesced"
             chunks = coalesced(chunks, time.monotonic)
         yield from chunks
 
@@ -101,7 +95,7 @@ class Stream:
                 total += size
                 if counter is not None:
                     if counter.admit(size) < size:
-                        self._environ[LENGTH_ERROR] = "long"
+                        head.environ[LENGTH_ERROR] = "long"
                         logger.error(
                             "%s returned more than its Content-Length of %d bytes; "
                             "the rest is dropped",
@@ -116,14 +110,14 @@ class Stream:
                 yield chunk
             else:
                 if counter is not None and counter.missing:
-                    self._environ[LENGTH_ERROR] = "short"
+                    head.environ[LENGTH_ERROR] = "short"
                     raise BodyTooShort(counter.missing)
                 return
             for chunk in chunks:
                 count += 1
                 yield chunk if type(chunk) is bytes else convert(chunk)
         finally:
-            environ = self._environ
+            environ = head.environ
             environ[CHUNKS] = count
             if count > 1 and environ[SENT_AS] == "stream" and not is_event_stream(head.headers):
                 measured = count if counter else min(count, SAMPLED_CHUNKS)

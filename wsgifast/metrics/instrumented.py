@@ -78,7 +78,7 @@ class Instrumented:
             environ[RECORDER] = recorder or self._spans
         asked = asked_of_environ(environ)
         active = recording.begin(asked)
-        head = HeldHead(self._app, asked[0], start_response)
+        head = HeldHead(self._app, environ, start_response)
         try:
             body = self._call(environ, start_response, head)
         except BaseException:
