@@ -16,7 +16,7 @@ from tests.support.http import Connection
 from tests.support.limited_app import LIMIT
 from tests.support.notes import Notes
 from tests.support.servers import LiveServer
-from tests.support.wsgi import Server, new_environ, returning
+from tests.support.wsgi import Server, answering, new_environ, returning
 from wsgifast import WSGIFast
 from wsgifast.bodies.request_bodies import LimitedInput
 from wsgifast.errors import BodyTooLarge
@@ -41,10 +41,7 @@ def served(app: App, body: bytes, limit: int = 10, method: str = "POST", **optio
     return server
 
 
-def echo(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    body = environ["wsgi.input"].read()
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    return [body]
+echo = answering(lambda environ: [environ["wsgi.input"].read()])
 
 
 def read_steps(source: Any, steps: Iterable[Any]) -> Iterator[bytes]:
@@ -100,11 +97,7 @@ def test_limited_input_is_read_as_text_like_any_file() -> None:
 def test_app_is_answered_413_once_exactly_where_the_body_is_longer(
     size: int, limit: int, step: int
 ) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        body = b"".join(iter(lambda: environ["wsgi.input"].read(step), b""))
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return [body]
-
+    app = answering(lambda environ: [*iter(lambda: environ["wsgi.input"].read(step), b"")])
     server = served(app, b"x" * size, limit)
     assert [head[0] for head in server.heads] == [
         "200 OK" if size <= limit else "413 Content Too Large"

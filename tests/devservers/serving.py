@@ -6,7 +6,7 @@ import contextlib
 import io
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import pytest
 from werkzeug import serving
 
 from tests.support.http import Connection
+from tests.support.wsgi import answering
 from wsgifast.devservers import (
     ThreadingWSGIServer,
     WerkzeugRequestHandler,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 THREADED = ("wsgiref", "werkzeug")
 SINGLE = ("wsgiref-single", "werkzeug-single")
 KINDS = (*THREADED, *SINGLE)
-TEXT = [("Content-Type", "text/plain")]
 each_threaded = pytest.mark.parametrize("kind", THREADED)
 each_single = pytest.mark.parametrize("kind", SINGLE)
 
@@ -106,21 +106,6 @@ class _Lines(io.TextIOBase):
     def write(self, text: str) -> int:
         self._lines.append(text)
         return len(text)
-
-
-def answering(
-    body: Callable[[WSGIEnvironment], Any],
-    status: str = "200 OK",
-    headers: list[tuple[str, str]] = TEXT,
-) -> WSGIApplication:
-    """An app that returns what `body` makes of the environ."""
-
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        made = body(environ)
-        start_response(status, list(headers))
-        return made
-
-    return app
 
 
 def path_of(environ: WSGIEnvironment) -> list[bytes]:

@@ -14,9 +14,10 @@ import pytest
 from tests.support.http import Connection, get, reset_on_close
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
+from tests.support.wsgi import answering
 from wsgifast.bodies import response_writer
 
-from .serving import Served, answering, each_threaded, path_of, router, serve, talking
+from .serving import Served, each_threaded, path_of, router, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

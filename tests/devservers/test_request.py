@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.http import Connection
+from tests.support.wsgi import TEXT, answering
 from wsgifast.devservers.request import CheckedLines, RequestBody, check_head
 from wsgifast.errors import ClientGone, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 
-from .serving import TEXT, answering, assert_alive, path_of, router, serve, talking
+from .serving import assert_alive, path_of, router, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment

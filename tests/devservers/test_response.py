@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.http import Connection
+from tests.support.wsgi import answering
 from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody
 from wsgifast.devservers import response as response_module
 from wsgifast.devservers.response import Outlet
 from wsgifast.errors import BodyTooShort, ClientGone
 from wsgifast.sockets.sending import FileSegment
 
-from .serving import answering, assert_alive, router, serve, talking
+from .serving import assert_alive, router, serve, talking
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from _typeshed.wsgi import WSGIEnvironment
 
 
 @pytest.mark.parametrize("body", [list, tuple, iter])
@@ -156,10 +157,10 @@ def test_open_file_without_a_wrapper_is_sent_whole(kind: str, tmp_path: Path) ->
 def test_file_after_write_is_framed(kind: str, tmp_path: Path) -> None:
     path, content = sized_file(tmp_path, 50_000)
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [])(b"written ")
+    def wrapped(environ: WSGIEnvironment) -> Any:
         return environ["wsgi.file_wrapper"](path.open("rb"))
 
+    app = answering(wrapped, headers=[], written=b"written ")
     with talking(router(file=app), kind) as (_, client):
         assert client.request("/file").body == b"written " + content
         assert_alive(client)

@@ -12,10 +12,11 @@ import pytest
 
 from tests.support.http import Connection, get
 from tests.support.servers import free_port, live_server, wait_for
+from tests.support.wsgi import answering
 from wsgifast.devservers import ThreadingWSGIServer, WSGIRequestHandler, WSGIServer, make_server
 from wsgifast.devservers import simple_server as ours
 
-from .serving import answering, path_of, serve, talking
+from .serving import path_of, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

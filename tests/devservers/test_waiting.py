@@ -11,18 +11,10 @@ import pytest
 
 from tests.support.http import Connection
 from tests.support.servers import PATIENCE_S, wait_for
+from tests.support.wsgi import answering
 from wsgifast.devservers import connection
 
-from .serving import (
-    Served,
-    answering,
-    assert_alive,
-    each_single,
-    each_threaded,
-    path_of,
-    serve,
-    talking,
-)
+from .serving import Served, assert_alive, each_single, each_threaded, path_of, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment

@@ -17,8 +17,9 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from tests.support.http import Connection, get, reset_on_close
 from tests.support.servers import free_port, live_server, wait_for
 from tests.support.tls import client_context, server_context
+from tests.support.wsgi import answering
 
-from .serving import answering, path_of, serve, talking
+from .serving import path_of, serve, talking
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from tests.support.coded import decoded
 from tests.support.files import write_settled
-from tests.support.wsgi import Server, ask_compressed, new_environ
+from tests.support.wsgi import Server, answering, ask_compressed, new_environ
 from wsgifast import StaticFiles, WSGIFast
 from wsgifast.compression.codings import compressor
 from wsgifast.files import coded_copies
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import WSGIApplication
 
 TEXT = b"All work and no play makes Jack a dull boy.\n" * 2000
 CODINGS = ("zstd", "br", "gzip")
@@ -43,11 +43,7 @@ def sending(
     status: str = "200 OK",
     kind: str = "text/plain",
 ) -> WSGIApplication:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response(status, [("Content-Type", kind), *headers])
-        return make()
-
-    return app
+    return answering(lambda _: make(), status, [("Content-Type", kind), *headers])
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -174,10 +170,7 @@ def test_file_of_another_status_or_from_a_position_is_compressed(text: Path) -> 
 
 
 def test_file_behind_written_data_is_compressed_with_it(text: Path) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [("Content-Type", "text/plain")])(b"<file>")
-        return text.open("rb")
-
+    app = answering(lambda _: text.open("rb"), written=b"<file>")
     server = Server(WSGIFast(app, compress=True), new_environ(HTTP_ACCEPT_ENCODING="gzip"))
     assert server.header("Content-Encoding") == "gzip"
     assert decoded("gzip", server.finish()) == b"<file>" + TEXT

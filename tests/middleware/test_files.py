@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.files import WholeFileWrapper, write_old
-from tests.support.wsgi import Server, new_environ, serve
+from tests.support.wsgi import Server, answering, new_environ, serve
 from wsgifast import StaticFiles, WSGIFast
 from wsgifast.bodies.files import FileReader, FileSlice, SegmentedBody
 from wsgifast.errors import BodyTooShort
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from _typeshed.wsgi import WSGIEnvironment
 
 
 def test_file_gets_the_servers_own_wrapper(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
 ) -> None:
     write_old(tmp_path / "file", b"x" * 200_000 + b"the end")
 
-    def read_from(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [("Content-Type", "text/plain")])
+    def opened(environ: WSGIEnvironment) -> Any:
         file = (tmp_path / "file").open("rb")
         file.read(int(environ["QUERY_STRING"] or 0))
         return file
 
+    read_from = answering(opened)
     extra: dict[str, Any] = {"wsgi.file_wrapper": WholeFileWrapper, "PATH_INFO": "/file"}
     for app in (WSGIFast(read_from), StaticFiles(directory=tmp_path)):
         whole = Server(app, new_environ(**extra))
@@ -82,10 +82,7 @@ def test_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
 def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Path) -> None:
     write_old(tmp_path / "file", b"x" * 200_000)
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return (tmp_path / "file").open("rb")
-
+    app = answering(lambda _: (tmp_path / "file").open("rb"))
     for inner in (WSGIFast(app), StaticFiles(directory=tmp_path)):
         for wrapper, sent_as in ((wsgiref.util.FileWrapper, "file"), (None, "blocks")):
             extra: dict[str, Any] = {"wsgi.file_wrapper": wrapper} if wrapper else {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import shapes
-from tests.support.wsgi import Server, new_environ, returning, serve
+from tests.support.wsgi import Server, answering, new_environ, returning, serve
 from wsgifast import WSGIFast
 
 if TYPE_CHECKING:
@@ -68,17 +68,13 @@ def test_app_gets_a_valid_server(name: str) -> None:
 def test_text_of_many_chunks_has_one_byte_order_mark(charset: str, make: Callable[[], Any]) -> None:
     content_type = ("Content-Type", f"text/plain; charset={charset}")
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [content_type])
-        return make()
-
     def writing(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         write: Any = start_response("200 OK", [content_type])
         write("one, ")
         write("two, ")
         return ["three"]
 
-    for each in (app, writing):
+    for each in (answering(lambda _: make(), headers=[content_type]), writing):
         assert Server(WSGIFast(each)).finish() == "one, two, three".encode(charset)
 
 
@@ -165,10 +161,7 @@ def test_stream_that_broke_off_is_named_by_its_chunks() -> None:
     ],
 )
 def test_event_stream_is_never_coalesced(header: tuple[str, str]) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [header])
-        return iter([b"x"] * 100)
-
+    app = answering(lambda _: iter([b"x"] * 100), headers=[header])
     server = Server(WSGIFast(app, coalesce=True))
     assert len(list(server.result)) == 100
     assert server.environ["wsgifast.sent_as"] == "stream"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import shapes
 from tests.support.notes import Notes
-from tests.support.wsgi import Server, new_environ, returning, serve
+from tests.support.wsgi import Server, answering, new_environ, returning, serve
 from wsgifast import BodyError, WSGIFast
 
 if TYPE_CHECKING:
@@ -113,22 +113,16 @@ def test_write_goes_straight_to_the_server() -> None:
 
 
 def test_write_on_a_server_without_one_is_a_plain_error() -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        start_response("200 OK", [("Content-Type", "text/plain")])(b"written")
-        return []
-
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
         return None
 
+    app = answering(lambda _: [], written=b"written")
     with pytest.raises(BodyError, match=r"calls write\(\), which this server does not have"):
         WSGIFast(app)(new_environ(), start)
 
 
 def test_write_beyond_the_length_is_an_error() -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [("Content-Length", "2")])(b"abc")
-        return []
-
+    app = answering(lambda _: [], headers=[("Content-Length", "2")], written=b"abc")
     with pytest.raises(BodyError, match="wrote 3 bytes, more than its Content-Length of 2"):
         Server(WSGIFast(app))
 
@@ -164,11 +158,7 @@ def test_empty_chunk_before_start_response_says_nothing(empty: Any) -> None:
 def test_headers_of_any_iterable_are_sent() -> None:
     given = [("Content-Type", "text/plain"), ("X-Name", "value")]
     for headers in (tuple(given), iter(given), dict(given).items()):
-
-        def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-            start_response("200 OK", headers)  # type: ignore[arg-type] # noqa: B023
-            return [b"x"]
-
+        app = answering(lambda _: [b"x"], headers=headers)
         assert Server(WSGIFast(app)).head[1] == [*given, ("Content-Length", "1")]
 
 
@@ -176,10 +166,7 @@ def test_headers_of_any_iterable_are_sent() -> None:
     "headers", [{"Content-Type": "text/plain"}, None, "a", [("A", "b", "c")], [1], [(1, "a")]]
 )
 def test_malformed_headers_are_refused(headers: Any) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", headers)
-        return [b"x"]
-
+    app = answering(lambda _: [b"x"], headers=headers)
     with pytest.raises(BodyError, match=r"the app .* the headers are a .* list of \(name, value\)"):
         Server(WSGIFast(app))
 
@@ -312,10 +299,7 @@ def test_line_end_reaches_no_server(text: str, place: str, how: str) -> None:
 def test_wsgiref_sends_no_line_of_a_header(texts: list[str]) -> None:
     """It checks neither names nor values."""
 
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response(f"200 {texts[0]}", [(texts[1], texts[2])])
-        return [b"x"]
-
+    app = answering(lambda _: [b"x"], f"200 {texts[0]}", [(texts[1], texts[2])])
     environ = new_environ()
     out = io.BytesIO()
     handler = wsgiref.handlers.SimpleHandler(io.BytesIO(), out, io.StringIO(), environ)
@@ -330,12 +314,7 @@ def test_wsgiref_sends_no_line_of_a_header(texts: list[str]) -> None:
 
 def test_odd_headers_that_servers_take_are_passed_on() -> None:
     headers = [("X-Blank", " a "), ("X-Control", "a\x01"), ("Content-Length", " 5\t")]
-
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", headers)
-        return iter([b"hello more"])
-
-    server = Server(WSGIFast(app))
+    server = Server(WSGIFast(answering(lambda _: iter([b"hello more"]), headers=headers)))
     assert server.finish() == b"hello"
     assert server.head[1] == headers
 
@@ -348,11 +327,7 @@ def test_environ_without_optional_keys_is_enough(
     options: dict[str, Any], make: Callable[[], Any]
 ) -> None:
     """PEP 3333 lets some be left out, and what calls apps by itself leaves out more."""
-
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [])
-        return make()
-
+    app = answering(lambda _: make(), headers=[])
     assert Reporter(WSGIFast(app, **options)).body == b"a"
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 Head = tuple[str, list[tuple[str, str]]]
+TEXT = [("Content-Type", "text/plain")]
 
 
 def new_environ(method: str = "GET", path: str = "/", **extra: object) -> dict[str, Any]:
@@ -60,14 +61,32 @@ class Server:
         return b"".join(self.sent)
 
 
-def returning(body: object, *headers: tuple[str, str], status: str = "200 OK") -> WSGIApplication:
-    """An app that returns one given body."""
+def answering(
+    body: Callable[[WSGIEnvironment], Any],
+    status: str = "200 OK",
+    headers: Any = TEXT,
+    *,
+    written: bytes | None = None,
+) -> WSGIApplication:
+    """An app that returns what `body` makes of the environ.
+
+    :param written: sent by write() before.
+    """
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response(status, [("Content-Type", "text/plain"), *headers])
-        return body
+        made = body(environ)
+        # Servers may add to a list.
+        write = start_response(status, [*headers] if type(headers) is list else headers)
+        if written is not None:
+            write(written)
+        return made
 
     return app
+
+
+def returning(body: object, *headers: tuple[str, str], status: str = "200 OK") -> WSGIApplication:
+    """An app that returns one given body."""
+    return answering(lambda _: body, status, [*TEXT, *headers])
 
 
 def serve(body: object, *headers: tuple[str, str], status: str = "200 OK", **extra: Any) -> Server:

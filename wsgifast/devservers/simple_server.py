@@ -17,17 +17,15 @@ import ssl
 import threading
 import time
 import traceback
-from collections.abc import Iterable
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import unquote, urlsplit
 from wsgiref import simple_server
-from wsgiref.handlers import BaseHandler
 
 from .connection import KeepAliveHandler
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
 
 _Server = TypeVar("_Server", bound="WSGIServer")
 
@@ -158,7 +156,8 @@ class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
         return environ
 
     def error_application(self) -> WSGIApplication:
-        return _error_application
+        handler = simple_server.ServerHandler(self.rfile, self.wfile, self.get_stderr(), {})  # type: ignore[arg-type]
+        return handler.error_output
 
     def log_failure(self, error: BaseException) -> None:
         traceback.print_exception(error, file=self.get_stderr())
@@ -199,8 +198,3 @@ def make_server(
     server = server_class((host, port), handler_class)
     server.set_app(app)
     return server
-
-
-def _error_application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    start_response(BaseHandler.error_status, list(BaseHandler.error_headers))
-    return [BaseHandler.error_body]
