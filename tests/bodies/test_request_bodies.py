@@ -16,7 +16,7 @@ from tests.support.http import Connection
 from tests.support.limited_app import LIMIT
 from tests.support.notes import Notes
 from tests.support.servers import LiveServer
-from tests.support.wsgi import Server, answering, new_environ, returning
+from tests.support.wsgi import Closing, Server, answering, new_environ, returning
 from wsgifast import WSGIFast
 from wsgifast.bodies.request_bodies import LimitedInput
 from wsgifast.errors import BodyTooLarge
@@ -241,23 +241,16 @@ def test_other_errors_stay_the_apps() -> None:
 
 
 def test_body_that_is_replaced_is_closed() -> None:
-    closed = []
-
-    class Body:
-        def __iter__(self) -> Iterator[bytes]:
-            return iter([b"the app's page"])
-
-        def close(self) -> None:
-            closed.append(True)
+    body = Closing([b"the app's page"])
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         with contextlib.suppress(OSError):
             environ["wsgi.input"].read()
         start_response("200 OK", [])
-        return Body()
+        return body
 
     assert served(app, b"x" * 2000).head[0].startswith("413")
-    assert closed == [True]
+    assert body.closed == 1
 
 
 def test_413_to_head_has_no_body() -> None:

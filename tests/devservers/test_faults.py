@@ -14,7 +14,7 @@ import pytest
 from tests.support.http import Connection, get, reset_on_close
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
-from tests.support.wsgi import answering
+from tests.support.wsgi import Closing, answering
 from wsgifast.bodies import response_writer
 
 from .serving import Served, each_threaded, path_of, router, serve, talking
@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 
 # More than the socket buffers of both ends hold.
 LARGE_BYTES = 50_000_000
-
-
-class Body:
-    """An app's iterable that knows whether it was closed."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self.closed = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._blocks
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 ok = answering(path_of)
@@ -109,7 +95,7 @@ def test_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         length = [("Content-Length", "99")] if environ["PATH_INFO"] == "/sized" else []
         start_response("200 OK", length)
-        bodies.append(Body(raising(b"begin")))
+        bodies.append(Closing(raising(b"begin")))
         return bodies[-1]
 
     with serve(app, kind) as served:
@@ -125,7 +111,7 @@ def test_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
 
 
 def test_error_in_close_is_logged_and_ends_the_connection(kind: str) -> None:
-    class Unclosable(Body):
+    class Unclosable(Closing):
         def close(self) -> None:
             raise LookupError("the app's own")
 
@@ -225,14 +211,14 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 def test_client_that_leaves_leaves_nothing_open(kind: str, sent: bytes, reset: bool) -> None:
     requests: list[str] = []
-    bodies: list[Body] = []
+    bodies: list[Closing] = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         requests.append(environ["REQUEST_METHOD"])
         environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or -1))
         if environ["PATH_INFO"] == "/large":
             start_response("200 OK", [])
-            bodies.append(Body(iter([b"x" * 1_000_000] * (LARGE_BYTES // 1_000_000))))
+            bodies.append(Closing(iter([b"x" * 1_000_000] * (LARGE_BYTES // 1_000_000))))
             return bodies[-1]
         return ok(environ, start_response)
 

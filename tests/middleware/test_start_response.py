@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import shapes
 from tests.support.notes import Notes
-from tests.support.wsgi import Server, answering, new_environ, returning, serve
+from tests.support.wsgi import Closing, Server, answering, new_environ, returning, serve
 from wsgifast import BodyError, WSGIFast
 
 if TYPE_CHECKING:
@@ -334,23 +334,10 @@ def test_environ_without_optional_keys_is_enough(
 # close()
 
 
-class Closing:
-    """A body that counts its close() calls; iterated or read as asked."""
-
-    def __init__(self) -> None:
-        self.closed = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter([b"a", b"b"])
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 @pytest.mark.parametrize("read", [0, 1, 2])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_close_is_called_once(read: int, method: str) -> None:
-    body = Closing()
+    body = Closing([b"a", b"b"])
     server = serve(body, method=method)
     chunks = iter(server.result)
     for _ in range(read):
@@ -374,7 +361,7 @@ def test_close_is_called_when_the_body_is_refused() -> None:
 
 
 def test_close_is_called_when_the_server_refuses_the_head() -> None:
-    body = Closing()
+    body = Closing([b"a", b"b"])
 
     def start(status: str, headers: Any, exc_info: Any = None, /) -> Callable[[bytes], object]:
         raise ValueError("a header that the server does not like")

@@ -12,6 +12,7 @@ from hyperframe.frame import PingFrame, SettingsFrame
 
 from tests.server.connections import answers
 from tests.server.http2_peer import ENHANCE_YOUR_CALM, REFUSED, Begin, Peer, raw_frame, raw_head
+from tests.support.wsgi import Closing
 from tests.workers.bench import LARGE, echo
 from wsgifast.server import backlog
 
@@ -53,20 +54,12 @@ def test_stream_reset_before_its_turn_runs_no_app(begin: Begin) -> None:
 
 
 def test_stream_reset_while_sending_ends(begin: Begin) -> None:
-    closed: list[int] = []
-
-    class Body:
-        def __iter__(self) -> Iterator[bytes]:
-            return iter([bytes(LARGE)])
-
-        def close(self) -> None:
-            closed.append(1)
-
-    peer = begin(answers(Body), window=10)
+    body = Closing([bytes(LARGE)])
+    peer = begin(answers(body), window=10)
     assert len(peer.get().body) == 10
     peer.state.reset_stream(1)
     peer.run()
-    assert closed == [1]
+    assert body.closed == 1
     assert not peer.streams
     assert peer.bench.log.requests == [("GET /", "200 OK", 10)]
     assert peer.bench.server.output_rules.memory.used_bytes == 0

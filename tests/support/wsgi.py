@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import wsgiref.util
 import wsgiref.validate
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from wsgifast import WSGIFast
@@ -59,6 +59,20 @@ class Server:
         if close is not None:
             close()
         return b"".join(self.sent)
+
+
+class Closing:
+    """An app's body, whose close() is counted."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._blocks = blocks
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._blocks)
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 def answering(
