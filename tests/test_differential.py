@@ -22,6 +22,7 @@ import gunicorn.http.wsgi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import wsgi
 from tests.support.effort import effort
 from tests.support.scripts import (
     FILES,
@@ -67,12 +68,8 @@ scripts = st.builds(
 
 
 def new_environ(method: str, file_wrapper: type) -> dict[str, Any]:
-    environ: dict[str, Any] = {
-        "REQUEST_METHOD": method, "SCRIPT_NAME": "", "PATH_INFO": "/", "QUERY_STRING": "",
-        "wsgi.file_wrapper": file_wrapper,
-    }  # fmt: skip
-    wsgiref.util.setup_testing_defaults(environ)
-    return environ
+    extra: dict[str, Any] = {"wsgi.file_wrapper": file_wrapper}
+    return wsgi.new_environ(method, **extra)
 
 
 class Server:

@@ -14,8 +14,9 @@ from django.urls import path as url
 from gunicorn.http.wsgi import FileWrapper
 
 from tests.asgi.support import call, scope_of
-from tests.metrics.test_instrumented import answer, new_environ
+from tests.metrics.test_instrumented import answer
 from tests.support.notes import Notes
+from tests.support.wsgi import new_environ
 from wsgifast import WSGIFast
 from wsgifast.django import get_asgi_application, get_wsgi_application
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.files import write_old
 from tests.support.notes import Notes
+from tests.support.wsgi import new_environ, returning
 from wsgifast import BodyError, ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileReader, close_body
 from wsgifast.metrics import Answered, RequestMetrics
@@ -32,23 +33,8 @@ class Failing(Notes):
         raise RuntimeError("the back end is down")
 
 
-def new_environ(method: str = "GET") -> dict[str, Any]:
-    environ: dict[str, Any] = {"REQUEST_METHOD": method, "wsgi.file_wrapper": None}
-    wsgiref.util.setup_testing_defaults(environ)
-    del environ["wsgi.file_wrapper"]
-    return environ
-
-
 def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
     return lambda data: None
-
-
-def returning(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> WSGIApplication:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        start_response(status, [("Content-Type", "text/plain"), *headers])
-        return body  # type: ignore[no-any-return]
-
-    return app
 
 
 def ask(app: WSGIApplication, environ: dict[str, Any] | None = None, **options: Any) -> Notes:
@@ -142,13 +128,11 @@ def test_head_is_recorded_without_a_body() -> None:
 
 
 def test_body_of_another_length_is_counted() -> None:
-    assert ask(returning([b"abc"], "200 OK", ("Content-Length", "5"))).length_errors == [
-        "corrected"
-    ]
-    too_long = returning(iter([b"abc", b"def"]), "200 OK", ("Content-Length", "5"))
+    assert ask(returning([b"abc"], ("Content-Length", "5"))).length_errors == ["corrected"]
+    too_long = returning(iter([b"abc", b"def"]), ("Content-Length", "5"))
     assert ask(too_long).length_errors == ["long"]
     notes = Notes()
-    app = WSGIFast(returning(iter([b"abc"]), "200 OK", ("Content-Length", "5")), metrics=notes)
+    app = WSGIFast(returning(iter([b"abc"]), ("Content-Length", "5")), metrics=notes)
     with pytest.raises(EOFError):
         answer(app, new_environ())
     assert notes.length_errors == ["short"]

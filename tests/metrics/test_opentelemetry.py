@@ -18,12 +18,13 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tests.asgi.support import call, scope_of
+from tests.support.wsgi import new_environ, returning
 from wsgifast import WSGIFast
 from wsgifast.metrics import CATALOGUE, Point, collecting
 from wsgifast.metrics.collecting import point
 from wsgifast.metrics.opentelemetry import Instruments
 
-from .test_instrumented import answer, new_environ, returning
+from .test_instrumented import answer
 
 
 def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def test_requests_are_recorded_by_instruments() -> None:
     provider = MeterProvider([reader])
     instruments = Instruments(provider)
     environ = {**new_environ("BREW"), "wsgifast.pattern": "/items/<id>"}
-    app = returning([b"x"] * 1000, "503 Service Unavailable", ("Content-Length", "7"))
+    app = returning([b"x"] * 1000, ("Content-Length", "7"), status="503 Service Unavailable")
     answer(WSGIFast(app, metrics=instruments), environ)
     body: Any = WSGIFast(returning(iter([b"a", b"b"])), metrics=instruments)(
         new_environ(), lambda *args: lambda data: None

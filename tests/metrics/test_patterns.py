@@ -18,9 +18,10 @@ from starlette.routing import Mount, Route
 
 from tests.asgi.support import call, scope_of
 from tests.support.notes import Notes
+from tests.support.wsgi import new_environ
 from wsgifast import WSGIFast, middleware
 
-from .test_instrumented import answer, new_environ
+from .test_instrumented import answer
 
 
 def _pattern(app: Any, path: str, **options: Any) -> str | None:

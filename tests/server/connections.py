@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.support.servers import wait_for
+from tests.support.wsgi import answering
+from tests.workers.bench import App as App
 from tests.workers.bench import Bench, Client, Clock, echo
+from tests.workers.bench import answers as answers
 from wsgifast.server.endpoint import RUNNING, SENDING
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
@@ -22,30 +25,10 @@ NONSENSE = b"G=T / HTTP/1.1\r\n\r\n"
 STREAMED = {"buffer_bodies": False}
 
 MakeBench = Callable[..., Bench]
-App = Callable[[dict[str, Any], Any], Iterable[bytes]]
-
-
-def answers(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
-    """An app that answers, whether it may or not.
-
-    :param body: what it returns, or a function that makes that for each request.
-    """
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response(status, list(headers))
-        made: Iterable[bytes] = body() if callable(body) else body
-        return made
-
-    return app
 
 
 def answers_wrapped(make: Callable[[], Any], *headers: Any, status: str = "200 OK") -> App:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response(status, list(headers))
-        wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](make())
-        return wrapped
-
-    return app
+    return answering(lambda environ: environ["wsgi.file_wrapper"](make()), status, [*headers])
 
 
 @pytest.fixture

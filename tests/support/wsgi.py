@@ -77,23 +77,22 @@ class Closing:
 
 def answering(
     body: Callable[[WSGIEnvironment], Any],
-    status: str = "200 OK",
+    status: Any = "200 OK",
     headers: Any = TEXT,
     *,
     written: bytes | None = None,
 ) -> WSGIApplication:
-    """An app that returns what `body` makes of the environ.
+    """An app that returns what `body` makes of the environ, after start_response() and write().
 
-    :param written: sent by write() before.
+    :param written: what write() is called with; None for no call.
     """
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        made = body(environ)
         # Servers may add to a list.
         write = start_response(status, [*headers] if type(headers) is list else headers)
         if written is not None:
             write(written)
-        return made
+        return body(environ)
 
     return app
 

@@ -26,6 +26,7 @@ from gunicorn.workers import base
 
 from tests.server.states import checked_states
 from tests.support.http import Answers, Connection
+from tests.support.wsgi import answering
 from tests.workers.serving import split_options
 from wsgifast.server import connection, poller, server
 from wsgifast.workers import FastWorker, worker
@@ -42,23 +43,17 @@ _PATIENCE_S = 60.0
 _TURNS = 2000
 
 
-def app_of(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> App:
-    """An app that always answers the same.
+def answers(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
+    """An app that answers, whether it may or not.
 
-    :param body: or what returns it, once start_response() has been called.
+    :param body: what it returns, or a function that makes that for each request.
     """
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response(status, list(headers))
-        made: Iterable[bytes] = body() if callable(body) else body
-        return made
-
-    return app
+    return answering(lambda _: body() if callable(body) else body, status, [*headers])
 
 
-hello = app_of([b"hello"], "200 OK", ("Content-Length", "5"))
+hello = answers([b"hello"], ("Content-Length", "5"))
 # More than is sent at once.
-large = app_of(lambda: [bytes(LARGE)], "200 OK", ("Content-Length", str(LARGE)))
+large = answers(lambda: [bytes(LARGE)], ("Content-Length", str(LARGE)))
 
 
 def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

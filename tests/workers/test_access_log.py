@@ -13,7 +13,7 @@ from gunicorn.http.wsgi import FileWrapper
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
-from tests.workers.bench import LARGE, Client, MakeBench, app_of, request_for
+from tests.workers.bench import LARGE, Client, MakeBench, answers, request_for
 from tests.workers.serving import fast_worker
 from wsgifast.errors import RequestError
 
@@ -76,7 +76,7 @@ def test_access_log_omits_bytes_the_kernel_did_not_take(
     path = tmp_path / "file"
     path.write_bytes(bytes(LARGE))
 
-    bench = make_bench(app_of(lambda: BODIES[body](path)))
+    bench = make_bench(answers(lambda: BODIES[body](path)))
     client = bench.connect()  # a Unix socket, whose buffer is not the client's to enlarge
     client.run_request()
     taken = len(client.receive_all_there_is())
@@ -108,7 +108,7 @@ def test_access_log_of_reset_stream_counts_what_its_window_allowed(
 def test_access_log_omits_frames_the_kernel_did_not_take(
     make_bench: MakeBench, streams: int
 ) -> None:
-    app = app_of([bytes(2 * LARGE)])
+    app = answers([bytes(2 * LARGE)])
     peer = Peer(make_bench(app, **HTTP2), window=4 * LARGE, reads=False)
     peer.open(4 * LARGE)
     for _ in range(streams):

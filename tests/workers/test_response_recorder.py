@@ -16,7 +16,7 @@ from tests.metrics.test_instrumented import Failing
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.notes import Notes
-from tests.workers.bench import GET, Bench, MakeBench, app_of, large, request_for
+from tests.workers.bench import GET, Bench, MakeBench, answers, large, request_for
 from wsgifast import WSGIFast
 from wsgifast.metrics import (
     CATALOGUE,
@@ -57,7 +57,7 @@ Begin = Callable[..., tuple[Bench, Recorded]]
 
 
 def test_recorder_records_method_status_and_size(begin: Begin) -> None:
-    bench, recorded = begin(app_of([b"abc"], "201 Created"))
+    bench, recorded = begin(answers([b"abc"], status="201 Created"))
     bench.begin(GET.replace(b"GET", b"POST"))
     (request,) = recorded.requests
     assert request[:5] == ("POST", "http", 201, None, "")
@@ -65,7 +65,7 @@ def test_recorder_records_method_status_and_size(begin: Begin) -> None:
 
 
 def test_worker_is_idle_without_connections(make_bench: MakeBench) -> None:
-    bench = make_bench(app_of([b"abc"]))
+    bench = make_bench(answers([b"abc"]))
     collector = WorkerCollector(bench.server)
     before = collector.activity()
     assert collector.activity() == before is not None
@@ -115,7 +115,7 @@ def test_recorder_finds_framework_loaded_late(
 def test_recorder_counts_length_errors(
     begin: Begin, body: list[bytes], wrapped: bool, kinds: list[str]
 ) -> None:
-    app = app_of(body, "200 OK", ("Content-Length", "5"))
+    app = answers(body, ("Content-Length", "5"))
     bench, recorded = begin(WSGIFast(app) if wrapped else app)
     bench.begin()
     assert recorded.length_errors == kinds
@@ -154,7 +154,7 @@ def test_recorder_counts_client_that_is_given_up(begin: Begin) -> None:
 
 
 def test_recorder_records_http2_streams(begin: Begin) -> None:
-    bench, recorded = begin(WSGIFast(app_of([b"x"] * 100)), **HTTP2)
+    bench, recorded = begin(WSGIFast(answers([b"x"] * 100)), **HTTP2)
     peer = Peer(bench)
     assert peer.get().status == 200
     assert peer.get().body == b"x" * 100
@@ -171,7 +171,7 @@ def _raise() -> Any:
 
 
 def test_recorder_counts_app_error_as_500(begin: Begin) -> None:
-    bench, recorded = begin(app_of(_raise))
+    bench, recorded = begin(answers(_raise))
     client = bench.begin()
     assert client.read_response().status == 500
     assert [request.status for request in recorded.requests] == [500]
@@ -190,13 +190,13 @@ def test_recorder_ignores_hijacked_connection(begin: Begin) -> None:
 
 
 def test_recorder_ignores_refused_request(begin: Begin) -> None:
-    bench, recorded = begin(app_of([b"abc"]))
+    bench, recorded = begin(answers([b"abc"]))
     bench.begin(b"nonsense\r\n\r\n")
     assert not recorded.requests
 
 
 def test_failing_metrics_back_end_costs_no_response(begin: Begin) -> None:
-    bench, _ = begin(app_of([b"abc"], "200 OK", ("Content-Length", "3")), Failing())
+    bench, _ = begin(answers([b"abc"], ("Content-Length", "3")), Failing())
     client = bench.begin()
     for _ in range(3):
         assert client.read_response().body == b"abc"

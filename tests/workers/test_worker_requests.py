@@ -15,7 +15,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.bench import GET, PEER, Log, MakeBench, app_of, ask, hello
+from tests.workers.bench import GET, PEER, Log, MakeBench, answers, ask, hello
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.workers import FastWorker
 
@@ -115,7 +115,7 @@ class FailsToClose:
 
 def test_app_error_after_empty_body_sends_no_second_response(make_bench: MakeBench) -> None:
     body = FailsToClose(iter(()), ValueError("of the app"))
-    app = app_of(body, "200 OK", ("Content-Length", "0"))
+    app = answers(body, ("Content-Length", "0"))
     raw = make_bench(app, keepalive=5).begin().read_to_end()
     assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
     assert raw.count(b"HTTP/1.1") == 1
