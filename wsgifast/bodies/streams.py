@@ -80,7 +80,10 @@ class Stream:
             elif first:
                 break
         if head.status is None:
-            raise self._not_started()
+            # When an iterable fails, cheroot sends the head that it has; without one nothing.
+            headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
+            head.server_start("500 Internal Server Error", headers)
+            raise head.not_started()
         if head.no_body:
             yield b""  # so that the server sends the head, without adding a Content-Length
             return
@@ -122,12 +125,6 @@ class Stream:
             if count > 1 and environ[SENT_AS] == "stream" and not is_event_stream(head.headers):
                 measured = count if counter else min(count, SAMPLED_CHUNKS)
                 environ[SENT_AS] = stream_kind(measured, len(first), total)
-
-    def _not_started(self) -> Exception:
-        # When an iterable fails, cheroot sends the head that it has, and nothing if it has none.
-        headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
-        self._head.server_start("500 Internal Server Error", headers)
-        return self._head.not_started()
 
     def close(self) -> None:
         """Close the app's own iterable, once."""

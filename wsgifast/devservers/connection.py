@@ -25,7 +25,6 @@ import socket
 import socketserver
 import ssl
 import time
-from collections.abc import Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
@@ -195,15 +194,14 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             # A client that still waits for 100 may send its body after this response, or not.
             return (
                 wants_more
-                and not body.awaits_continue
+                and body.send_continue is None
                 and not body.exceeds(UNREAD_BODY_BYTES)
                 and not self._waiting.is_server_stopping()
                 and not self._waiting.is_other_client_locked_out()
             )
 
         def new_response() -> Response:
-            defaults = self._default_headers
-            return Response(self._outlet, self.command, may_stay, defaults, http11=http11)
+            return Response(self._outlet, self, http11=http11, may_stay=may_stay)
 
         def send_continue() -> None:
             if not response.headers_sent:
@@ -274,9 +272,6 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.log_failure(error)
         self._may_send_on = response.headers_sent
         return response.headers_sent
-
-    def _default_headers(self) -> Iterable[tuple[str, str]]:
-        return ("Server", self.version_string()), ("Date", self.date_time_string())
 
     # Between requests.
 

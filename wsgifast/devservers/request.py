@@ -120,6 +120,7 @@ class RequestBody(io.RawIOBase):
     :param decoder: finds the end of the body.
     :param send_continue: sends "100 Continue"; called at the first read. None if the client does
         not wait for it.
+    :ivar send_continue: None once the client does not hold the body back any more.
     """
 
     def __init__(
@@ -132,12 +133,7 @@ class RequestBody(io.RawIOBase):
         self._decoder = decoder
         self._content = memoryview(b"")  # decoded, and not read yet
         self._over = False
-        self._send_continue = send_continue
-
-    @property
-    def awaits_continue(self) -> bool:
-        """Whether the client may still hold the body back."""
-        return self._send_continue is not None
+        self.send_continue = send_continue
 
     def readable(self) -> bool:
         return True
@@ -181,8 +177,8 @@ class RequestBody(io.RawIOBase):
     def _receive(self, buffer: WriteableBuffer) -> int:
         if self.at_end:
             return 0
-        if self._send_continue is not None:
-            send_continue, self._send_continue = self._send_continue, None
+        if self.send_continue is not None:
+            send_continue, self.send_continue = self.send_continue, None
             send_continue()
         while not self._content and not self._decoder.done:
             received = self._received()

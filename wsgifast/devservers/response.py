@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from ..bodies.chunks import excerpt, few_chunks
@@ -29,28 +30,26 @@ class Response(ResponseWriter):
     If the size of a body is known before its first byte is sent, it gets a Content-Length, as on
     wsgiref's and Werkzeug's servers.
 
-    :param method: of the request.
-    :param may_stay: called when the head is sent: whether the connection may be kept.
-    :param defaults: returns headers for a response that lacks them.
+    :param handler: of the request; its Server and Date are sent if the app has none.
     :param http11: whether the client speaks HTTP/1.1.
+    :param may_stay: called when the head is sent: whether the connection may be kept.
     :ivar keep_alive: whether the connection can be kept after this response.
     """
 
     def __init__(
         self,
         outlet: Outlet,
-        method: str,
-        may_stay: Callable[[], bool],
-        defaults: Callable[[], Iterable[tuple[str, str]]],
+        handler: BaseHTTPRequestHandler,
         *,
         http11: bool,
+        may_stay: Callable[[], bool],
     ) -> None:
         super().__init__(outlet)
         self._outlet = outlet
-        self._method = method
+        self._handler = handler
+        self._method = handler.command
         self._chunks = http11
         self._may_stay = may_stay
-        self._defaults = defaults
         self.keep_alive = False
 
     @property
@@ -116,7 +115,9 @@ class Response(ResponseWriter):
         ends = self.must_close or self.closes or head.code == 101
         self.keep_alive = not ends and self._may_stay()
         names = {name.lower() for name, _ in head.headers}
-        own = [(name, value) for name, value in self._defaults() if name.lower() not in names]
+        handler = self._handler
+        defaults = ("Server", handler.version_string()), ("Date", handler.date_time_string())
+        own = [(name, value) for name, value in defaults if name.lower() not in names]
         if head.upgrades:
             own.append(("Connection", "upgrade"))
         elif not self.keep_alive:
