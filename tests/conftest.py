@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import IO, Any
@@ -196,3 +196,20 @@ def wsgi_server(name: str, app: str, **options: Any) -> Iterator[LiveServer]:
     port = free_port()
     with live_server(WSGI_SERVERS[name](port, app), ("127.0.0.1", port), **options) as server:
         yield server
+
+
+def servers_with(
+    app: str, names: Iterable[str] = tuple(WSGI_SERVERS), *, started_anew: Collection[str] = ()
+) -> Any:
+    """A fixture for a module: an app on one of these servers after the other.
+
+    :param started_anew: those that are not forked from a process that has imported everything.
+    """
+
+    @pytest.fixture(scope="module", params=[*names])
+    def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+        forked = request.param not in started_anew
+        with wsgi_server(request.param, app, forked=forked) as running:
+            yield running
+
+    return server

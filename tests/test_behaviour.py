@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
+from tests.conftest import gunicorn, servers_with
 from tests.support.coded import decoded
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response, reset_on_close
@@ -24,26 +23,12 @@ STARTED_ANEW = ("gunicorn-gthread", "gunicorn-fastworker")
 APPS_NAME = "the app tests.support.shapes.raw"
 
 
-@pytest.fixture(scope="module", params=WSGI_SERVERS)
-def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    """A live server with the wrapped app of every shape."""
-    forked = request.param not in STARTED_ANEW
-    with wsgi_server(request.param, "tests.support.shapes:app", forked=forked) as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=["gunicorn-gthread", "wsgiref", "waitress"])
-def coalescing_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    """The same app, with the chunks of iterators coalesced."""
-    with wsgi_server(request.param, "tests.support.shapes:coalescing_app") as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=WSGI_SERVERS)
-def compressing_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    """The same app, compressed."""
-    with wsgi_server(request.param, "tests.support.shapes:compressing_app") as running:
-        yield running
+# Live servers with the wrapped app of every shape, and with the same app by its options.
+server = servers_with("tests.support.shapes:app", started_anew=STARTED_ANEW)
+coalescing_server = servers_with(
+    "tests.support.shapes:coalescing_app", ["gunicorn-gthread", "wsgiref", "waitress"]
+)
+compressing_server = servers_with("tests.support.shapes:compressing_app")
 
 
 def check(response: Response, name: str) -> None:

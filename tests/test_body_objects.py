@@ -6,15 +6,13 @@ import gzip
 import io
 import wsgiref.handlers
 import wsgiref.util
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import wsgi_server
+from tests.conftest import servers_with
 from tests.support.body_objects import BASES, CONTENTS, METHODS, OTHERS, TRANSFORMS, WRAPS, Spec
 from tests.support.body_objects import answer as answer_with
 from tests.support.effort import effort
@@ -143,10 +141,9 @@ def test_body_of_any_class_is_what_wsgiref_sends(
     check(replace(spec, size=0 if sized else None), method, range_, tagged)
 
 
-@pytest.fixture(scope="module", params=["gunicorn-fastworker", "fast-wsgiref", "fast-werkzeug"])
-def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    with wsgi_server(request.param, "tests.support.body_objects:both") as running:
-        yield running
+server = servers_with(
+    "tests.support.body_objects:both", ["gunicorn-fastworker", "fast-wsgiref", "fast-werkzeug"]
+)
 
 
 @settings(max_examples=effort(60), suppress_health_check=[HealthCheck.too_slow])

@@ -22,33 +22,25 @@ def wsgi_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     fields = {
         key: value for key, value in environ.items() if key.startswith("HTTP_") and key not in _OWN
     }
-    return _answer(
-        start_response,
-        environ["REQUEST_METHOD"],
-        [
-            environ["REQUEST_METHOD"],
-            environ["SCRIPT_NAME"],
-            environ["PATH_INFO"],
-            environ.get("QUERY_STRING", ""),
-            environ["SERVER_PROTOCOL"],
-            environ.get("CONTENT_TYPE", ""),
-            sorted(fields.items()),
-            len(body),
-            hashlib.sha256(body).hexdigest(),
-        ],
-    )
-
-
-def _answer(start_response: Any, method: str, understood: list[Any]) -> Iterable[bytes]:
+    method = environ["REQUEST_METHOD"]
+    understood = [
+        method,
+        environ["SCRIPT_NAME"],
+        environ["PATH_INFO"],
+        environ.get("QUERY_STRING", ""),
+        environ["SERVER_PROTOCOL"],
+        environ.get("CONTENT_TYPE", ""),
+        sorted(fields.items()),
+        len(body),
+        hashlib.sha256(body).hexdigest(),
+    ]
     data = json.dumps(understood).encode()
-    start_response(
-        "200 OK",
-        [
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(data))),
-            ("X-Method", "HEAD" if method == "HEAD" else "other"),
-        ],
-    )
+    headers = [
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(data))),
+        ("X-Method", "HEAD" if method == "HEAD" else "other"),
+    ]
+    start_response("200 OK", headers)
     return [data]
 
 

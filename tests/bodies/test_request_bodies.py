@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import wsgi_server
+from tests.conftest import servers_with
 from tests.support.http import Connection
 from tests.support.limited_app import LIMIT
 from tests.support.notes import Notes
@@ -293,16 +293,8 @@ OTHERS = ("wsgiref", "werkzeug", "uwsgi", "mod_wsgi")  # do not decode chunks, a
 APP = "tests.support.limited_app:wsgi"
 
 
-@pytest.fixture(scope="module", params=[*CHUNKED, *OTHERS])
-def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    with wsgi_server(request.param, APP) as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=CHUNKED)
-def chunked_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    with wsgi_server(request.param, APP) as running:
-        yield running
+server = servers_with(APP, [*CHUNKED, *OTHERS])
+chunked_server = servers_with(APP, CHUNKED)
 
 
 @pytest.mark.long
