@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import IO, Any
 
+import anyio
 import pytest
 from hypothesis import settings
 
@@ -45,6 +47,30 @@ def pytest_runtest_setup() -> Generator[None]:
 def pytest_runtest_call() -> Generator[None]:
     with _skipping_where_a_program_is_missing():
         return (yield)
+
+
+LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "asyncio": ("asyncio", {"use_uvloop": False}),
+    "uvloop": ("asyncio", {"use_uvloop": True}),
+    "trio": ("trio", {}),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on an event loop of its own: asyncio's, or that of `loop`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = pyfuncitem.funcargs
+    arguments = {name: given[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def bounded() -> None:
+        with anyio.fail_after(60):
+            await pyfuncitem.obj(**arguments)
+
+    backend, options = LOOPS[str(given.get("loop", "asyncio"))]
+    anyio.run(bounded, backend=backend, backend_options=options)
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import random
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from asgifast import coalescing
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 
+from tests.conftest import LOOPS
 from tests.support.process import open_descriptors
 from tests.support.servers import LiveServer
 
@@ -25,34 +25,11 @@ from .servers import BARE, asgi_server
 from .support import DATA
 from .transports import FILE_BYTES
 
-LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
-    "asyncio": ("asyncio", {"use_uvloop": False}),
-    "uvloop": ("asyncio", {"use_uvloop": True}),
-    "trio": ("trio", {}),
-}
-
 # By their commands: one for each of the ways in which ours are had. A fork of what has imported
 # everything does not show what is imported too late.
 STARTED_ANEW = ("ours-httptools-uvloop", "ours-gunicorn-uvicorn")
 # More than the send buffer, a window of sendfile and a read's block; and no multiple of any.
 _LARGE_BYTES = 5 * 1024 * 1024 + 12_345
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on an event loop of its own: asyncio's, or that of `loop`."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    given = pyfuncitem.funcargs
-    arguments = {name: given[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-
-    async def bounded() -> None:
-        with anyio.fail_after(60):
-            await pyfuncitem.obj(**arguments)
-
-    backend, options = LOOPS[str(given.get("loop", "asyncio"))]
-    anyio.run(bounded, backend=backend, backend_options=options)
-    return True
 
 
 @pytest.fixture(params=LOOPS)

@@ -150,7 +150,7 @@ async def replies(sock: socket.socket, count: int) -> list[bytes]:
     return bytes(data).splitlines()
 
 
-def test_client_that_reads_no_replies_pauses_its_commands() -> None:
+async def test_client_that_reads_no_replies_pauses_its_commands() -> None:
     asked = 0
     commands = 20_000
 
@@ -160,59 +160,49 @@ def test_client_that_reads_no_replies_pauses_its_commands() -> None:
             asked += 1
             return "250 " + "x" * 500
 
-    async def run() -> None:
-        async with connected(Verbose()) as (_, client):
-            stream = b"HELO x\r\nMAIL FROM:<a@b.c>\r\n" + b"RCPT TO:<d@e.f>\r\n" * commands
-            loop = asyncio.get_running_loop()
-            sending = loop.create_task(loop.sock_sendall(client, stream))
-            before = -1
-            while asked > before or not asked:
-                before = asked
-                for _ in range(10):
-                    await asyncio.sleep(0)
-            assert asked < 3000
-            assert len(await replies(client, commands + 3)) == commands + 3
-            await sending
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with connected(Verbose()) as (_, client):
+        stream = b"HELO x\r\nMAIL FROM:<a@b.c>\r\n" + b"RCPT TO:<d@e.f>\r\n" * commands
+        loop = asyncio.get_running_loop()
+        sending = loop.create_task(loop.sock_sendall(client, stream))
+        before = -1
+        while asked > before or not asked:
+            before = asked
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert asked < 3000
+        assert len(await replies(client, commands + 3)) == commands + 3
+        await sending
     assert asked == commands
 
 
-def test_input_after_a_message_is_read_though_reading_was_paused() -> None:
+async def test_input_after_a_message_is_read_though_reading_was_paused() -> None:
     """asyncio's TLS up to Python 3.10 hands on every record that it has."""
-
-    async def run() -> None:
-        handler = Handler()
-        async with connected(handler) as (server, client):
-            begin = b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\nDATA\r\n"
-            client.send(begin)
-            await replies(client, 5)
-            client.send(b"te")
-            while server._reception is None:
-                await asyncio.sleep(0)
-            for record in (b"xt\r\n.\r\nNO", b"OP\r\nVR", b"FY x\r\n"):
-                server.data_received(record)
-            assert [reply[:3] for reply in await replies(client, 3)] == [b"250", b"250", b"252"]
-        assert handler.received == [b"text\r\n"]
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    handler = Handler()
+    async with connected(handler) as (server, client):
+        begin = b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\nDATA\r\n"
+        client.send(begin)
+        await replies(client, 5)
+        client.send(b"te")
+        while server._reception is None:
+            await asyncio.sleep(0)
+        for record in (b"xt\r\n.\r\nNO", b"OP\r\nVR", b"FY x\r\n"):
+            server.data_received(record)
+        assert [reply[:3] for reply in await replies(client, 3)] == [b"250", b"250", b"252"]
+    assert handler.received == [b"text\r\n"]
 
 
 @pytest.mark.parametrize("smtputf8", [True, False])
-def test_non_ascii_reply_needs_smtputf8(smtputf8: bool) -> None:
+async def test_non_ascii_reply_needs_smtputf8(smtputf8: bool) -> None:
     """Without SMTPUTF8 it is the handler's mistake, as in aiosmtpd."""
 
     class Umlauts(Handler):
         async def handle_RCPT(self, *args: Any) -> str:
             return "250 grüße"
 
-    async def run() -> None:
-        async with connected(Umlauts(), enable_SMTPUTF8=smtputf8) as (_, client):
-            client.send(b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\n")
-            last = (await replies(client, 4))[-1]
-            assert last == "250 grüße".encode() if smtputf8 else last.startswith(b"500 ")
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    async with connected(Umlauts(), enable_SMTPUTF8=smtputf8) as (_, client):
+        client.send(b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\n")
+        last = (await replies(client, 4))[-1]
+        assert last == "250 grüße".encode() if smtputf8 else last.startswith(b"500 ")
 
 
 def test_pipelined_messages_do_not_wait_for_each_other() -> None:

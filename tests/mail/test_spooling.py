@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import smtplib
 import tempfile
@@ -121,23 +120,19 @@ def test_dropped_content_frees_its_memory() -> None:
     assert content.joined() == b""
 
 
-def test_spool_file_of_a_client_that_left_is_closed(monkeypatch: Any) -> None:
+async def test_spool_file_of_a_client_that_left_is_closed(monkeypatch: Any) -> None:
     made: list[Any] = []
     real = tempfile.TemporaryFile
+    content = Content(0)
 
-    async def leave_while_the_file_is_made() -> None:
-        content = Content(0)
+    def late(**options: Any) -> Any:
+        content.close()
+        made.append(real(**options))
+        return made[-1]
 
-        def late(**options: Any) -> Any:
-            content.close()
-            made.append(real(**options))
-            return made[-1]
-
-        monkeypatch.setattr(tempfile, "TemporaryFile", late)
-        content.add(b"data")
-        await content.spool()
-
-    asyncio.run(leave_while_the_file_is_made())
+    monkeypatch.setattr(tempfile, "TemporaryFile", late)
+    content.add(b"data")
+    await content.spool()
     assert [file.closed for file in made] == [True]
 
 
