@@ -142,9 +142,7 @@ class _Handler(ASGIHandler):
         self, channel: _Channel, file: Any, segment: FileSegment, start: Message
     ) -> None:
         status, headers, method = start["status"], start["headers"], channel.scope["method"]
-        segments: Sequence[bytes | ByteRange] = [ByteRange(0, segment.size)]
-        if not has_body(method, status):
-            segments = ()
+        segments: Sequence[Segment] = [segment] if has_body(method, status) else ()
         # A slice is of a file whose request was answered before.
         if status == 200 and method in ("GET", "HEAD") and type(file) is not FileSlice:
             plan = plan_file_body(
@@ -156,24 +154,18 @@ class _Handler(ASGIHandler):
                 conditional=self._conditional,
             )
             if plan is not None:
-                status, headers, segments = plan.status, plan.raw_headers, plan.segments
-        await channel(response_start(status, headers))
-        await channel.files.send_segments(
-            [_moved(run, segment.offset) for run in segments], segment.fd
-        )
+                status, headers = plan.status, plan.raw_headers
+                segments = plan.segments_of(segment.fd, segment.offset)
+        await _send_segments(channel, segments, response_start(status, headers))
 
 
 async def _send_segments(channel: _Channel, segments: Sequence[Segment], start: Message) -> None:
     """Send a head, and bytes and runs of one file."""
-    fd = next(segment.fd for segment in segments if isinstance(segment, FileSegment))
+    fd = next((segment.fd for segment in segments if isinstance(segment, FileSegment)), None)
     await channel(start)
     await channel.files.send_segments(
         [s if isinstance(s, bytes) else ByteRange(s.offset, s.size) for s in segments], fd
     )
-
-
-def _moved(run: bytes | ByteRange, offset: int) -> bytes | ByteRange:
-    return run if isinstance(run, bytes) else ByteRange(offset + run.offset, run.size)
 
 
 class _RunningIterator:

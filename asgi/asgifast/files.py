@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wsgifast.compression.dictionaries import client_dictionary
@@ -433,11 +433,13 @@ async def send_segment(
     *,
     more_body: bool,
     is_disconnected: Callable[[], bool] | None = None,
+    room: Callable[[], Awaitable[int]] | None = None,
 ) -> None:
     """Send a range of an open file as body messages.
 
     :param more_body: of the last message; the others have it anyway.
     :param is_disconnected: asked before each block; if it returns True, nothing more is sent.
+    :param room: returns the most bytes of the next block, once the client has room for them.
     :raises FileTruncated: if the file ends early; the response is then shorter than declared.
     """
     fd, offset, size = segment
@@ -445,7 +447,8 @@ async def send_segment(
     while offset < end:
         if is_disconnected is not None and is_disconnected():
             return
-        block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
+        most = BLOCK_BYTES if room is None else min(await room(), BLOCK_BYTES)
+        block = await read_block(fd, offset, min(most, end - offset))
         if not block:
             raise FileTruncated(end - offset, size)
         offset += len(block)

@@ -116,12 +116,7 @@ class ASGIFast:
         decompress: bool = False,
     ) -> None:
         check_app(app, "ASGI")
-        check_switches(
-            coalesce=coalesce,
-            ranges=ranges,
-            conditional=conditional,
-            traces=traces,
-        )
+        check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional, traces=traces)
         if pathsend is not None:
             check_switches(pathsend=pathsend)
         self.app = app

@@ -116,7 +116,8 @@ async def call_limited(
         await body.refuse()
         return
     if decoder is not None or (limits.limit_bytes is not None and length is None and may_be_there):
-        app = partial(_call_decoding, app, decoder, limits.limit_bytes)
+        body = _LimitedBody(decoder, limits.limit_bytes, scope, receive, send)
+        app = partial(body.call, app)
     if length is None or not 0 < length <= buffer_bytes:
         await app(scope, receive, send)
         return
@@ -128,34 +129,11 @@ async def call_limited(
         await buffered.close()
 
 
-async def _call_decoding(
-    app: ASGIApp,
-    decoder: RequestDecoder | None,
-    limit_bytes: int | None,
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-) -> None:
-    """Call an app with a body that is decoded, or counted, while it is received."""
-    body = _LimitedBody(decoder, limit_bytes, scope, receive, send)
-    if decoder is not None:
-        kept = [header for header in scope["headers"] if header[0] not in _OF_THE_CODED]
-        scope = {**scope, "headers": kept}
-    try:
-        await app(scope, body.receive, body.send)
-    except Exception:
-        if body.refused is None or body.has_started:
-            raise
-    if body.refused is not None and not body.has_started:
-        await body.refuse()
-
-
 class _LimitedBody:
     """The receive() and send() of an app whose request's body is decoded or counted.
 
     :ivar refused: why the body is refused.
     :ivar is_unread: a part of the body has not been received.
-    :ivar has_started: the app's head has been sent.
     """
 
     def __init__(
@@ -168,14 +146,28 @@ class _LimitedBody:
     ) -> None:
         self.refused: RequestError | None = None
         self.is_unread = True
-        self.has_started = False
-        self._has_answered = False
         self._decoder = decoder
+        self._has_started = False  # the app's head has been sent
+        self._has_answered = False
         self._limit_bytes = limit_bytes
         self._received = 0
         self._scope = scope
         self._receive = receive
         self._send = send
+
+    async def call(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call an app, and answer in its place if the body is refused before its head is sent."""
+        self._receive = receive
+        if self._decoder is not None:
+            kept = [header for header in scope["headers"] if header[0] not in _OF_THE_CODED]
+            scope = {**scope, "headers": kept}
+        try:
+            await app(scope, self.receive, self.send)
+        except Exception:
+            if self.refused is None or self._has_started:
+                raise
+        if self.refused is not None and not self._has_started:
+            await self.refuse()
 
     async def receive(self) -> Message:
         """:raises RequestError: for a body that is refused."""
@@ -205,8 +197,8 @@ class _LimitedBody:
 
     async def send(self, message: Message) -> None:
         """Send what the app sends, or the refusal in place of it."""
-        if self.refused is None or self.has_started:
-            self.has_started = self.has_started or message["type"] == "http.response.start"
+        if self.refused is None or self._has_started:
+            self._has_started = self._has_started or message["type"] == "http.response.start"
             await self._send(message)
         elif message["type"] == "http.response.start" and not self._has_answered:
             await self._answer(message.get("headers", ()))

@@ -42,6 +42,9 @@ class FileBody:
         "_close", "_fd", "_left", "_recording", "_response", "_rest", "_segments", "_sent_by",
     )  # fmt: skip
 
+    # As for send_segment().
+    _room: Callable[[], Awaitable[int]] | None = None
+
     def __init__(
         self,
         response: Response,
@@ -197,6 +200,7 @@ class FileBody:
                 segment,
                 more_body=True,
                 is_disconnected=lambda: bool(cycle.disconnected),
+                room=self._room,
             )
         except FileTruncated:
             self._response.cut_off()

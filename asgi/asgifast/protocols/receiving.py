@@ -191,7 +191,7 @@ class ConnectionLoop:
     def stop(self) -> None:
         """The connection is lost: drop the timer, which refers to it."""
         self._callback = None
-        self._check = _never
+        self._check = lambda: math.inf
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -267,10 +267,6 @@ def _counter(most: float, proxies: str) -> ConnectionsByAddress:
         lambda address: address in trusted.trusted_hosts,
         logging.getLogger("uvicorn.error").warning,
     )
-
-
-def _never() -> float:
-    return math.inf
 
 
 class Upload:

@@ -96,7 +96,9 @@ class Response:
                     self.start = None
                     if self.send_both(start, message):
                         return
-                    if self._fits_one_write(message):
+                    whole = whole_body(message)
+                    is_small = whole is not None and len(whole) < COALESCED_BYTES
+                    if is_small and not cycle.flow.write_paused:
                         await self._send_in_one_write(start, message)
                         return
                     self.start = start
@@ -157,11 +159,6 @@ class Response:
         if whole_sender_for(cycle.send) is None or self.start is not None or self.order is not None:
             return False
         return send_whole(cycle, start, message, cycle.transport.write_now)
-
-    def _fits_one_write(self, message: Message) -> bool:
-        body = whole_body(message)
-        is_small = body is not None and len(body) < COALESCED_BYTES
-        return is_small and not self.cycle.flow.write_paused
 
     async def _send_in_one_write(self, *messages: Message) -> None:
         """Have uvicorn send messages, and what it writes leave at once."""

@@ -7,7 +7,6 @@ import inspect
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -98,19 +97,14 @@ _OF_THE_PROTOCOL = {
 }  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Served:
-    """What all connections of a server share."""
-
-    call: ASGIApp
-    offer: Offer
-
-
 @lru_cache(maxsize=64)
-def _served_by(config: Any, pathsend: bool | None) -> _Served:
-    """For uvicorn's configuration, as not every app is hashable, and the protocol's option."""
+def _served_by(config: Any, pathsend: bool | None) -> tuple[ASGIApp, Offer]:
+    """Return what all connections of a server call, and what they offer.
+
+    For uvicorn's configuration, as not every app is hashable, and the protocol's option.
+    """
     app = config.loaded_app
-    return _Served(instrumented(app), Offer(app, pathsend, {COALESCING: {}}))
+    return instrumented(app), Offer(app, pathsend, {COALESCING: {}})
 
 
 async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,10 +208,10 @@ class FileSending(_Base):
         ):
             await self._refuse(cycle, BodyTooLarge(limit_bytes))
             return None
-        served = self._served
-        extensions = served.offer.extensions_for(scope["path"])
+        app, offer = self._served
+        extensions = offer.extensions_for(scope["path"])
         if extensions is None:
-            extensions = await served.offer.decided_for(scope["path"])
+            extensions = await offer.decided_for(scope["path"])
         offered = scope.get("extensions")
         scope["extensions"] = {**offered, **extensions} if offered else {**extensions}
         # Attribute by attribute: a constructor would be one more call for every request.
@@ -234,7 +228,7 @@ class FileSending(_Base):
             receive = upload.receive
         try:
             # Reported by uvicorn, if it is not None.
-            result = await served.call(scope, receive, response.send)  # type: ignore[func-returns-value]
+            result = await app(scope, receive, response.send)  # type: ignore[func-returns-value]
             if response.start is not None or response.order is not None:
                 await response.returned()
         except Exception:

@@ -14,13 +14,10 @@ from typing import Any, ClassVar
 
 from wsgifast.checks import needs
 from wsgifast.http.framing import has_body
-from wsgifast.sockets import FileSegment, FileTruncated
-from wsgifast.sockets.sending import BLOCK_BYTES
+from wsgifast.sockets import FileSegment
 
 from ..exporting import figures
-from ..files import read_block
-from ..loops import next_turn
-from ..messages import Message, copied_head, declared_length, response_body
+from ..messages import Message, copied_head, declared_length
 from ..protocols.file_body import SMALL_FILE_BYTES, FileBody
 from ..protocols.receiving import Upload, admit, release
 from ..protocols.response import Response, count
@@ -129,25 +126,11 @@ class _WindowedBody(FileBody):
         await self._send_by_reads(segment)
         return None
 
-    async def _send_by_reads(self, segment: FileSegment, *, is_framed: bool = False) -> None:
-        response = self._response
-        cycle = response.cycle
-        fd, offset, size = segment
-        end = offset + size
-        while offset < end and not cycle.disconnected:
-            await response.drain(0)
-            window = min(cycle.stream.send_window or 0, cycle.conn.send_window)
-            block = await read_block(
-                fd, offset, min(max(window, _FRAME_BYTES), BLOCK_BYTES, end - offset)
-            )
-            if not block:
-                response.cut_off()
-                raise FileTruncated(end - offset, size)
-            offset += len(block)
-            await cycle.send(response_body(block, more_body=True))
-            self._left -= len(block)
-            if offset < end:
-                await next_turn()
+    async def _room(self) -> int:
+        await self._response.drain(0)
+        cycle = self._response.cycle
+        window: int = min(cycle.stream.send_window or 0, cycle.conn.send_window)
+        return max(window, _FRAME_BYTES)
 
 
 class ZttpH2Response(Response):
