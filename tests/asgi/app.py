@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import asgifast
 from asgifast import ASGIFast
-from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from .blocking import watch
+from .support import Step, body, head, length, raising, sending, zerocopy
 
-PATHSEND = "http.response.pathsend"
-ZEROCOPYSEND = "http.response.zerocopysend"
+FAIL = raising(LookupError, "the app failed on purpose")
 # The app's own events, one line each, for tests that ask what an app received.
 EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
 # Where blocking calls on this server's event loop are written; whoever started it looks there.
@@ -66,16 +65,25 @@ async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-async def start(send: Send, *headers: tuple[bytes, bytes], status: int = 200) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-
-
-async def body(send: Send, data: Any, more: bool = False) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-def length(size: int) -> tuple[bytes, bytes]:
-    return (b"content-length", str(size).encode())
+# What needs neither the request nor its query.
+SENT = {
+    "hello": sending(head((b"content-type", b"text/plain"), length(5)), body(b"hello", False)),
+    "crumbs": sending(head(), *map(body, crumbs()), body(b"end", False)),
+    "sized_crumbs": sending(
+        head(length(sum(map(len, crumbs())))), *map(body, crumbs()), body(b"", False)
+    ),
+    "large": sending(head(length(3_000_000)), body(b"L" * 3_000_000, False)),
+    "mixed": sending(
+        head(),
+        *(body(b"m" * size) for size in (10, 100_000, 0, 7, 70_000, 1)),
+        body(b"!", False),
+    ),
+    "raises": sending(head(), body(b"sent before it failed"), FAIL),
+    "raises_first": sending(FAIL),
+    "raises_behind_its_head": sending(head(), FAIL),
+    "returns": sending(),
+    "returns_midway": sending(head(), body(b"sent before it returned")),
+}
 
 
 class Exchange:
@@ -93,72 +101,31 @@ class Exchange:
     def number(self, name: str) -> int | None:
         return int(self.query[name]) if name in self.query else None
 
+    async def take(self, *steps: Step) -> None:
+        await sending(*steps)(self.scope, self.receive, self.send)
+
+    async def go(self) -> None:
+        """Wait until the test has written the file `go`."""
+        while not os.path.exists(self.path):
+            await sleep(0.005)
+
     async def hello(self) -> None:
-        await start(self.send, (b"content-type", b"text/plain"), length(5))
-        await body(self.send, b"hello")
-
-    async def crumbs(self) -> None:
-        await start(self.send)
-        for crumb in crumbs():
-            await body(self.send, crumb, more=True)
-        await body(self.send, b"end")
-
-    async def sized_crumbs(self) -> None:
-        await start(self.send, length(sum(map(len, crumbs()))))
-        for crumb in crumbs():
-            await body(self.send, crumb, more=True)
-        await body(self.send, b"")
+        await SENT["hello"](self.scope, self.receive, self.send)
 
     async def slow_crumbs(self) -> None:
         """Goes on when the test has written the file `go`: what came before must have left."""
-        await start(self.send)
-        await body(self.send, b"before", more=True)
-        while not os.path.exists(self.path):
-            await sleep(0.005)
-        await body(self.send, b"after", more=True)
-        await body(self.send, b"")
+        messages = head(), body(b"before"), self.go, body(b"after"), body(b"", False)
+        await self.take(*messages)
 
     async def late(self) -> None:
         """Head first; the body when the test has written the file `go`."""
-        await start(self.send, (b"content-type", b"text/event-stream"))
-        while not os.path.exists(self.path):
-            await sleep(0.005)
-        await body(self.send, b"late")
-
-    async def large(self) -> None:
-        await start(self.send, length(3_000_000))
-        await body(self.send, b"L" * 3_000_000)
-
-    async def mixed(self) -> None:
-        await start(self.send)
-        for size in (10, 100_000, 0, 7, 70_000, 1):
-            await body(self.send, b"m" * size, more=True)
-        await body(self.send, b"!")
-
-    async def raises(self) -> None:
-        await start(self.send)
-        await body(self.send, b"sent before it failed", more=True)
-        raise LookupError("the app failed on purpose")
-
-    async def raises_first(self) -> None:
-        raise LookupError("the app failed on purpose")
-
-    async def raises_behind_its_head(self) -> None:
-        await start(self.send)
-        raise LookupError("the app failed on purpose")
-
-    async def returns(self) -> None:
-        """Answer nothing."""
-
-    async def returns_midway(self) -> None:
-        await start(self.send)
-        await body(self.send, b"sent before it returned", more=True)
+        start = head((b"content-type", b"text/event-stream"))
+        await self.take(start, self.go, body(b"late", False))
 
     async def goes_on(self) -> None:
         """Answer, and be done when the test has written the file `go`."""
         await self.hello()
-        while not os.path.exists(self.path):
-            await sleep(0.005)
+        await self.go()
 
     async def pathsend(self) -> None:
         assert self.has(PATHSEND), "no pathsend here"
@@ -170,7 +137,7 @@ class Exchange:
             headers.append((b"content-type", self.query["type"].encode()))
         if "etag" in self.query:
             headers.append((b"etag", self.query["etag"].encode()))
-        await start(self.send, *headers)
+        await self.send(head(*headers))
         path = os.path.relpath(self.path) if "relative" in self.query else self.path
         run = {name: self.number(name) for name in ("offset", "count") if name in self.query}
         await self.send({"type": PATHSEND, "path": path, **run})
@@ -178,33 +145,27 @@ class Exchange:
 
     async def zerocopy(self) -> None:
         assert self.has(ZEROCOPYSEND), "no zerocopysend here"
-        await start(
-            self.send, *([] if "chunked" in self.query else [length(3 + 1000 + 200_000 + 4)])
-        )
-        await body(self.send, b"<1>", more=True)
+        declared = [] if "chunked" in self.query else [length(3 + 1000 + 200_000 + 4)]
+        await self.take(head(*declared), body(b"<1>"))
         with open(self.path, "rb") as file:
             file.read(500)  # the descriptor is far ahead of the file object
-            message = {"type": ZEROCOPYSEND, "file": file, "more_body": True}
-            await self.send({**message, "count": 1000})
-            await self.send({**message, "count": 150_000})
-            await self.send({**message, "count": 50_000})
+            for count in (1000, 150_000, 50_000):
+                await self.send(zerocopy(file, count=count, more_body=True))
             assert file.tell() == 500 + 1000 + 200_000
-        await body(self.send, b"</1>")
+        await self.send(body(b"</1>", False))
 
     async def zerocopy_fd(self) -> None:
-        await start(self.send)
         fd = os.open(self.path, os.O_RDONLY)
         offset = os.stat(self.path).st_size - 100_000
-        await self.send({"type": ZEROCOPYSEND, "file": fd, "offset": offset})
+        await self.take(head(), zerocopy(fd, offset=offset))
         assert os.lseek(fd, 0, os.SEEK_CUR) == 0
         os.close(fd)
 
     async def zerocopy_pipe(self) -> None:
-        await start(self.send)
         reader, writer = os.pipe()
         os.write(writer, b"through a pipe")
         os.close(writer)
-        await self.send({"type": ZEROCOPYSEND, "file": reader})
+        await self.take(head(), zerocopy(reader))
         os.close(reader)
 
     async def stall(self) -> None:
@@ -214,9 +175,7 @@ class Exchange:
 
     async def watch(self) -> None:
         """Send without end until the client leaves; say so."""
-        await start(self.send)
-        await self.receive()
-        await body(self.send, b"watched", more=True)
+        await self.take(head(), self.receive, body(b"watched"))
         message = await self.receive()
         note(message["type"])
 
@@ -227,8 +186,7 @@ class Exchange:
             data += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        await start(self.send, length(len(data)))
-        await body(self.send, data)
+        await self.take(head(length(len(data))), body(data, False))
 
     async def shape(self) -> None:
         """Bodies of the wrong type, which ASGIFast repairs."""
@@ -239,8 +197,8 @@ class Exchange:
             "none": None,
             "int": 7,
         }
-        await start(self.send, (b"content-type", b"text/plain; charset=utf-8"))
-        await body(self.send, shapes[self.query["kind"]])
+        start = head((b"content-type", b"text/plain; charset=utf-8"))
+        await self.take(start, body(shapes[self.query["kind"]], False))
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,9 +218,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
         await frameworks.serve(scope, receive, send)
         return
-    exchange = Exchange(scope, receive, send)
-    route: Callable[[], Awaitable[None]] = getattr(exchange, scope["path"].lstrip("/") or "hello")
-    await route()
+    name = scope["path"].lstrip("/") or "hello"
+    if name in SENT:
+        await SENT[name](scope, receive, send)
+    else:
+        await getattr(Exchange(scope, receive, send), name)()
 
 
 async def lifespan(receive: Receive, send: Send) -> None:

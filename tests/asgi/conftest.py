@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import random
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.support.servers import LiveServer
 
 from .blocking import watch
 from .layers import TEXT
-from .protocols import LARGE_BYTES
+from .protocols import LARGE_BYTES, TOO_MUCH
 from .servers import BARE, asgi_server
 from .support import DATA
 from .transports import FILE_BYTES
@@ -84,6 +85,22 @@ def large(tmp_path: Path) -> Path:
     """The path of a file of 3,000,000 random bytes."""
     path = tmp_path / "large"
     path.write_bytes(os.urandom(LARGE_BYTES))
+    return path
+
+
+@pytest.fixture
+def opened(large: Path) -> Iterator[io.BufferedReader]:
+    """The same file, open for reading."""
+    with large.open("rb") as file:
+        yield file
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> Path:
+    """The path of a file of TOO_MUCH zeros."""
+    path = tmp_path / "sparse"
+    path.touch()
+    os.truncate(path, TOO_MUCH)
     return path
 
 

@@ -21,10 +21,16 @@ from uvicorn.server import ServerState
 
 from tests.support.tls import server_context
 
+from .support import raising
+
 # Far more than all buffers between an app and a client that reads nothing.
 TOO_MUCH = 30_000_000
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HELLO = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
+WEBSOCKET = (
+    b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 LARGE_BYTES = 3_000_000
 is_sent_whole = pytest.mark.skipif(
     uvicorn.__version__ not in UVICORN.known_send, reason="this uvicorn's send() is another one"
@@ -246,5 +252,4 @@ class Upgraded(asyncio.Protocol):
         self.transports[-1].write(b"upgraded")
 
 
-def refuse_sendfile(*args: Any) -> int:
-    raise OSError(errno.EINVAL, "not on this file system")
+refuse_sendfile = raising(OSError, errno.EINVAL, "not on this file system")

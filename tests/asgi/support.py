@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import inspect
+import os
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import anyio
 from asgifast import ASGIFast
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 END: Message = {"type": "http.response.body", "body": b".", "more_body": False}
 DATA = bytes(range(256)) * 4
+# Of an app: see sending().
+Step = Message | Callable[[], object] | None
 _BODY_TYPES = {"http.response.body", PATHSEND, ZEROCOPYSEND}
 
 
@@ -39,23 +45,47 @@ class Answer:
         return [message["type"] for message in self.messages]
 
 
-def sending(*messages: Message | None) -> ASGIApp:
-    """An app that sends these; None lets some turns of the loop go by."""
+def sending(*steps: Step) -> ASGIApp:
+    """An app that sends messages, and calls functions between them.
+
+    What a function returns is awaited, if it can be. None lets some turns of the loop go by.
+    """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for message in messages:
-            if message is None:
+        for step in steps:
+            if isinstance(step, MutableMapping):
+                await send(step)
+            elif step is None:
                 for _ in range(5):
                     await asyncio.sleep(0)
-            else:
-                await send(message)
+            elif inspect.isawaitable(called := step()):
+                await called
 
     return app
+
+
+def noting(seen: list[Any], key: str, app: ASGIApp) -> ASGIApp:
+    """An app in front of one, which notes what each request's scope has under a key."""
+
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope[key])
+        await app(scope, receive, send)
+
+    return noted
 
 
 def app_of(*messages: Message, **options: Any) -> ASGIApp:
     """An app that sends these, in ASGIFast with these options."""
     return ASGIFast(sending(*messages), **options)
+
+
+def raising(error: type[BaseException], *said: object) -> Callable[..., Any]:
+    """A function that raises such an error, whatever it is called with."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise error(*said)
+
+    return fail
 
 
 def head(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
@@ -70,8 +100,17 @@ def body(data: Any, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-def pathsend(path: str) -> Message:
-    return {"type": PATHSEND, "path": path}
+def pathsend(path: str | Path) -> Message:
+    return {"type": PATHSEND, "path": str(path)}
+
+
+def zerocopy(file: Any, **options: Any) -> Message:
+    return {"type": ZEROCOPYSEND, "file": file, **options}
+
+
+def chunk(data: bytes) -> bytes:
+    """Bytes in the chunked coding."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def scope_of(path: str = "/", method: str = "GET", **headers: str) -> Scope:
@@ -98,6 +137,39 @@ def scope_of(path: str = "/", method: str = "GET", **headers: str) -> Scope:
 def offering(*extensions: str, method: str = "GET", **headers: str) -> Scope:
     """A request to a server with these extensions."""
     return {**scope_of(method=method, **headers), "extensions": {name: {} for name in extensions}}
+
+
+def recording(sent: list[Message]) -> Send:
+    """A server's send(), which does not wait."""
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    return send
+
+
+async def checkpoints(count: int = 1) -> None:
+    """Turns of the event loop, asyncio's or trio's."""
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+async def no_body() -> Message:
+    """A server's receive(), whose client has left."""
+    return {"type": "http.disconnect"}
+
+
+async def nothing() -> Message:
+    """A server's receive() where nothing comes."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def bytes_of(message: Message) -> bytes:
+    """What is sent by a message of a body, or a zerocopysend with offset and count."""
+    if message["type"] == ZEROCOPYSEND:
+        return os.pread(message["file"].fileno(), message["count"], message["offset"])
+    return bytes(message.get("body", b""))
 
 
 def call(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import os
 import socket
@@ -12,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
-import trio
 from asgifast import ASGIFast, request_bodies
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.request_bodies import BufferedBody
@@ -29,7 +28,7 @@ from wsgifast.sockets import FileSegment
 
 from .limited_app import BUFFERED
 from .servers import SERVERS, asgi_server
-from .support import scope_of
+from .support import nothing, noting, raising, recording, scope_of
 from .test_request_bodies import chunked, echo, messages, talk
 
 MIB = 1024 * 1024
@@ -101,20 +100,11 @@ def test_body_is_one_message_as_far_as_it_is_in_memory() -> None:
 
 async def test_app_runs_once_the_whole_body_has_come() -> None:
     seen: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append("called")
-        await echo(scope, receive, send)
-
     sent: list[Message] = []
     queue: asyncio.Queue[Message] = asyncio.Queue()
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
     pieces = [b"a" * PIECE] * 20
-    limited = ASGIFast(app, buffer_bodies=True)
-    task = asyncio.ensure_future(limited(sized(pieces), queue.get, send))
+    limited = ASGIFast(noting(seen, "method", echo), buffer_bodies=True)
+    task = asyncio.ensure_future(limited(sized(pieces), queue.get, recording(sent)))
     for message in messages(pieces):
         assert not seen
         queue.put_nowait(message)
@@ -134,83 +124,68 @@ async def test_app_runs_once_the_whole_body_has_come() -> None:
 async def test_bodies_that_are_long_or_not_declared_reach_the_app_while_they_arrive(
     scope: Scope,
 ) -> None:
-    received: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        received.append("the app runs")
-        await echo(scope, receive, send)
+    called: list[str] = []
 
     async def receive() -> Message:
-        assert received == ["the app runs"]
+        assert len(called) == 1, "the app runs"
         return {"type": "http.request"}
 
-    async def send(message: Message) -> None:
-        pass
-
-    await ASGIFast(app, buffer_bodies=1000)(scope, receive, send)
+    app = noting(called, "method", echo)
+    await ASGIFast(app, buffer_bodies=1000)(scope, receive, recording([]))
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 20])
 def test_client_that_leaves_before_its_body_never_starts_the_app(pieces: int) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        raise AssertionError("it was called")
-
+    called: list[str] = []
+    app = ASGIFast(noting(called, "method", echo), buffer_bodies=True)
     received = messages([b"x" * PIECE] * (pieces + 1))[:-1]
-    scope = sized([b"x" * PIECE] * 30)
-    answer = asyncio.run(talk(ASGIFast(app, buffer_bodies=True), scope, received))
+    answer = asyncio.run(talk(app, sized([b"x" * PIECE] * 30), received))
     assert answer.messages == []
+    assert called == []
 
 
 async def test_request_that_is_cancelled_leaves_nothing() -> None:
     came = asyncio.Event()
     received = messages([b"x" * PIECE] * 20)[:-1]
+    sent: list[Message] = []
 
     async def receive() -> Message:
         if received:
             return received.pop(0)
         came.set()
-        await asyncio.Event().wait()
-        raise AssertionError
+        return await nothing()
 
-    async def send(message: Message) -> None:
-        raise AssertionError
-
-    scope = sized([b"x" * PIECE] * 20)
-    task = asyncio.ensure_future(ASGIFast(echo, buffer_bodies=True)(scope, receive, send))
+    app = ASGIFast(echo, buffer_bodies=True)
+    task = asyncio.ensure_future(app(sized([b"x" * PIECE] * 20), receive, recording(sent)))
     await came.wait()
     assert request_bodies.ON_DISK.used_bytes > 0
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait([task])
+    assert not sent
 
 
-def test_request_that_is_cancelled_on_trio_leaves_nothing() -> None:
-    async def run() -> None:
-        received = messages([b"x" * PIECE] * 20)[:-1]
-        with trio.CancelScope() as cancelled:
+@pytest.mark.parametrize("loop", ["trio"], indirect=True)
+@pytest.mark.usefixtures("loop")
+async def test_request_that_is_cancelled_on_trio_leaves_nothing() -> None:
+    received = messages([b"x" * PIECE] * 20)[:-1]
+    sent: list[Message] = []
+    with anyio.CancelScope() as cancelled:
 
-            async def receive() -> Message:
-                if not received:
-                    cancelled.cancel()
-                    await trio.sleep_forever()
-                return received.pop(0)
+        async def receive() -> Message:
+            if not received:
+                cancelled.cancel()
+                await anyio.sleep_forever()
+            return received.pop(0)
 
-            async def send(message: Message) -> None:
-                raise AssertionError
-
-            scope = sized([b"x" * PIECE] * 20)
-            await ASGIFast(echo, buffer_bodies=True)(scope, receive, send)
-        assert cancelled.cancelled_caught
-
-    trio.run(run)
+        scope = sized([b"x" * PIECE] * 20)
+        await ASGIFast(echo, buffer_bodies=True)(scope, receive, recording(sent))
+    assert not sent
+    assert cancelled.cancelled_caught
 
 
 async def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies, "IN_MEMORY", Budget(MIB))
     most = 0
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await echo(scope, receive, send)
 
     async def one(limited: ASGIFast, number: int) -> None:
         nonlocal most
@@ -224,23 +199,16 @@ async def test_memory_is_bounded_over_all_requests(monkeypatch: pytest.MonkeyPat
             return received.pop(0)
 
         sent: list[Message] = []
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await limited(sized(pieces), receive, send)
+        await limited(sized(pieces), receive, recording(sent))
         assert sent[1]["body"] == b"".join(pieces)
 
-    limited = ASGIFast(app, buffer_bodies=True)
+    limited = ASGIFast(echo, buffer_bodies=True)
     await asyncio.gather(*(one(limited, number) for number in range(50)))
     assert MIB * 0.9 < most <= MIB
 
 
 def test_disk_that_is_full_leaves_the_rest_to_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**options: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    monkeypatch.setattr("tempfile.TemporaryFile", raising(OSError, 28, "No space left on device"))
     pieces = [b"x" * PIECE, b"y" * PIECE] * 20
     assert b"".join(asyncio.run(through(pieces))) == b"".join(pieces)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import socket
-import ssl
+import select
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,11 +18,15 @@ from asgifast.exporting import figures
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 
+from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 from tests.support.tls import client_context, write_certificate
 from wsgifast.errors import ConfigurationError, RequestError
 
 from .servers import asgi_server
+from .support import body as part
+from .support import chunk, head
+from .support import length as declared
 
 LIMIT_BYTES = 20_000
 TIMEOUT_S = 1.0
@@ -35,7 +38,7 @@ LIMITS = {
 SERVERS = {"h11": "ours-h11-asyncio", "httptools": "ours-httptools-uvloop"}
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     SERVERS["zttp"] = "ours-ZttpProtocol-asyncio"
-PATIENCE_S = 60.0
+SLOW_HEAD = [bytes([each]) for each in b"GET /" + b"a" * 500]
 
 called: list[str] = []
 errors: list[str] = []
@@ -57,9 +60,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if "/late" in path:  # the app begins to receive when a client would be late
             await asyncio.sleep(2.5 * TIMEOUT_S)
         if "/started" in path:
-            headers = [(b"content-length", b"5")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": b"12345"[:1], "more_body": True})
+            await send(head(declared(5)))
+            await send(part(b"1"))
         while "/unread" not in path:
             message: Message = await receive()
             if message["type"] != "http.request":
@@ -72,15 +74,14 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         errors.append(f"{path} {error.status}")
         raise
     if "/started" in path:
-        await send({"type": "http.response.body", "body": b"2345"})
+        await send(part(b"2345", False))
     else:
         await _answer(send, b"%d" % size)
 
 
 async def _answer(send: Send, body: bytes) -> None:
-    headers = [(b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send(head(declared(len(body))))
+    await send(part(body, False))
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -100,56 +101,29 @@ def server(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
         yield server
 
 
-class Peer:
+class Peer(Connection):
     """A client that sends what and when a test says."""
-
-    def __init__(self, address: Any, context: ssl.SSLContext | None = None) -> None:
-        self.sock: socket.socket = socket.create_connection(address, PATIENCE_S)
-        if context is not None:
-            self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
-        self._read = b""
-
-    def close(self) -> None:
-        self.sock.close()
 
     def post(self, path: str, framing: bytes, *lines: bytes, data: bytes = b"") -> None:
         head = [b"POST %b HTTP/1.1" % path.encode(), b"Host: x", framing, *lines, b"", data]
-        self.sock.sendall(b"\r\n".join(head))
+        self.send(b"\r\n".join(head))
 
-    def trickle(self, data: bytes, pause_s: float) -> None:
-        """Send byte by byte, until the server has ended its side."""
-        self.sock.settimeout(pause_s)
-        for byte in data:
-            self.sock.sendall(bytes([byte]))
-            try:
-                part = self.sock.recv(65536)
-            except TimeoutError:
-                continue
-            self._read += part
-            if not part or self._read:
+    def trickle(self, pieces: Iterable[bytes]) -> None:
+        """Send pieces one by one, until the server sends something, or has ended its side."""
+        for piece in pieces:
+            self.send(piece)
+            if select.select([self.sock], [], [], 0.05)[0]:
                 break
-        self.sock.settimeout(PATIENCE_S)
 
     def answer(self) -> tuple[int, bytes]:
         """The status and the body of the next response."""
-        while b"\r\n\r\n" not in self._read:
-            part = self.sock.recv(65536)
-            assert part, f"closed after {self._read!r}"
-            self._read += part
-        head, _, rest = self._read.partition(b"\r\n\r\n")
-        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
-        length = int(fields[b"content-length"])
-        while len(rest) < length:
-            part = self.sock.recv(65536)
-            assert part, f"closed after {rest!r}"
-            rest += part
-        self._read = rest[length:]
-        return int(head.split(b" ")[1]), rest[:length]
+        response = self.read_response()
+        return response.status, response.body
 
     def is_closed(self) -> bool:
         """Wait for the end of the server's side."""
         try:
-            return not self._read and not self.sock.recv(1)
+            return not self.stream.read(1)
         except ConnectionResetError:
             return True
 
@@ -166,10 +140,6 @@ def seen(server: LiveServer) -> Any:
 
 def count(server: LiveServer, kind: str, name: str) -> int:
     return int(seen(server)[kind].get(name, 0))
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 CHUNKED = b"Transfer-Encoding: chunked"
@@ -210,8 +180,8 @@ def test_chunks_over_the_limit_are_413_in_mid_body(server: LiveServer, peer: Pee
     peer.post("/chunks", CHUNKED)
     wait_for(lambda: "/chunks" in seen(server)["called"], "the app")
     for _ in range(100):
-        peer.sock.sendall(chunk(bytes(100_000)))
-    peer.sock.sendall(b"0\r\n\r\n")
+        peer.send(chunk(bytes(100_000)))
+    peer.send(b"0\r\n\r\n")
     assert peer.answer()[0] == 413
     assert peer.is_closed()
     assert "/chunks 413" in seen(server)["errors"]
@@ -226,10 +196,9 @@ def test_chunks_over_the_limit_in_one_packet_are_413(peer: Peer) -> None:
 
 def test_response_that_has_begun_breaks_off_for_a_body_over_the_limit(peer: Peer) -> None:
     peer.post("/started", CHUNKED)
-    part = peer.sock.recv(1000)
-    while not part.endswith(b"\r\n\r\n1"):
-        part += peer.sock.recv(1000)
-    peer.sock.sendall(chunk(bytes(2 * LIMIT_BYTES)))
+    peer.read_head()
+    assert peer.read(1) == b"1"
+    peer.send(chunk(bytes(2 * LIMIT_BYTES)))
     assert peer.is_closed()
 
 
@@ -241,7 +210,7 @@ def test_head_byte_by_byte_is_408(server: LiveServer, name: str, peer: Peer) -> 
     assert peer.answer()[0] == 200
     timeouts = count(server, "timeouts", "head")
     began = time.monotonic()
-    peer.trickle(b"GET /" + b"a" * 500, 0.05)
+    peer.trickle(SLOW_HEAD)
     status, body = peer.answer()
     assert (status, body) == (408, b"The request did not come in time\n")
     assert peer.is_closed()
@@ -252,14 +221,14 @@ def test_head_byte_by_byte_is_408(server: LiveServer, name: str, peer: Peer) -> 
 def test_head_behind_an_unread_body_is_408(peer: Peer) -> None:
     peer.post("/unread", length(5))
     assert peer.answer() == (200, b"0")
-    peer.sock.sendall(b"12345")
-    peer.trickle(b"GET /" + b"a" * 500, 0.05)
+    peer.send(b"12345")
+    peer.trickle(SLOW_HEAD)
     assert peer.answer()[0] == 408
 
 
 def test_first_head_byte_by_byte_ends(name: str, peer: Peer) -> None:
     """zttp does not say whether anything has come: without an answer there."""
-    peer.trickle(b"GET /" + b"a" * 500, 0.05)
+    peer.trickle(SLOW_HEAD)
     if name != "zttp":
         assert peer.answer()[0] == 408
     assert peer.is_closed()
@@ -296,15 +265,7 @@ def test_body_that_stops_is_408(server: LiveServer, peer: Peer, framing: bytes) 
 
 def test_one_byte_chunks_are_late(peer: Peer) -> None:
     peer.post("/dribbles", CHUNKED)
-    peer.sock.settimeout(0.05)
-    for _ in range(1000):
-        peer.sock.sendall(chunk(b"x"))
-        try:
-            peer._read += peer.sock.recv(65536)
-            break
-        except TimeoutError:
-            continue
-    peer.sock.settimeout(PATIENCE_S)
+    peer.trickle([chunk(b"x")] * 1000)
     assert peer.answer()[0] == 408
 
 
@@ -312,7 +273,7 @@ def test_slow_but_steady_body_is_not_late(peer: Peer) -> None:
     began = time.monotonic()
     peer.post("/steady", length(10_000))
     for _ in range(100):
-        peer.sock.sendall(bytes(100))
+        peer.send(bytes(100))
         time.sleep(0.03)
     assert peer.answer() == (200, b"10000")
     assert time.monotonic() - began > 2 * TIMEOUT_S
@@ -321,21 +282,21 @@ def test_slow_but_steady_body_is_not_late(peer: Peer) -> None:
 def test_nobody_is_late_while_the_app_does_not_receive(peer: Peer) -> None:
     peer.post("/late", length(10), data=b"12345")
     time.sleep(2 * TIMEOUT_S)
-    peer.sock.sendall(b"67890")
+    peer.send(b"67890")
     assert peer.answer() == (200, b"10")
 
 
 def test_body_of_a_response_that_has_begun_is_waited_for(peer: Peer) -> None:
     peer.post("/started", length(5))
     time.sleep(2 * TIMEOUT_S)
-    peer.sock.sendall(b"12345")
+    peer.send(b"12345")
     assert peer.answer() == (200, b"12345")
 
 
 def test_unread_body_that_goes_on_slowly_ends_the_connection(peer: Peer) -> None:
     peer.post("/unread", length(LIMIT_BYTES))
     assert peer.answer() == (200, b"0")
-    peer.trickle(bytes(1000), 0.05)
+    peer.trickle([b"x"] * 1000)
     assert peer.is_closed()
 
 
@@ -352,7 +313,7 @@ def test_limits_hold_over_tls(name: str, tmp_path: Path) -> None:
     ) as server:
 
         def peer() -> Any:
-            return closing(Peer(server.address, client_context()))
+            return closing(Peer(server.address, tls=client_context()))
 
         with peer() as first:
             first.post("/tls", length(LIMIT_BYTES + 1))
@@ -360,7 +321,7 @@ def test_limits_hold_over_tls(name: str, tmp_path: Path) -> None:
         with peer() as second:
             second.post("/tls", CHUNKED)
             for _ in range(20):
-                second.sock.sendall(chunk(bytes(100_000)))
+                second.send(chunk(bytes(100_000)))
             assert second.answer()[0] == 413
         with peer() as third:
             third.post("/tls", length(10), data=b"12345")
@@ -368,7 +329,7 @@ def test_limits_hold_over_tls(name: str, tmp_path: Path) -> None:
         with peer() as fourth:
             fourth.post("/tls", length(0))
             assert fourth.answer()[0] == 200
-            fourth.trickle(b"GET /" + b"a" * 500, 0.05)
+            fourth.trickle(SLOW_HEAD)
             assert fourth.answer()[0] == 408
 
 
@@ -415,6 +376,6 @@ def test_environment_comes_before_the_class(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_expect_100_continue_is_answered_for_a_body_within_the_limit(peer: Peer) -> None:
     peer.post("/expected", length(5), b"Expect: 100-continue")
-    assert peer.sock.recv(1000).startswith(b"HTTP/1.1 100 ")
-    peer.sock.sendall(b"12345")
+    assert peer.read_head().status == 100
+    peer.send(b"12345")
     assert peer.answer() == (200, b"5")

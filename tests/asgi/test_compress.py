@@ -29,8 +29,23 @@ from wsgifast import Compression
 from wsgifast.compression.codings import compressor
 from wsgifast.files import coded_copies
 
+from .protocols import turns
 from .servers import asgi_server
-from .support import Answer, body, call, head, offering, pathsend, scope_of, sending
+from .support import (
+    Answer,
+    body,
+    call,
+    head,
+    length,
+    nothing,
+    offering,
+    pathsend,
+    raising,
+    recording,
+    scope_of,
+    sending,
+    zerocopy,
+)
 
 TEXT = b"All work and no play makes Jack a dull boy.\n" * 200
 ROWS = b"".join(b"%d,name %d,%d\n" % (n, n * 7919 % 97, n * 7) for n in range(600))
@@ -59,19 +74,12 @@ def test_any_messages_decode_to_the_same(
     coding: str, blocks: list[bytes], ends_apart: bool, declares: bool, waits: bool
 ) -> None:
     whole = b"".join(blocks)
-    headers = [CSV, *([(b"content-length", b"%d" % len(whole))] if declares else [])]
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head(*headers))
-        for index, block in enumerate(blocks):
-            if waits:
-                for _ in range(4):
-                    await asyncio.sleep(0)
-            await send(body(block, ends_apart or index < len(blocks) - 1))
-        if ends_apart or not blocks:
-            await send(body(b"", False))
-
-    answer, sent = ask(app, coding)
+    messages = [body(block) for block in blocks]
+    if ends_apart or not blocks:
+        messages.append(body(b""))
+    messages[-1]["more_body"] = False
+    steps = [step for message in messages for step in ((None, message) if waits else (message,))]
+    answer, sent = ask(sending(head(CSV, *[length(len(whole))] * declares), *steps), coding)
     used = sent.get("content-encoding")
     assert used in (None, coding)
     assert decoded(used, answer.body) == whole
@@ -94,13 +102,11 @@ def test_each_event_leaves_before_the_next_is_made(coding: str, declared: bool) 
         came.append(decoder.add(message.get("body", b"")))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        size = [(b"content-length", b"50")] if declared else []
-        await send(head((b"content-type", b"text/plain"), *size))
+        await send(head((b"content-type", b"text/plain"), *[length(50)] * declared))
         for number in range(5):
             await send(body(b"event %03d\n" % number))
             # asgifast holds a lone message for a turn of the loop, or for a few.
-            for _ in range(40):
-                await asyncio.sleep(0)
+            await turns(40)
             assert b"".join(came) == b"".join(b"event %03d\n" % n for n in range(number + 1))
         await send(body(b"", False))
 
@@ -116,11 +122,7 @@ def test_messages_of_one_turn_share_a_flush() -> None:
 
 
 def test_compressed_asgi_stream_that_fails_has_no_end() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head(CSV))
-        await send(body(TEXT))
-        raise RuntimeError("midway")
-
+    app = sending(head(CSV), body(TEXT), raising(RuntimeError, "midway"))
     sent: list[Message] = []
     with pytest.raises(RuntimeError, match="midway"):
         call(ASGIFast(app, compress=True), scope_of(accept_encoding="gzip"), on_send=sent.append)
@@ -152,13 +154,9 @@ def asked(content: bytes) -> Callable[[], Coroutine[Any, Any, bytes]]:
     scope = scope_of(accept_encoding="br")
 
     async def one() -> bytes:
-        sent = bytearray()
-
-        async def send(message: Message) -> None:
-            sent.extend(message.get("body", b""))
-
-        await app(dict(scope), pytest.fail, send)
-        return bytes(sent)
+        answer = Answer()
+        await app(dict(scope), pytest.fail, recording(answer.messages))
+        return answer.body
 
     return one
 
@@ -203,15 +201,10 @@ def test_head_omits_what_a_coding_settles() -> None:
 def test_file_behind_a_message_is_compressed_with_it(tmp_path: Path, coding: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(TEXT)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head(CSV))
-        await send(body(b"<1>"))
-        with file.open("rb") as opened:
-            await send({"type": "http.response.zerocopysend", "file": opened, "more_body": True})
-        await send(body(b"</1>", False))
-
-    answer, headers = ask(app, coding)
+    with file.open("rb") as opened:
+        run = zerocopy(opened, more_body=True)
+        app = sending(head(CSV), body(b"<1>"), run, body(b"</1>", False))
+        answer, headers = ask(app, coding)
     assert decoded(headers.get("content-encoding"), answer.body) == b"<1>" + TEXT + b"</1>"
 
 
@@ -265,21 +258,18 @@ async def test_hundred_requests_at_once_compress_once_and_not_on_the_loop(
         return compressor(coding, **options)
 
     monkeypatch.setattr("wsgifast.files.coded_copies.compressor", counted)
-    bodies: list[bytes] = []
+    sent: list[Message] = []
 
     async def one() -> None:
-        async def send(message: Any) -> None:
-            bodies.append(message.get("body", b""))
-
-        scope = scope_of(accept_encoding="br")
-        await wrapped(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        await wrapped(scope_of(accept_encoding="br"), nothing, recording(sent))
 
     for app in apps(text):
         wrapped = ASGIFast(app, compress=True)
         await asyncio.gather(*(one() for _ in range(100)))
     assert len(made) == 1
     assert made[0] is not threading.main_thread()
-    assert {decoded("br", body) for body in bodies if body} == {TEXT * 10}
+    bodies = {message.get("body", b"") for message in sent} - {b""}
+    assert {decoded("br", body) for body in bodies} == {TEXT * 10}
 
 
 def test_descriptors_of_coded_files_are_closed(text: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests.support.http import Connection, reset_on_close
 from tests.support.servers import STOP_S, LiveServer, wait_for
 
+from .protocols import WEBSOCKET
 from .servers import (
     BARE,
     OURS,
@@ -207,10 +208,7 @@ def test_websocket_is_served(server: LiveServer, is_bare: bool) -> None:
     with Connection(server.address) as connection:
         if is_bare:
             assert connection.request("/pathsend?file=huge").status == 200, "sent by the protocol"
-        connection.send(
-            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
+        connection.send(WEBSOCKET)
         assert connection.read_head().status == 101
         connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
         assert connection.read(5) == b"\x81\x03cba", "the app answers with its reverse"

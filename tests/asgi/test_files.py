@@ -17,16 +17,29 @@ from asgifast.messages import (
     ZEROCOPYSEND,
     Message,
     PlannedBody,
-    Receive,
     Scope,
-    Send,
 )
 
 from wsgifast import BodyError
 from wsgifast.files import ByteRange
 from wsgifast.sockets.sending import FileTruncated
 
-from .support import DATA, END, START, app_of, call, head, offering, pathsend, scope_of
+from .support import (
+    DATA,
+    END,
+    START,
+    app_of,
+    bytes_of,
+    call,
+    head,
+    noting,
+    offering,
+    pathsend,
+    raising,
+    scope_of,
+    sending,
+    zerocopy,
+)
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -152,16 +165,13 @@ def test_empty_file_is_one_empty_body(tmp_path: Path, extensions: tuple[str, ...
 
 
 def test_server_that_fails_leaves_no_descriptor(path: str) -> None:
-    def fail(message: Message) -> None:
-        raise OSError("gone")
-
     for app in (
         app_of(START, pathsend(path)),
         app_of(head(status=203), pathsend(path)),
         FileResponse(path),
     ):
         with pytest.raises(OSError, match="gone"):
-            call(app, scope_of(), on_send=fail)
+            call(app, scope_of(), on_send=raising(OSError, "gone"))
 
 
 @pytest.mark.parametrize("ranges", [[(2, 4)], [(1, 2), (9, 12)]])
@@ -171,7 +181,7 @@ def test_ranges_are_sent_by_descriptor(path: str, ranges: list[tuple[int, int]])
 
     def read(message: Message) -> None:
         if message["type"] == ZEROCOPYSEND:
-            parts.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
+            parts.append(bytes_of(message))
 
     app = app_of(START, pathsend(path))
     asked = "bytes=" + ",".join(f"{first}-{last}" for first, last in ranges)
@@ -189,10 +199,7 @@ def test_file_response_inside_asgifast_answers_its_range(
 
     def read(message: Message) -> None:
         assert message["type"] != PATHSEND, "it would be the whole file"
-        if message["type"] == ZEROCOPYSEND:
-            parts.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
-        else:
-            parts.append(message.get("body", b""))
+        parts.append(bytes_of(message))
 
     app: Any = FileResponse(path)
     for _ in range(depth):
@@ -221,10 +228,7 @@ def test_planned_body_is_closed_by_whoever_sends_it(path: str, extensions: tuple
     parts: list[bytes] = []
 
     def read(message: Message) -> None:
-        if message["type"] == ZEROCOPYSEND:
-            parts.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
-        else:
-            parts.append(message.get("body", b""))
+        parts.append(bytes_of(message))
 
     def fail(message: Message) -> None:
         if message["type"] != "http.response.start":
@@ -277,10 +281,7 @@ def test_path_of_no_regular_file_is_refused(tmp_path: Path, make: Any) -> None:
 
 
 def test_error_of_the_disk_reaches_the_app(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> int:
-        raise OSError(errno.EIO, "the disk is broken")
-
-    monkeypatch.setattr(os, "preadv", broken)
+    monkeypatch.setattr(os, "preadv", raising(OSError, errno.EIO, "the disk is broken"))
     with pytest.raises(OSError, match="is broken"):
         call(app_of(START, pathsend(path)), scope_of())
 
@@ -296,16 +297,11 @@ def with_range(scope: Scope, value: str) -> Scope:
 
 
 def test_app_is_offered_parts_by_path(path: str) -> None:
-    offered: list[object] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        offered.append(scope["extensions"][PATHSEND])
-        await send(START)
-        await send(END)
-
+    offered: list[Any] = []
+    app = ASGIFast(noting(offered, "extensions", sending(START, END)), pathsend=True)
     for scope in (scope_of(), offering(PATHSEND), RANGES):
-        call(ASGIFast(app, pathsend=True), scope)
-    assert offered == [{"ranges": True}] * 3
+        call(app, scope)
+    assert [each[PATHSEND] for each in offered] == [{"ranges": True}] * 3
 
 
 @pytest.mark.parametrize(
@@ -327,10 +323,7 @@ def test_part_by_path_is_the_same_on_every_server(
     read: list[bytes] = []
 
     def note(message: Message) -> None:
-        if message["type"] == ZEROCOPYSEND:
-            read.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
-        else:
-            read.append(message.get("body", b""))
+        read.append(bytes_of(message))
 
     for scope in (scope_of(range="bytes=0-1"), offering(PATHSEND), offering(ZEROCOPYSEND)):
         read.clear()
@@ -375,10 +368,6 @@ def test_range_is_a_part_by_path_where_the_server_takes_it(path: str, kind: str)
 
 
 # Descriptors
-
-
-def zerocopy(file: Any, **options: Any) -> Message:
-    return {"type": ZEROCOPYSEND, "file": file, **options}
 
 
 def test_server_that_takes_descriptors_gets_offset_and_count(path: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import io
 import logging
 import os
@@ -20,10 +19,11 @@ from asgifast.messages import PATHSEND, PLANNED, ASGIApp, PlannedBody, Receive, 
 from starlette import responses
 from starlette.background import BackgroundTask
 
+from tests.support.process import uncollected
 from wsgifast.files import ByteRange
 
 from .protocols import HELLO, LARGE_BYTES, body, refusal_of, serving, start, turns
-from .support import head, length, pathsend, sending
+from .support import head, length, pathsend, raising, sending
 
 GET = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
 RANGES = b"GET /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
@@ -45,9 +45,19 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("kind", ["pathsend", "starlette", "ours", "static"])
+@pytest.mark.parametrize(
+    ("kind", "ranges"),
+    [
+        ("pathsend", b""),
+        ("starlette", b""),
+        ("ours", b""),
+        ("static", b""),
+        ("ours", b"100-2000000"),
+        ("ours", b"5-9,100-1000000,1500000-2900000"),
+    ],
+)
 async def test_app_returns_before_its_client_reads_the_file(
-    protocol: Any, large: Path, kind: str
+    protocol: Any, large: Path, kind: str, ranges: bytes
 ) -> None:
     """Nor does the file have to stay where it is."""
     data = large.read_bytes()
@@ -55,9 +65,9 @@ async def test_app_returns_before_its_client_reads_the_file(
 
     remove = BackgroundTask(large.unlink)
     inner: dict[str, ASGIApp] = {
-        "pathsend": sending(head(length(LARGE_BYTES)), pathsend(str(large))),
+        "pathsend": sending(head(length(LARGE_BYTES)), pathsend(large)),
         "starlette": responses.FileResponse(large, background=remove),
-        "ours": FileResponse(large, background=remove),
+        "ours": FileResponse(large, media_type="text/plain", background=remove),
         "static": StaticFiles(directory=large.parent),
     }
 
@@ -67,35 +77,15 @@ async def test_app_returns_before_its_client_reads_the_file(
         returned.set()
 
     async with serving(protocol, app) as client:
-        await client.send(GET)
+        await client.send(RANGES % ranges if ranges else GET)
         await returned.wait()  # and not a byte was read
-        assert await client.body(LARGE_BYTES) == data
-        await client.hello()
-        assert descriptors_of(large) == 0
-
-
-@pytest.mark.parametrize("ranges", [b"100-2000000", b"5-9,100-1000000,1500000-2900000"])
-async def test_app_returns_before_its_client_reads_parts(
-    protocol: Any, large: Path, ranges: bytes
-) -> None:
-    data = large.read_bytes()
-    returned = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await FileResponse(large, media_type="text/plain")(scope, receive, send)
-        large.unlink()
-        returned.set()
-
-    async with serving(protocol, app) as client:
-        await client.send(RANGES % ranges)
-        await returned.wait()
-        head = await client.until(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 206 ")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        answer = await client.exactly(length)
-        for pair in ranges.split(b","):
-            first, last = map(int, pair.split(b"-"))
-            assert data[first : last + 1] in answer
+        answer = await client.until(b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 206 " if ranges else b"HTTP/1.1 200 ")
+        size = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        body = await client.exactly(size)
+        for part in ranges.split(b",") if ranges else [b"0-%d" % (LARGE_BYTES - 1)]:
+            first, last = map(int, part.split(b"-"))
+            assert data[first : last + 1] in body
         await client.hello()
         assert descriptors_of(large) == 0
 
@@ -115,20 +105,17 @@ async def test_download_keeps_neither_its_request_nor_empty_queues(
         await FileResponse(large)(scope, receive, send)
 
     async with serving(protocol, app) as client:
-        gc.disable()
-        try:
+        with uncollected():
             await client.ask()
             await turns()
             assert held[0]() is None
-            connection: Any = next(iter(client.state.connections))
-            for queue in (
-                connection.cycle.message_event._waiters,
-                connection.flow._is_writable_event._waiters,
-                getattr(connection, "pipeline", []),
-            ):
-                assert sys.getsizeof(queue) < 200  # an empty deque has 600 bytes and more
-        finally:
-            gc.enable()
+        connection: Any = next(iter(client.state.connections))
+        for queue in (
+            connection.cycle.message_event._waiters,
+            connection.flow._is_writable_event._waiters,
+            getattr(connection, "pipeline", []),
+        ):
+            assert sys.getsizeof(queue) < 200  # an empty deque has 600 bytes and more
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
         await client.ask(GET + HELLO)
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
@@ -140,13 +127,7 @@ async def test_app_goes_on_while_its_file_is_sent(protocol: Any, large: Path) ->
     """The client has the file, and another answer, while the app is still at it."""
     go_on = asyncio.Event()
     over = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        await send({"type": PATHSEND, "path": str(large)})
-        await go_on.wait()
-        over.set()
-
+    app = sending(head(length(LARGE_BYTES)), pathsend(large), go_on.wait, over.set)
     async with serving(protocol, app) as client:
         await client.ask()
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
@@ -159,11 +140,7 @@ async def test_app_goes_on_while_its_file_is_sent(protocol: Any, large: Path) ->
 
 async def test_download_has_no_task_but_its_request(protocol: Any, large: Path) -> None:
     """Also where the app has nothing else to do, which is known when it has returned."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await FileResponse(large)(scope, receive, send)
-
-    async with serving(protocol, app) as client:
+    async with serving(protocol, FileResponse(large)) as client:
         before = len(asyncio.all_tasks())
         await client.ask()
         await turns()
@@ -175,11 +152,8 @@ async def test_download_has_no_task_but_its_request(protocol: Any, large: Path) 
 async def test_error_of_the_app_does_not_cut_the_file(
     protocol: Any, large: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        await send({"type": PATHSEND, "path": str(large)})
-        raise ValueError("in the background task")
-
+    fail = raising(ValueError, "in the background task")
+    app = sending(head(length(LARGE_BYTES)), pathsend(large), fail)
     with caplog.at_level(logging.ERROR, "uvicorn.error"):
         async with serving(protocol, app) as client:
             await client.send(GET)
@@ -253,7 +227,7 @@ async def test_task_with_a_message_behind_the_file_may_outlive_the_request(
 
 
 async def test_requests_behind_a_file_wait_for_it(protocol: Any, large: Path) -> None:
-    app = sending(head(length(LARGE_BYTES)), pathsend(str(large)))
+    app = sending(head(length(LARGE_BYTES)), pathsend(large))
     async with serving(protocol, app) as client:
         await client.send(GET * 3)
         for _ in range(3):
@@ -267,12 +241,7 @@ async def test_file_that_is_not_sent_to_its_end_is_closed(
 ) -> None:
     """A client that leaves is no error; a file that shrinks is one, and ends the connection."""
     returned = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        await send({"type": PATHSEND, "path": str(large)})
-        returned.set()
-
+    app = sending(head(length(LARGE_BYTES)), pathsend(large), returned.set)
     with caplog.at_level(logging.ERROR):
         async with serving(protocol, app) as client:
             await client.send(GET)
@@ -323,12 +292,7 @@ async def test_cancelled_request_ends_its_file(
 
 async def test_shutdown_waits_for_a_file_that_is_handed_over(protocol: Any, large: Path) -> None:
     returned = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        await send({"type": PATHSEND, "path": str(large)})
-        returned.set()
-
+    app = sending(head(length(LARGE_BYTES)), pathsend(large), returned.set)
     async with serving(protocol, app) as client:
         await client.send(GET)
         await returned.wait()
@@ -345,18 +309,18 @@ async def test_small_file_is_sent_before_the_app_goes_on(
     protocol: Any, large: Path, size: int
 ) -> None:
     os.truncate(large, size)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        before = asyncio.all_tasks()
-        await start(send, length=size)
-        await send({"type": PATHSEND, "path": str(large)})
-        assert descriptors_of(large) == 0
-        assert asyncio.all_tasks() == before
-
+    seen: list[Any] = []
+    app = sending(
+        lambda: seen.append(asyncio.all_tasks()),
+        head(length(size)),
+        pathsend(large),
+        lambda: seen.extend([asyncio.all_tasks(), descriptors_of(large)]),
+    )
     async with serving(protocol, app) as client:
         await client.ask()
         assert await client.exactly(size) == large.read_bytes()
         await client.hello()
+    assert seen == [seen[0], seen[0], 0]
 
 
 @pytest.mark.parametrize("why", ["left", "complete"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from asgifast.protocols.receiving import ConnectionLoop
+
+from tests.support.process import uncollected
 
 
 class Timer:
@@ -109,12 +110,9 @@ def test_stopped_idle_timer_keeps_nothing_of_its_connection() -> None:
     left = weakref.ref(connection)
     idle.call_later(5, connection.close)
     idle.stop()
-    gc.disable()
-    try:
+    with uncollected():
         del connection
         assert left() is None
-    finally:
-        gc.enable()
     assert all(timer.cancelled for timer in loop.timers)
 
 

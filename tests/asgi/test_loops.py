@@ -11,6 +11,8 @@ import anyio
 import pytest
 from asgifast.loops import ended, in_thread, running_loop
 
+from .support import checkpoints
+
 each_loop = pytest.mark.usefixtures("loop")
 
 
@@ -25,8 +27,7 @@ async def test_task_that_is_ended_is_over() -> None:
             steps.append("over")
 
     task = running_loop().create_task(wait())
-    for _ in range(5):
-        await anyio.lowlevel.checkpoint()
+    await checkpoints(5)
     assert not task.done()
     await ended(task)
     assert task.done()
@@ -50,8 +51,7 @@ async def test_caller_that_is_cancelled_while_a_task_ends_is_cancelled() -> None
 
     async def caller() -> None:
         task = running_loop().create_task(slow_to_end())
-        for _ in range(5):
-            await anyio.lowlevel.checkpoint()
+        await checkpoints(5)
         group.cancel_scope.cancel()
         await ended(task)
         assert steps == ["task over"]
@@ -81,8 +81,7 @@ async def test_thread_is_waited_for_by_a_cancelled_caller() -> None:
                 assert over  # its descriptors may be closed now
 
         group.start_soon(call)
-        for _ in range(5):
-            await anyio.lowlevel.checkpoint()
+        await checkpoints(5)
         group.cancel_scope.cancel()
         threading.Timer(0.05, release.set).start()
     assert over
@@ -148,8 +147,7 @@ def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setattr(asyncio, "wait", counted)
             group.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                for _ in range(50):
-                    await anyio.lowlevel.checkpoint()
+                await checkpoints(50)
             release.set()
 
     anyio.run(main, backend="asyncio")

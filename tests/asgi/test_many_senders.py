@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from .protocols import turns
-from .support import START, body, scope_of
+from .support import START, body, no_body, scope_of
 
 Test = TypeVar("Test", bound=Callable[..., None])
 App = Callable[[Send, asyncio.Event], Awaitable[None]]
@@ -36,15 +36,12 @@ def run(app: App, sent: list[Message] | None = None) -> list[Message]:
             await has_room.wait()
             sent.append(message)
 
-        async def receive() -> Message:
-            return {"type": "http.disconnect"}
-
         async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
             await send(START)
             await app(send, has_room)
             await send(body(b"", False))
 
-        await asyncio.wait_for(ASGIFast(asgi)(scope_of(), receive, send), 60)
+        await asyncio.wait_for(ASGIFast(asgi)(scope_of(), no_body, send), 60)
 
     asyncio.run(in_asyncio())
     return sent

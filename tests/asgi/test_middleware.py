@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import weakref
+from functools import partial
 from typing import Any
 
 import flask
@@ -15,23 +15,11 @@ from asgifast.coalescing import HELD_TURNS, LONE_TURNS
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from tests.support.notes import Notes
+from tests.support.process import uncollected
 from wsgifast import ConfigurationError
 
-from .support import START, body, call, scope_of, sending
-
-
-def recording(sent: list[Message]) -> Send:
-    """A server's send()."""
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    return send
-
-
-async def no_body() -> Message:
-    """A server's receive()."""
-    return {"type": "http.disconnect"}
+from .protocols import turns
+from .support import START, body, call, head, no_body, noting, raising, recording, scope_of, sending
 
 
 def test_messages_that_come_alone_are_passed_on_at_once_until_more_come() -> None:
@@ -63,16 +51,8 @@ def test_messages_that_come_alone_are_passed_on_at_once_until_more_come() -> Non
 def test_asgifast_coalesces_messages_some_turns_apart() -> None:
     """As behind a middleware that has each pass from one task to another."""
     sent = [b"<%d>" % number for number in range(1000)]
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        for each in sent:
-            await send(body(each))
-            for _ in range(3):
-                await asyncio.sleep(0)
-        await send(body(b"", False))
-
-    answer = call(ASGIFast(app), scope_of())
+    steps = [step for each in sent for step in (body(each), partial(turns, 3))]
+    answer = call(ASGIFast(sending(START, *steps, body(b"", False))), scope_of())
     assert answer.body == b"".join(sent)
     assert len(answer.messages) < len(sent) / 4 + 10
 
@@ -82,29 +62,19 @@ def test_measured_request_leaves_no_cycle_of_references() -> None:
     app = ASGIFast(sending(START, body(b"a", False)), metrics=notes)
     scope = {**scope_of(), "state": Notes()}
     closed = weakref.ref(scope["state"])
-    gc.disable()
-    try:
+    with uncollected():
         call(app, scope)
         del scope
         assert closed() is None
-    finally:
-        gc.enable()
     assert [request.size for request in notes.requests] == [1]
 
 
 @pytest.mark.parametrize("failure", [None, ZeroDivisionError, OSError, asyncio.CancelledError])
 def test_request_is_active_until_its_app_has_ended(failure: type[BaseException] | None) -> None:
     notes = Notes()
-    seen = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send(body(b"a"))
-        seen.append(dict(notes.active))
-        if failure is not None:
-            raise failure
-        await send(body(b"b", False))
-
+    seen: list[object] = []
+    end = body(b"b", False) if failure is None else raising(failure)
+    app = sending(START, body(b"a"), lambda: seen.append(dict(notes.active)), end)
     with contextlib.suppress(ZeroDivisionError, OSError, asyncio.CancelledError):
         call(ASGIFast(app, metrics=notes), scope_of())
     assert seen == [{("GET", "http"): 1}]
@@ -156,13 +126,8 @@ def test_other_messages_keep_their_place() -> None:
     debug: Message = {"type": "http.response.debug", "info": {}}
     trailers: Message = {"type": "http.response.trailers", "headers": []}
     app = ASGIFast(sending(START, debug, body(b"a"), trailers))
-    answer = call(app, scope_of(), whole=False)
-    assert [m["type"].rpartition(".")[2] for m in answer.messages] == [
-        "start",
-        "debug",
-        "body",
-        "trailers",
-    ]
+    kinds = [kind.rpartition(".")[2] for kind in call(app, scope_of(), whole=False).types]
+    assert kinds == ["start", "debug", "body", "trailers"]
 
 
 def test_messages_of_the_app_are_not_changed() -> None:
@@ -181,11 +146,7 @@ def test_messages_of_20_kb_are_not_coalesced() -> None:
 def test_server_that_coalesces_gets_every_message() -> None:
     scope = {**scope_of(), "extensions": {"asgifast.coalescing": {}, "of.the.server": {}}}
     seen: list[Any] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope["extensions"])
-        await sending(START, body(b"a"), body(b"b"), body(b"c", False))(scope, receive, send)
-
+    app = noting(seen, "extensions", sending(START, body(b"a"), body(b"b"), body(b"c", False)))
     answer = call(ASGIFast(app, pathsend=True), scope)
     assert [m["body"] for m in answer.messages[1:]] == [b"a", b"b", b"c"]
     assert {"of.the.server", PATHSEND, ZEROCOPYSEND} <= set(seen[0])
@@ -194,27 +155,18 @@ def test_server_that_coalesces_gets_every_message() -> None:
 
 def test_app_that_fails_has_sent_its_messages() -> None:
     sent: list[Message] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send(body(b"before"))
-        raise LookupError("on purpose")
-
+    app = sending(START, body(b"before"), raising(LookupError))
     with pytest.raises(LookupError):
         call(ASGIFast(app), scope_of(), on_send=sent.append)
     assert [m.get("body") for m in sent] == [None, b"before"]
 
 
 def test_error_of_the_app_comes_before_that_of_send() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send(body(b"before"))
-        raise LookupError("on purpose")
-
     def fail(message: Message) -> None:
         if message["type"] == "http.response.body":
             raise OSError("gone")
 
+    app = sending(START, body(b"before"), raising(LookupError))
     with pytest.raises(LookupError):
         call(ASGIFast(app), scope_of(), on_send=fail)
 
@@ -226,15 +178,10 @@ async def test_app_that_fails_before_its_body_leaves_the_head_to_the_server(
 ) -> None:
     """The server can still answer 500."""
     sent: list[Message] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({**START, "headers": headers})
-        raise failure("on purpose")
-
+    app = sending(head(*headers), raising(failure))
     with pytest.raises(failure):
         await ASGIFast(app)(scope_of(), no_body, recording(sent))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert not sent
 
 
@@ -248,16 +195,10 @@ def test_text_of_many_messages_has_one_byte_order_mark() -> None:
 
 async def test_app_that_raises_cancelled_error_sends_no_more() -> None:
     sent: list[Message] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send(body(b"coalesced"))
-        raise asyncio.CancelledError
-
+    app = sending(START, body(b"coalesced"), raising(asyncio.CancelledError))
     with pytest.raises(asyncio.CancelledError):
         await ASGIFast(app)(scope_of(), no_body, recording(sent))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await turns(5)
     assert [m["type"] for m in sent] == ["http.response.start"]
 
 
@@ -291,7 +232,8 @@ def test_object_that_is_no_asgi_app_is_refused(app: Any, way_out: str) -> None:
         ASGIFast(app)
 
 
-def test_lifespan_and_websocket_scopes_pass_untouched() -> None:
+@pytest.mark.parametrize("options", [{}, {"body_limit_bytes": 0, "decompress": True}])
+def test_lifespan_and_websocket_scopes_pass_untouched(options: dict[str, Any]) -> None:
     passed: list[object] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -300,8 +242,8 @@ def test_lifespan_and_websocket_scopes_pass_untouched() -> None:
     async def nothing(*args: object) -> Any: ...
 
     for kind in ("lifespan", "websocket"):
-        scope: Scope = {"type": kind}
+        scope: Scope = {"type": kind, "headers": []}
         passed.clear()
-        asyncio.run(ASGIFast(app)(scope, nothing, nothing))
+        asyncio.run(ASGIFast(app, **options)(scope, nothing, nothing))
         assert passed == [scope, nothing, nothing]
         assert passed[0] is scope

@@ -26,7 +26,8 @@ from wsgifast import BodyError
 from wsgifast.sockets import sending
 
 from .protocols import LARGE_BYTES
-from .support import DATA, START, Answer, app_of, body, call, offering, pathsend, scope_of
+from .support import DATA, START, Answer, app_of, body, call, noting, offering, pathsend, scope_of
+from .support import sending as sends
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -116,19 +117,14 @@ def test_ranges_and_preconditions_can_be_off(digits: str) -> None:
 
 @pytest.mark.parametrize("server_has_it", [False, True])
 def test_pathsend_false_hides_extensions_for_files(server_has_it: bool) -> None:
-    seen: list[Scope] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope)
-        await send(START)
-        await send({"type": "http.response.body", "body": b"x"})
-
+    seen: list[Any] = []
+    app = noting(seen, "extensions", sends(START, body(b"x", False)))
     scope = scope_of()
     scope["extensions"] = {"http.response.debug": {}}
     if server_has_it:
         scope["extensions"].update({**FILE_EXTENSIONS, COALESCING: {}})
     assert call(ASGIFast(app, pathsend=False), scope).body == b"x"
-    left = set(seen[0]["extensions"])
+    left = set(seen[0])
     assert left - {COALESCING} == {"http.response.debug"}
     assert PATHSEND in scope["extensions"] or not server_has_it
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive,
 
 from wsgifast.sockets.sending import FileTruncated
 
-from .support import START, body, pathsend, scope_of, sending
+from .support import START, body, checkpoints, pathsend, raising, recording, scope_of, sending
 
 pytestmark = pytest.mark.usefixtures("loop")
 FILE_BYTES = 40_000_000
@@ -57,17 +58,16 @@ class Server:
 
 async def test_messages_of_one_turn_become_one_and_wait_for_nothing() -> None:
     server = Server()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send(body(b"a"))
-        await send(body(b"b"))
-        await server.until(lambda: server.bodies == [b"ab"])  # though nothing else is sent
-        await send(body(b"c"))
-        await server.until(lambda: server.bodies == [b"ab", b"c"])
-        await send(body(b"d"))
-        await send(body(b"e", more=False))
-
+    app = sending(
+        START,
+        body(b"a"),
+        body(b"b"),
+        lambda: server.until(lambda: server.bodies == [b"ab"]),  # though nothing else is sent
+        body(b"c"),
+        lambda: server.until(lambda: server.bodies == [b"ab", b"c"]),
+        body(b"d"),
+        body(b"e", more=False),
+    )
     await server.call(app)
     assert server.bodies == [b"ab", b"c", b"de"]
     assert [message["more_body"] for message in server.sent[1:]] == [True, True, False]
@@ -106,8 +106,7 @@ async def test_nothing_overtakes_the_head_of_a_stream() -> None:
         async with anyio.create_task_group() as group:
             for data in (b"first", b"second"):
                 group.start_soon(send_one, data)
-            for _ in range(10):
-                await anyio.lowlevel.checkpoint()
+            await checkpoints(10)
             assert server.sent == []
             go_on.set()
 
@@ -118,15 +117,9 @@ async def test_nothing_overtakes_the_head_of_a_stream() -> None:
 
 async def test_stream_that_is_given_up_sends_no_head() -> None:
     server = Server()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        raise LookupError("on purpose")
-
     with pytest.raises(LookupError):
-        await server.call(app)
-    for _ in range(10):
-        await anyio.lowlevel.checkpoint()
+        await server.call(sending(START, raising(LookupError)))
+    await checkpoints(10)
     assert server.sent == [], "the server can still answer 500"
 
 
@@ -152,11 +145,11 @@ async def test_error_of_sending_the_head_reaches_the_app() -> None:
 @pytest.mark.parametrize(
     "following",
     [
-        {"type": "http.response.body", "body": b"small", "more_body": True},
-        {"type": "http.response.body", "body": b"large" * 10_000, "more_body": True},
-        {"type": "http.response.body", "body": b"last", "more_body": False},
-        {"type": PATHSEND, "path": __file__},
-        {"type": "http.response.zerocopysend", "file": None},
+        body(b"small"),
+        body(b"large" * 10_000),
+        body(b"last", more=False),
+        pathsend(__file__),
+        {"type": ZEROCOPYSEND, "file": None},
         {"type": "http.response.trailers", "headers": []},
     ],
     ids=["small", "large", "last", "file", "run", "other"],
@@ -182,8 +175,7 @@ async def test_order_is_kept_behind_a_coalesced_message(following: Message) -> N
 
         async with anyio.create_task_group() as group:
             group.start_soon(send_second)
-            for _ in range(10):
-                await anyio.lowlevel.checkpoint()
+            await checkpoints(10)
             assert len(server.sent) == 1  # backpressure: nothing overtakes
             go_on.set()
 
@@ -221,18 +213,11 @@ async def test_error_of_sending_a_coalesced_message_reaches_the_app() -> None:
 async def test_cancelled_app_sends_no_more() -> None:
     server = Server()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()  # the head leaves, and the loop is quiet again
-        await send(body(b"coalesced"))
-        scope_to_cancel.cancel()
-        await anyio.lowlevel.checkpoint()
-
     with anyio.CancelScope() as scope_to_cancel:
-        await server.call(app)
-    for _ in range(20):
-        await anyio.lowlevel.checkpoint()
+        # The head leaves, and the loop is quiet again.
+        quiet, cancel = partial(checkpoints, 20), scope_to_cancel.cancel
+        await server.call(sending(START, quiet, body(b"coalesced"), cancel, checkpoints))
+    await checkpoints(20)
     assert server.bodies == []
 
 
@@ -265,7 +250,6 @@ async def test_cancelled_apps_message_on_its_way_is_cancelled(on_its_way: Messag
 async def test_coalesced_messages_keep_the_apps_context() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="no")
     seen = []
-
     server = Server()
 
     def look(message: Message) -> None:
@@ -273,41 +257,40 @@ async def test_coalesced_messages_keep_the_apps_context() -> None:
         seen.append(variable.get())
 
     server.on_send = look
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        variable.set("the app's")
-        await send(START)
-        await send(body(b"x"))
-        await server.until(lambda: bool(server.bodies))
-        await send(body(b"", more=False))
-
+    app = sending(
+        lambda: variable.set("the app's"),
+        START,
+        body(b"x"),
+        lambda: server.until(lambda: bool(server.bodies)),
+        body(b"", more=False),
+    )
     await server.call(app)
     assert seen == ["the app's"] * 3
 
 
-def sparse(path: Path, size: int) -> str:
-    with path.open("wb") as file:
-        file.truncate(size)
-    return os.fspath(path)
+@pytest.fixture
+def sparse(tmp_path: Path) -> str:
+    """The path of a file of FILE_BYTES zeros."""
+    path = tmp_path / "sparse"
+    path.touch()
+    os.truncate(path, FILE_BYTES)
+    return str(path)
 
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
 @pytest.mark.parametrize("came", [[], [{"type": "http.request"}]], ids=["before", "meanwhile"])
 async def test_reading_a_file_stops_when_the_client_has_left(
-    tmp_path: Path, kind: str, came: list[Message]
+    sparse: str, kind: str, came: list[Message]
 ) -> None:
     server = Server()
     server.incoming = [*came, {"type": "http.disconnect"}]
-    path = sparse(tmp_path / "f", FILE_BYTES)
-    with open(path, "rb") as file:
-        await server.call(sending(START, {"type": kind, "path": path, "file": file}))
+    with open(sparse, "rb") as file:
+        await server.call(sending(START, {"type": kind, "path": sparse, "file": file}))
     assert 0 < len(b"".join(server.bodies)) < FILE_BYTES
 
 
-async def test_other_tasks_have_turns_while_a_file_is_sent(tmp_path: Path) -> None:
+async def test_other_tasks_have_turns_while_a_file_is_sent(sparse: str) -> None:
     """Neither a read from memory nor this server's send() ever suspends."""
-    path = sparse(tmp_path / "f", FILE_BYTES)
-
     server = Server()
     turns = 0
 
@@ -317,50 +300,44 @@ async def test_other_tasks_have_turns_while_a_file_is_sent(tmp_path: Path) -> No
             await anyio.lowlevel.checkpoint()
             turns += 1
 
-    async def send_at_once(message: Message) -> None:
-        server.sent.append(message)
-
     async with anyio.create_task_group() as group:
         group.start_soon(others)
         await anyio.lowlevel.checkpoint()
         before = turns
-        await ASGIFast(sending(START, pathsend(path)))(scope_of(), server.receive, send_at_once)
+        send_at_once = recording(server.sent)
+        await ASGIFast(sending(START, pathsend(sparse)))(scope_of(), server.receive, send_at_once)
         after = turns
         group.cancel_scope.cancel()
     assert after - before >= len(server.bodies) - 2 > 100
 
 
-async def test_error_of_receive_during_a_file_reaches_the_app(tmp_path: Path) -> None:
+async def test_error_of_receive_during_a_file_reaches_the_app(sparse: str) -> None:
     server = Server()
     server.incoming = [OSError("the server's receive() has failed")]
     with pytest.raises(OSError, match="has failed"):
-        await server.call(sending(START, pathsend(sparse(tmp_path / "f", FILE_BYTES))))
+        await server.call(sending(START, pathsend(sparse)))
 
 
-async def test_file_that_shrinks_raises_while_the_client_is_watched(tmp_path: Path) -> None:
-    path = sparse(tmp_path / "f", FILE_BYTES)
-
+async def test_file_that_shrinks_raises_while_the_client_is_watched(sparse: str) -> None:
     server = Server()
 
     def shrink(message: Message) -> None:
         server.sent.append(message)
-        os.truncate(path, 1_000_000)
+        os.truncate(sparse, 1_000_000)
 
     server.on_send = shrink
     with pytest.raises(FileTruncated):
-        await server.call(sending(START, pathsend(path)))
+        await server.call(sending(START, pathsend(sparse)))
 
 
-async def test_messages_that_come_during_a_file_are_received_in_order(tmp_path: Path) -> None:
-    path = sparse(tmp_path / "f", FILE_BYTES)
-
+async def test_messages_that_come_during_a_file_are_received_in_order(sparse: str) -> None:
     server = Server()
     first: Message = {"type": "http.request", "body": b"up", "more_body": True}
     last: Message = {"type": "http.request", "body": b"load", "more_body": False}
     server.incoming = [first, last]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await sending(START, pathsend(path))(scope, receive, send)
+        await sending(START, pathsend(sparse))(scope, receive, send)
         assert [await receive(), await receive()] == [first, last]
 
     await server.call(app)

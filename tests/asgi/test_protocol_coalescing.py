@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asgifast.coalescing import HELD_TURNS, LONE_TURNS
-from asgifast.messages import ZEROCOPYSEND, Receive, Scope, Send
+from asgifast.messages import Receive, Scope, Send
 from asgifast.protocols.transport import CoalescingTransport
 
-from .protocols import GET, body, serving, start, turns
+from .protocols import GET, serving, turns
+from .support import body, head, length, sending, zerocopy
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -25,21 +27,17 @@ async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path
         (tmp_path / name).write_bytes(content)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send)
-        await body(send, b"", more=True)
-        await turns()
+        await sending(head(), body(b""), turns)(scope, receive, send)
         for name in (*sizes, *sizes):
-            await body(send, b"be", more=True)
-            await body(send, b"", more=True)
-            await body(send, b"fore", more=True)
+            for piece in (b"be", b"", b"fore"):
+                await send(body(piece))
             with (tmp_path / name).open("rb") as file:
-                await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
-        await body(send, b"the", more=True)
-        await body(send, b" end")
+                await send(zerocopy(file, more_body=True))
+        await send(body(b"the"))
+        await send(body(b" end", False))
 
     async with serving(protocol, app) as client:
-        head = await client.ask()
-        assert b"transfer-encoding: chunked" in head.lower()
+        assert b"transfer-encoding: chunked" in (await client.ask()).lower()
         expected = [part for name in (*sizes, *sizes) for part in (b"before", data[name])]
         assert await client.chunks() == [*expected, b"the end"]
         await client.hello()
@@ -47,14 +45,8 @@ async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path
 
 async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
     arrived = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=10)
-        await turns()  # the head leaves, and the loop is quiet again
-        await body(send, b"small", more=True)
-        await arrived.wait()
-        await body(send, b"-last")
-
+    # The head leaves, and the loop is quiet again.
+    app = sending(head(length(10)), turns, body(b"small"), arrived.wait, body(b"-last", False))
     async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"\r\n\r\nsmall")
@@ -65,14 +57,8 @@ async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
 async def test_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
     protocol: Any,
 ) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send)
-        for _ in range(LONE_TURNS + 1):
-            await body(send, b".", more=True)
-            await turns()
-        await body(send, b"", more=True)
-        await body(send, b"end")
-
+    lone = [step for _ in range(LONE_TURNS + 1) for step in (body(b"."), turns)]
+    app = sending(head(), *lone, body(b""), body(b"end", False))
     async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"3\r\nend\r\n0\r\n\r\n")
@@ -82,12 +68,7 @@ async def test_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
 async def test_refused_held_message_is_logged_when_the_app_returns(
     protocol: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=2)
-        await body(send, b"ok", more=True)
-        await turns()
-        await body(send, b"too much", more=True)
-
+    app = sending(head(length(2)), body(b"ok"), turns, body(b"too much"))
     async with serving(protocol, app) as client:
         await client.send(GET)
         assert (await client.to_end()).endswith(b"\r\n\r\nok")
@@ -100,13 +81,13 @@ async def test_buffer_that_the_app_uses_again_is_sent_as_it_was(protocol: Any, s
     """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=3 * size)
+        await send(head(length(3 * size)))
         buffer: Any = bytearray(size)
         for letter in b"abc":
             buffer[:] = bytes([letter]) * size
-            await body(send, buffer, more=True)
+            await send(body(buffer))
         buffer[:] = b"-" * size
-        await body(send, b"")
+        await send(body(b"", False))
 
     async with serving(protocol, app) as client:
         await client.ask()
@@ -118,14 +99,8 @@ async def test_buffer_that_the_app_uses_again_is_sent_as_it_was(protocol: Any, s
 async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> None:
     """As behind a middleware that has each pass from one task to another."""
     sent = [b"<%d>" % number for number in range(200)]
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send)
-        for each in sent:
-            await body(send, each, more=True)
-            await turns(3)
-        await body(send, b"")
-
+    steps = [step for each in sent for step in (body(each), partial(turns, 3))]
+    app = sending(head(), *steps, body(b"", False))
     async with serving(protocol, app) as client:
         await client.ask()
         chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
@@ -150,13 +125,11 @@ async def test_lone_messages_schedule_nothing_for_the_turns_end(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal number
-        await start(send)
+        await send(head())
         for number in range(10):
-            await body(send, b"<%d>" % number, more=True)
+            await send(body(b"<%d>" % number))
             await turns(HELD_TURNS + 4)
-        for _ in range(200):
-            await body(send, b"burst", more=True)
-        await body(send, b"")
+        await sending(*[body(b"burst")] * 200, body(b"", False))(scope, receive, send)
 
     async with serving(protocol, app) as client:
         await client.ask()

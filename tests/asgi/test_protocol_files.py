@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import io
 import os
 import socket
 import weakref
@@ -14,7 +14,7 @@ import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
-from tests.support.process import open_descriptors
+from tests.support.process import open_descriptors, uncollected
 from wsgifast.sockets.sending import FileTruncated
 
 from .protocols import (
@@ -28,26 +28,19 @@ from .protocols import (
     start,
     turns,
 )
+from .support import body as part
+from .support import head, length, pathsend, raising, sending, zerocopy
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 @pytest.mark.parametrize("path", [True, False])
 async def test_head_of_messages_and_files_has_no_body(
-    protocol: Any, large: Path, path: bool
+    protocol: Any, large: Path, opened: io.BufferedReader, path: bool
 ) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send)
-        await body(send, b"small", more=True)
-        await turns()
-        with large.open("rb") as file:
-            await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
-            await send({"type": ZEROCOPYSEND, "file": file, "count": 5, "more_body": True})
-        if path:
-            await send({"type": PATHSEND, "path": str(large)})
-        else:
-            await body(send, b"the end")
-
+    files = zerocopy(opened, more_body=True), zerocopy(opened, count=5, more_body=True)
+    end = pathsend(large) if path else part(b"the end", False)
+    app = sending(head(), part(b"small"), turns, *files, end)
     async with serving(protocol, app) as client:
         first = await client.ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
         second = await client.until(b"hello")
@@ -76,13 +69,9 @@ async def test_pipe_is_sent_in_chunks_by_our_protocols(protocol: Any) -> None:
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
 async def test_client_that_ends_its_half_of_the_connection_gets_the_file(
-    protocol: Any, large: Path, kind: str
+    protocol: Any, large: Path, opened: io.BufferedReader, kind: str
 ) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        with large.open("rb") as file:
-            await send({"type": kind, "path": str(large), "file": file})
-
+    app = sending(head(length(LARGE_BYTES)), {"type": kind, "path": str(large), "file": opened})
     async with serving(protocol, app) as client:
         await client.ask()
         client.sock.shutdown(socket.SHUT_WR)
@@ -93,17 +82,11 @@ async def test_client_that_ends_its_half_of_the_connection_gets_the_file(
 @pytest.mark.parametrize("behind", [b"", HELLO], ids=["at once", "pipelined"])
 @pytest.mark.parametrize("read_first", [True, False])
 async def test_malformed_request_behind_one_does_not_break_its_response(
-    protocol: Any, large: Path, behind: bytes, read_first: bool
+    protocol: Any, large: Path, opened: io.BufferedReader, behind: bytes, read_first: bool
 ) -> None:
     """It is refused behind the responses before it, or the connection ends with these."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await turns()
-        await start(send, length=LARGE_BYTES + 5)
-        with large.open("rb") as file:
-            await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
-        await body(send, b"after")
-
+    start = head(length(LARGE_BYTES + 5))
+    app = sending(turns, start, zerocopy(opened, more_body=True), part(b"after", False))
     async with serving(protocol, app) as client:
         get, broken = GET, behind + b"\0no request\r\n\r\n"
         await client.ask(get if read_first else get + broken)
@@ -120,18 +103,15 @@ async def test_malformed_request_behind_one_does_not_break_its_response(
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
 async def test_client_that_leaves_during_a_file_does_not_stop_the_app(
-    protocol: Any, tmp_path: Path, kind: str
+    protocol: Any, sparse: Path, kind: str
 ) -> None:
     """The app goes on, as it does when it sends bytes."""
-    path = tmp_path / "sparse"
-    with path.open("wb") as file:
-        file.truncate(TOO_MUCH)
     finished = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=TOO_MUCH)
-        with path.open("rb") as file:
-            await send({"type": kind, "path": str(path), "file": file, "more_body": True})
+        with sparse.open("rb") as file:
+            await send({"type": kind, "path": str(sparse), "file": file, "more_body": True})
         if kind == ZEROCOPYSEND:
             await body(send, b"")
         finished.set()
@@ -145,21 +125,15 @@ async def test_client_that_leaves_during_a_file_does_not_stop_the_app(
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
 async def test_client_that_left_before_a_file_does_not_stop_the_app(
-    protocol: Any, large: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    protocol: Any, large: Path, opened: io.BufferedReader, kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The first byte of the file is what the kernel refuses."""
     finished = asyncio.Event()
 
-    def broken_pipe(*args: Any) -> int:
-        raise BrokenPipeError
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=LARGE_BYTES)
-        with large.open("rb") as file:
-            await send({"type": kind, "path": str(large), "file": file})
-        finished.set()
-
-    monkeypatch.setattr(os, "sendfile", broken_pipe)
+    message = {"type": kind, "path": str(large), "file": opened}
+    app = sending(head(length(LARGE_BYTES)), message, finished.set)
+    monkeypatch.setattr(os, "sendfile", raising(BrokenPipeError))
     async with serving(protocol, app) as client:
         await client.send(GET)
         await client.to_end()
@@ -235,16 +209,12 @@ async def test_connection_that_is_reset_leaves_no_cycle_of_references(
         [connection] = client.state.connections
         left = weakref.ref(connection)
         del connection
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected():
             client.sock.close()
             await turns()
             while client.state.tasks:
                 await turns()
             assert left() is None
-        finally:
-            gc.enable()
 
 
 @pytest.mark.parametrize("size", [1000, 600_000])
@@ -321,15 +291,10 @@ async def test_file_that_the_app_gives_up_closes_whatever_it_does(
 
 async def test_headers_of_a_generator_are_read_once(protocol: Any, large: Path) -> None:
     """A generator is asked once: by us for the length, and by uvicorn for the head."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = ((name, b"%d" % 100_000) for name in (b"content-length",))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": PATHSEND, "path": str(large)})
-
+    headers = (header for header in [length(100_000)])
+    app = sending({**head(), "headers": headers}, pathsend(large))
     async with serving(protocol, app) as client:
-        head = await client.ask()
-        assert b"content-length: 100000\r\n" in head.lower()
+        assert b"content-length: 100000\r\n" in (await client.ask()).lower()
         assert await client.exactly(100_000) == large.read_bytes()[:100_000]
         await client.hello()
 
@@ -418,17 +383,13 @@ async def test_head_that_an_app_takes_for_get_has_no_bytes_of_a_file(
             assert (await client.until(b"hello")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_file_behind_a_body_that_is_read_late_arrives(protocol: Any, large: Path) -> None:
+async def test_file_behind_a_body_that_is_read_late_arrives(
+    protocol: Any, large: Path, opened: io.BufferedReader
+) -> None:
     before = b"b" * 500_000
     sent = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=len(before) + LARGE_BYTES)
-        await body(send, before, more=True)
-        sent.set()
-        with large.open("rb") as file:
-            await send({"type": ZEROCOPYSEND, "file": file})
-
+    start = head(length(len(before) + LARGE_BYTES))
+    app = sending(start, part(before), sent.set, zerocopy(opened))
     async with serving(protocol, app) as client:
         await client.send(GET)
         await sent.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast.messages import PATHSEND, ZEROCOPYSEND, Receive, Scope, Send
+from asgifast.messages import ZEROCOPYSEND, Receive, Scope, Send
 from asgifast.protocols import transport
 from asgifast.protocols.transport import CoalescingTransport
 
@@ -30,10 +30,7 @@ def no_sendfile(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_files_are_read_where_there_is_no_sendfile(
     protocol: Any, large: Path, chunked: bool
 ) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=None if chunked else LARGE_BYTES)
-        await send({"type": PATHSEND, "path": str(large)})
-
+    app = sending(head(*[] if chunked else [length(LARGE_BYTES)]), pathsend(large))
     async with serving(protocol, app) as client:
         for _ in range(2):
             await client.ask()
@@ -104,15 +101,12 @@ async def test_other_tasks_have_turns_while_a_file_is_read(
 @pytest.mark.parametrize("leaves", [True, False])
 @pytest.mark.parametrize("sendfile", ["refused", "absent"])
 async def test_client_that_does_not_read_holds_up_reading(
-    protocol: Any, tmp_path: Path, leaves: bool, sendfile: str, monkeypatch: pytest.MonkeyPatch
+    protocol: Any, sparse: Path, leaves: bool, sendfile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sendfile == "refused":
         monkeypatch.setattr(os, "sendfile", refuse_sendfile)
     else:
         monkeypatch.setattr(transport, "HAS_EPOLL", False)  # as over TLS
-    path = tmp_path / "sparse"
-    with path.open("wb") as file:
-        file.truncate(TOO_MUCH)
     started, finished = asyncio.Event(), asyncio.Event()
     read = 0
     preadv, pread = os.preadv, os.pread
@@ -129,13 +123,7 @@ async def test_client_that_does_not_read_holds_up_reading(
         read += size
         return pread(fd, size, offset)
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=TOO_MUCH)
-        try:
-            await send({"type": PATHSEND, "path": str(path)})
-        finally:
-            finished.set()
-
+    app = sending(head(length(TOO_MUCH)), pathsend(sparse), finished.set)
     monkeypatch.setattr(os, "preadv", counted_preadv)
     monkeypatch.setattr(os, "pread", counted_pread)
     async with serving(protocol, app) as client:
@@ -157,7 +145,7 @@ async def test_client_that_does_not_read_holds_up_reading(
 async def test_file_that_ends_early_closes_where_there_is_no_sendfile(
     protocol: Any, large: Path
 ) -> None:
-    app = sending(head(length(LARGE_BYTES + 1)), pathsend(str(large)))
+    app = sending(head(length(LARGE_BYTES + 1)), pathsend(large))
     async with serving(protocol, app) as client:
         await client.ask()
         assert await client.to_end() == large.read_bytes()

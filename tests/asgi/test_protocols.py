@@ -19,13 +19,16 @@ from .protocols import (
     HELLO,
     LARGE_BYTES,
     TOO_MUCH,
+    WEBSOCKET,
     Upgraded,
     body,
     refusal_of,
     serving,
     start,
     turns,
+    two_bytes,
 )
+from .support import body as part
 from .support import head, length, pathsend, sending
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
@@ -67,12 +70,10 @@ async def test_coalesced_message_beyond_the_length_is_refused_by_the_next_send(
 ) -> None:
     """The messages that were too many were coalesced, and the loop's turn ended behind them."""
     seen: list[tuple[bool, str]] = []
+    too_many = sending(head(length(3)), part(b"ab"), part(b"cdef"), turns)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=3)
-        await body(send, b"ab", more=True)
-        await body(send, b"cdef", more=True)
-        await turns()
+        await too_many(scope, receive, send)
         for more in messages:
             try:
                 await body(send, b"", more=more)
@@ -135,8 +136,7 @@ async def test_message_before_the_head_is_refused(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(await refusal_of(send({"path": str(large), **message})))
-        await start(send, length=2)
-        await body(send, b"ok")
+        await two_bytes(scope, receive, send)
 
     async with serving(protocol, app) as client:
         await client.send(GET)
@@ -181,12 +181,7 @@ async def test_simple_response_leaves_while_its_app_goes_on(
 ) -> None:
     """As an app's background task does; without a body there is but one write."""
     arrived = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=len(data))
-        await body(send, data)
-        await arrived.wait()
-
+    app = sending(head(length(len(data))), part(data, False), arrived.wait)
     async with serving(protocol, app) as client:
         await client.send(f"{method} / HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await client.until(b"\r\n\r\n" + (b"" if method == "HEAD" else data))
@@ -228,10 +223,7 @@ async def test_small_response_schedules_nothing_for_the_turns_end(
 ) -> None:
     scheduled: list[CoalescingTransport] = []
     monkeypatch.setattr(CoalescingTransport, "_schedule", scheduled.append)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
-
-    async with serving(protocol, app) as client:
+    async with serving(protocol, sending()) as client:
         for _ in range(3):
             await client.hello()
     assert scheduled == []
@@ -263,8 +255,7 @@ async def test_extensions_are_each_requests_own(protocol: Any) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(set(scope["extensions"]))
         scope["extensions"]["of.this.request"] = {}
-        await start(send, length=2)
-        await body(send, b"ok")
+        await two_bytes(scope, receive, send)
 
     async with serving(protocol, app) as client:
         for _ in range(2):
@@ -277,8 +268,7 @@ async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path)
     """With nothing of ours between, and no descriptor of ours left, though a file went out."""
     transports: list[Any] = []
     Upgraded.transports = transports
-
-    app = sending(head(length(LARGE_BYTES)), pathsend(str(large)))
+    app = sending(head(length(LARGE_BYTES)), pathsend(large))
     async with serving(protocol, app, ws=Upgraded) as client:
         await client.hello()
         before = open_descriptors()
@@ -286,10 +276,7 @@ async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path)
         await client.exactly(LARGE_BYTES)
         await client.hello()
         assert open_descriptors() <= before
-        await client.send(
-            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
+        await client.send(WEBSOCKET)
         assert await client.exactly(8) == b"upgraded"
         [transport] = transports
         assert not isinstance(transport, CoalescingTransport)

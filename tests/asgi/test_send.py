@@ -24,7 +24,7 @@ from .protocols import (
     two_bytes,
 )
 from .support import body as message
-from .support import head, length, sending
+from .support import head, length, raising, sending
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -158,12 +158,8 @@ async def test_headers_that_an_app_changes_later_are_sent_as_they_were(stack: St
 @pytest.mark.parametrize("declared", [True, False])
 async def test_headers_of_any_iterable_are_sent_by_uvicorn(stack: Stack, declared: bool) -> None:
     """As Sanic's, which are a generator."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"x", b"y"), *([length(2)] if declared else [])]
-        await send({**head(), "headers": (each for each in headers)})
-        await body(send, b"ok")
-
+    headers = (each for each in [(b"x", b"y"), *[length(2)] * declared])
+    app = sending({**head(), "headers": headers}, message(b"ok", False))
     answer = await _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
     assert b"x: y\r\n" in answer
     assert (b"content-length: 2\r\n" in answer) == declared
@@ -234,12 +230,8 @@ async def test_head_without_a_body_is_held_until_the_app_has_ended(
     ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Then uvicorn logs what is missing, or sends a 500."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=2)
-        if ends == "raises":
-            raise RuntimeError("of the app")
-
+    fails = [raising(RuntimeError, "of the app")] if ends == "raises" else []
+    app = sending(head(length(2)), *fails)
     async with serving(HttpToolsProtocol, app) as client:
         await client.send(GET)
         answer = await client.to_end()

@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -244,20 +244,22 @@ async def test_message_beside_a_file_is_sent_behind_it(stack: Stack, chunked: bo
         os.close(descriptor)
 
 
-async def _pass(order: SendOrder, passed: list[int], number: int, goes: asyncio.Event) -> None:
+async def _pass(
+    order: SendOrder, passed: list[int], number: int, wait: Callable[[], Awaitable[object]]
+) -> None:
     if order.is_taken:
         await order.wait()
     order.is_taken = True
     try:
         passed.append(number)
-        await goes.wait()
+        await wait()
     finally:
         order.release()
 
 
 async def test_cancelled_send_releases_order() -> None:
     order, passed, goes = SendOrder(), list[int](), asyncio.Event()
-    tasks = [asyncio.create_task(_pass(order, passed, n, goes)) for n in range(5)]
+    tasks = [asyncio.create_task(_pass(order, passed, n, goes.wait)) for n in range(5)]
     await turns()
     assert passed == [0]
     tasks[1].cancel()  # while it waits
@@ -280,21 +282,10 @@ def test_send_order_works_on_trio() -> None:
 
     async def run() -> None:
         order = SendOrder()
-
-        async def one(number: int) -> None:
-            if order.is_taken:
-                await order.wait()
-            order.is_taken = True
-            try:
-                passed.append(number)
-                await trio.lowlevel.checkpoint()
-            finally:
-                order.release()
-
         async with trio.open_nursery() as nursery:
             order.is_taken = True
             for number in range(3):
-                nursery.start_soon(one, number)
+                nursery.start_soon(_pass, order, passed, number, trio.lowlevel.checkpoint)
                 await testing.wait_all_tasks_blocked()
             order.release()
         assert not order.is_taken

@@ -11,12 +11,12 @@ from typing import Any
 
 import asgifast
 import pytest
-from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.messages import Message, Scope
 
 import wsgifast
 from tests.support.process import open_descriptors
 
-from .support import call, scope_of
+from .support import body, call, head, noting, raising, recording, scope_of, sending
 
 pytestmark = pytest.mark.long
 
@@ -216,13 +216,8 @@ def test_file_in_memory_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_static_files_in_front_of_an_app_pass_on_the_rest(site: Path) -> None:
-    seen = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope["type"])
-        await send({"type": "http.response.start", "status": 299, "headers": []})
-        await send({"type": "http.response.body", "body": b"the app"})
-
+    seen: list[str] = []
+    app = noting(seen, "type", sending(head(status=299), body(b"the app", False)))
     both = asgifast.StaticFiles(app, directory=site)
     assert call(both, scope_of("/a.txt")).status == 200
     assert call(both, scope_of("/other")).body == b"the app"
@@ -239,10 +234,7 @@ def test_static_files_alone_answer_lifespan_and_close_websockets(site: Path) -> 
     async def receive() -> Message:
         return incoming.pop(0)
 
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    asyncio.run(alone({"type": "lifespan"}, receive, send))
+    asyncio.run(alone({"type": "lifespan"}, receive, recording(sent)))
     assert [m["type"] for m in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert call(alone, {"type": "websocket"}).types == ["websocket.close"]
 
@@ -275,11 +267,8 @@ def test_kept_file_that_has_changed_blocks_no_loop(
 def test_descriptors_are_closed_when_the_client_fails(site: Path) -> None:
     app = asgifast.StaticFiles(directory=site)
 
-    def fail(message: Message) -> None:
-        raise OSError("the client has left")
-
     before = open_descriptors()
     for _ in range(3):
         with pytest.raises(OSError, match="has left"):
-            call(app, scope_of("/large.bin"), on_send=fail)
+            call(app, scope_of("/large.bin"), on_send=raising(OSError, "the client has left"))
     assert open_descriptors() <= before

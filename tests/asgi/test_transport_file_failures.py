@@ -20,6 +20,7 @@ from asgifast.protocols.transport import CoalescingTransport
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import FileTruncated, SendfileUnavailable
 
+from .support import raising
 from .transports import FILE_BYTES, Recorded, connected, read, read_to_end, send_file, turns, writes
 
 
@@ -102,9 +103,6 @@ async def test_closed_descriptor_is_not_used_by_a_thread(
     sent_to: list[int] = []
     sendfile = os.sendfile
 
-    def cold(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        raise BlockingIOError
-
     def slow(out: int, *args: Any) -> int:
         sent_to.append(out)
         sending_begun.set()
@@ -112,7 +110,7 @@ async def test_closed_descriptor_is_not_used_by_a_thread(
         return sendfile(out, *args)
 
     async with connected() as (transport, _):
-        monkeypatch.setattr(os, "preadv", cold)
+        monkeypatch.setattr(os, "preadv", raising(BlockingIOError))
         monkeypatch.setattr(os, "sendfile", slow)
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
         while not sending_begun.is_set():
@@ -132,10 +130,7 @@ async def test_connection_lost_before_the_rest_of_a_file_raises(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest is sent by a task, which has its first turn later."""
-
-    def too_late(*args: Any) -> None:
-        raise AssertionError("the descriptor is closed, its number may be another's")
-
+    too_late = raising(AssertionError, "the descriptor is closed, its number may be another's")
     async with connected() as (transport, _):
         rest = transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
         assert rest is not None
@@ -250,12 +245,9 @@ async def test_file_that_has_lost_all_its_bytes_ends_the_connection(
 async def test_file_that_ends_early_ends_the_connection(
     fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
 ) -> None:
-    def from_the_disk(*args: Any) -> int:
-        raise BlockingIOError
-
     async with connected() as (transport, client):
         if cold:
-            monkeypatch.setattr(os, "preadv", from_the_disk)
+            monkeypatch.setattr(os, "preadv", raising(BlockingIOError))
         os.truncate(tmp_path / "file", 2_000_000)
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
         assert len(await read_to_end(client)) == 2_000_000

@@ -24,7 +24,8 @@ from asgifast.protocols.transport import CoalescingTransport
 from tests.support.process import send_buffer_is_limited
 from wsgifast.sockets import FileSegment, options
 
-from .transports import FILE_BYTES, connected, read, send_file, turns
+from .support import raising
+from .transports import FILE_BYTES, arrives, connected, read, send_file, turns
 
 
 async def test_writable_socket_that_takes_nothing_is_asked_again_later(
@@ -51,9 +52,7 @@ async def test_writable_socket_that_takes_nothing_is_asked_again_later(
     async with connected() as (transport, client):
         monkeypatch.setattr(loop, "call_later", at_once)
         monkeypatch.setattr(os, "sendfile", without_memory)
-        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-        assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
-        await sending
+        await arrives(transport, client, fd)
     # The first refusal is no surprise: nobody had said that the socket is writable.
     assert delays == [file_transfer._WITHOUT_MEMORY_S] * 4
 
@@ -64,9 +63,7 @@ def test_send_buffer_grows_for_a_quick_client_alone(
     def is_limited_after(quick_s: float) -> bool:
         async def run() -> bool:
             async with connected() as (transport, client):
-                sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-                await read(client, FILE_BYTES)
-                await sending
+                await arrives(transport, client, fd)
                 return send_buffer_is_limited(transport.get_extra_info("socket"))
 
         monkeypatch.setattr(file_transfer, "QUICK_S", quick_s)
@@ -91,7 +88,7 @@ async def test_byte_that_is_not_in_memory_is_not_sent_on_the_loop(
     page = 4096
     in_memory = bytearray(b"y" * (FILE_BYTES // page))
     waited: list[bool] = []
-    preadv, pread, sendfile = os.preadv, os.pread, os.sendfile
+    preadv, sendfile = os.preadv, os.sendfile
 
     def pages(offset: int, size: int) -> slice:
         return slice(offset // page, -(-(offset + size) // page))
@@ -115,9 +112,7 @@ async def test_byte_that_is_not_in_memory_is_not_sent_on_the_loop(
     async with connected() as (transport, client):
         monkeypatch.setattr(os, "preadv", preadv_of_cached)
         monkeypatch.setattr(os, "sendfile", sendfile_of_cached)
-        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-        assert await read(client, FILE_BYTES) == pread(fd, FILE_BYTES, 0)
-        await sending
+        await arrives(transport, client, fd)
     assert waited or cold[1] == FILE_BYTES
     assert not any(waited)
 
@@ -133,15 +128,12 @@ async def test_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
     on_loop: list[bool] = []
     sendfile = os.sendfile
 
-    def refusing(*args: Any) -> int:
-        raise OSError(errno.EOPNOTSUPP, "no RWF_NOWAIT here")
-
     def noted(*args: Any) -> int:
         on_loop.append(on_the_loop())
         return sendfile(*args)
 
     async with connected() as (transport, client):
-        monkeypatch.setattr(os, "preadv", refusing)
+        monkeypatch.setattr(os, "preadv", raising(OSError, errno.EOPNOTSUPP, "no RWF_NOWAIT"))
         monkeypatch.setattr(os, "sendfile", noted)
         transport.write(b"head")
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
@@ -262,9 +254,7 @@ async def test_send_buffer_that_cannot_be_set_is_no_hindrance(
     monkeypatch.setattr(file_transfer, "release_send_buffer", refusing)
     monkeypatch.setattr(file_transfer, "QUICK_S", 60.0)
     async with connected() as (transport, client):
-        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
-        assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
-        await sending
+        await arrives(transport, client, fd)
     assert calls == refused, "once it has grown it is left alone"
 
 
@@ -297,9 +287,7 @@ async def test_sendfile_sends_one_window_at_most(fd: int, monkeypatch: pytest.Mo
 
     async with connected() as (transport, client):
         monkeypatch.setattr(os, "sendfile", counted)
-        sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, 3_000_000)))
-        await read(client, 3_000_000)
-        await sending
+        await arrives(transport, client, fd, 3_000_000)
     assert max(counts) == file_transfer.WINDOW_BYTES
 
 

@@ -12,7 +12,7 @@ from asgifast.uvicorn import HttpToolsProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .protocols import Upgraded, serving, turns
+from .protocols import WEBSOCKET, Upgraded, serving, turns
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -22,10 +22,6 @@ H2C = (
 )
 POST = b"POST /upload HTTP/1.1\r\n" + H2C
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
-WEBSOCKET = (
-    b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
 FRAME = b"\x81\x83\0\0\0\0abc"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import tracemalloc
 import weakref
@@ -15,12 +14,14 @@ from asgifast.protocols.receiving import ReceivedBody
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
+from tests.support.process import uncollected
 from tests.support.tls import client_context
 
 from .protocols import (
     HELLO,
     PROTOCOLS,
     TOO_MUCH,
+    WEBSOCKET,
     Client,
     Upgraded,
     body,
@@ -29,11 +30,12 @@ from .protocols import (
     start,
     turns,
 )
+from .support import body as part
+from .support import chunk, head, length, sending
 
 # More than what may wait for an app, and than any buffer of the kernel's between the two ends.
 UPLOAD = os.urandom(3_000_000)
 PIECE_BYTES = 10_000
-
 
 each_loop = pytest.mark.usefixtures("loop")
 
@@ -48,14 +50,10 @@ def protocol(request: pytest.FixtureRequest) -> Any:
     return PROTOCOLS[request.param]
 
 
-def head(size: int | None, *fields: bytes) -> bytes:
+def post(size: int | None, *fields: bytes) -> bytes:
     """Of an upload of so many bytes; None: in chunks."""
     framing = b"Transfer-Encoding: chunked" if size is None else b"Content-Length: %d" % size
     return b"\r\n".join([b"POST / HTTP/1.1", b"Host: x", framing, *fields, b"", b""])
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def all_of(receive: Receive) -> bytes:
@@ -74,19 +72,24 @@ async def answer(send: Send, data: bytes = b"ok") -> None:
     await body(send, data)
 
 
+async def whole(scope: Scope, receive: Receive, send: Send) -> None:
+    """An app that receives UPLOAD."""
+    assert await all_of(receive) == UPLOAD
+    await answer(send, b"whole")
+
+
 @each_loop
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_upload_comes_as_it_was_sent(protocol: Any, chunked: bool) -> None:
     """Though the client stalls in between, and the next request is behind it already."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert await all_of(receive) == UPLOAD
-        await answer(send, b"whole")
+        await whole(scope, receive, send)
         assert await receive() == {"type": "http.disconnect"}
 
     async with serving(protocol, app) as client:
         parts = [UPLOAD[:5], UPLOAD[5:1_000_000], UPLOAD[1_000_000:]]
-        await client.send(head(None if chunked else len(UPLOAD)))
+        await client.send(post(None if chunked else len(UPLOAD)))
         for part in parts:
             await client.send(chunk(part) if chunked else part)
             await turns()
@@ -107,7 +110,7 @@ async def test_pieces_that_come_while_the_app_is_busy_are_one_message(protocol: 
         await answer(send)
 
     async with serving(protocol, app) as client:
-        await client.send(head(21 * PIECE_BYTES))
+        await client.send(post(21 * PIECE_BYTES))
         for _ in range(21):
             await client.send(bytes(PIECE_BYTES))
             await turns()
@@ -148,7 +151,7 @@ async def test_app_that_does_not_receive_holds_up_its_client(protocol: Any, begu
         assert (await receive())["more_body"]
 
     async with serving(protocol, app) as client:
-        await client.send(head(TOO_MUCH) + b"first")
+        await client.send(post(TOO_MUCH) + b"first")
         await turns()
         assert await offer(client, UPLOAD[:65_536]) < 2_000_000
         busy.set()
@@ -195,7 +198,7 @@ async def test_client_that_leaves_amid_an_upload_disconnects_the_app(
         messages.extend([await receive(), await receive()])
 
     async with serving(protocol, app) as client:
-        await client.send(head(1000) + b"half")
+        await client.send(post(1000) + b"half")
         await received.wait()
         if not waits:
             await client.send(b"more")
@@ -220,22 +223,18 @@ async def test_client_that_leaves_amid_an_upload_leaves_no_cycle_of_references(
             pass
 
     async with serving(protocol, app) as client:
-        await client.send(head(TOO_MUCH) + UPLOAD)
+        await client.send(post(TOO_MUCH) + UPLOAD)
         await turns()
         connection: Any = next(iter(client.state.connections))
         assert isinstance(connection.transport.get_protocol(), asyncio.BufferedProtocol)
         left = weakref.ref(connection)
         del connection
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected():
             client.sock.close()
             while client.state.tasks or client.state.connections:
                 await turns()
             await turns()
             assert left() is None
-        finally:
-            gc.enable()
 
 
 @each_loop
@@ -250,7 +249,7 @@ async def test_expect_100_continue_is_answered_when_the_app_receives(
         await answer(send, b"%d" % len(data))
 
     async with serving(protocol, app) as client:
-        first = await client.ask(head(300_000, b"Expect: 100-continue"))
+        first = await client.ask(post(300_000, b"Expect: 100-continue"))
         if receives:
             assert first == b"HTTP/1.1 100 Continue\r\n\r\n"
             await client.send(bytes(300_000))
@@ -265,12 +264,9 @@ async def test_app_that_answers_without_the_body_keeps_the_connection(protocol: 
     """The rest is read and forgotten; the connection keeps nothing of it, and goes on."""
     arrived = asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await arrived.wait()
-        await answer(send, b"no, thank you")
-
+    app = sending(arrived.wait, head(length(13)), part(b"no, thank you", False))
     async with serving(protocol, app) as client:
-        await client.send(head(len(UPLOAD)))
+        await client.send(post(len(UPLOAD)))
         await turns()
         await client.send(UPLOAD[:100_000])
         await turns()
@@ -287,20 +283,12 @@ async def test_app_that_answers_without_the_body_keeps_the_connection(protocol: 
 async def test_upgrade_behind_an_upload_gets_later_bytes(protocol: Any) -> None:
     """What comes then is the other protocol's, though much came at once before."""
     Upgraded.transports = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await all_of(receive)
-        await answer(send)
-
-    async with serving(protocol, app, ws=Upgraded) as client:
-        await client.send(head(len(UPLOAD)) + UPLOAD)
-        await client.until(b"\r\n\r\nok")
+    async with serving(protocol, whole, ws=Upgraded) as client:
+        await client.send(post(len(UPLOAD)) + UPLOAD)
+        await client.until(b"\r\n\r\nwhole")
         [connection] = client.state.connections
         assert isinstance(connection.transport.get_protocol(), asyncio.BufferedProtocol)
-        await client.send(
-            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
+        await client.send(WEBSOCKET)
         assert await client.exactly(8) == b"upgraded"
         await client.send(b"a frame")
         assert await client.exactly(8) == b"upgraded"
@@ -327,7 +315,7 @@ async def test_form_with_a_file_is_parsed(protocol: Any) -> None:
         await answer(send, b"whole")
 
     async with serving(protocol, app) as client:
-        await client.send(head(len(form), b"Content-Type: multipart/form-data; boundary=end"))
+        await client.send(post(len(form), b"Content-Type: multipart/form-data; boundary=end"))
         await client.send(form)
         await client.until(b"\r\n\r\nwhole")
         await client.hello()
@@ -335,16 +323,12 @@ async def test_form_with_a_file_is_parsed(protocol: Any) -> None:
 
 @each_loop
 async def test_upload_arrives_over_tls(protocol: Any) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert await all_of(receive) == UPLOAD
-        await answer(send, b"whole")
-
-    async with serving_over_tls(protocol, app) as (address, _):
+    async with serving_over_tls(protocol, whole) as (address, _):
         reader, writer = await asyncio.open_connection(
             *address, ssl=client_context(), server_hostname="localhost"
         )
         for _ in range(2):
-            writer.write(head(len(UPLOAD)) + UPLOAD)
+            writer.write(post(len(UPLOAD)) + UPLOAD)
             await reader.readuntil(b"\r\n\r\nwhole")
         writer.close()
         await writer.wait_closed()

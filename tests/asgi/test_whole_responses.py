@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http import httptools_impl
 
 from .protocols import GET, Client, body, is_sent_whole, serving, start, two_bytes
-from .support import scope_of
+from .support import no_body, scope_of
+from .transports import Recorded
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -274,22 +275,6 @@ def test_cycle_from_another_module_is_not_replaced(monkeypatch: pytest.MonkeyPat
     assert whole_sender_for(_uvicorns_send()) is None
 
 
-class _Writes:
-    """Counts what a protocol writes to the loop's transport."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.written: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        if data:
-            self.written.append(bytes(data))
-        self._transport.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
 async def _two_bytes_and_an_end(scope: Scope, receive: Receive, send: Send) -> None:
     """As Starlette's BaseHTTPMiddleware passes on a response."""
     await start(send, length=2)
@@ -312,13 +297,13 @@ async def _two_bytes_of_unknown_length(scope: Scope, receive: Receive, send: Sen
 async def test_head_and_its_body_leave_in_one_write(
     protocol: Any, wrap: Any, app: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made: list[_Writes] = []
+    made: list[Recorded] = []
     is_chunked = app is _two_bytes_of_unknown_length
     end = b"\r\n\r\n2\r\nok\r\n0\r\n\r\n" if is_chunked else b"\r\n\r\nok"
 
     class Counted(protocol):  # type: ignore[misc]
         def connection_made(self, transport: asyncio.Transport) -> None:
-            made.append(_Writes(transport))
+            made.append(Recorded(transport))
             super().connection_made(made[0])
 
     async def conversation(client: Client) -> None:
@@ -331,7 +316,7 @@ async def test_head_and_its_body_leave_in_one_write(
         async with serving(Counted, wrap(app)) as client:
             await asyncio.wait_for(conversation(client), 60)
     are_two = protocol is httptools_impl.HttpToolsProtocol and wrap is not ASGIFast
-    assert len(made[0].written) == (6 if are_two else 3)
+    assert len(made[0].writes) == (6 if are_two else 3)
     access = [r.getMessage() for r in caplog.records if r.name == "uvicorn.access"]
     assert [line.split(" - ")[1] for line in access] == [
         '"GET / HTTP/1.1" 200', '"GET / HTTP/1.1" 200', '"GET /?a HTTP/1.1" 200',
@@ -376,10 +361,7 @@ def test_head_that_the_server_refuses_is_not_sent_again(monkeypatch: pytest.Monk
         with pytest.raises(ValueError, match="refused"):
             await body(send, b"ok")
 
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
     monkeypatch.setattr(whole_responses, "_known", {})
     whole_responses.add_sender(Cycle, Cycle.send, Cycle.refuse)
-    asyncio.run(ASGIFast(app)(scope_of(), receive, Cycle().send))
+    asyncio.run(ASGIFast(app)(scope_of(), no_body, Cycle().send))
     assert not sent

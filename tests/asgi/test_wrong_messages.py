@@ -13,7 +13,7 @@ from typing import Any
 import asgifast
 import pytest
 from asgifast import ASGIFast
-from asgifast.messages import PATHSEND, ASGIApp, Receive, Scope, Send, open_for_pathsend
+from asgifast.messages import ASGIApp, Receive, Scope, Send, open_for_pathsend
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,8 @@ from starlette.routing import Route
 from uvicorn.protocols.http import h11_impl, httptools_impl
 
 from .layers import adds_a_header
-from .protocols import GET, PROTOCOLS, each_protocol, serving
+from .protocols import GET, PROTOCOLS, TOO_MUCH, each_protocol, serving
+from .support import head, length, pathsend, sending
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -42,31 +43,28 @@ if "zttp" in PROTOCOLS:
 pairs = pytest.mark.parametrize("name", PAIRS)
 
 
+LENGTH = length(3)
+
+
 def start(**other: Any) -> dict[str, Any]:
-    headers = [(b"content-length", b"3")]
-    return {"type": "http.response.start", "status": 200, "headers": headers, **other}
-
-
-def chunked(*headers: Any) -> dict[str, Any]:
-    return start(headers=list(headers))
+    return {**head(LENGTH), **other}
 
 
 def body(data: Any = b"abc", more: Any = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-LENGTH = (b"content-length", b"3")
 WRONG: dict[str, list[Any]] = {
     "a str": [start(), body("abc")],
     "a str in two": [start(), body("a", True), body(b"bc")],
     "a str behind bytes": [start(), body(b"a", True), body("bc")],
-    "a str in chunks": [chunked(), body("abc")],
-    "a str behind a chunk": [chunked(), body(b"a", True), body("abc")],
+    "a str in chunks": [head(), body("abc")],
+    "a str behind a chunk": [head(), body(b"a", True), body("abc")],
     "None": [start(), body(None)],
-    "None behind a chunk": [chunked(), body(b"a", True), body(None)],
+    "None behind a chunk": [head(), body(b"a", True), body(None)],
     "an int": [start(), body(7)],
     "a list": [start(), body([b"abc"])],
-    "an empty dict": [chunked(), body({})],
+    "an empty dict": [head(), body({})],
     "no type": [{"status": 200}],
     "no status": [{"type": "http.response.start", "headers": [LENGTH]}, body()],
     "no status or length": [{"type": "http.response.start", "headers": []}, body()],
@@ -78,12 +76,12 @@ WRONG: dict[str, list[Any]] = {
     "body first": [body(), start()],
     "only a body": [body()],
     "two starts": [start(), start(), body()],
-    "two starts in chunks": [chunked(), chunked(), body()],
+    "two starts in chunks": [head(), head(), body()],
     "a start behind the body": [start(), body(), start()],
     "a body behind the end": [start(), body(), body()],
-    "a chunk behind the end": [chunked(), body(), body()],
+    "a chunk behind the end": [head(), body(), body()],
     "only a start": [start()],
-    "only a start in chunks": [chunked()],
+    "only a start in chunks": [head()],
     "an unknown type": [start(), {"type": "http.nonsense"}, body()],
     "None as a message": [None],
     "too long": [start(), body(b"abcd")],
@@ -95,7 +93,7 @@ WRONG: dict[str, list[Any]] = {
     "NUL in a value": [start(headers=[LENGTH, (b"x", b"a\0evil: 1")]), body()],
     "CR LF in a name": [start(headers=[LENGTH, (b"x\r\nevil", b"1")]), body()],
     "a blank in a name": [start(headers=[LENGTH, (b"evil x", b"1")]), body()],
-    "LF in chunks": [chunked((b"x", b"a\nevil: 1")), body(b"a", True), body()],
+    "LF in chunks": [head((b"x", b"a\nevil: 1")), body(b"a", True), body()],
 }
 if not httptools_impl.HEADER_RE.search(b"x\r\n"):  # the oldest uvicorns let such a name pass
     del WRONG["CR LF in a name"], WRONG["a blank in a name"]
@@ -176,7 +174,7 @@ VALUES: Any = st.one_of(
     st.binary(max_size=3).map(bytearray), st.just({}), st.booleans(),
 )  # fmt: skip
 MESSAGES: Any = st.one_of(
-    st.just(start()), st.just(chunked()), st.just(body()), st.just(body(b"a", True)),
+    st.just(start()), st.just(head()), st.just(body()), st.just(body(b"a", True)),
     st.fixed_dictionaries({"type": st.just("http.response.start")},
                           optional={"status": VALUES, "headers": VALUES}),
     st.fixed_dictionaries({"type": st.just("http.response.body")},
@@ -245,7 +243,7 @@ async def test_malformed_chunk_ends_a_response_that_has_begun(protocol: Any, rea
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if reads:
             await receive()
-        await send(chunked())
+        await send(head())
         await send(body(b"first", True))
         await broken.wait()
         for _ in range(50):
@@ -306,7 +304,7 @@ async def test_malformed_request_behind_another_is_refused_behind_its_response(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         paths.append(scope["path"])
-        await send(chunked())
+        await send(head())
         await send(body(b"first", True))
         await go.wait()
         await send(body(b"last"))
@@ -375,16 +373,9 @@ async def test_file_that_cannot_be_opened_is_a_500(
 
 @each_protocol
 async def test_download_that_shutdown_cuts_off_is_one_line_in_the_log(
-    protocol: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    protocol: Any, sparse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    large = tmp_path / "large"
-    with large.open("wb") as file:
-        file.truncate(30_000_000)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(start(headers=[(b"content-length", b"30000000")]))
-        await send({"type": PATHSEND, "path": str(large)})
-
+    app = sending(head(length(TOO_MUCH)), pathsend(sparse))
     caplog.set_level(logging.INFO)
     async with serving(protocol, app) as client:
         await client.ask()
@@ -394,7 +385,7 @@ async def test_download_that_shutdown_cuts_off_is_one_line_in_the_log(
         for connection in client.state.connections:
             connection.shutdown()
         task.cancel(msg="Task cancelled, timeout graceful shutdown exceeded")
-        assert len(await client.to_end()) < 30_000_000
+        assert len(await client.to_end()) < TOO_MUCH
     [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert "'/'" in record.getMessage()
     assert "shuts down" in record.getMessage()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from asgifast.messages import Message, Receive, Scope, Send
 from h2.errors import ErrorCodes
 
 from .http2_wire import connected, stands_still
-from .support import body, head, length, sending
+from .protocols import turns
+from .support import body, head, length, raising, sending
 
 # Behind http2_wire, which has the tests skipped where zttp is not installed.
 from asgifast.uvicorn import AutoZttpProtocol, ZttpH2Protocol  # isort: skip
@@ -116,34 +118,21 @@ async def test_uploads_that_nobody_receives_hold_their_client_up_together() -> N
 SMALL = [b"<%d>" % number for number in range(30)]
 
 
-async def trickle(send: Send) -> None:
-    """Send small messages, some turns of the loop apart, as Starlette's BaseHTTPMiddleware does."""
-    for message in SMALL:
-        await send(body(message))
-        for _ in range(3):
-            await asyncio.sleep(0)
+# Small messages some turns of the loop apart, as Starlette's BaseHTTPMiddleware sends them.
+TRICKLE = [step for message in SMALL for step in (body(message), partial(turns, 3))]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_http2_app_that_ends_early_has_sent_its_messages(fails: bool) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head())
-        await trickle(send)
-        if fails:
-            raise RuntimeError("on purpose")
-
+    ends = [raising(RuntimeError, "on purpose")] if fails else []
+    app = sending(head(), *TRICKLE, *ends)
     async with connected(app) as (wire, client):
         assert (await wire.reset(client.ask())).body == b"".join(SMALL)
 
 
 @pytest.mark.usefixtures("timeless_coalescing")
 async def test_small_messages_of_each_stream_are_coalesced() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head())
-        await trickle(send)
-        await send(body(b"", False))
-
-    async with connected(app) as (wire, client):
+    async with connected(sending(head(), *TRICKLE, body(b"", False))) as (wire, client):
         streams = [client.ask() for _ in range(3)]
         for stream in streams:
             answer = await wire.answer(stream)
@@ -176,8 +165,7 @@ async def test_cancelled_end_takes_no_held_message_with_it() -> None:
     goes_on = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head())
-        await trickle(send)
+        await sending(head(), *TRICKLE)(scope, receive, send)
         wire.protocol.pause_writing()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(send(body(b"<end>", False)), 0.05)
@@ -225,12 +213,11 @@ async def test_window_that_does_not_open_holds_up_the_app(size: int) -> None:
 async def test_http2_message_beyond_the_content_length_is_refused() -> None:
     errors: list[str] = []
 
+    too_long = sending(head(length(3)), body(b"ab"), body(b"cd"), body(b"", False))
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head(length(3)))
         try:
-            await send(body(b"ab"))
-            await send(body(b"cd"))
-            await send(body(b"", False))
+            await too_long(scope, receive, send)
         except RuntimeError as error:
             errors.append(str(error))
             raise

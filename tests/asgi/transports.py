@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from wsgifast.sockets import FileSegment
 __all__ = [
     "FILE_BYTES",
     "Recorded",
+    "arrives",
     "connected",
     "read",
     "read_to_end",
@@ -29,14 +31,15 @@ FILE_BYTES = 16 * 1024 * 1024
 
 
 class Recorded:
-    """A transport that remembers the sizes of what was written to it."""
+    """A transport that remembers the sizes of what was written to it; nothing is no write."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.writes: list[int] = []
 
     def write(self, data: bytes) -> None:
-        self.writes.append(len(data))
+        if data:
+            self.writes.append(len(data))
         self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -86,6 +89,15 @@ async def send_file(transport: CoalescingTransport, segment: FileSegment) -> Non
     rest = transport.begin_file(segment)
     if rest is not None:
         await rest()
+
+
+async def arrives(
+    transport: CoalescingTransport, client: socket.socket, fd: int, size: int = FILE_BYTES
+) -> None:
+    """The first bytes of a file are sent, and read by the client."""
+    sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, size)))
+    assert await read(client, size) == os.pread(fd, size, 0)
+    await sending
 
 
 async def read(client: socket.socket, size: int) -> bytes:

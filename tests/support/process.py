@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import pty
 import socket
@@ -44,6 +45,17 @@ def send_buffer_is_limited(sock: Any) -> bool:
         return bool(sock.getsockopt(socket.SOL_SOCKET, 72) & 1)  # SO_BUF_LOCK
     except OSError:  # a kernel before 5.14
         return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < 1 << 18)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """What has gone at the end of the block was in no cycle of references."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def in_a_child(function: Callable[[], object]) -> int:
