@@ -252,19 +252,16 @@ class Examined:
         return self._watch(scope, receive, send)
 
     async def _watch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        chunks = Chunks()
-        count = 0
+        chunks = Chunks(most=EXAMINED_CHUNKS)
         headers: list[tuple[str, str]] = []
         root_path = scope.get("root_path", "")
         before = perf_counter()
 
         async def watched(message: Message) -> None:
-            nonlocal before, count
+            nonlocal before
             body = message.get("body")
             if body:
-                if count < EXAMINED_CHUNKS:
-                    chunks.add(len(body), perf_counter() - before)
-                count += 1
+                chunks.add(len(body), perf_counter() - before)
             elif message["type"] == "http.response.start":
                 headers[:] = text_headers(message.get("headers", ()))
             await send(message)
@@ -275,7 +272,7 @@ class Examined:
         finally:
             seen = BodySeen(chunks, "messages", is_event_stream(headers))
             pattern = asgi_pattern(scope, root_path)
-            self._reports.report(scope["method"], pattern, scope["path"], seen, count)
+            self._reports.report(scope["method"], pattern, scope["path"], seen)
 
 
 def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:

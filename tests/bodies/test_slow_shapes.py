@@ -212,16 +212,14 @@ def test_chunks_of_an_examined_body_are_not_delayed() -> None:
 
 
 def test_endless_body_is_examined_up_to_a_limit() -> None:
-    seen: list[tuple[BodySeen, int]] = []
-    reports: Any = SimpleNamespace(
-        picks=lambda: True, report=lambda *args: seen.append((args[3], args[4]))
-    )
+    seen: list[BodySeen] = []
+    reports: Any = SimpleNamespace(picks=lambda: True, report=lambda *args: seen.append(args[3]))
     app = module.Examined(bare(lambda: (CRUMB for _ in range(5000))), reports, call_noting_pattern)
     body: Any = Server(app).result
     assert sum(map(len, body)) == 50_000
     body.close()
-    ((found, count),) = seen
-    assert count == 5000
+    (found,) = seen
+    assert found.chunks.passed == 5000
     assert found.chunks.count == len(found.chunks.waits_s) == module.EXAMINED_CHUNKS
 
 
@@ -244,7 +242,7 @@ def test_endpoint_is_logged_once_an_hour(
 
     def report(pattern: str) -> int:
         before = len(caplog.records)
-        reports.report("GET", pattern, "/", seen, 20)
+        reports.report("GET", pattern, "/", seen)
         return len(caplog.records) - before
 
     assert [report("/a"), report("/a"), report("/b")] == [1, 0, 1]

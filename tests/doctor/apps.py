@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 from wsgiref.util import FileWrapper
 
+from wsgifast.commands.doctor import Endpoint, Unreached
+from wsgifast.commands.doctor.model import Found
+
 _folder = tempfile.TemporaryDirectory(prefix="wsgifast-doctor-")
 FILE_BYTES = 2_000_000
 
@@ -137,6 +140,14 @@ async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
         path, b"12345"
     )
     await send({"type": "http.response.body", "body": body})
+
+
+def parted(found: Found) -> tuple[list[Endpoint], list[Unreached]]:
+    """The endpoints of what was found, and those that cannot be requested."""
+    return (
+        [each for each in found if isinstance(each, Endpoint)],
+        [each for each in found if isinstance(each, Unreached)],
+    )
 
 
 async def failing_asgi_app(scope: Any, receive: Any, send: Any) -> None:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from wsgifast import WSGIFast
 from wsgifast.commands.doctor import Endpoint, Finding, Report, as_text, examine
+from wsgifast.commands.doctor.model import Found
 from wsgifast.compression.codings import available_codings
 
 TEXT = b"".join(b'{"id": %d, "name": "a name"}, ' % n for n in range(5000))
@@ -183,7 +184,7 @@ def test_uploads_of_an_unknown_app_are_those_that_a_document_or_a_log_names() ->
         start_response("200 OK", [("Content-Length", "1")])
         return [b"x"]
 
-    named = [Endpoint("/", "/", "log"), Endpoint("/up", "/up", "log", "POST")]
-    assert found(examine(app, found=lambda fetch: (named, [])))["WF033"].endpoint.name == "/up"
-    known = examine(flask_app(1000), found=lambda fetch: (named, []))
+    named: Found = [Endpoint("/", "/", "log"), Endpoint("/up", "/up", "log", "POST")]
+    assert found(examine(app, found=lambda fetch: named))["WF033"].endpoint.name == "/up"
+    known = examine(flask_app(1000), found=lambda fetch: named)
     assert "WF033" not in found(known)

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from tests.doctor.apps import parted
 from wsgifast import ConfigurationError
 from wsgifast.commands.doctor import as_text, examine
 from wsgifast.commands.doctor.endpoints import from_access_log, from_openapi, from_urls_file
@@ -27,7 +28,7 @@ from wsgifast.commands.doctor.model import Found
 def test_urls_file_names_paths(tmp_path: Path) -> None:
     path = tmp_path / "urls"
     path.write_text("# some\n/a?b=c\n\nhttp://host/d\n/a?b=c\n")
-    assert [e.url for e in from_urls_file(str(path))[0]] == ["/a?b=c", "/d"]
+    assert [e.url for e in parted(from_urls_file(str(path)))[0]] == ["/a?b=c", "/d"]
     with pytest.raises(ConfigurationError, match="nowhere"):
         from_urls_file("nowhere")
     path.write_text("/a\nimport os\n")
@@ -52,7 +53,7 @@ def test_access_log_names_paths_and_their_counts(tmp_path: Path) -> None:
             ]
         )
     )
-    endpoints, left = from_access_log(str(path))
+    endpoints, left = parted(from_access_log(str(path)))
     assert [(e.url, e.name, e.requests) for e in endpoints] == [
         ("/often?x=1", "/often", 2),
         ("/once", "/once", 1),
@@ -60,7 +61,7 @@ def test_access_log_names_paths_and_their_counts(tmp_path: Path) -> None:
         ("/go?u=http://else/", "/go", 1),
     ]
     assert not left
-    _, left = from_access_log(str(path), most=1)
+    _, left = parted(from_access_log(str(path), most=1))
     assert "most frequent" in left[0].reason
     path.write_text("nothing\n")
     with pytest.raises(ConfigurationError, match="log format"):
@@ -80,7 +81,7 @@ def test_access_log_of_uvicorn_and_json_is_read(tmp_path: Path, line: str) -> No
     path = tmp_path / "log"
     other = ['{"process.pid":1,"message":"started"}', '{"url.path":"/x"}', "{", "INFO: Started"]
     path.write_text("\n".join([line, *other, line]))
-    ((endpoint,), left) = from_access_log(str(path))
+    (endpoint,), left = parted(from_access_log(str(path)))
     assert (endpoint.method, endpoint.url, endpoint.requests) == ("GET", "/items?page=2", 2)
     assert not left
 
@@ -92,7 +93,7 @@ def test_access_log_of_our_own_logger_is_read(
     record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "", args, None)
     path = tmp_path / "log"
     path.write_text(JSONFormatter().format(record))
-    assert [each.url for each in from_access_log(str(path))[0]] == ["/a%20b?c"]
+    assert [each.url for each in parted(from_access_log(str(path)))[0]] == ["/a%20b?c"]
 
 
 @pytest.mark.parametrize(
@@ -120,14 +121,14 @@ def test_access_log_of_our_own_logger_is_read(
 def test_openapi_servers_are_prefixes(described: dict[str, Any], url: str) -> None:
     document = {**described, "paths": {"/items": {"get": {}}}}
     fetch = json.dumps(document).encode()
-    ((endpoint,), _) = from_openapi("/described/openapi.json", {}, lambda path: fetch)
+    (endpoint,), _ = parted(from_openapi("/described/openapi.json", {}, lambda path: fetch))
     assert (endpoint.url, endpoint.name) == (url, url)
 
 
 def test_openapi_servers_of_one_operation_are_its_prefix() -> None:
     item = {"servers": [{"url": "/of-path"}], "get": {}, "head": {"servers": [{"url": "/of-head"}]}}
     document = {"servers": [{"url": "/of-all"}], "paths": {"/a": item, "/b": {"get": {}}}}
-    endpoints, _ = from_openapi("/d", {}, lambda path: json.dumps(document).encode())
+    endpoints, _ = parted(from_openapi("/d", {}, lambda path: json.dumps(document).encode()))
     assert [each.url for each in endpoints] == ["/of-path/a", "/of-head/a", "/of-all/b"]
 
 
@@ -178,7 +179,7 @@ def test_openapi_operations_are_endpoints(tmp_path: Path) -> None:
         return json.dumps(described).encode()
 
     for source in (str(path), "/openapi.json"):
-        endpoints, unreached = from_openapi(source, {}, fetch)
+        endpoints, unreached = parted(from_openapi(source, {}, fetch))
         assert [(e.method, e.url) for e in endpoints] == [("GET", "/items/7")]
         assert {(left.method, left.name) for left in unreached} == {
             ("POST", "/items/{id}"),

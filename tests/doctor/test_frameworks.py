@@ -19,6 +19,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route
 
+from tests.doctor.apps import parted
 from tests.support import django_project
 from wsgifast import WSGIFast
 from wsgifast.commands.doctor import examine
@@ -43,13 +44,13 @@ def starlette_app() -> Any:
 
 @pytest.mark.parametrize("make", [flask_app, starlette_app])
 def test_framework_routes_are_listed(make: Any) -> None:
-    name, (endpoints, unreached), _ = from_framework(make(), {})
+    name, found, _ = from_framework(make(), {})
+    endpoints, (left,) = parted(found)
     assert name == make.__name__.removesuffix("_app")
     assert {(e.method, e.url) for e in endpoints} == {("GET", "/"), ("POST", "/save")}
-    (left,) = unreached
     assert "--value number=" in left.reason
     assert "--value rest=" in left.reason
-    _, (endpoints, unreached), _ = from_framework(make(), {"number": "3", "rest": "a b"})
+    endpoints, unreached = parted(from_framework(make(), {"number": "3", "rest": "a b"}).found)
     assert "/user/3/a%20b" in {endpoint.url for endpoint in endpoints}
     assert not unreached
 
@@ -97,7 +98,7 @@ def test_framework_is_found_in_slots() -> None:
 
 def test_app_mounted_in_middleware_has_its_routes_listed() -> None:
     app = Starlette(routes=[Mount("/shop", app=GZipMiddleware(starlette_app()))])
-    _, (endpoints, unreached), _ = from_framework(app, {})
+    endpoints, unreached = parted(from_framework(app, {}).found)
     assert {(e.method, e.url) for e in endpoints} == {("GET", "/shop/"), ("POST", "/shop/save")}
     assert [left.name for left in unreached] == ["/shop/user/{number:int}/{rest:path}"]
 
@@ -117,8 +118,9 @@ def test_fastapi_routers_have_their_routes_listed() -> None:
     app.mount("/sub", inner)
     app.mount("/shop", GZipMiddleware(starlette_app()))
     app.websocket("/socket")(ok)
-    name, (endpoints, unreached), _ = from_framework(app, {})
+    name, listed, _ = from_framework(app, {})
     assert name == "fastapi"
+    endpoints, unreached = parted(listed)
     of_shop = "/shop/user/{number:int}/{rest:path}"
     assert {left.name for left in unreached} == {"/v1/a/{number}", "/sub/in/a/{number}", of_shop}
     found = {each.url for each in endpoints}
@@ -129,7 +131,7 @@ def test_fastapi_routers_have_their_routes_listed() -> None:
 
 def test_starlette_routes_beside_a_host_are_listed() -> None:
     app = Starlette(routes=[Host("other.example", starlette_app()), *starlette_app().routes])
-    assert "/" in {endpoint.url for endpoint in from_framework(app, {})[1][0]}
+    assert "/" in {endpoint.url for endpoint in parted(from_framework(app, {}).found)[0]}
 
 
 def test_routes_added_at_startup_are_listed() -> None:
@@ -172,8 +174,9 @@ def test_django_regular_expression_becomes_a_pattern(pattern: str, route: str) -
 
 def test_django_patterns_are_listed() -> None:
     django_project.set_up()
-    name, (endpoints, _), _ = from_framework(get_wsgi_application(), {})
+    name, found, _ = from_framework(get_wsgi_application(), {})
     assert name == "django"
+    endpoints, _ = parted(found)
     urls = [endpoint.url for endpoint in endpoints]
     views = [endpoint.url for endpoint in endpoints if not endpoint.evidence]
     assert views[:4] == ["/", "/votes.csv", "/ticks", "/documents/"]
@@ -187,6 +190,6 @@ def test_django_behind_channels_is_found() -> None:
     routing = import_module("channels.routing")
     django_project.set_up()
     app = routing.ProtocolTypeRouter({"websocket": starlette_app(), "http": get_asgi_application()})
-    name, (endpoints, _), _ = from_framework(app, {})
+    name, found, _ = from_framework(app, {})
     assert name == "django"
-    assert "/votes.csv" in {endpoint.url for endpoint in endpoints}
+    assert "/votes.csv" in {endpoint.url for endpoint in parted(found)[0]}

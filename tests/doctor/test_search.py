@@ -24,6 +24,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from whitenoise import WhiteNoise
 
 import wsgifast
+from tests.doctor.apps import parted
 from tests.support.process import open_terminal
 from tests.support.servers import ROOT
 from wsgifast.commands.doctor import Endpoint, as_text, examine
@@ -324,12 +325,12 @@ def test_filled_pattern_gives_its_values_back(value: str, form: str) -> None:
     if "path" not in pattern:
         value = value.replace("/", "")
     if value:
-        url = filled(pattern, {"name": value})
-        assert isinstance(url, str)
-        values = values_in(pattern, url)
+        endpoint = filled(pattern, {"name": value}, "test", "GET")
+        assert isinstance(endpoint, Endpoint)
+        values = values_in(pattern, endpoint.url)
         assert values is not None
         assert list(values.values()) == [value]
-        assert filled_by_prefix(pattern, values) == url
+        assert filled_by_prefix(pattern, values) == endpoint.url
 
 
 ITEMS = {"type": "array", "items": {"$ref": "#/components/schemas/Item"}}
@@ -367,7 +368,7 @@ def test_openapi_operation_is_read_only_if_it_describes_what_it_returns_alone(
     path = tmp_path / "openapi.json"
     components = {"responses": {"Items": JSON_ITEMS}}
     path.write_text(json.dumps({"paths": {"/items": item}, "components": components}))
-    endpoints, _ = from_openapi(str(path), {}, lambda path: b"")
+    endpoints, _ = parted(from_openapi(str(path), {}, lambda path: b""))
     assert [bool(each.evidence) for each in endpoints][:1] == [is_read_only]
 
 

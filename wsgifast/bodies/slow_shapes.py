@@ -21,8 +21,8 @@ from ..checks import is_number, size_text
 from ..errors import ConfigurationError
 from .access_log import PATTERN, stream_kind
 from .classify import STREAM, WHOLE, WRAPPED_WHOLE, classify
-from .files import close_body
-from .streams import is_event_stream
+from .files import ClosedThen
+from .streams import ClosedWith, is_event_stream
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -39,8 +39,10 @@ _SMALL_BLOCK_BYTES = 128 * 1024
 _LARGE_BYTES = 16 * 1024 * 1024
 logger = logging.getLogger("wsgifast")
 
-# How many chunks of a response are measured; the others are only counted.
+# How many chunks of a response are measured in production, and by the doctor; the others are only
+# counted.
 EXAMINED_CHUNKS: Final = 200
+MEASURED_CHUNKS: Final = 1_000_000
 # An endpoint has one finding in this time.
 _EVERY_S = 3600.0
 # Endpoints that are remembered; beyond them no finding is logged until one is forgotten.
@@ -60,14 +62,19 @@ class Chunks:
 
     :ivar sizes: bytes of each.
     :ivar waits_s: the seconds that the app took for each.
+    :ivar most: further ones are only counted, in `passed`.
     """
 
     sizes: list[int] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
+    most: int = MEASURED_CHUNKS
+    passed: int = 0
 
-    def add(self, size: int, wait_s: float) -> None:
-        self.sizes.append(size)
-        self.waits_s.append(wait_s)
+    def add(self, size: int, wait_s: float = 0.0) -> None:
+        self.passed += 1
+        if len(self.sizes) < self.most:
+            self.sizes.append(size)
+            self.waits_s.append(wait_s)
 
     @property
     def count(self) -> int:
@@ -162,16 +169,13 @@ class Reports:
         """Whether to examine the response that begins now."""
         return random.random() < self._rate
 
-    def report(
-        self, method: str, pattern: str | None, path: str, seen: BodySeen, count: int
-    ) -> None:
+    def report(self, method: str, pattern: str | None, path: str, seen: BodySeen) -> None:
         """Log what is slow about a body, unless its endpoint has had a finding lately.
 
         :param pattern: the framework's URL pattern; None if there is none.
         :param path: as the client sent it.
         :param seen: the body's first chunks. Whether they come from a file is not known here:
             a body of blocks of one round size counts as a file.
-        :param count: the number of all its chunks.
         """
         if seen.kind != "list" and _looks_like_a_file(seen.chunks):
             seen = seen._replace(file_bytes=seen.chunks.total)
@@ -188,7 +192,7 @@ class Reports:
             endpoint,
             _shown(method),
             _shown(path),
-            _described(id_, seen, count),
+            _described(id_, seen),
             id_,
         )
 
@@ -209,8 +213,8 @@ def _looks_like_a_file(chunks: Chunks) -> bool:
     return len(sizes) > 1 and stream_kind(len(sizes), sizes[0], chunks.total) == "stream-blocks"
 
 
-def _described(id_: str, seen: BodySeen, count: int) -> str:
-    what = _KINDS[seen.kind].format(f"{count:,}")
+def _described(id_: str, seen: BodySeen) -> str:
+    what = _KINDS[seen.kind].format(f"{seen.chunks.passed:,}")
     text = f"{what}, median {size_text(seen.chunks.median)}"
     return f"{text}, as a file is read" if id_ in ("WF008", "WF031") else text
 
@@ -250,13 +254,14 @@ class Examined:
             finally:
                 exc_info = None  # it refers to this frame
 
-        def report(kind: Any, chunks: Chunks, count: int) -> None:
+        chunks = Chunks(most=EXAMINED_CHUNKS)
+
+        def report(kind: BodyKind) -> None:
             self._reports.report(
                 environ.get("REQUEST_METHOD", "GET"),
                 environ.get(PATTERN),
                 environ.get("PATH_INFO", ""),
                 BodySeen(chunks, kind, is_event_stream(headers)),
-                count,
             )
 
         body: Any = self._call(self._app, environ, start)
@@ -264,38 +269,24 @@ class Examined:
         if shape is WHOLE or shape is WRAPPED_WHOLE:
             # If it is an iterator over a list, a copy is consumed.
             listed = inner if isinstance(inner, (list, tuple)) else list(copy.copy(inner))
-            sizes = [_size(chunk) for chunk in listed[:EXAMINED_CHUNKS]]
-            report("list", Chunks(sizes), len(listed))
+            for chunk in listed[:EXAMINED_CHUNKS]:
+                chunks.add(_size(chunk))
+            chunks.passed = len(listed)
+            report("list")
         elif shape is STREAM and not hasattr(body, "__len__"):
-            return _Watched(body, report)
+            closed = ClosedThen(body, lambda: report("iterator"))
+            return ClosedWith(_watched(body, chunks), closed)
         return body  # type: ignore[no-any-return]
 
 
-class _Watched:
+def _watched(body: Iterable[Any], chunks: Chunks) -> Iterator[Any]:
     """An app's iterator, whose chunks are measured as they pass."""
-
-    def __init__(self, body: Iterable[Any], report: Callable[[str, Chunks, int], None]) -> None:
-        self._body = body
-        self._report = report
-        self._chunks = Chunks()
-        self._count = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        seen = self._chunks
-        before = time.perf_counter()
-        for chunk in self._body:
-            if chunk:  # not an empty one
-                if self._count < EXAMINED_CHUNKS:
-                    seen.add(_size(chunk), time.perf_counter() - before)
-                self._count += 1
-            yield chunk
-            before = time.perf_counter()  # without the time that the server took to send the chunk
-
-    def close(self) -> None:
-        try:
-            close_body(self._body)
-        finally:
-            self._report("iterator", self._chunks, self._count)
+    before = time.perf_counter()
+    for chunk in body:
+        if chunk:  # not an empty one
+            chunks.add(_size(chunk), time.perf_counter() - before)
+        yield chunk
+        before = time.perf_counter()  # without the time that the server took to send the chunk
 
 
 def _size(chunk: Any) -> int:

@@ -108,14 +108,12 @@ def examine(
             listed = _given(endpoints)
         elif found is not None:
             named = found(_fetcher(record, headers, limit_s))
-            each_named: list[Endpoint | Unreached] = [*named[0], *named[1]]
-            uploads = [(e.method, e.name) for e in each_named if e.method in UPLOADING]
+            uploads = [(e.method, e.name) for e in named if e.method in UPLOADING]
             if not (uploads and report.framework):
                 unlimited = uploads
-            whole = listed if all_endpoints is True else ([], [])
-            listed = ([*named[0], *whole[0]], [*named[1], *whole[1]])
-        elif all_endpoints and not any(listed):
-            listed = ([Endpoint("/", "/", "the root")], [])
+            listed = [*named, *(listed if all_endpoints is True else ())]
+        elif all_endpoints and not listed:
+            listed = [Endpoint("/", "/", "the root")]
         search = Search(
             listed,
             header_value(headers, "host") or "localhost",
@@ -156,9 +154,11 @@ def _limits_bodies(app: Any) -> bool:
 
 def _given(endpoints: Iterable[str | Endpoint]) -> Found:
     listed = list(endpoints)
-    paths, left = from_paths([each for each in listed if isinstance(each, str)])
     chosen = [each for each in listed if isinstance(each, Endpoint)]
-    return [*paths, *(replace(each, evidence=each.evidence or NAMED) for each in chosen)], left
+    return [
+        *from_paths([each for each in listed if isinstance(each, str)]),
+        *(replace(each, evidence=each.evidence or NAMED) for each in chosen),
+    ]
 
 
 def _fetcher(record: Record, headers: tuple[tuple[str, str], ...], limit_s: float) -> Fetch:

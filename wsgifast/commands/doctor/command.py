@@ -194,19 +194,14 @@ def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fe
     """Finds the endpoints that the command line names; None to use those of the framework."""
 
     def find(fetch: Fetch) -> Found:
-        found: list[Found] = []
-        if options.paths:
-            found.append(from_paths(options.paths))
+        found = from_paths(options.paths)
         if options.urls:
-            found.append(from_urls_file(options.urls))
+            found += from_urls_file(options.urls)
         if options.access_log:
-            found.append(from_access_log(options.access_log))
+            found += from_access_log(options.access_log)
         if options.openapi:
-            found.append(from_openapi(options.openapi, values, fetch))
-        return (
-            [endpoint for endpoints, _ in found for endpoint in endpoints],
-            [left for _, unreached in found for left in unreached],
-        )
+            found += from_openapi(options.openapi, values, fetch)
+        return found
 
     sources = (options.paths, options.urls, options.access_log, options.openapi)
     return find if any(sources) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def from_paths(paths: Iterable[str], source: str = "command line") -> Found:
     given = list(dict.fromkeys(paths))
     for path in given:
         check_path(path)
-    return [Endpoint(path, path, source, evidence=NAMED) for path in given], []
+    return [Endpoint(path, path, source, evidence=NAMED) for path in given]
 
 
 def from_urls_file(path: str) -> Found:
@@ -69,17 +69,13 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
             "wsgifast's JSON"
         )
     counts = Counter((method, _path_of(url)) for method, url, status in logged if status[0] in "23")
-    left = [
-        Unreached(
-            url, f"only the {most} most frequent of the log's {len(counts)} paths are requested"
-        )
-        for (_, url), _ in counts.most_common()[most : most + 1]
-    ]
-    endpoints = [
+    endpoints: Found = [
         Endpoint(url, url.partition("?")[0], "access log", method, requests=count)
         for (method, url), count in counts.most_common(most)
     ]
-    return endpoints, left
+    why = f"only the {most} most frequent of the log's {len(counts)} paths are requested"
+    left = [Unreached(url, why) for (_, url), _ in counts.most_common()[most : most + 1]]
+    return [*endpoints, *left]
 
 
 def _read(line: str) -> tuple[str, str, str] | None:
@@ -105,7 +101,7 @@ def _read(line: str) -> tuple[str, str, str] | None:
 
 def _some(found: Found, problem: str) -> Found:
     """:raises ConfigurationError: if nothing was found."""
-    if not any(found):
+    if not found:
         raise ConfigurationError(problem)
     return found
 
@@ -128,8 +124,10 @@ def _file_text(option: str, path: str) -> str:
         raise ConfigurationError(f"{option} {path}: {error.strerror}") from None
 
 
-def filled(pattern: str, values: Mapping[str, str]) -> str | list[str]:
-    """A pattern with its parameters' values in it, or the names of those that have none."""
+def filled(
+    pattern: str, values: Mapping[str, str], source: str, method: str, evidence: str = ""
+) -> Endpoint | Unreached:
+    """The endpoint of a pattern with its parameters' values, or the names of those without one."""
     missing: list[str] = []
 
     def value(match: re.Match[str]) -> str:
@@ -140,13 +138,10 @@ def filled(pattern: str, values: Mapping[str, str]) -> str | list[str]:
         return quote(values[name], safe="/")
 
     url = _PARAMETER.sub(value, pattern)
-    return missing or encoded(url)
-
-
-def unfilled(pattern: str, names: Sequence[str], method: str) -> Unreached:
-    """A pattern with parameters that have no value."""
-    reason = f"needs {' '.join(f'--value {name}=...' for name in names)}"
-    return Unreached(pattern, reason, method, tuple(names))
+    if not missing:
+        return Endpoint(encoded(url), pattern, source, method, evidence)
+    reason = f"needs {' '.join(f'--value {name}=...' for name in missing)}"
+    return Unreached(pattern, reason, method, tuple(missing))
 
 
 def values_in(pattern: str, path: str) -> dict[str, str] | None:
@@ -194,11 +189,12 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
     try:
         described = json.loads(text)
         at = source if is_own else "/"
-        operations = [
-            (
+        found: Found = [
+            filled(
                 _base(at, described, item, operation) + pattern,
+                {**_examples(item, operation), **values},
+                "openapi",
                 method.upper(),
-                _examples(item, operation),
                 _READ_ONLY if _is_read_only(described, item, method) else "",
             )
             for pattern, item in described["paths"].items()
@@ -210,14 +206,7 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
         raise ConfigurationError(
             f"--openapi {source}: it is not an OpenAPI document in JSON ({reason})"
         ) from None
-    endpoints, unreached = [], []
-    for pattern, method, known, evidence in operations:
-        url = filled(pattern, {**known, **values})
-        if isinstance(url, str):
-            endpoints.append(Endpoint(url, pattern, "openapi", method, evidence=evidence))
-        else:
-            unreached.append(unfilled(pattern, url, method))
-    return _some((endpoints, unreached), f"--openapi {source}: it describes no operation")
+    return _some(found, f"--openapi {source}: it describes no operation")
 
 
 _READ_ONLY = "the OpenAPI document describes what it returns, and nothing that it takes or does"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ...files.site import StaticFilesBase
-from .endpoints import filled, unfilled
+from .endpoints import filled
 from .model import Endpoint, Found, Unreached
 
 
@@ -73,24 +73,19 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
         for method in sorted(each.methods if each.unlimited is None else each.unlimited)
         if method in UPLOADING
     }
-    endpoints: dict[tuple[str, str], Endpoint] = {}
-    unreached: dict[tuple[str, str], Unreached] = {}
+    found: dict[tuple[str, str], Endpoint | Unreached] = {}
     source = name or "static files"
     for pattern, methods, files, evidence, _ in routes:
         for url in sample(files or {}):
             of_file = "a file of a folder that the app serves"
-            endpoints[("GET", url)] = Endpoint(url, url, source, evidence=of_file)
+            found["GET", url] = Endpoint(url, url, source, evidence=of_file)
         methods = sorted(set(methods) - {"OPTIONS"})
         if not methods or files is not None:
             continue
         method = "GET" if "GET" in methods else methods[0]
-        filled_url = filled(pattern, values)
-        if isinstance(filled_url, str):
-            endpoint = Endpoint(filled_url, pattern, source, method, evidence)
-            endpoints.setdefault((method, filled_url), endpoint)
-        else:
-            unreached.setdefault((method, pattern), unfilled(pattern, filled_url, method))
-    return Listed(name, (list(endpoints.values()), list(unreached.values())), list(unlimited))
+        one = filled(pattern, values, source, method, evidence)
+        found.setdefault((method, one.url if isinstance(one, Endpoint) else pattern), one)
+    return Listed(name, list(found.values()), list(unlimited))
 
 
 def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:

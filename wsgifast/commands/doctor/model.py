@@ -51,8 +51,8 @@ class Unreached:
     missing: tuple[str, ...] = ()
 
 
-# Endpoints that were found, and those that cannot be requested.
-Found = tuple[list[Endpoint], list[Unreached]]
+# Endpoints that were found, and among them those that cannot be requested.
+Found = list[Endpoint | Unreached]
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,11 @@ class Search:
         """
         self._host = host
         self._follows = follows
-        endpoints = list({(e.method, e.url): e for e in reversed(found[0])}.values())[::-1]
+        listed = [each for each in found if isinstance(each, Endpoint)]
+        endpoints = list({(e.method, e.url): e for e in reversed(listed)}.values())[::-1]
         names = {(each.method, each.name) for each in endpoints}
-        self._left = [left for left in found[1] if (left.method, left.name) not in names]
+        left = [each for each in found if isinstance(each, Unreached)]
+        self._left = [each for each in left if (each.method, each.name) not in names]
         readable = [each for each in endpoints if each.method in _SAFE_METHODS]
         safe = [each for each in readable if each.evidence]
         rest = [each for each in (endpoints if unsafe else readable) if each not in safe]
