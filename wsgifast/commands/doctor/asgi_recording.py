@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from ...errors import WSGIFastError
 from ..loading import described
 from .model import Endpoint, Recording
-from .recording import RecordedRequest, RecordingClient, body_file_noted, note_file
+from .recording import RecordedRequest, body_file_noted, note_file
 
 App = Callable[..., Awaitable[None]]
 T = TypeVar("T")
@@ -109,17 +109,10 @@ class StartedApp:
         :param pathsend: offer http.response.pathsend.
         :param inspect: False: measure times only.
         """
-        recording = Recording(returned="messages")
-        client = RecordingClient()
-        request = _Request(
-            app,
-            endpoint,
-            recording,
-            client,
-            pathsend=pathsend,
-            inspect=inspect,
-            state=self._state.copy(),
-        )
+        request = _Request(app, endpoint, inspect=inspect)
+        request.state, request.pathsend = self._state.copy(), pathsend
+        recording, client = request.recording, request.client
+        recording.returned = "messages"
         from_threads = self._from_threads + 1  # the request's own start
         cpu = time.process_time() - client.cpu_s
         try:
@@ -168,32 +161,24 @@ async def _lifespan(app: App, state: dict[str, Any]) -> AsyncIterator[None]:
     await answer_to("lifespan.shutdown")
 
 
-class _Request(RecordedRequest, asyncio.Protocol):
+class _Request(RecordedRequest):
     """Runs in the app's event loop.
 
-    :param pathsend: offer http.response.pathsend.
-    :param state: for the app.
+    :ivar pathsend: offer http.response.pathsend.
+    :ivar state: for the app.
     """
 
     begin = "http.response.start"
-
-    def __init__(self, *given: Any, pathsend: bool, inspect: bool, state: dict[str, Any]) -> None:
-        super().__init__(*given, inspect=inspect)
-        self._state = state
-        self._pathsend = pathsend
-        self._ended = asyncio.Event()
-        self._body_sent = False
-        self._may_write = asyncio.Event()
-        self._before = self._beaten_at = 0.0
-        self._transport: asyncio.Transport
+    pathsend: bool
+    state: dict[str, Any]
+    _writer: asyncio.StreamWriter
+    _body_sent = False
+    _before = _beaten_at = 0.0
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        recording = self._recording
-        self._may_write.set()
-        self._transport, _ = await loop.create_connection(
-            lambda: self, sock=self._client.server_side.dup()
-        )
+        recording = self.recording
+        self._ended = asyncio.Event()
+        _, self._writer = await asyncio.open_connection(sock=self.client.server_side.dup())
         heart = asyncio.create_task(self._beat())
         await asyncio.sleep(0)  # until it has started
         wall = self._before = time.perf_counter()
@@ -206,7 +191,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
             recording.wall_s = time.perf_counter() - wall
             self._note_turn()  # the heartbeat may not have run again
             heart.cancel()
-            self._transport.abort()
+            self._writer.transport.abort()
         if recording.failed:
             return
         if not self._ended.is_set():
@@ -214,22 +199,11 @@ class _Request(RecordedRequest, asyncio.Protocol):
         else:
             self._check_length()
 
-    # asyncio.Protocol
-
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._may_write.set()
-
     # ASGI
 
     def _scope(self) -> dict[str, Any]:
         path, _, query = self._endpoint.url.partition("?")
-        extensions: dict[str, Any] = {"http.response.pathsend": {}} if self._pathsend else {}
+        extensions: dict[str, Any] = {"http.response.pathsend": {}} if self.pathsend else {}
         given = [(k.lower().encode(), v.encode("latin-1")) for k, v in self._endpoint.headers]
         return {
             "type": "http",
@@ -245,7 +219,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
             "client": ("127.0.0.1", 50000),
             "server": ("localhost", 80),
             "extensions": extensions,
-            "state": self._state,
+            "state": self.state,
         }
 
     async def _receive(self) -> dict[str, Any]:
@@ -284,21 +258,21 @@ class _Request(RecordedRequest, asyncio.Protocol):
         self._send_chunk(body)
         if not more:
             self._end()
-        await self._may_write.wait()
+        await self._writer.drain()
         self._before = time.perf_counter()
 
     async def _path(self, message: dict[str, Any]) -> None:
         self._send_head()
         with open(message["path"], "rb") as file:
             size = self._counter.admit(os.fstat(file.fileno()).st_size)
-            self._record_size(size)
+            self.recording.chunks.add(size)
             if size:
                 loop = asyncio.get_running_loop()
-                await loop.sendfile(self._transport, file, 0, size)
-            self._recording.by_sendfile += size
+                await loop.sendfile(self._writer.transport, file, 0, size)
+            self.recording.by_sendfile += size
             if self._inspect:
-                note_file(self._recording, file.fileno(), 0, size)
-            self._recording.sends += 1
+                note_file(self.recording, file.fileno(), 0, size)
+            self.recording.sends += 1
         self._end()
 
     def _end(self) -> None:
@@ -306,7 +280,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
         self._send_end()
 
     def _transmit(self, data: bytes) -> None:
-        self._transport.write(data)
+        self._writer.write(data)
 
     async def _beat(self) -> None:
         """Measure how late the event loop is."""
@@ -317,4 +291,4 @@ class _Request(RecordedRequest, asyncio.Protocol):
 
     def _note_turn(self) -> None:
         late = time.perf_counter() - self._beaten_at - _HEARTBEAT_S
-        self._recording.blocked_s = max(self._recording.blocked_s, late)
+        self.recording.blocked_s = max(self.recording.blocked_s, late)

@@ -7,10 +7,10 @@ the same each time in this respect.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from ...files.coded_copies import MIN_SAVING
 from ...middleware import WSGIFast
 from ..client import BROWSER_ACCEPT_ENCODING, decoded
 from .findings import BLOCKED_S
-from .model import Change, CodedSize, Cost, Endpoint, Observation, Recording
+from .model import CodedSize, Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
 
 # Runs of each contender, to measure costs; quick endpoints get all of them.
@@ -38,6 +38,8 @@ _HOLDING_BYTES = 512 * 1024
 # What servers send of a body before they wait for the client: ten packets (RFC 6928). A smaller one
 # arrives no sooner if it is compressed.
 _LARGE_BYTES = 10 * 1460
+# How some contenders are recorded: http.response.pathsend is offered to them.
+_OPTIONS = {way: {"pathsend": True} for way in ("sendfile", "pathsend=True")}
 # The app is to blame for a long turn of the event loop if it happens this often in a row.
 _LONG_TURNS = 4
 
@@ -47,7 +49,7 @@ Record = Callable[..., Recording]
 Observe = Callable[[Endpoint], Observation]
 
 
-@contextmanager
+@contextlib.contextmanager
 def observer(
     app: Any, interface: Interface, wrapped: Any = None, *, limit_s: float
 ) -> Iterator[tuple[Record, Observe]]:
@@ -57,38 +59,29 @@ def observer(
     :param limit_s: seconds for one request.
     :raises WSGIFastError: if an ASGI app does not start.
     """
-    if interface == "WSGI":
-        contenders = _wsgi_contenders(app, wrapped or WSGIFast(app), limit_s)
+    with contextlib.ExitStack() as stack:
+        if interface == "WSGI":
+            record: Record = record_wsgi
+            coalesced = WSGIFast(app, coalesce=True)
+            ways = {"raw": app, "wrapped": wrapped or WSGIFast(app), "coalesced": coalesced}
+        else:
+            from asgifast import ASGIFast
+
+            from .asgi_recording import StartedApp
+
+            record = stack.enter_context(StartedApp(app)).record
+            wrapped = wrapped or ASGIFast(app)
+            ways = {"raw": app, "wrapped": wrapped}
+            # asgifast's protocols offer pathsend to the same apps as ASGIFast does.
+            if wrapped.pathsend_decision.offered:
+                ways["sendfile"] = wrapped
+            else:
+                ways["pathsend=True"] = ASGIFast(app, pathsend=True)
+        contenders: dict[str, Record] = {
+            name: partial(record, one, limit_s=limit_s, **_OPTIONS.get(name, {}))
+            for name, one in ways.items()
+        }
         yield contenders["raw"], partial(_observe, contenders)
-        return
-    from .asgi_recording import StartedApp
-
-    with StartedApp(app) as started:
-        contenders = _asgi_contenders(app, wrapped, started, limit_s)
-        yield contenders["raw"], partial(_observe, contenders)
-
-
-def _wsgi_contenders(app: Any, wrapped: Any, limit_s: float) -> dict[str, Record]:
-    def of(app: Any) -> Record:
-        return partial(record_wsgi, app, limit_s=limit_s)
-
-    return {"raw": of(app), "wrapped": of(wrapped), "coalesced": of(WSGIFast(app, coalesce=True))}
-
-
-def _asgi_contenders(app: Any, wrapped: Any, started: Any, limit_s: float) -> dict[str, Record]:
-    from asgifast import ASGIFast
-
-    def of(app: Any, *, pathsend: bool = False) -> Record:
-        return partial(started.record, app, limit_s=limit_s, pathsend=pathsend)
-
-    wrapped = wrapped or ASGIFast(app)
-    contenders = {"raw": of(app), "wrapped": of(wrapped)}
-    # asgifast's protocols offer it to the same apps as ASGIFast does.
-    if wrapped.pathsend_decision.offered:
-        contenders["sendfile"] = of(wrapped, pathsend=True)
-    else:
-        contenders["pathsend=True"] = of(ASGIFast(app, pathsend=True), pathsend=True)
-    return contenders
 
 
 def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
@@ -102,7 +95,7 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
         return seen
     browsers = replace(endpoint, headers=(*endpoint.headers, BROWSER_ACCEPT_ENCODING))
     known = {("raw", endpoint): raw, ("wrapped", endpoint): seen.wrapped}
-    seen.changes = list(changes(contenders, (endpoint, browsers), known))
+    seen.changes = changes(contenders, (endpoint, browsers), known)
     seen.coded, seen.wrapped_coded = (known.get((w, browsers)) for w in ("raw", "wrapped"))
     if seen.wrapped.failed:
         return seen
@@ -114,7 +107,7 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
     if asked is not None and raw.file_bytes:
         # It is recommended only if it was seen to change nothing.
         ways = {"raw": record, "wrapped": asked}
-        if not list(changes(ways, (endpoint, browsers), {("raw", endpoint): raw})):
+        if not changes(ways, (endpoint, browsers), {("raw", endpoint): raw}):
             measured["pathsend=True"] = asked
     if "coalesced" in measured and (raw.chunks.count < 2 or raw.by_sendfile):
         del measured["coalesced"]
@@ -204,15 +197,15 @@ def changes(
     contenders: Mapping[str, Record],
     asked_for: Iterable[Endpoint],
     known: dict[tuple[str, Endpoint], Recording],
-) -> Iterator[Change]:
-    """How the responses of the wrapped app differ, at most one change of each kind.
+) -> dict[str, str]:
+    """How the responses of the wrapped app differ: the first change of each kind.
 
     :param contenders: "raw", "wrapped", for ASGI also "sendfile".
     :param asked_for: the endpoint, and with other headers.
     :param known: first responses, by contender and endpoint; others are added.
     """
     ways = [way for way in ("wrapped", "sendfile") if way in contenders]
-    found: dict[str, Change] = {}
+    found: dict[str, str] = {}
 
     def first(way: str, asked: Endpoint) -> Recording:
         if (way, asked) not in known:
@@ -226,12 +219,11 @@ def changes(
         if own.failed:
             continue
         for way in ways:
-            other = first(way, asked)
-            for kind, what in _lasting(contenders, way, asked, own, other).items():
-                found.setdefault(kind, Change(kind, what))
+            for kind, what in _lasting(contenders, way, asked, own, first(way, asked)).items():
+                found.setdefault(kind, what)
     if "failure" in found or "status" in found:  # the rest follows from it
         found = {kind: found[kind] for kind in ("failure", "status") if kind in found}
-    yield from found.values()
+    return found
 
 
 def _lasting(

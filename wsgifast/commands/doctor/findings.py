@@ -10,6 +10,7 @@ import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_shape
 from ...bodies.streams import is_event_stream
@@ -19,8 +20,6 @@ from ...http.framing import list_members
 from .model import (
     MAX_KEPT_BYTES,
     SEVERITIES,
-    Change,
-    Cost,
     Endpoint,
     Finding,
     Observation,
@@ -111,13 +110,8 @@ BLOCKED_S = 0.1
 # From this share of its messages on they come from a sync generator.
 _FROM_THREADS = 0.5
 
-# As Observation.costs names them.
-_WAYS = {
-    "wrapped": "wrapped",
-    "coalesced": "coalesced",
-    "sendfile": "by sendfile",
-    "pathsend=True": "by sendfile",
-}
+# Ways of Observation.costs, where their names are not for people.
+_WAYS = {"sendfile": "by sendfile", "pathsend=True": "by sendfile"}
 
 # A coding whose result is above this share of the body does not shrink it; small bodies never do.
 _HARDLY_SMALLER = 0.95
@@ -154,12 +148,12 @@ def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding
         each = (
             *_changed(seen), *_blocked(seen), *_shape(seen), *_remarks(seen), *coding_findings(seen)
         )  # fmt: skip
-        findings = [finding for finding in each if finding is not None]
+        findings = [one for one in each if one is not None]
     if not was_wrapped:
         return findings
     return [
-        replace(finding, severity="info", fix=_MENDED) if _is_mended(seen, finding) else finding
-        for finding in findings
+        replace(one, severity="info", fix=_MENDED) if _is_mended(seen, one) else one
+        for one in findings
     ]
 
 
@@ -180,7 +174,7 @@ def _is_mended(seen: Observation, finding: Finding) -> bool:
 def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> None:
     """Add an endpoint to a report: as one that was not reached if its answer says nothing of it."""
     reason = _why_not_reached(seen.raw)
-    if reason is not None and not any(finding.severity == "wrong" for finding in findings):
+    if reason is not None and not any(one.severity == "wrong" for one in findings):
         report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
     else:
         report.observations.append(seen)
@@ -228,8 +222,14 @@ def _finding(
         "costs_wall_ms": {name: round(c.wall_s * 1e3, 3) for name, c in seen.costs.items()},
         "sends": {name: c.sends for name, c in seen.costs.items()},
     }
-    entry = CATALOGUE[id_]
-    return Finding(id_, entry.severity, seen.endpoint, what, cost, fix, saves_s, detail)
+    return finding(id_, seen.endpoint, what, fix, cost, saves_s=saves_s, detail=detail)
+
+
+def finding(
+    id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "", **more: Any
+) -> Finding:
+    """A finding of the catalogue's severity."""
+    return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix, **more)
 
 
 def _failure(seen: Observation) -> Finding | None:
@@ -242,7 +242,8 @@ def _failure(seen: Observation) -> Finding | None:
             what = f"{raw.chunks.count:,} chunks so far, median {size_text(raw.chunks.median)}"
             fix = _ASGI_WRAP if id_ == "WF030" else _COALESCE
             return _finding(id_, seen, what, fix, "no end in time")
-        return _finding("WF016", seen, _what(raw), "see what it waits for; --timeout allows more")
+        what = raw.returned or "nothing yet"
+        return _finding("WF016", seen, what, "see what it waits for; --timeout allows more")
     if raw.error is not None and raw.problem is None:
         return _finding("WF015", seen, raw.error, "see its traceback")
     if raw.problem is None:
@@ -263,12 +264,12 @@ def _failure(seen: Observation) -> Finding | None:
 
 def _changed(seen: Observation) -> Iterator[Finding]:
     """What wrapping breaks or changes: at most one finding of each id."""
-    by_id: dict[str, list[Change]] = {}
-    for change in seen.changes:
-        id_ = "WF024" if change.kind in ("coding", "size") else "WF017"
+    by_id: dict[str, list[str]] = {}
+    for kind, change in seen.changes.items():
+        id_ = "WF024" if kind in ("coding", "size") else "WF017"
         by_id.setdefault(id_, []).append(change)
     for id_, changes in by_id.items():
-        what = f"wrapped: {'; '.join(change.what for change in changes)}"
+        what = f"wrapped: {'; '.join(changes)}"
         fix = "do not wrap it; report a bug"
         if seen.raw.returned == "messages":
             fix = "ASGIFast(app, pathsend=False); or report a bug"
@@ -407,15 +408,10 @@ def unlimited_uploads(endpoints: Sequence[tuple[str, str]], source: str) -> Find
     (method, pattern), *others = endpoints
     names = ", ".join(f"{m} {p}" for m, p in others[:_MOST_NAMED])
     more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-    return Finding(
-        "WF033",
-        CATALOGUE["WF033"].severity,
-        Endpoint(pattern, pattern, source, method),
-        "takes a body of any size" + (f"; so do {names}{more}" if others else ""),
-        "",
-        "body_limit_bytes=...",
-        detail={"endpoints": [f"{m} {p}" for m, p in endpoints]},
-    )
+    endpoint = Endpoint(pattern, pattern, source, method)
+    what = "takes a body of any size" + (f"; so do {names}{more}" if others else "")
+    detail = {"endpoints": [f"{m} {p}" for m, p in endpoints]}
+    return finding("WF033", endpoint, what, "body_limit_bytes=...", detail=detail)
 
 
 def _has_validator(recording: Recording) -> bool:
@@ -432,11 +428,8 @@ def _worth(
     saved = raw.cpu_s - other.cpu_s
     if not certain and (saved < _WORTH_S or raw.cpu_s < other.cpu_s * _WORTH):
         return None
-    return _finding(id_, seen, what, fix, _from_to(raw, other, better), saved)
-
-
-def _from_to(raw: Cost, other: Cost, better: str) -> str:
-    return f"{_ms(raw.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms {_WAYS[better]}"
+    cost = f"{_ms(raw.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms {_WAYS.get(better, better)}"
+    return _finding(id_, seen, what, fix, cost, saved)
 
 
 def _cost_as_it_is(seen: Observation) -> str:
@@ -461,10 +454,6 @@ def _own_file(seen: Observation) -> str:
     if returned.startswith("werkzeug"):
         return "return send_file(path)"
     return "return FileResponse(f)" if returned.startswith("django") else "return the file itself"
-
-
-def _what(raw: Recording) -> str:
-    return raw.returned or "nothing yet"
 
 
 def _kind(raw: Recording) -> str:

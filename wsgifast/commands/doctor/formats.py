@@ -25,6 +25,7 @@ _MOST_REASON = 120
 _LEAST = {2: 16, 1: 12}
 # Of endpoints that were not reached; --format json has all.
 _MOST_REASONS, _MOST_NAMES = 12, 3
+_WRAPPED = "The app is wrapped with wsgifast already: what the wrapper mends is no failure."
 _FIX_INDENT = " " * len("WF001  ")
 _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": "notice"}
 
@@ -34,12 +35,7 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
 
     :param width: columns; None is one line for each finding, however long.
     """
-    lines = []
-    if report.was_wrapped:
-        lines += [
-            "The app is wrapped with wsgifast already: what the wrapper mends is no failure.",
-            "",
-        ]
+    lines = [_WRAPPED, ""] if report.was_wrapped else []
     findings = report.findings
     if findings:
         cells = [("", "endpoint", "what it returns", "CPU time", "what to do")]
@@ -208,16 +204,11 @@ def as_html(report: Report) -> str:
         f"<li><code>{escaped(f'{each.method} {each.name}')}</code>: {escaped(each.reason)}</li>"
         for each in report.unreached
     )
-    note = (
-        "<p>The app is wrapped with wsgifast already: what the wrapper mends is no failure.</p>"
-        if report.was_wrapped
-        else ""
-    )
     columns = ("endpoint", "returns", "status", "body", "chunks", "CPU ms")
     return page(
         report.app,
         f"""<p>{escaped(summary(report))}</p>
-{note}
+{f"<p>{_WRAPPED}</p>" if report.was_wrapped else ""}
 <h2>Findings</h2>
 {findings or "<p>Nothing is wrong or slow.</p>"}
 {f"<h2>Not reached</h2><ul>{left}</ul>" if left else ""}

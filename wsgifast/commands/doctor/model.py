@@ -160,18 +160,6 @@ class Recording:
         return bool(self.problem or self.error or self.timed_out)
 
 
-@dataclass(frozen=True)
-class Change:
-    """How the wrapped app's response differs from the app's own.
-
-    :ivar kind: "failure", "status", "coding", "body", "size", or "header".
-    :ivar what: in a few words.
-    """
-
-    kind: str
-    what: str
-
-
 @dataclass
 class Observation:
     """Everything recorded of one endpoint.
@@ -184,7 +172,8 @@ class Observation:
     :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)), "sendfile" or
         "pathsend=True" (ASGIFast(pathsend=True) where it is not offered by default); "coded" for a
         file that a browser gets in a coding.
-    :ivar changes: how the wrapped app's response differs, each time that both were requested.
+    :ivar changes: how the wrapped app's response differs, each time that both were requested: in a
+        few words, by "failure", "status", "coding", "body", "size", or "header ..." with its name.
     """
 
     endpoint: Endpoint
@@ -194,7 +183,7 @@ class Observation:
     wrapped_coded: Recording | None = None
     coded_sizes: Mapping[str, CodedSize] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
-    changes: list[Change] = field(default_factory=list)
+    changes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,6 @@ from ...sockets.sending import FileSegment, file_segment, send_file_segment
 from ..loading import described
 from .model import Endpoint, Recording
 
-# Further chunks are not recorded; the endpoint is judged by these.
-_MAX_CHUNKS = 1_000_000
 # How long a client does not read, to see whether it occupies the app's thread.
 HELD_S = 0.3
 # Its receive buffer: an app's thread that has more to hand over than this and the server's send
@@ -54,23 +52,20 @@ class RecordedRequest:
 
     :cvar begin: what the app has to do before it may send a body.
     :param inspect: False: do not record each chunk.
+    :param reads: False for a client that takes nothing until it is told to read on.
+    :ivar recording: of the response.
+    :ivar client: the other end of the connection, which is to be closed.
     """
 
     begin: str
 
     def __init__(
-        self,
-        app: Callable[..., Any],
-        endpoint: Endpoint,
-        recording: Recording,
-        client: RecordingClient,
-        *,
-        inspect: bool,
+        self, app: Callable[..., Any], endpoint: Endpoint, *, inspect: bool, reads: bool = True
     ) -> None:
+        self.recording = Recording()
+        self.client = RecordingClient(reads=reads)
         self._app = app
         self._endpoint = endpoint
-        self._recording = recording
-        self._client = client
         self._inspect = inspect
         # None before the app has begun its response, and before the head is sent.
         self._head: ResponseHead | None = None
@@ -83,12 +78,12 @@ class RecordedRequest:
 
     def _send(self, data: bytes) -> None:
         if data:
-            self._recording.sends += 1
+            self.recording.sends += 1
             self._transmit(data)
 
     def _fails(self, problem: str) -> WSGIFastError:
         """Record what the app did wrong; returns an exception to raise."""
-        self._recording.problem = problem
+        self.recording.problem = problem
         return WSGIFastError(problem)
 
     def _start(self, status: str, headers: Sequence[tuple[str, str]]) -> None:
@@ -97,8 +92,8 @@ class RecordedRequest:
             self._head = head = ResponseHead(status, headers)
         except WSGIFastError as error:
             raise self._fails(str(error)) from None
-        self._recording.status = head.code
-        self._recording.headers = list(headers)
+        self.recording.status = head.code
+        self.recording.headers = list(headers)
 
     def _send_head(self) -> Framing:
         """Send the head, if that has not been done.
@@ -120,7 +115,7 @@ class RecordedRequest:
         framing = self._send_head()
         data = data[: self._counter.admit(len(data))]
         if self._inspect:
-            self._recording.sent(data)
+            self.recording.sent(data)
         self._send(chunk(data) if data and framing.chunked else data)
 
     def _send_end(self) -> None:
@@ -135,12 +130,7 @@ class RecordedRequest:
         if not isinstance(data, bytes):
             raise self._fails(f"a chunk is a {type(data).__name__}")
         if self._inspect:
-            self._record_size(len(data), wait_s)
-
-    def _record_size(self, size: int, wait_s: float = 0.0) -> None:
-        chunks = self._recording.chunks
-        if chunks.count < _MAX_CHUNKS:
-            chunks.add(size, wait_s)
+            self.recording.chunks.add(len(data), wait_s)
 
     def _check_length(self, *, is_file: bool = False) -> None:
         """Record a problem if the length of the body differs from the Content-Length.
@@ -150,11 +140,11 @@ class RecordedRequest:
         """
         if self._framing is None or not self._framing.has_body:
             return
-        said = f"Content-Length says {self._recording.declared} bytes, the body"
+        said = f"Content-Length says {self.recording.declared} bytes, the body"
         if self._counter.missing:
-            self._recording.problem = f"{said} has {self._counter.sent}"
+            self.recording.problem = f"{said} has {self._counter.sent}"
         elif self._counter.dropped and not is_file:
-            self._recording.problem = f"{said} goes on for {self._counter.dropped} more"
+            self.recording.problem = f"{said} goes on for {self._counter.dropped} more"
 
 
 class RecordingClient:
@@ -271,9 +261,8 @@ def record_wsgi(
     :param reads: False for a client that does not read for the first 0.3 s.
     :param inspect: False: measure times only, without recording each chunk.
     """
-    recording = Recording()
-    client = RecordingClient(reads=reads)
-    request = _Request(app, endpoint, recording, client, inspect=inspect)
+    request = _Request(app, endpoint, inspect=inspect, reads=reads)
+    recording, client = request.recording, request.client
     thread = threading.Thread(target=request.run, name="wsgifast-doctor-app", daemon=True)
     thread.start()
     try:
@@ -298,13 +287,13 @@ class _Request(RecordedRequest):
 
     def run(self) -> None:
         try:
-            with body_file_noted(self._recording):
+            with body_file_noted(self.recording):
                 self._run()
         except BaseException as error:  # noqa: BLE001 - any exception of the app is a finding
-            self._recording.error = described(error)
+            self.recording.error = described(error)
 
     def _run(self) -> None:
-        recording = self._recording
+        recording = self.recording
         environ = _environ(self._endpoint)
         cpu, wall = time.thread_time(), time.perf_counter()
         result: Any = None
@@ -345,7 +334,7 @@ class _Request(RecordedRequest):
                 return
         if isinstance(body, (str, bytes, bytearray, memoryview)):
             data = body.encode() if isinstance(body, str) else body
-            self._record_size(memoryview(data).nbytes)
+            self.recording.chunks.add(memoryview(data).nbytes)
             raise self._fails(f"a bare {type(body).__name__} is no iterable of bytes")
         try:
             chunks = iter(body)
@@ -354,33 +343,33 @@ class _Request(RecordedRequest):
         began = time.perf_counter()
         for data in chunks:
             wait_s = time.perf_counter() - began
-            self._recording.app_s += wait_s
+            self.recording.app_s += wait_s
             self._record(data, wait_s)
             if data:
                 self._send_chunk(data)
             began = time.perf_counter()
-        self._recording.app_s += time.perf_counter() - began
+        self.recording.app_s += time.perf_counter() - began
         self._send_end()
 
     def _send_file(self, segment: FileSegment) -> None:
         framing = self._send_head()
         size = self._counter.admit(segment.size)
-        self._record_size(segment.size)
+        self.recording.chunks.add(segment.size)
         if framing.chunked:
             self._send(chunk_size_line(size))
-        send_file_segment(self._client.server_side, segment._replace(size=size), self._count_send)
+        send_file_segment(self.client.server_side, segment._replace(size=size), self._count_send)
         if framing.chunked:
             self._send(b"\r\n")
         self._send_end()
-        self._recording.by_sendfile += size
+        self.recording.by_sendfile += size
         if self._inspect:
-            note_file(self._recording, segment.fd, segment.offset, size)
+            note_file(self.recording, segment.fd, segment.offset, size)
 
     def _count_send(self, size: int) -> None:
-        self._recording.sends += 1
+        self.recording.sends += 1
 
     def _transmit(self, data: bytes) -> None:
-        self._client.server_side.sendall(data)
+        self.client.server_side.sendall(data)
 
 
 def _environ(endpoint: Endpoint) -> dict[str, Any]:

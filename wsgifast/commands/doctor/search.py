@@ -16,7 +16,6 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -107,9 +106,10 @@ class Search:
         if not (is_shown or self._is_allowed):
             return
         links = links_of(answer, endpoint.url, self._host)
-        for url in links.loaded if is_shown else ():
-            self._add(url, f"a browser loads it with {endpoint.url}")
-        for url in (*links.loaded, *links.others) if self._is_allowed else ():
+        for url in links if is_shown else ():
+            if links[url]:
+                self._add(url, f"a browser loads it with {endpoint.url}")
+        for url in links if self._is_allowed else ():
             self._add(url, "")
         for pattern in self._patterns if self._is_allowed else ():
             filled = filled_by_prefix(pattern, self._values)
@@ -175,50 +175,38 @@ _LOADED = {
 _LED_TO = {"a": "href", "area": "href", "iframe": "src", "frame": "src", "link": "href"}
 
 
-@dataclass
-class Links:
-    """Paths of an answer's own host, each once, in their order.
-
-    :ivar loaded: by a browser that shows the page: images, scripts, style sheets, icons, media.
-        Whoever opens the page requests these, and the app knows.
-    :ivar others: what a visitor may choose, such as a link to /logout.
-    """
-
-    loaded: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-
-
-def links_of(answer: Recording, url: str, host: str) -> Links:
+def links_of(answer: Recording, url: str, host: str) -> dict[str, bool]:
     """The links of an answer: a page's, those in JSON, and a redirect's.
 
     :param url: path and query that were requested.
     :param host: the app's own; URLs with another one are left out.
+    :returns: paths of the app's own, and whether a browser loads them with the page, as images,
+        scripts, style sheets, icons and media: whoever opens the page requests these, and the app
+        knows. They come first. The others are what a visitor may choose, such as /logout.
     """
-    links = Links()
     base = f"http://{host}{url}"
-    found: list[tuple[str, list[str]]] = []
+    found: list[tuple[str, bool]] = []
     kind = (answer.header("Content-Type") or "").partition(";")[0].strip().lower()
     if answer.header("Content-Encoding") is None:
         text = bytes(answer.body[:_MOST_BYTES]).decode(errors="replace")
         if kind in ("text/html", "application/xhtml+xml"):
-            parser = _Page(links)
+            parser = _Page()
             with contextlib.suppress(AssertionError):  # of html.parser, at some broken markup
                 parser.feed(text)
             with contextlib.suppress(ValueError):
                 base = urljoin(base, parser.base)
             found = parser.found
         elif kind == "application/json" or kind.endswith("+json"):
-            found = [(each, links.others) for each in _strings(text)]
+            found = [(each, False) for each in _strings(text)]
     location = answer.header("Location")
     if location is not None:
-        found.append((location, links.others))
-    seen: set[str] = set()
-    for link, group in found[:_MOST_LINKS]:
+        found.append((location, False))
+    links: dict[str, bool] = {}
+    for link, is_loaded in found[:_MOST_LINKS]:
         path = _own_path(link, base, host)
-        if path is not None and path not in seen:
-            seen.add(path)
-            group.append(path)
-    return links
+        if path is not None:
+            links.setdefault(path, is_loaded)
+    return dict(sorted(links.items(), key=lambda link: not link[1]))
 
 
 def _own_path(link: str, base: str, own: str) -> str | None:
@@ -234,13 +222,12 @@ def _own_path(link: str, base: str, own: str) -> str | None:
 
 
 class _Page(HTMLParser):
-    """Collects the links of a page, each with the list to which it belongs."""
+    """Collects the links of a page, and whether a browser loads each with it."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.base = ""
-        self.found: list[tuple[str, list[str]]] = []
-        self._links = links
+        self.found: list[tuple[str, bool]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value for name, value in attrs if value}
@@ -255,9 +242,9 @@ class _Page(HTMLParser):
             urls = [given[name] for name in loaded if name in given]
             if tag in ("img", "source"):
                 urls += _sources(given.get("srcset", ""))
-            self.found += [(url, self._links.loaded) for url in urls]
+            self.found += [(url, True) for url in urls]
         elif tag in _LED_TO and _LED_TO[tag] in given:
-            self.found.append((given[_LED_TO[tag]], self._links.others))
+            self.found.append((given[_LED_TO[tag]], False))
 
 
 def _sources(srcset: str) -> Iterator[str]:
