@@ -80,11 +80,6 @@ class StartedApp:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: None)  # failures are recorded elsewhere
         self._end = asyncio.Event()
-        self._count_calls_from_threads(loop)
-        self._loops.put(loop)
-        await self._end.wait()
-
-    def _count_calls_from_threads(self, loop: asyncio.AbstractEventLoop) -> None:
         call = loop.call_soon_threadsafe
 
         def counted(*given: Any, **more: Any) -> asyncio.Handle:
@@ -93,6 +88,8 @@ class StartedApp:
 
         with contextlib.suppress(AttributeError):  # uvloop's cannot be replaced
             loop.call_soon_threadsafe = counted  # type: ignore[assignment,method-assign]
+        self._loops.put(loop)
+        await self._end.wait()
 
     def record(
         self,

@@ -107,10 +107,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.live is not None:
         from .live import look_at
 
-        without_effect = [name for name in _OF_APPS if getattr(options, name)]
-        if without_effect:
-            name = without_effect[0].replace("_", "-")
-            raise ConfigurationError(f"--{name} has no effect with --live: name paths")
+        for name in _OF_APPS:
+            if getattr(options, name):
+                shown = name.replace("_", "-")
+                raise ConfigurationError(f"--{shown} has no effect with --live: name paths")
         paths = [each for each in (options.app, *options.paths) if each is not None]
         report = look_at(
             options.live,

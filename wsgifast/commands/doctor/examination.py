@@ -167,16 +167,11 @@ def _costs(contenders: dict[str, Record], endpoint: Endpoint) -> dict[str, Cost]
             spent += run.wall_s
         if spent > (_COSTS_S if round_ >= _LEAST_ROUNDS else _MOST_COSTS_S):
             break
-    return {name: _least(of) for name, of in runs.items()}
-
-
-def _least(runs: list[Recording]) -> Cost:
-    """The minimum of several runs: a busy machine can only add to it."""
-    return Cost(
-        min(run.cpu_s for run in runs),
-        min(run.wall_s for run in runs),
-        min(run.sends for run in runs),
-    )
+    # The minimum of several runs: a busy machine can only add to it.
+    return {
+        name: Cost(min(r.cpu_s for r in of), min(r.wall_s for r in of), min(r.sends for r in of))
+        for name, of in runs.items()
+    }
 
 
 # In which order both are requested again where they differ: whether the app as it is goes first.

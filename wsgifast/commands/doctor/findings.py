@@ -136,7 +136,7 @@ _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
 
 
 def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding]:
-    """The findings about an endpoint, worst first.
+    """The findings about an endpoint.
 
     :param was_wrapped: the app is served in the wrapper of `seen.wrapped`: what that mends is no
         failure, and worth knowing all the same.
@@ -145,9 +145,7 @@ def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding
     if failure is not None:
         findings = [failure]
     else:
-        each = (
-            *_changed(seen), *_blocked(seen), *_shape(seen), *_remarks(seen), *coding_findings(seen)
-        )  # fmt: skip
+        each = (*_changed(seen), *_shape(seen), *_remarks(seen), *coding_findings(seen))
         findings = [one for one in each if one is not None]
     if not was_wrapped:
         return findings
@@ -276,12 +274,6 @@ def _changed(seen: Observation) -> Iterator[Finding]:
         yield _finding(id_, seen, what, fix)
 
 
-def _blocked(seen: Observation) -> Iterator[Finding]:
-    if seen.raw.blocked_s > BLOCKED_S:
-        what = f"it blocks the event loop for {_ms(seen.raw.blocked_s)} ms"
-        yield _finding("WF032", seen, what, "def in place of async def, or a thread")
-
-
 def _shape(seen: Observation) -> Iterator[Finding | None]:
     """At most one finding about how the body is made."""
     raw, chunks = seen.raw, seen.raw.chunks
@@ -337,8 +329,11 @@ def _body(seen: Observation) -> BodySeen:
     return BodySeen(raw.chunks, kind, is_events, raw.file_bytes)
 
 
-def _remarks(seen: Observation) -> Iterator[Finding | None]:
+def _remarks(seen: Observation) -> Iterator[Finding]:
     raw = seen.raw
+    if raw.blocked_s > BLOCKED_S:
+        what = f"it blocks the event loop for {_ms(raw.blocked_s)} ms"
+        yield _finding("WF032", seen, what, "def in place of async def, or a thread")
     if raw.held:
         size = size_text(raw.declared or raw.chunks.total)
         yield _finding("WF010", seen, f"{size}: a slow client occupies a thread", _FASTWORKER)

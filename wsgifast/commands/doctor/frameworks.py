@@ -102,7 +102,9 @@ def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
             routes = reader(inner)
             if routes is not None:
                 found += routes
-                return framework or _package(inner), [_below(prefix, route) for route in found]
+                names = [kind.__module__.partition(".")[0] for kind in type(inner).__mro__]
+                package = next((name for name in names if name in _PACKAGES), names[0])
+                return framework or package, [_below(prefix, route) for route in found]
     return None, [_below(prefix, route) for route in found]
 
 
@@ -110,11 +112,6 @@ def _below(prefix: str, route: _Route) -> _Route:
     prefix = prefix.rstrip("/")
     files = route.files and {prefix + url: path for url, path in route.files.items()}
     return route._replace(pattern=prefix + route.pattern, files=files)
-
-
-def _package(app: Any) -> str:
-    names = [kind.__module__.partition(".")[0] for kind in type(app).__mro__]
-    return next((name for name in names if name in _PACKAGES), names[0])
 
 
 def _layers(app: Any) -> Iterator[Any]:

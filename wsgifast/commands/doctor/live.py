@@ -62,7 +62,8 @@ def look_at(
             first = client.ask(endpoint.url)
         except NoAnswer as error:
             if isinstance(error.__cause__, TimeoutError) and is_event_stream(error.headers):
-                seen = Observation(endpoint, _endless(error), Recording())
+                head = Recording(error.status, list(error.headers), "response", timed_out=True)
+                seen = Observation(endpoint, head, Recording())
                 add_to(report, seen, findings_of(seen))
                 continue
             if not report.observations and not report.unreached:
@@ -203,11 +204,6 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
         what = f"beside {_SLOW_READERS} slow readers others wait"
         cost = f"{before * 1e3:.0f} ms alone -> {wait * 1e3:.0f} ms"
         yield finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
-
-
-def _endless(error: NoAnswer) -> Recording:
-    """The head of an answer that did not end within the time limit."""
-    return Recording(error.status, list(error.headers), "response", timed_out=True)
 
 
 def _recorded(answer: Answer) -> Recording:

@@ -52,7 +52,7 @@ class RecordedRequest:
 
     :cvar begin: what the app has to do before it may send a body.
     :param inspect: False: do not record each chunk.
-    :param reads: False for a client that takes nothing until it is told to read on.
+    :param reads: as for :class:`RecordingClient`.
     :ivar recording: of the response.
     :ivar client: the other end of the connection, which is to be closed.
     """
@@ -150,7 +150,7 @@ class RecordedRequest:
 class RecordingClient:
     """The other end of the connection: reads everything, at once or after a while.
 
-    :param reads: False for a client that takes nothing until :meth:`read_on`.
+    :param reads: False for a client that takes nothing until `may_read` is set.
     """
 
     def __init__(self, *, reads: bool = True) -> None:
@@ -165,18 +165,15 @@ class RecordingClient:
         self.server_side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         #: The client's own CPU seconds; whole once it is closed.
         self.cpu_s = 0.0
-        self._may_read = threading.Event()
+        self.may_read = threading.Event()
         if reads:
-            self._may_read.set()
+            self.may_read.set()
         self._thread = threading.Thread(target=self._read, name="wsgifast-doctor-client")
         self._thread.start()
 
-    def read_on(self) -> None:
-        self._may_read.set()
-
     def close(self) -> None:
         """Close both sides; an app that is still sending gets an error."""
-        self._may_read.set()
+        self.may_read.set()
         with contextlib.suppress(OSError):
             self.server_side.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -185,7 +182,7 @@ class RecordingClient:
 
     def _read(self) -> None:
         began = time.thread_time()
-        self._may_read.wait()
+        self.may_read.wait()
         buffer = bytearray(1 << 20)
         with contextlib.suppress(OSError):
             while self._sock.recv_into(buffer):
@@ -269,7 +266,7 @@ def record_wsgi(
         if not reads:
             thread.join(HELD_S)
             recording.held = thread.is_alive() and recording.sends > 0
-            client.read_on()
+            client.may_read.set()
         thread.join(limit_s)
         if thread.is_alive():
             recording.timed_out = True
@@ -398,13 +395,13 @@ def _environ(endpoint: Endpoint) -> dict[str, Any]:
     }
     if endpoint.body:
         environ["CONTENT_LENGTH"] = str(len(endpoint.body))
-    given: dict[str, list[str]] = {}
+    given: dict[str, str] = {}
     for name, value in endpoint.headers:
-        given.setdefault(header_key(name.upper()), []).append(value)
-    for key, values in given.items():
+        key = header_key(name.upper())
         # As servers do; RFC 6265 has another separator for cookies.
-        environ[key] = ("; " if key == "HTTP_COOKIE" else ",").join(values)
-    return environ
+        separator = "; " if key == "HTTP_COOKIE" else ","
+        given[key] = f"{given[key]}{separator}{value}" if key in given else value
+    return environ | given
 
 
 def _class_name(value: object) -> str:

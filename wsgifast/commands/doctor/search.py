@@ -27,9 +27,9 @@ from .model import Endpoint, Found, Recording, Unreached
 Allow = Callable[[Sequence[Endpoint], Sequence[Endpoint]], bool]
 
 _SAFE_METHODS = ("GET", "HEAD")
-# Endpoints that no list of routes has: those that answers link to, and what a browser loads with
-# pages.
-_MOST_LINKED, _MOST_LOADED = 200, 30
+# Endpoints that no list of routes has: those that answers link to, and, with that as their
+# evidence, what a browser loads with pages.
+_MOST_ADDED = {False: 200, True: 30}
 # How many URLs of a pattern are tried before one of them is a page.
 _MOST_TRIES = 3
 
@@ -76,7 +76,8 @@ class Search:
         self._links: dict[str, list[str]] = {}
         self._tries: Counter[str] = Counter()
         self._values: dict[str, str] = {}
-        self._linked = self._loaded = 0
+        # How many were added without evidence, and with it.
+        self._added: Counter[bool] = Counter()
         self.done = 0
 
     @property
@@ -134,12 +135,8 @@ class Search:
                 elif self._is_allowed:
                     self._links.setdefault(pattern, []).append(url)
                 return
-        if evidence:
-            self._loaded += 1
-            is_one_more = self._loaded <= _MOST_LOADED
-        else:
-            self._linked += 1
-            is_one_more = self._linked <= _MOST_LINKED
+        self._added[bool(evidence)] += 1
+        is_one_more = self._added[bool(evidence)] <= _MOST_ADDED[bool(evidence)]
         if is_one_more and all(values_in(each, path) is None for each in self._filled):
             self._request(url, path, evidence)
 

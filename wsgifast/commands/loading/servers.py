@@ -222,6 +222,7 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
     except AppNotLoaded as error:
         return Loaded(error=str(error), **before)
     app, was_wrapped = unwrapped(app)
+    settings = django_settings()
     return Loaded(
         loaded.interface,
         loaded.target,
@@ -229,19 +230,13 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
         memory_bytes=resident_bytes(),
         waits_for=sorted(_CLIENTS & sys.modules.keys()),
         static=configured_static(app),
-        debug=_debug(app),
-        tls_header=_tls_header(),
+        debug=_debug(app, settings),
+        tls_header=(getattr(settings, "SECURE_PROXY_SSL_HEADER", None) or ("",))[0],
         **before,
     )
 
 
-def _tls_header() -> str:
-    settings = django_settings()
-    return (settings.SECURE_PROXY_SSL_HEADER or ("",))[0] if settings is not None else ""
-
-
-def _debug(app: Any) -> str:
-    settings = django_settings()
+def _debug(app: Any, settings: Any) -> str:
     if settings is not None and settings.DEBUG:
         return "Django's DEBUG is True"
     if getattr(getattr(app, "__self__", app), "debug", None) is True:
