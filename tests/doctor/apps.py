@@ -6,7 +6,7 @@ import asyncio
 import io
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from wsgiref.util import FileWrapper
@@ -148,6 +148,24 @@ def parted(found: Found) -> tuple[list[Endpoint], list[Unreached]]:
         [each for each in found if isinstance(each, Endpoint)],
         [each for each in found if isinstance(each, Unreached)],
     )
+
+
+# What an app answers: its status, headers and body.
+Answer = Callable[[], tuple[str, list[tuple[str, str]], Any]]
+
+
+def wsgi(answer: Answer) -> Any:
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        status, headers, body = answer()
+        start_response(status, headers)
+        return body
+
+    return app
+
+
+def plain(body: bytes = b"page", status: str = "200 OK", **headers: str) -> Answer:
+    fields = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return lambda: (status, [("Content-Type", "text/plain"), *fields], [body])
 
 
 async def failing_asgi_app(scope: Any, receive: Any, send: Any) -> None:

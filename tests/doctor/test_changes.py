@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,9 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, PlainTextResponse
 from starlette.routing import Route
 
-from tests.doctor.apps import file_path, wsgi_app
+from tests.doctor.apps import Answer, file_path, plain, wsgi, wsgi_app
 from wsgifast import WSGIFast
 from wsgifast.commands.doctor import Report, as_text, examination, examine
-
-Answer = Callable[[], tuple[str, list[tuple[str, str]], Any]]
-
-
-def wsgi(answer: Answer) -> Any:
-    def app(environ: dict[str, Any], start_response: Any) -> Any:
-        status, headers, body = answer()
-        start_response(status, headers)
-        return body
-
-    return app
-
-
-def plain(body: bytes = b"page", status: str = "200 OK", **headers: str) -> Answer:
-    fields = [(name.replace("_", "-"), value) for name, value in headers.items()]
-    return lambda: (status, [("Content-Type", "text/plain"), *fields], [body])
 
 
 def raising() -> tuple[str, list[tuple[str, str]], Any]:

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from tests.doctor.apps import plain, wsgi
 from wsgifast import WSGIFast
 from wsgifast.commands.doctor import Endpoint, Finding, Report, as_text, examine
 from wsgifast.commands.doctor.model import Found
@@ -180,10 +181,7 @@ def test_wrapper_with_a_body_limit_is_no_finding() -> None:
 
 
 def test_uploads_of_an_unknown_app_are_those_that_a_document_or_a_log_names() -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        start_response("200 OK", [("Content-Length", "1")])
-        return [b"x"]
-
+    app = wsgi(plain(Content_Length="4"))
     named: Found = [Endpoint("/", "/", "log"), Endpoint("/up", "/up", "log", "POST")]
     assert found(examine(app, found=lambda fetch: named))["WF033"].endpoint.name == "/up"
     known = examine(flask_app(1000), found=lambda fetch: named)

@@ -21,7 +21,15 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from tests.doctor.apps import ASGI_SHAPES, SHAPES, asgi_app, failing_asgi_app, wsgi_app
+from tests.doctor.apps import (
+    ASGI_SHAPES,
+    SHAPES,
+    asgi_app,
+    failing_asgi_app,
+    plain,
+    wsgi,
+    wsgi_app,
+)
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
 from wsgifast.commands.doctor import (
@@ -80,27 +88,21 @@ def test_slow_reader_is_tried_on_large_bodies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("app", "path", "fix"),
+    ("app", "path", "id_", "fix"),
     [
-        (wsgi_app, "/good-file", "WSGIFast(app)"),
-        (wsgi_app, "/file-in-generator", "return the file, or set an ETag"),
-        (asgi_app, "/file", "return the file, or set an ETag"),
-        (asgi_app, "/read-file", "return the file, or set an ETag"),
+        (wsgi_app, "/good-file", "WF020", "WSGIFast(app)"),
+        (wsgi_app, "/file-in-generator", "WF020", "return the file, or set an ETag"),
+        (asgi_app, "/file", "WF020", "return the file, or set an ETag"),
+        (asgi_app, "/read-file", "WF020", "return the file, or set an ETag"),
+        (wsgi_app, "/list", "WF021", "WSGIFast(app)"),
+        (wsgi_app, "/write", "WF021", "send Content-Length"),
     ],
 )
-def test_fix_of_a_missing_validator_is_one_that_was_seen_to_work(
-    app: Any, path: str, fix: str
+def test_fix_of_a_missing_validator_or_length_is_one_that_was_seen_to_work(
+    app: Any, path: str, id_: str, fix: str
 ) -> None:
     found = {finding.id: finding.fix for finding in examine(app, [path]).findings}
-    assert found["WF020"] == fix
-
-
-@pytest.mark.parametrize(
-    ("path", "fix"), [("/list", "WSGIFast(app)"), ("/write", "send Content-Length")]
-)
-def test_fix_of_a_missing_length_is_one_that_was_seen_to_work(path: str, fix: str) -> None:
-    found = {finding.id: finding.fix for finding in examine(wsgi_app, [path]).findings}
-    assert found["WF021"] == fix
+    assert found[id_] == fix
 
 
 def test_fault_that_the_apps_wrapper_mends_is_info() -> None:
@@ -286,12 +288,8 @@ def test_busy_machine_is_no_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_redirect_or_refusal_is_unreached_with_its_reason(
     status: str, location: str | None, reason: str | None
 ) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        fields = [] if location is None else [("Location", location)]
-        start_response(status, [*fields, ("Content-Length", "4")])
-        return [b"text"]
-
-    report = examine(app, ["/"])
+    fields = {} if location is None else {"Location": location}
+    report = examine(wsgi(plain(b"text", status, Content_Length="4", **fields)), ["/"])
     if reason is None:
         assert [finding.id for finding in report.findings] == ["WF015"]
         assert not report.unreached
@@ -301,10 +299,10 @@ def test_redirect_or_refusal_is_unreached_with_its_reason(
 
 
 def test_error_of_several_lines_is_reported_in_one() -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+    def answer() -> Any:
         raise ValueError("no such table\n  [SQL: SELECT 1]\n")
 
-    (finding,) = examine(app, ["/"]).findings
+    (finding,) = examine(wsgi(answer), ["/"]).findings
     assert finding.what.startswith("ValueError: no such table [SQL: SELECT 1] (")
     assert "\n" not in finding.what
 
