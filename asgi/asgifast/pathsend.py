@@ -212,17 +212,13 @@ class _Layers:
         try:
             self._look_at(app)
             self._look_at_responses()
-        except _Unknown as unknown:
-            return PathsendDecision(False, False, f"Files are sent as bytes, since {unknown}")
         except _MustRead:
             raise
-        except Exception as error:  # noqa: BLE001 - another version's internals, or a proxy
-            return PathsendDecision(
-                False,
-                False,
-                f"Files are sent as bytes, since the app could not be looked at "
-                f"({type(error).__name__}: {error}); {_WAY_OUT}",
-            )
+        except Exception as error:  # noqa: BLE001 - also of another version's internals, or a proxy
+            why = str(error)
+            if not isinstance(error, _Unknown):
+                why = f"the app could not be looked at ({type(error).__name__}: {why}); {_WAY_OUT}"
+            return PathsendDecision(False, False, f"Files are sent as bytes, since {why}")
         reason = "Files of the app are sent by the server (http.response.pathsend); "
         for path, why in sorted(self._withheld.items()):
             reason += f"but those below {path} as bytes, since {why}; "
@@ -358,11 +354,9 @@ class _Layers:
         self._zerocopy = False
         if not self._may_read:
             raise _MustRead
-        is_method = isinstance(function, MethodType)
+        is_method = owner is not None and function is owner.dispatch
         if isinstance(function, MethodType):
-            function = function.__func__
-        elif owner is not None:
-            is_method = function is owner.dispatch
+            function, is_method = function.__func__, True
         if type(function) is not FunctionType or not leaves_bodies_alone(
             function, is_method=is_method
         ):

@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -55,9 +55,11 @@ class StartedApp:
         # What the app keeps for its requests (ASGI, "Lifespan State"): each gets a copy.
         self._state: dict[str, Any] = {}
         self._from_threads = 0
-        self._lifespan = _lifespan(app, self._state)
+        # The lifespan protocol: what the app is asked, and its answers.
+        self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         try:
-            self._run(self._lifespan.__aenter__(), _LIFESPAN_S)
+            self._run(self._start(app), _LIFESPAN_S)
         except BaseException:
             self._end_loop()
             raise
@@ -69,7 +71,7 @@ class StartedApp:
         """Shut the app down, and end the loop."""
         with contextlib.suppress(Exception):
             self._run(asyncio.sleep(0), _BLOCKED_S)
-            self._run(self._lifespan.__aexit__(None, None, None), _LIFESPAN_S)
+            self._run(self._ask("lifespan.shutdown"), _LIFESPAN_S)
         self._end_loop()
 
     def _end_loop(self) -> None:
@@ -90,6 +92,21 @@ class StartedApp:
             loop.call_soon_threadsafe = counted  # type: ignore[assignment,method-assign]
         self._loops.put(loop)
         await self._end.wait()
+
+    async def _start(self, app: App) -> None:
+        version = {"version": "3.0", "spec_version": "2.0"}
+        scope = {"type": "lifespan", "asgi": version, "state": self._state}
+        self._app = asyncio.ensure_future(app(scope, self._asked.get, self._answers.put))
+        answer = await self._ask("lifespan.startup")
+        if answer["type"] == "lifespan.startup.failed":
+            raise WSGIFastError(f"the app's startup failed: {answer.get('message', '')}")
+
+    async def _ask(self, event: str) -> dict[str, Any]:
+        self._asked.put_nowait({"type": event})
+        answer = asyncio.create_task(self._answers.get())
+        await asyncio.wait({answer, self._app}, return_when=asyncio.FIRST_COMPLETED)
+        # Apps that do not support the protocol may end or raise instead.
+        return answer.result() if answer.done() else {"type": ""}
 
     def record(
         self,
@@ -130,32 +147,6 @@ class StartedApp:
         except concurrent.futures.TimeoutError:  # not the builtin TimeoutError on Python 3.10
             future.cancel()
             raise TimeLimit(f"no end after {limit_s} s") from None
-
-
-@contextlib.asynccontextmanager
-async def _lifespan(app: App, state: dict[str, Any]) -> AsyncIterator[None]:
-    """An app's startup and shutdown (the lifespan protocol).
-
-    :param state: the app puts into it what its requests need.
-    :raises WSGIFastError: if the app reports that its startup failed.
-    """
-    asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
-    task = asyncio.ensure_future(app(scope, asked.get, said.put))
-
-    async def answer_to(event: str) -> dict[str, Any]:
-        asked.put_nowait({"type": event})
-        answer = asyncio.create_task(said.get())
-        await asyncio.wait({answer, task}, return_when=asyncio.FIRST_COMPLETED)
-        # Apps that do not support the protocol may end or raise instead.
-        return answer.result() if answer.done() else {"type": ""}
-
-    answer = await answer_to("lifespan.startup")
-    if answer["type"] == "lifespan.startup.failed":
-        raise WSGIFastError(f"the app's startup failed: {answer.get('message', '')}")
-    yield
-    await answer_to("lifespan.shutdown")
 
 
 class _Request(RecordedRequest):

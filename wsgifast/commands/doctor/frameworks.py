@@ -38,8 +38,8 @@ _MAX_LAYERS = 50
 
 # A group of a regular expression, with one level of groups in it.
 _GROUP = re.compile(r"\((?:\?P<(?P<name>\w+)>|\?:)?(?:[^()]|\([^()]*\))*\)")
-# Frameworks that are distinguished by the package of an app's class, since their routes look alike.
-_PACKAGES = frozenset({"fastapi", "flask", "quart", "starlette"})
+# The packages of frameworks, by that of an app's class; one of another package is named by its own.
+_PACKAGES = frozenset({"django", "fastapi", "flask", "quart", "starlette", "werkzeug"})
 
 
 # Methods with a body that an app reads.
@@ -98,13 +98,13 @@ def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
         files = files_served_by(inner)
         if files is not None:
             found.append(_Route("/{path}", ("GET",), files))
-        for framework, reader in _FRAMEWORKS:
+        for reader in _READERS:
             routes = reader(inner)
             if routes is not None:
                 found += routes
                 names = [kind.__module__.partition(".")[0] for kind in type(inner).__mro__]
                 package = next((name for name in names if name in _PACKAGES), names[0])
-                return framework or package, [_below(prefix, route) for route in found]
+                return package, [_below(prefix, route) for route in found]
     return None, [_below(prefix, route) for route in found]
 
 
@@ -276,13 +276,8 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
                 yield _Route(f"{path}/{{path}}", ("GET",))
 
 
-# The routes of an app that is of the framework, or None; a name of None is the app's own package.
-_FRAMEWORKS: Sequence[tuple[str | None, Callable[[Any], _Routes | None]]] = (
-    ("werkzeug", _dispatcher),
-    (None, _werkzeug),
-    ("django", _django),
-    (None, _starlette),
-)
+# Each returns the routes of an app that is of its framework, or None.
+_READERS: Sequence[Callable[[Any], _Routes | None]] = (_dispatcher, _werkzeug, _django, _starlette)
 
 
 # Of a folder that are requested, and of its entries that are looked at.
