@@ -153,6 +153,17 @@ def interface_of(app: object) -> Interface | None:
     return "WSGI" if wsgi else "ASGI"
 
 
+def checked_interface(app: object) -> Interface:
+    """Return an app's interface; WSGI for a callable without a known signature.
+
+    :raises ConfigurationError: if it is no app.
+    """
+    interface = interface_of(app)
+    if interface is None:
+        check_app(app, "WSGI")
+    return interface or "WSGI"
+
+
 def app_name(app: object) -> str:
     """Return an app's name for messages: its module and function, or its module and class."""
     named = app if hasattr(app, "__qualname__") else type(app)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...checks import Interface, check_app, interface_of
+from ...checks import Interface, checked_interface
 from ...errors import ConfigurationError
 from ...http.head import header_value
 from ..loading import unwrapped
@@ -91,11 +91,7 @@ def examine(
     """
     silenced = known_ids(silence)
     headers = tuple(headers)
-    if interface is None:
-        interface = interface_of(app)
-    if interface is None:
-        check_app(app, "WSGI")
-        interface = "WSGI"
+    interface = interface or checked_interface(app)
     given, (app, was_wrapped) = app, unwrapped(app)
     report = Report(
         name or str(getattr(app, "__module__", "app")), interface, None, was_wrapped=was_wrapped

@@ -123,18 +123,10 @@ def _data(report: Report) -> dict[str, Any]:
     return {
         "version": JSON_VERSION,
         "wsgifast": __version__,
-        "app": report.app,
-        "interface": report.interface,
-        "framework": report.framework,
-        "was_wrapped": report.was_wrapped,
+        **_named(report, "app", "interface", "framework", "was_wrapped"),
         "endpoints": [
             {
-                "method": seen.endpoint.method,
-                "url": seen.endpoint.url,
-                "name": seen.endpoint.name,
-                "source": seen.endpoint.source,
-                "evidence": seen.endpoint.evidence,
-                "requests": seen.endpoint.requests,
+                **_named(seen.endpoint, "method", "url", "name", "source", "evidence", "requests"),
                 "status": seen.raw.status,
                 "returned": seen.raw.returned,
                 "body_bytes": seen.raw.chunks.total,
@@ -150,23 +142,19 @@ def _data(report: Report) -> dict[str, Any]:
         ],
         "findings": [
             {
-                "id": f.id,
-                "key": f.key,
-                "severity": f.severity,
+                **_named(f, "id", "key", "severity"),
                 "title": CATALOGUE[f.id].title,
-                "method": f.endpoint.method,
-                "url": f.endpoint.url,
-                "name": f.endpoint.name,
-                "what": f.what,
-                "cost": f.cost,
-                "fix": f.fix,
-                "saves_s": f.saves_s,
-                "detail": dict(f.detail),
+                **_named(f.endpoint, "method", "url", "name"),
+                **_named(f, "what", "cost", "fix", "saves_s", "detail"),
             }
             for f in report.findings
         ],
         "not_reached": [vars(left) for left in report.unreached],
     }
+
+
+def _named(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def _endpoint(finding: Finding) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from ...checks import Interface, app_name, check_app, interface_of
+from ...checks import Interface, app_name, checked_interface, interface_of
 from ...errors import WSGIFastError
 from ...middleware import WSGIFast
 
@@ -168,17 +168,11 @@ def _awaited(app: AwaitedApp, server: ServerName | None, target: str) -> LoadedA
 
 
 def _interface(app: Any, problem: str) -> Interface:
-    """The interface of an app; WSGI for a callable without a known signature.
-
-    :raises AppNotLoaded: with the problem, if it is no app.
-    """
-    interface = interface_of(app)
-    if interface is None:
-        try:
-            check_app(app, "WSGI")
-        except WSGIFastError:
-            raise AppNotLoaded(problem) from None
-    return interface or "WSGI"
+    """:raises AppNotLoaded: with the problem, if it is no app."""
+    try:
+        return checked_interface(app)
+    except WSGIFastError:
+        raise AppNotLoaded(problem) from None
 
 
 def _needs_nothing(app: Any) -> bool:
