@@ -109,6 +109,13 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
             yield from code_objects(const)
 
 
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """What a statement assigns to."""
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign) else []
+
+
 class _Look:
     """A look at every use of the response, and of call_next(), which makes it."""
 
@@ -135,7 +142,10 @@ class _Look:
             known = len(self._responses)
             for each in nodes:
                 if self._is_response(each):
-                    self._note_names(each)
+                    targets = _targets(self._parents[each])
+                    self._responses.update(
+                        name.id for name in targets if isinstance(name, ast.Name)
+                    )
         return all(map(self._is_allowed, nodes))
 
     def _is_response(self, node: ast.AST) -> bool:
@@ -149,15 +159,6 @@ class _Look:
 
     def _is_call_next(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Name) and node.id == self._call_next
-
-    def _note_names(self, response: ast.AST) -> None:
-        parent = self._parents[response]
-        targets: list[Any] = []
-        if isinstance(parent, ast.Assign):
-            targets = parent.targets
-        elif isinstance(parent, ast.AnnAssign):
-            targets = [parent.target]
-        self._responses.update(each.id for each in targets if isinstance(each, ast.Name))
 
     def _is_allowed(self, node: ast.AST) -> bool:
         parent = self._parents[node]
@@ -190,10 +191,8 @@ class _Look:
     def _is_allowed_use(self, node: ast.AST, parent: ast.AST) -> bool:
         if isinstance(parent, ast.Attribute):
             return parent.attr in _HARMLESS
-        if isinstance(parent, ast.Assign):
-            return all(isinstance(each, ast.Name) for each in parent.targets)
-        if isinstance(parent, ast.AnnAssign):
-            return isinstance(parent.target, ast.Name)
+        if targets := _targets(parent):
+            return all(isinstance(each, ast.Name) for each in targets)
         if isinstance(parent, ast.Return):
             return self._function_of(node) is self._node
         return isinstance(parent, ast.Expr)

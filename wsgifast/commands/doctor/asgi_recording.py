@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from ...errors import WSGIFastError
 from ..loading import described
 from .model import Endpoint, Recording
-from .recording import RecordedRequest, body_file_noted, note_file
+from .recording import RecordedRequest, body_file_noted
 
 App = Callable[..., Awaitable[None]]
 T = TypeVar("T")
@@ -167,6 +167,7 @@ class _Request(RecordedRequest):
         recording = self.recording
         self._ended = asyncio.Event()
         _, self._writer = await asyncio.open_connection(sock=self.client.server_side.dup())
+        self._transmit = self._writer.write
         heart = asyncio.create_task(self._beat())
         await asyncio.sleep(0)  # until it has started
         wall = self._before = time.perf_counter()
@@ -257,18 +258,13 @@ class _Request(RecordedRequest):
             if size:
                 loop = asyncio.get_running_loop()
                 await loop.sendfile(self._writer.transport, file, 0, size)
-            self.recording.by_sendfile += size
-            if self._inspect:
-                note_file(self.recording, file.fileno(), 0, size)
+            self._note_file(file.fileno(), 0, size)
             self.recording.sends += 1
         self._end()
 
     def _end(self) -> None:
         self._ended.set()
         self._send_end()
-
-    def _transmit(self, data: bytes) -> None:
-        self._writer.write(data)
 
     async def _beat(self) -> None:
         """Measure how late the event loop is."""

@@ -141,7 +141,7 @@ def _stdout_kept() -> Iterator[None]:
 
 
 def _examined(options: argparse.Namespace) -> Report:
-    for name in ("html", "urls", "access_log", "openapi", "baseline"):
+    for name in ("html", "urls", "access_log", "openapi"):
         if (path := getattr(options, name)) and (name != "openapi" or os.path.isfile(path)):
             setattr(options, name, os.path.abspath(path))  # the app may change the directory
     loaded = load_app(options.app)

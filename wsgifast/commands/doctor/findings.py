@@ -55,15 +55,10 @@ def _entry(section: str) -> Entry:
     id_, head, what, why, *fixes, wsgifast = section.strip().split("\n\n")
     title, _, severity = head.strip("*)").partition("** (")
     assert severity in SEVERITIES
-    return Entry(
-        id_,
-        severity,
-        title,
-        " ".join(what.split()),
-        " ".join(why.split()),
-        " ".join(wsgifast.split()).removeprefix("What wsgifast does: "),
-        dict(line.split(maxsplit=1) for line in fixes[-1].splitlines()) if fixes else {},
-    )
+    what, why, wsgifast = (" ".join(text.split()) for text in (what, why, wsgifast))
+    wsgifast = wsgifast.removeprefix("What wsgifast does: ")
+    by_framework = dict(line.split(maxsplit=1) for line in fixes[-1].splitlines()) if fixes else {}
+    return Entry(id_, severity, title, what, why, wsgifast, by_framework)
 
 
 _TEXT = (pkgutil.get_data(__package__, "findings.md") or b"").decode()

@@ -48,7 +48,8 @@ _has_hook = False
 class RecordedRequest:
     """A request to an app: its response is framed for HTTP/1.1, sent and recorded.
 
-    Subclasses call the app and send. What the app does wrong is recorded, and raised.
+    Subclasses call the app, and set `_transmit`, which sends bytes to the client. What the app does
+    wrong is recorded, and raised.
 
     :cvar begin: what the app has to do before it may send a body.
     :param inspect: False: do not record each chunk.
@@ -58,6 +59,7 @@ class RecordedRequest:
     """
 
     begin: str
+    _transmit: Callable[[bytes], object]
 
     def __init__(
         self, app: Callable[..., Any], endpoint: Endpoint, *, inspect: bool, reads: bool = True
@@ -71,10 +73,6 @@ class RecordedRequest:
         self._head: ResponseHead | None = None
         self._framing: Framing | None = None
         self._counter: BodyCounter
-
-    def _transmit(self, data: bytes) -> None:
-        """Send bytes to the client."""
-        raise NotImplementedError
 
     def _send(self, data: bytes) -> None:
         if data:
@@ -132,6 +130,14 @@ class RecordedRequest:
         if self._inspect:
             self.recording.chunks.add(len(data), wait_s)
 
+    def _note_file(self, fd: int, offset: int, size: int) -> None:
+        """Note what sendfile has sent of a file."""
+        self.recording.by_sendfile += size
+        while self._inspect and size and (data := os.pread(fd, min(size, _READ_BYTES), offset)):
+            self.recording.sent(data)
+            offset += len(data)
+            size -= len(data)
+
     def _check_length(self, *, is_file: bool = False) -> None:
         """Record a problem if the length of the body differs from the Content-Length.
 
@@ -188,14 +194,6 @@ class RecordingClient:
             while self._sock.recv_into(buffer):
                 pass
         self.cpu_s = time.thread_time() - began
-
-
-def note_file(recording: Recording, fd: int, offset: int, size: int) -> None:
-    """Note what sendfile has sent of a file."""
-    while size and (data := os.pread(fd, min(size, _READ_BYTES), offset)):
-        recording.sent(data)
-        offset += len(data)
-        size -= len(data)
 
 
 @contextlib.contextmanager
@@ -291,6 +289,7 @@ class _Request(RecordedRequest):
 
     def _run(self) -> None:
         recording = self.recording
+        self._transmit = self.client.server_side.sendall
         environ = _environ(self._endpoint)
         cpu, wall = time.thread_time(), time.perf_counter()
         result: Any = None
@@ -358,15 +357,10 @@ class _Request(RecordedRequest):
         if framing.chunked:
             self._send(b"\r\n")
         self._send_end()
-        self.recording.by_sendfile += size
-        if self._inspect:
-            note_file(self.recording, segment.fd, segment.offset, size)
+        self._note_file(segment.fd, segment.offset, size)
 
     def _count_send(self, size: int) -> None:
         self.recording.sends += 1
-
-    def _transmit(self, data: bytes) -> None:
-        self.client.server_side.sendall(data)
 
 
 def _environ(endpoint: Endpoint) -> dict[str, Any]:
