@@ -71,25 +71,19 @@ class HeldHead:
         self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
     ) -> Callable[[bytes], object]:
         """The start_response that the app is given."""
-        if not exc_info:
-            if self.status is not None:
-                check_second_start(None, sent=False, app=self.app_name)
-        elif self.forwarded:
-            # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
-            try:
-                self._take(status, headers)
-                self._server_write = self.server_start(status, self._to_send(), exc_info)
-            finally:
-                exc_info = None  # it refers to this frame
-            self._counter = None
-            return self.write
-        self._take(status, headers)
-        if exc_info:
+        if not exc_info and self.status is not None:
+            check_second_start(None, sent=False, app=self.app_name)
+        try:
+            self._take(status, headers)
             # uWSGI leaves the error pending, and the next call of whatever function raises it.
-            self.exc_info = None if "uwsgi" in modules else exc_info
-            exc_info = None
-        if not self.holds:
+            if exc_info and (self.forwarded or "uwsgi" not in modules):
+                self.exc_info = exc_info
+        finally:
+            exc_info = None  # it refers to this frame
+        if self.forwarded or not self.holds:
+            # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
             self.forward()
+            self._counter = None
         return self.write
 
     def write(self, data: bytes) -> None:
