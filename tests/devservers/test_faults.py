@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from tests.support.http import Connection, get, reset_on_close
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
-from tests.support.wsgi import Closing, answering
+from tests.support.wsgi import Closing, answering, exc_info
 from wsgifast.bodies import response_writer
 
 from .serving import Served, each_threaded, path_of, router, serve, talking
@@ -160,10 +159,8 @@ def test_second_start_response_needs_exc_info(kind: str) -> None:
             start_response("201 Created", [])
         if path == "/late":
             yield b"begun"
-        try:
-            raise LookupError("the app's own")
-        except LookupError:
-            start_response("503 Service Unavailable", [], sys.exc_info())
+        error = LookupError("the app's own")
+        start_response("503 Service Unavailable", [], exc_info(error))
         yield b"sorry"
 
     with serve(app, kind) as served:

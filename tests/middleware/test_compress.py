@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.coded import Decoder, decoded
-from tests.support.wsgi import Server, ask_compressed, new_environ, returning
+from tests.support.wsgi import Server, ask_compressed, exc_info, new_environ, returning
 from wsgifast import Compression, WSGIFast, compress_response
 
 if TYPE_CHECKING:
@@ -128,11 +128,7 @@ def test_head_replaced_before_the_first_byte_is_decided_anew() -> None:
     def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/html")])
         yield b""
-        try:
-            raise RuntimeError
-        except RuntimeError as error:
-            exc_info = (RuntimeError, error, error.__traceback__)
-            start_response("500 No", [("Content-Type", "image/png")], exc_info)  # type: ignore[arg-type]
+        start_response("500 No", [("Content-Type", "image/png")], exc_info())
         yield TEXT
 
     server = begun(failing)

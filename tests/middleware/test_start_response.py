@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import shapes
 from tests.support.notes import Notes
-from tests.support.wsgi import Closing, Server, answering, new_environ, returning, serve
+from tests.support.wsgi import Closing, Server, answering, exc_info, new_environ, returning, serve
 from wsgifast import BodyError, WSGIFast
 
 if TYPE_CHECKING:
@@ -82,10 +82,7 @@ def test_exc_info_is_raised_again_once_the_head_is_sent() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [])
         yield b"sent"
-        try:
-            raise LookupError("too late")
-        except LookupError:
-            start_response("500 No", [], sys.exc_info())
+        start_response("500 No", [], exc_info(LookupError("too late")))
 
     server = Server(WSGIFast(app))
     with pytest.raises(LookupError, match="too late"):
@@ -196,10 +193,7 @@ def test_exc_info_reaches_the_server(
     def answer(start_response: Any) -> list[bytes]:
         if starts_before:
             start_response("200 OK", [])
-        try:
-            raise error
-        except ValueError:
-            start_response("500 Error", [("Content-Type", "text/plain")], exc_info=sys.exc_info())
+        start_response("500 Error", [("Content-Type", "text/plain")], exc_info=exc_info(error))
         return [b"error"]
 
     def at_once(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -275,10 +269,7 @@ def test_line_end_reaches_no_server(text: str, place: str, how: str) -> None:
         write = start_response("200 OK", [("Content-Type", "text/plain")])
         if how == "again once sent":
             write(b"x")
-        try:
-            raise ValueError
-        except ValueError:
-            start_response(status, bad, sys.exc_info())
+        start_response(status, bad, exc_info())
         return [b"x"]
 
     def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Any:

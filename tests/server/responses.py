@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -72,10 +71,3 @@ def ask(make_bench: MakeBench) -> Ask:
 
 def segmented(segments: Iterable[bytes | FileSegment]) -> SegmentedBody:
     return SegmentedBody(list(segments), lambda: None)
-
-
-def exc_info() -> Any:
-    try:
-        raise ValueError("the app's own")
-    except ValueError:
-        return sys.exc_info()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.server.connections import MakeBench, answers
-from tests.server.responses import Ask, Headers, exc_info, segmented
+from tests.server.responses import Ask, Headers, segmented
+from tests.support.wsgi import exc_info
 from wsgifast import BodyError
 from wsgifast.errors import ClientGone
 from wsgifast.http.head import HOP_BY_HOP

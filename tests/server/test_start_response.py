@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.server.connections import answers
-from tests.server.responses import Ask, exc_info, segmented
+from tests.server.responses import Ask, segmented
+from tests.support.wsgi import exc_info
 from wsgifast import BodyError
 from wsgifast.server.response import HeaderLines
 

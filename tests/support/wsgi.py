@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import wsgiref.util
 import wsgiref.validate
 from collections.abc import Callable, Iterable, Iterator
@@ -73,6 +74,14 @@ class Closing:
 
     def close(self) -> None:
         self.closed += 1
+
+
+def exc_info(error: Exception | None = None) -> Any:
+    """That of an error which an app catches."""
+    try:
+        raise error or ValueError("the app's own")
+    except Exception:  # noqa: BLE001 - the one above
+        return sys.exc_info()
 
 
 def answering(
