@@ -168,18 +168,6 @@ def test_malformed_headers_are_refused(headers: Any) -> None:
         Server(WSGIFast(app))
 
 
-class Reporter:
-    """What is around an app and wants to know its errors: a server, or an error reporter."""
-
-    def __init__(self, app: Any, **environ: Any) -> None:
-        self.calls: list[Any] = []
-        self.body = b"".join(app(environ, self.start_response))
-
-    def start_response(self, status: str, headers: Any, exc_info: Any = None) -> Any:
-        self.calls.append((status, exc_info and exc_info[1]))
-        return lambda data: None
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("starts_before", [False, True])
 @pytest.mark.parametrize("options", [{}, {"report_slow_shapes": 1.0}, {"metrics": "recorder"}])
@@ -202,11 +190,10 @@ def test_exc_info_reaches_the_server(
     def while_iterated(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         yield from answer(start_response)
 
-    reporter = Reporter(
-        WSGIFast(while_iterated if lazy else at_once, **options), REQUEST_METHOD="GET"
-    )
-    assert reporter.calls[-1] == ("500 Error", error)
-    assert reporter.body == b"error"
+    app = WSGIFast(while_iterated if lazy else at_once, **options)
+    server = Server(app, {"REQUEST_METHOD": "GET"})
+    assert server.finish() == b"error"
+    assert (server.head[0], server.error) == ("500 Error", error)
 
 
 @pytest.mark.parametrize("ends", ["raises", "returns nothing", "returns"])
@@ -319,7 +306,7 @@ def test_environ_without_optional_keys_is_enough(
 ) -> None:
     """PEP 3333 lets some be left out, and what calls apps by itself leaves out more."""
     app = answering(lambda _: make(), headers=[])
-    assert Reporter(WSGIFast(app, **options)).body == b"a"
+    assert Server(WSGIFast(app, **options), {}).finish() == b"a"
 
 
 # close()

@@ -32,6 +32,7 @@ class Server:
     def __init__(self, app: WSGIApplication, environ: dict[str, Any] | None = None) -> None:
         self.environ = new_environ() if environ is None else environ
         self.heads: list[Head] = []
+        self.error: BaseException | None = None  # of the last head
         self.sent: list[bytes] = []
         self.result = app(self.environ, self.start_response)
 
@@ -41,6 +42,7 @@ class Server:
         if exc_info is not None and any(self.sent):
             raise exc_info[1]
         self.heads.append((status, headers))
+        self.error = exc_info and exc_info[1]
         return self.sent.append
 
     @property
