@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import ConfigurationError, MissingExtra
-from wsgifast.metrics.collecting import Point, point, points_of, process_collectors
+from wsgifast.metrics.collecting import ConnectionCounters, Point, point, process_collectors
 from wsgifast.metrics.health import State, resident_bytes
 from wsgifast.metrics.requests import Recorder
 from wsgifast.metrics.setup import Wanted, check, start_exporting, wanted_metrics
@@ -95,24 +95,15 @@ def _of_the_worker() -> Iterator[Point]:
     yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
 
 
-class Figures:
+class Figures(ConnectionCounters):
     """Those of one process.
 
     :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`.
-    :ivar accepted: how many connections there have been.
-    :ivar connections_refused: of these, closed at once, as their address had too many.
-    :ivar sendfile_bytes: sent by sendfile.
-    :ivar timeouts: connections ended by a timeout, by what they were waiting for.
-    :ivar refused: requests answered with an error in place of the app's response, by status.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.open: dict[Any, CoalescingTransport] = {}
-        self.accepted = 0
-        self.connections_refused = 0
-        self.sendfile_bytes = 0
-        self.timeouts = Counter[str]()
-        self.refused = Counter[int]()
 
     def collect(self) -> Iterator[Point]:
         """A :data:`~wsgifast.metrics.Collector`; any thread may call it."""
@@ -129,10 +120,7 @@ class Figures:
             yield point("wsgifast_connections_refused_total", self.connections_refused)
             yield point("wsgifast_slow_clients", slow)
             yield point("wsgifast_output_queued_bytes", queued)
-        yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)
-        yield from points_of("wsgifast_timeouts_total", self.timeouts.copy())
-        for status, count in self.refused.copy().items():
-            yield point("wsgifast_requests_refused_total", count, str(status))
+        yield from super().collect()
 
 
 def _state_of(cycle: Any, transport: CoalescingTransport) -> str:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -106,6 +106,34 @@ def points_of(name: str, values: Mapping[str, float]) -> Iterator[Point]:
     metric = CATALOGUE[name]
     for label, value in {**dict.fromkeys(metric.known, 0), **values}.items():
         yield Point(metric, (label,), value)
+
+
+class ConnectionCounters:
+    """What a server counts of its connections.
+
+    Additions take no lock: CPython switches threads only at calls and at the end of loops, and an
+    addition to an attribute contains neither.
+
+    :ivar accepted: connections accepted.
+    :ivar connections_refused: of these, closed at once, as their address had too many.
+    :ivar sendfile_bytes: bytes of files sent by sendfile.
+    :ivar timeouts: connections ended by a timeout, by what they were waiting for.
+    :ivar refused: requests answered with an error in place of the app's response, by status.
+    """
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.connections_refused = 0
+        self.sendfile_bytes = 0
+        self.timeouts = Counter[str]()
+        self.refused = Counter[int]()
+
+    def collect(self) -> Iterator[Point]:
+        """The points of all but the connections' number; any thread may call."""
+        yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)
+        yield from points_of("wsgifast_timeouts_total", self.timeouts.copy())
+        for status, count in self.refused.copy().items():
+            yield point("wsgifast_requests_refused_total", count, str(status))
 
 
 class Failures:

@@ -82,12 +82,13 @@ class Instrumented:
         try:
             body = self._call(environ, start_response, head)
         except BaseException:
-            _Request(recording, asked, active, environ, span, began).end(500, 0)
+            _record(recording, asked, active, environ, span, began, 500, 0)
             raise
         kind = type(body)
         if kind is not list and kind is not tuple:
-            request = _Request(recording, asked, active, environ, span, began)
-            return _followed(request, head, body, environ.get("wsgi.file_wrapper"))
+            record = partial(_record, recording, asked, active, environ, span, began)
+            return _followed(record, head, body, environ.get("wsgi.file_wrapper"))
+        # As _record(), without a call.
         recording.end(
             asked,
             active,
@@ -105,60 +106,54 @@ class Instrumented:
         return body  # type: ignore[no-any-return]
 
 
-class _Request:
-    """A request that is recorded at the end of its response."""
+def _record(
+    recording: Recording,
+    asked: Asked,
+    active: list[None] | None,
+    environ: WSGIEnvironment,
+    span: object | None,
+    began: float,
+    status: int,
+    size: int,
+    left: bool = False,
+) -> None:
+    """Record a request at the end of its response.
 
-    def __init__(
-        self,
-        recording: Recording,
-        asked: Asked,
-        active: list[None] | None,
-        environ: WSGIEnvironment,
-        span: object | None,
-        began: float,
-    ) -> None:
-        self._recording: Recording | None = recording
-        self._asked = asked
-        self._active = active
-        self._environ = environ
-        self._span = span
-        self._began = began
-
-    def end(self, status: int, size: int, *, left: bool = False) -> None:
-        """The response has ended; a body may be closed more than once.
-
-        :param size: bytes of its body.
-        :param left: whether the client left before.
-        """
-        recording, self._recording = self._recording, None
-        if recording is None:
-            return
-        environ = self._environ
-        recording.end(
-            self._asked,
-            self._active,
-            status,
-            environ.get(PATTERN),
-            environ.get(SENT_AS, ""),
-            self._began,
-            perf_counter(),
-            size,
-            environ.get(LENGTH_ERROR),
-            left,
-            self._span,
-            environ.get(CHUNKS),
-        )
+    :param size: bytes of its body.
+    :param left: whether the client left before.
+    """
+    recording.end(
+        asked,
+        active,
+        status,
+        environ.get(PATTERN),
+        environ.get(SENT_AS, ""),
+        began,
+        perf_counter(),
+        size,
+        environ.get(LENGTH_ERROR),
+        left,
+        span,
+        environ.get(CHUNKS),
+    )
 
 
-def _followed(request: _Request, head: HeldHead, body: Any, wrapper: Any) -> Iterable[bytes]:
-    """The body, which ends its response when it is closed.
+def _followed(
+    record: Callable[[int, int, bool], None], head: HeldHead, body: Any, wrapper: Any
+) -> Iterable[bytes]:
+    """The body, whose request is recorded when it is closed.
 
     :param wrapper: the server's, for files.
     """
+    is_recorded = False
 
     def end(size: int, *, left: bool = False) -> None:
-        # A lazy app that was never iterated has no status.
-        request.end(head.code or 500, size, left=left)
+        """A body may be closed more than once."""
+        nonlocal is_recorded
+        if not is_recorded:
+            is_recorded = True
+            # A lazy app that was never iterated has no status.
+            record(head.code or 500, size, left)
 
     kind = type(body)
     if kind is ClosedWith and type(body.blocks) in (list, tuple):

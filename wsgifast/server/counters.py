@@ -1,19 +1,15 @@
-"""Counters and current state of a server, for metrics and `wsgifast top`. Any thread may call.
-
-Additions take no lock: CPython switches threads only at calls and at the end of loops, and an
-addition to an attribute contains neither.
-"""
+"""Counters and current state of a server, for metrics and `wsgifast top`. Any thread may call."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ..metrics.collecting import Point, point, points_of
+from ..metrics.collecting import ConnectionCounters, Point, point, points_of
 from ..metrics.health import SlowClient
 from ..metrics.requests import Asked, asked_of_parsed
 from .endpoint import CLOSED, LINGERING, RECEIVING
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
     from .endpoint import Endpoint
     from .server import Server
 
-# Most times kept between two reads.
+# Most times kept between two reads: the last ones.
 _MOST_TIMES = 10_000
 # tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
 # tcpi_sacked the limit.
@@ -30,41 +26,16 @@ _TCP_INFO_UNACKED_AT = 24
 _TCP_LISTEN = 10
 
 
-class Times:
-    """Times in seconds, since they were last taken."""
-
-    def __init__(self) -> None:
-        self._kept: list[float] = []
-
-    def add(self, seconds: float) -> None:
-        if len(self._kept) < _MOST_TIMES:
-            self._kept.append(seconds)
-
-    def take(self) -> list[float]:
-        taken = self._kept[:]
-        del self._kept[: len(taken)]
-        return taken
-
-
-class Counters:
-    """Totals since the server started.
+class Counters(ConnectionCounters):
+    """Totals since the server started, and times in seconds since they were last collected.
 
     :ivar waits: for how long requests have waited for a free thread.
     :ivar queued: for how long they waited before they came.
-    :ivar accepted: connections accepted.
-    :ivar connections_refused: connections closed at once, as their address had too many.
-    :ivar sendfile_bytes: bytes of files sent by sendfile.
-    :ivar timeouts: connections ended by a timeout, by what they were waiting for.
-    :ivar refused: requests answered without calling the app, by status.
     """
 
     def __init__(self) -> None:
-        self.accepted = 0
-        self.connections_refused = 0
-        self.sendfile_bytes = 0
-        self.timeouts = Counter[str]()
-        self.refused = Counter[int]()
-        self.waits, self.queued = Times(), Times()
+        super().__init__()
+        self.waits, self.queued = deque[float](maxlen=_MOST_TIMES), deque[float](maxlen=_MOST_TIMES)
 
 
 class Exhaustion:

@@ -360,7 +360,7 @@ class Server:
         """A thread takes such a request."""
         exchange = channel.exchange
         if exchange is not None:
-            self.counters.waits.add(time.monotonic() - exchange.queued)
+            self.counters.waits.append(time.monotonic() - exchange.queued)
 
     def on_tick(self) -> bool:
         """The monitor looks, or a tick was requested; returns whether there was something to do."""

@@ -12,6 +12,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from sys import modules
@@ -121,15 +122,12 @@ class WorkerCollector:
     def collect(self) -> Iterator[Point]:
         counters = self.server.counters
         yield point("wsgifast_worker_starts_total", 1)
-        yield point("wsgifast_sendfile_bytes_total", counters.sendfile_bytes)
         yield point("wsgifast_connections_accepted_total", counters.accepted)
         yield point("wsgifast_connections_refused_total", counters.connections_refused)
-        yield from points_of("wsgifast_timeouts_total", counters.timeouts.copy())
-        for status, count in counters.refused.copy().items():
-            yield point("wsgifast_requests_refused_total", count, str(status))
+        yield from counters.collect()
         yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
         yield Point(_WAIT, (), self._wait())
-        yield Point(_QUEUE, (), self._observed(self._queue, counters.queued.take()))
+        yield Point(_QUEUE, (), self._observed(self._queue, counters.queued))
         ended = {} if self._ended_as is None else {self._ended_as: 1}
         yield from points_of("wsgifast_worker_ends_total", ended)
         if ended:
@@ -146,19 +144,21 @@ class WorkerCollector:
         return server.counters.accepted, server.accepts
 
     def _wait(self) -> Distribution:
-        counts, total_s = self._observed(self._waits, self.server.counters.waits.take())
+        counts, total_s = self._observed(self._waits, self.server.counters.waits)
         # All other requests found a thread free.
         at_once = max(0, self.server.requests - sum(counts))
         return Distribution((counts[0] + at_once, *counts[1:]), total_s)
 
-    def _observed(self, histogram: Histogram, times: list[float]) -> Distribution:
-        """All times so far, with these."""
-        for seconds in times:
-            for observe in observers.get(histogram.metric.name, ()):
-                observe(seconds)
+    def _observed(self, histogram: Histogram, times: deque[float]) -> Distribution:
+        """All times so far, with these, which are taken."""
         with self._lock:
-            histogram.new += times
-            return histogram.distribution()
+            new = [times.popleft() for _ in range(len(times))]
+            histogram.new += new
+            distribution = histogram.distribution()
+        for observe in observers.get(histogram.metric.name, ()):
+            for seconds in new:
+                observe(seconds)
+        return distribution
 
 
 class ResponseRecorder:
@@ -211,7 +211,7 @@ class ResponseRecorder:
         elif resp is not None and error is None:
             return  # the app has taken its connection over
         if self._counters is not None and (queued_s := queued_seconds(exchange)) is not None:
-            self._counters.queued.add(queued_s)
+            self._counters.queued.append(queued_s)
         length_error = environ.get(LENGTH_ERROR)
         left = False
         if error is not None or resp is None or resp.must_close or resp.dropped:
