@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
@@ -135,6 +136,11 @@ def _started_in_a_fork(
         process.wait()
 
 
+def small_server(server: str, port: int, app: str) -> list[str]:
+    return ["python", "-m", "tests.support.serve", server, str(port), app]
+
+
+_SMALL = ("waitress", "fast-wsgiref", "fast-werkzeug", "wsgiref", "werkzeug", "cheroot", "pywsgi")
 # How each WSGI server is started: given a port and an app, the command.
 WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
     "gunicorn-sync": lambda port, app: gunicorn("sync", port, app),
@@ -143,13 +149,7 @@ WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
         "wsgifast.workers.FastWorker", port, app, "--threads=4"
     ),
     "gunicorn-gevent": lambda port, app: gunicorn("gevent", port, app),
-    "waitress": lambda port, app: small_server("waitress", port, app),
-    "fast-wsgiref": lambda port, app: small_server("fast-wsgiref", port, app),
-    "fast-werkzeug": lambda port, app: small_server("fast-werkzeug", port, app),
-    "wsgiref": lambda port, app: small_server("wsgiref", port, app),
-    "werkzeug": lambda port, app: small_server("werkzeug", port, app),
-    "cheroot": lambda port, app: small_server("cheroot", port, app),
-    "pywsgi": lambda port, app: small_server("pywsgi", port, app),
+    **{name: functools.partial(small_server, name) for name in _SMALL},
     "uwsgi": lambda port, app: uwsgi(port, app),
     "mod_wsgi": lambda port, app: mod_wsgi(port, app),
 }
@@ -160,10 +160,6 @@ def gunicorn(worker: str, port: int, app: str, *options: str) -> list[str]:
         "python", "-m", "gunicorn", "-k", worker, "-b", f"127.0.0.1:{port}", "--no-control-socket",
         *options, app,
     ]  # fmt: skip
-
-
-def small_server(server: str, port: int, app: str) -> list[str]:
-    return ["python", "-m", "tests.support.serve", server, str(port), app]
 
 
 def uwsgi(port: int, app: str) -> list[str]:

@@ -22,7 +22,6 @@ import gunicorn.http.wsgi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import wsgi
 from tests.support.effort import effort
 from tests.support.scripts import (
     FILES,
@@ -36,6 +35,7 @@ from tests.support.scripts import (
     lawful,
     may_write,
 )
+from tests.support.wsgi import by_wsgiref, new_environ
 from wsgifast import BodyError, WSGIFast
 from wsgifast.errors import BodyTooShort
 
@@ -67,9 +67,8 @@ scripts = st.builds(
 ).filter(lambda script: not script.written or may_write(script))
 
 
-def new_environ(method: str, file_wrapper: type) -> dict[str, Any]:
-    extra: dict[str, Any] = {"wsgi.file_wrapper": file_wrapper}
-    return wsgi.new_environ(method, **extra)
+def environ_with(file_wrapper: type, method: str) -> dict[str, Any]:
+    return new_environ(method, "/", **{"wsgi.file_wrapper": file_wrapper})
 
 
 class Server:
@@ -90,7 +89,7 @@ class Server:
         self.error: Exception | None = None
         self.close_error: CloseError | None = None
         self._head: tuple[str, list[tuple[str, str]]] | None = None
-        environ = new_environ(method, wsgiref.util.FileWrapper)
+        environ = environ_with(wsgiref.util.FileWrapper, method)
         result: Any = None
         try:
             result = app(environ, self._start_response)
@@ -156,7 +155,7 @@ def over_gunicorn(app: WSGIApplication, method: str, version: tuple[int, int] = 
     """Serve one request as gunicorn's workers do; return what a client receives."""
     request = SimpleNamespace(method=method, version=version, should_close=lambda: False)
     settings = SimpleNamespace(is_ssl=False, sendfile=None, protocol="http")
-    environ = new_environ(method, gunicorn.http.wsgi.FileWrapper)
+    environ = environ_with(gunicorn.http.wsgi.FileWrapper, method)
     ours, clients = socket.socketpair()
     with ours, clients:
         response = gunicorn.http.wsgi.Response(request, ours, settings)
@@ -186,11 +185,7 @@ def over_old_gunicorn(app: WSGIApplication, method: str) -> bytes:
 
 def over_wsgiref(app: WSGIApplication, method: str) -> bytes:
     """Serve one request as wsgiref does; return what a client receives."""
-    sent, environ = io.BytesIO(), new_environ(method, wsgiref.util.FileWrapper)
-    handler = wsgiref.handlers.SimpleHandler(io.BytesIO(), sent, io.StringIO(), environ)
-    handler.origin_server = True
-    handler.run(app)
-    return sent.getvalue()
+    return by_wsgiref(app, environ_with(wsgiref.util.FileWrapper, method))[0]
 
 
 class Received(io.BytesIO):

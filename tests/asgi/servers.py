@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from tests.support.servers import LiveServer, free_port, live_server
 
 __all__ = [
     "BARE", "OTHER_SERVERS", "OURS", "OURS_ON_GUNICORN", "SERVERS",
-    "asgi_server", "open_files", "refuses_connections",
+    "asgi_server", "refuses_connections",
 ]  # fmt: skip
 
 
@@ -98,23 +97,6 @@ def asgi_server(
             yield server
         found = blocking_calls.read()
     assert not found, f"{name}: {found}"
-
-
-def open_files(server: LiveServer) -> list[str]:
-    """What the descriptors of a server's process, and of those that it has started, lead to."""
-    found = []
-    for pid in _processes(server.pid):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return found
-
-
-def _processes(pid: int) -> Iterator[int]:
-    yield pid
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
-            yield from _processes(int(child))
 
 
 def refuses_connections(server: LiveServer) -> bool:

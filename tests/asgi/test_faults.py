@@ -25,7 +25,6 @@ from .servers import (
     OURS_ON_GUNICORN,
     SERVERS,
     asgi_server,
-    open_files,
     refuses_connections,
 )
 
@@ -99,22 +98,22 @@ def test_clients_that_leave_midway_leave_nothing_open(
 ) -> None:
     server.get("/hello")
     log, returned = len(server.log()), events.read_text().count("pathsend returned")
-    before = len(open_files(server))
+    before = len(server.open_files())
     leavers = [download(server, *how) for how in DOWNLOADS for _ in range(2)]
-    assert str(folder / "huge") in open_files(server)
+    assert server.open_files(str(folder / "huge"))
     assert server.get("/hello").body == b"hello", "stalled downloads hold nobody up"
     for number, connection in enumerate(leavers):
         connection.read(1000 * number)
         if number % 2:
             reset_on_close(connection.sock)
         connection.close()
-    wait_for(lambda: str(folder / "huge") not in open_files(server), "the file is closed")
+    wait_for(lambda: not server.open_files(str(folder / "huge")), "the file is closed")
     if is_bare:
         wait_for(
             lambda: events.read_text().count("pathsend returned") == returned + 4,
             "every app's send() has returned",
         )
-        wait_for(lambda: len(open_files(server)) <= before, "all descriptors are free")
+        wait_for(lambda: len(server.open_files()) <= before, "all descriptors are free")
     assert server.get("/hello").body == b"hello"
     assert "Traceback" not in server.log()[log:]
 

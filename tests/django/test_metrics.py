@@ -14,9 +14,8 @@ from django.urls import path as url
 from gunicorn.http.wsgi import FileWrapper
 
 from tests.asgi.support import call, scope_of
-from tests.metrics.test_instrumented import answer
 from tests.support.notes import Notes
-from tests.support.wsgi import new_environ
+from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
 from wsgifast.django import get_asgi_application, get_wsgi_application
 
@@ -49,10 +48,10 @@ PATHS = {
 @pytest.mark.parametrize("make", [djangos_own, get_wsgi_application])
 def test_requests_under_wsgi_are_recorded_by_pattern(path: str, wrapper: Any, make: Any) -> None:
     notes = Notes()
-    environ = {**new_environ(), "PATH_INFO": path, "HTTP_HOST": "localhost"}
+    environ = new_environ(path=path, HTTP_HOST="localhost")
     if wrapper is not None:
         environ["wsgi.file_wrapper"] = wrapper
-    answer(WSGIFast(make(), metrics=notes), environ)
+    Server(WSGIFast(make(), metrics=notes), environ).finish()
     assert [request.pattern for request in notes.requests] == [PATHS[path]]
 
 

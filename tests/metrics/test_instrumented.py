@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.files import write_old
 from tests.support.notes import Notes
-from tests.support.wsgi import new_environ, returning
+from tests.support.wsgi import Server, new_environ, returning
 from wsgifast import BodyError, ConfigurationError, WSGIFast
-from wsgifast.bodies.files import FileReader, close_body
+from wsgifast.bodies.files import FileReader
 from wsgifast.metrics import Answered, RequestMetrics
 from wsgifast.metrics.requests import RECORDER
 
@@ -33,32 +33,18 @@ class Failing(Notes):
         raise RuntimeError("the back end is down")
 
 
-def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
-    return lambda data: None
-
-
 def ask(app: WSGIApplication, environ: dict[str, Any] | None = None, **options: Any) -> Notes:
     """One request, answered whole."""
     notes = Notes()
-    answer(WSGIFast(app, metrics=notes, **options), environ or new_environ())
+    Server(WSGIFast(app, metrics=notes, **options), environ).finish()
     return notes
-
-
-def answer(
-    app: WSGIApplication, environ: dict[str, Any], start_response: StartResponse = start
-) -> bytes:
-    body = app(environ, start_response)
-    try:
-        return b"".join(body)
-    finally:
-        close_body(body)
 
 
 def test_list_is_recorded_when_the_app_returns() -> None:
     notes = Notes()
     body = [b"abc"]
     app = WSGIFast(returning(body), metrics=notes)
-    assert app(new_environ(), start) is body
+    assert Server(app).result is body
     (request,) = notes.requests
     assert request[:5] == ("GET", "http", 200, None, "as-is")
     assert request.size == 3
@@ -85,12 +71,10 @@ def test_request_records_how_its_body_is_sent_and_its_size(
 def test_file_is_recorded_when_it_is_closed(tmp_path: Path, wrapper: Any) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
-    environ = new_environ()
-    if wrapper is not None:
-        environ["wsgi.file_wrapper"] = wrapper
+    environ = new_environ(**({} if wrapper is None else {"wsgi.file_wrapper": wrapper}))
     notes = Notes()
     file = path.open("rb")
-    body: Any = WSGIFast(returning(file), metrics=notes)(environ, start)
+    body: Any = Server(WSGIFast(returning(file), metrics=notes), environ).result
     assert wrapper is None or type(body) is wrapper
     assert not notes.requests
     body.close()
@@ -101,10 +85,9 @@ def test_file_is_recorded_when_it_is_closed(tmp_path: Path, wrapper: Any) -> Non
 
 
 def test_file_read_by_its_wrapper_is_counted() -> None:
-    environ = new_environ()
-    environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
+    environ = new_environ("GET", "/", **{"wsgi.file_wrapper": wsgiref.util.FileWrapper})
     notes = Notes()
-    body: Any = WSGIFast(returning(io.BytesIO(b"12345")), metrics=notes)(environ, start)
+    body: Any = Server(WSGIFast(returning(io.BytesIO(b"12345")), metrics=notes), environ).result
     assert type(body.filelike) is FileReader
     assert b"".join(body) == b"12345"
     body.close()
@@ -114,10 +97,9 @@ def test_file_read_by_its_wrapper_is_counted() -> None:
 def test_several_ranges_are_recorded_as_segments(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_old(path, b"0123456789")
-    environ = new_environ()
-    environ["HTTP_RANGE"] = "bytes=0-1,5-6"
+    environ = new_environ(HTTP_RANGE="bytes=0-1,5-6")
     notes = Notes()
-    sent = answer(WSGIFast(returning(path.open("rb")), metrics=notes), environ)
+    sent = Server(WSGIFast(returning(path.open("rb")), metrics=notes), environ).finish()
     (request,) = notes.requests
     assert (request.status, request.sent_as, request.size) == (206, "segments", len(sent))
 
@@ -134,7 +116,7 @@ def test_body_of_another_length_is_counted() -> None:
     notes = Notes()
     app = WSGIFast(returning(iter([b"abc"]), ("Content-Length", "5")), metrics=notes)
     with pytest.raises(EOFError):
-        answer(app, new_environ())
+        Server(app).finish()
     assert notes.length_errors == ["short"]
     assert not notes.clients_left
 
@@ -142,7 +124,7 @@ def test_body_of_another_length_is_counted() -> None:
 def test_client_that_leaves_is_counted() -> None:
     notes = Notes()
     app = WSGIFast(returning(iter([b"a", b"b"])), metrics=notes)
-    body: Any = app(new_environ(), start)
+    body: Any = Server(app).result
     assert next(iter(body)) == b"a"
     body.close()
     assert (notes.clients_left, len(notes.requests)) == (1, 1)
@@ -156,7 +138,7 @@ def test_app_that_raises_is_recorded_as_500() -> None:
 
     notes = Notes()
     with pytest.raises(ZeroDivisionError):
-        WSGIFast(app, metrics=notes)(new_environ(), start)
+        Server(WSGIFast(app, metrics=notes))
     assert [request.status for request in notes.requests] == [500]
 
 
@@ -173,7 +155,7 @@ def test_failing_recorder_is_logged_once_and_costs_no_response(
 ) -> None:
     app = WSGIFast(returning([b"abc"]), metrics=Failing())
     with caplog.at_level(logging.ERROR):
-        assert [answer(app, new_environ()) for _ in range(3)] == [b"abc"] * 3
+        assert [Server(app).finish() for _ in range(3)] == [b"abc"] * 3
     assert len(caplog.records) == 1
     assert "the back end is down" in caplog.text
 
@@ -201,7 +183,7 @@ def test_list_is_active_while_the_app_runs(pattern: str | None) -> None:
 
     instrumented = WSGIFast(app, metrics=metrics)
     for _ in range(3):  # the first, and those that find its labels
-        answer(instrumented, new_environ())
+        Server(instrumented).finish()
     assert seen == [{("GET", "http"): 1}] * 3
     assert active(metrics) == {("GET", "http"): 0}
     sizes = [
@@ -214,7 +196,7 @@ def test_list_is_active_while_the_app_runs(pattern: str | None) -> None:
 def test_stream_is_active_until_it_is_closed() -> None:
     metrics = RequestMetrics()
     app = WSGIFast(returning(iter([b"a", b"b"])), metrics=metrics)
-    body: Any = app(new_environ("POST"), start)
+    body: Any = Server(app, new_environ("POST")).result
     next(iter(body))
     assert active(metrics) == {("POST", "http"): 1}
     body.close()  # its client has left
@@ -226,33 +208,20 @@ def test_request_whose_app_raises_is_no_longer_active() -> None:
     for app in (_fail, returning(1), returning(iter([b"a", 1]))):
         instrumented = WSGIFast(app, metrics=metrics)
         with pytest.raises((ZeroDivisionError, BodyError)):
-            answer(instrumented, new_environ())
+            Server(instrumented).finish()
     assert active(metrics) == {("GET", "http"): 0}
 
 
 def test_request_recorded_outside_is_not_recorded_again() -> None:
     metrics = RequestMetrics()
     inner = WSGIFast(returning([b"abc"]), metrics=metrics)
-    environ = new_environ()
-    environ[RECORDER] = metrics  # a server's
-    answer(inner, environ)
-    answer(WSGIFast(inner, metrics=metrics), new_environ())
+    environ = new_environ("GET", "/", **{RECORDER: metrics})  # a server's
+    Server(inner, environ).finish()
+    Server(WSGIFast(inner, metrics=metrics)).finish()
     name = "wsgifast_responses_total"
     counts = [point.value for point in metrics.collect() if point.metric.name == name]
     assert counts == [1]
     assert active(metrics) == {("GET", "http"): 0}
-
-
-class Handler:
-    """A server's, as wsgiref's is: it has the environ, and the environ what belongs to it."""
-
-    def __init__(self, app: WSGIApplication) -> None:
-        self.environ = {**new_environ(), "server.socket": Notes()}
-        self.closed = weakref.ref(self.environ["server.socket"])
-        answer(app, self.environ, self.start_response)
-
-    def start_response(self, status: str, headers: Any, exc_info: Any = None, /) -> Any:
-        return lambda data: None
 
 
 @pytest.mark.parametrize("body", [list, iter])
@@ -260,7 +229,11 @@ def test_request_leaves_no_garbage(body: Any) -> None:
     app = WSGIFast(returning(body([b"abc"])), metrics=Notes())
     gc.disable()
     try:
-        closed = Handler(app).closed
+        # As a handler of wsgiref's it has the environ, and the environ what belongs to it.
+        server = Server(app, new_environ("GET", "/", **{"server.socket": Notes()}))
+        closed = weakref.ref(server.environ["server.socket"])
+        server.finish()
+        del server
         assert closed() is None
     finally:
         gc.enable()
@@ -271,7 +244,7 @@ def test_wsgifast_within_another_is_recorded_by_both(tmp_path: Path) -> None:
     inner, outer = Notes(), Notes()
     for body in ([b"abc"], iter([b"abc"]), (tmp_path / "file").open("rb")):
         app = WSGIFast(WSGIFast(returning(body), metrics=inner), metrics=outer)
-        answer(app, new_environ())
+        Server(app).finish()
     for notes in (inner, outer):
         assert [request.status for request in notes.requests] == [200] * 3
         assert [request.size for request in notes.requests] == [3, 3, 10]

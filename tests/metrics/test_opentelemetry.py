@@ -18,13 +18,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tests.asgi.support import call, scope_of
-from tests.support.wsgi import new_environ, returning
+from tests.support.wsgi import Server, new_environ, returning
 from wsgifast import WSGIFast
 from wsgifast.metrics import CATALOGUE, Point, collecting
 from wsgifast.metrics.collecting import point
 from wsgifast.metrics.opentelemetry import Instruments
-
-from .test_instrumented import answer
 
 
 def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
@@ -40,12 +38,11 @@ def test_requests_are_recorded_by_instruments() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     instruments = Instruments(provider)
-    environ = {**new_environ("BREW"), "wsgifast.pattern": "/items/<id>"}
+    environ = new_environ("BREW", **{"wsgifast.pattern": "/items/<id>"})
     app = returning([b"x"] * 1000, ("Content-Length", "7"), status="503 Service Unavailable")
-    answer(WSGIFast(app, metrics=instruments), environ)
-    body: Any = WSGIFast(returning(iter([b"a", b"b"])), metrics=instruments)(
-        new_environ(), lambda *args: lambda data: None
-    )
+    Server(WSGIFast(app, metrics=instruments), environ).finish()
+    app = returning(iter([b"a", b"b"]))
+    body: Any = Server(WSGIFast(app, metrics=instruments)).result
     next(iter(body))
     body.close()
 
@@ -79,9 +76,8 @@ def test_requests_are_recorded_by_instruments() -> None:
 def test_request_is_active_until_it_ends() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    body: Any = WSGIFast(returning(iter([b"a", b"b"])), metrics=Instruments(provider))(
-        new_environ(), lambda *args: lambda data: None
-    )
+    app = WSGIFast(returning(iter([b"a", b"b"])), metrics=Instruments(provider))
+    body: Any = Server(app).result
     for active in (1, 0):
         metric = exported(reader)["http.server.active_requests"]
         assert not metric.data.is_monotonic
@@ -134,7 +130,7 @@ def test_span_around_a_wsgi_app_gets_attributes() -> None:
     tracer, exporter = spans()
     app = WSGIFast(returning(iter([b"x"] * 100)), traces=True)
     with tracer.start_as_current_span("GET"):
-        answer(app, new_environ())
+        Server(app).finish()
     (span,) = exporter.get_finished_spans()
     assert dict(span.attributes or {}) == {
         "http.response.body.size": 100,
@@ -148,10 +144,9 @@ def test_span_that_ended_within_the_app_is_left_alone() -> None:
     app = WSGIFast(returning(iter([b"x"])), traces=True)
     span = tracer.start_span("GET")
     with trace.use_span(span):
-        body: Any = app(new_environ(), lambda *args: lambda data: None)
+        server = Server(app)
     span.end()
-    assert b"".join(body) == b"x"
-    body.close()
+    assert server.finish() == b"x"
     assert not exporter.get_finished_spans()[0].attributes
 
 

@@ -18,15 +18,13 @@ from starlette.routing import Mount, Route
 
 from tests.asgi.support import call, scope_of
 from tests.support.notes import Notes
-from tests.support.wsgi import new_environ
+from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast, middleware
-
-from .test_instrumented import answer
 
 
 def _pattern(app: Any, path: str, **options: Any) -> str | None:
     notes = Notes()
-    answer(WSGIFast(app, metrics=notes, **options), {**new_environ(), "PATH_INFO": path})
+    Server(WSGIFast(app, metrics=notes, **options), new_environ(path=path)).finish()
     (request,) = notes.requests
     return request.pattern
 
@@ -55,9 +53,9 @@ def test_pattern_of_a_framework_that_is_loaded_late(monkeypatch: pytest.MonkeyPa
     app.route("/", callback=lambda: "hello")
     notes = Notes()
     wrapped = WSGIFast(app, metrics=notes)
-    answer(wrapped, new_environ())
+    Server(wrapped).finish()
     monkeypatch.setitem(sys.modules, "a_late_framework", sys)
-    answer(wrapped, new_environ())
+    Server(wrapped).finish()
     assert [request.pattern for request in notes.requests] == [None, "/"]
 
 

@@ -7,7 +7,6 @@ import gc
 import io
 import sys
 import weakref
-import wsgiref.handlers
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,16 @@ from hypothesis import strategies as st
 
 from tests.support import shapes
 from tests.support.notes import Notes
-from tests.support.wsgi import Closing, Server, answering, exc_info, new_environ, returning, serve
+from tests.support.wsgi import (
+    Closing,
+    Server,
+    answering,
+    by_wsgiref,
+    exc_info,
+    new_environ,
+    returning,
+    serve,
+)
 from wsgifast import BodyError, WSGIFast
 
 if TYPE_CHECKING:
@@ -278,12 +286,9 @@ def test_wsgiref_sends_no_line_of_a_header(texts: list[str]) -> None:
     """It checks neither names nor values."""
 
     app = answering(lambda _: [b"x"], f"200 {texts[0]}", [(texts[1], texts[2])])
-    environ = new_environ()
-    out = io.BytesIO()
-    handler = wsgiref.handlers.SimpleHandler(io.BytesIO(), out, io.StringIO(), environ)
-    handler.run(WSGIFast(app))
+    sent, _ = by_wsgiref(WSGIFast(app), new_environ())
     is_one_line = not set("".join(texts)) & set("\r\n\0")
-    head = out.getvalue().partition(b"\r\n\r\n")[0]
+    head = sent.partition(b"\r\n\r\n")[0]
     if is_one_line and b"500 Internal" not in head:
         assert head.count(b"\n") == 3  # Date, Server and Content-Length are wsgiref's or ours
     elif not is_one_line:

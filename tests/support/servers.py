@@ -64,11 +64,14 @@ class LiveServer:
             lambda: f"{text!r} is logged {times} times\n{self.log()}",
         )
 
-    def open_files(self, pattern: str) -> list[str]:
-        """The paths that the process and its children have open, of those that match a pattern."""
+    def open_files(self, pattern: str = "*") -> list[str]:
+        """What descriptors of the process and its children lead to, if it matches a pattern."""
         main = psutil.Process(self.pid)
-        processes = [main, *main.children(recursive=True)]
-        files = [file.path for process in processes for file in process.open_files()]
+        files = []
+        for process in (main, *main.children(recursive=True)):
+            for link in Path(f"/proc/{process.pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    files.append(os.readlink(link))
         return fnmatch.filter(files, pattern)
 
     def get(self, target: str = "/", **options: Any) -> Response:

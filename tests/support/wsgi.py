@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import wsgiref.handlers
 import wsgiref.util
 import wsgiref.validate
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from wsgifast import WSGIFast
+from wsgifast.bodies.files import close_body
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -55,13 +58,22 @@ class Server:
         return values[0] if values else None
 
     def finish(self) -> bytes:
-        for chunk in self.result:
-            assert type(chunk) is bytes
-            self.sent.append(chunk)
-        close = getattr(self.result, "close", None)
-        if close is not None:
-            close()
+        try:
+            for chunk in self.result:
+                assert type(chunk) is bytes
+                self.sent.append(chunk)
+        finally:
+            close_body(self.result)
         return b"".join(self.sent)
+
+
+def by_wsgiref(app: WSGIApplication, environ: dict[str, Any]) -> tuple[bytes, str]:
+    """What wsgiref's handler sends for an app, and what it logs."""
+    sent, errors = io.BytesIO(), io.StringIO()
+    handler = wsgiref.handlers.SimpleHandler(io.BytesIO(), sent, errors, environ)
+    handler.origin_server = True
+    handler.run(app)
+    return sent.getvalue(), errors.getvalue()
 
 
 class Closing:
