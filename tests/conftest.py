@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib
 import inspect
@@ -24,7 +23,7 @@ from hypothesis import settings
 from tests.support import forkserver
 from tests.support.effort import effort
 from tests.support.programs import APACHE_MODULES, ProgramMissing, program
-from tests.support.servers import ROOT, LiveServer, free_port, live_server
+from tests.support.servers import ROOT, LiveServer, live_server
 from wsgifast.commands.bench import processes
 from wsgifast.commands.loading.servers import START
 
@@ -136,38 +135,41 @@ def _started_in_a_fork(
         process.wait()
 
 
-def small_server(server: str, port: int, app: str) -> list[str]:
-    return ["python", "-m", "tests.support.serve", server, str(port), app]
-
-
-_SMALL = ("waitress", "fast-wsgiref", "fast-werkzeug", "wsgiref", "werkzeug", "cheroot", "pywsgi")
-# How each WSGI server is started: given a port and an app, the command.
-WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
-    "gunicorn-sync": lambda port, app: gunicorn("sync", port, app),
-    "gunicorn-gthread": lambda port, app: gunicorn("gthread", port, app, "--threads=4"),
-    "gunicorn-fastworker": lambda port, app: gunicorn(
-        "wsgifast.workers.FastWorker", port, app, "--threads=4"
-    ),
-    "gunicorn-gevent": lambda port, app: gunicorn("gevent", port, app),
-    **{name: functools.partial(small_server, name) for name in _SMALL},
-    "uwsgi": lambda port, app: uwsgi(port, app),
-    "mod_wsgi": lambda port, app: mod_wsgi(port, app),
+# How each WSGI server is started: given an app, the command, for :func:`live_server`.
+WSGI_SERVERS: dict[str, Callable[[str], list[str]]] = {
+    "gunicorn-sync": lambda app: gunicorn("sync", app),
+    "gunicorn-gthread": lambda app: gunicorn("gthread", app, "--threads=4"),
+    "gunicorn-fastworker": lambda app: gunicorn("wsgifast.workers.FastWorker", app, "--threads=4"),
+    "gunicorn-gevent": lambda app: gunicorn("gevent", app),
+    "waitress": lambda app: small_server("waitress", app),
+    "fast-wsgiref": lambda app: small_server("fast-wsgiref", app),
+    "fast-werkzeug": lambda app: small_server("fast-werkzeug", app),
+    "wsgiref": lambda app: small_server("wsgiref", app),
+    "werkzeug": lambda app: small_server("werkzeug", app),
+    "cheroot": lambda app: small_server("cheroot", app),
+    "pywsgi": lambda app: small_server("pywsgi", app),
+    "uwsgi": lambda app: uwsgi(app),
+    "mod_wsgi": lambda app: mod_wsgi(app),
 }
 
 
-def gunicorn(worker: str, port: int, app: str, *options: str) -> list[str]:
+def gunicorn(worker: str, app: str, *options: str) -> list[str]:
     return [
-        "python", "-m", "gunicorn", "-k", worker, "-b", f"127.0.0.1:{port}", "--no-control-socket",
+        "python", "-m", "gunicorn", "-k", worker, "-b", "127.0.0.1:{port}", "--no-control-socket",
         *options, app,
     ]  # fmt: skip
 
 
-def uwsgi(port: int, app: str) -> list[str]:
+def small_server(server: str, app: str) -> list[str]:
+    return ["python", "-m", "tests.support.serve", server, "{port}", app]
+
+
+def uwsgi(app: str) -> list[str]:
     """Debian's, with Debian's Python, which takes the packages without compiled parts from ours."""
     command = program("uwsgi_python3")
     packages = _packages_for_debians_python()
     return [
-        command, "--http-socket", f"127.0.0.1:{port}", "--threads", "4",
+        command, "--http-socket", "127.0.0.1:{port}", "--threads", "4",
         "--pythonpath", str(ROOT), "--pythonpath", packages,
         "--module", app, "--need-app", "--disable-logging",
         # Room for a request's head, in which a path stands twice; without it, 4096 bytes.
@@ -178,12 +180,12 @@ def uwsgi(port: int, app: str) -> list[str]:
     ]  # fmt: skip
 
 
-def mod_wsgi(port: int, app: str) -> list[str]:
+def mod_wsgi(app: str) -> list[str]:
     """Apache in one process, with Debian's mod_wsgi and the packages as for uWSGI."""
     command, _ = program("apache2"), program("mod_wsgi.so")
     support = ROOT / "tests" / "support"
     environment = {
-        "APACHE_PORT": port, "APACHE_MODULES": APACHE_MODULES,
+        "APACHE_PORT": "{port}", "APACHE_MODULES": APACHE_MODULES,
         "APACHE_PYTHONPATH": f"{ROOT}:{_packages_for_debians_python()}",
         "APACHE_SCRIPT": support / "mod_wsgi_script.py", "MOD_WSGI_APP": app,
     }  # fmt: skip
@@ -212,12 +214,11 @@ def _packages_for_debians_python() -> str:
     return sysconfig.get_path("purelib")
 
 
-@contextlib.contextmanager
-def wsgi_server(name: str, app: str, **options: Any) -> Iterator[LiveServer]:
+def wsgi_server(
+    name: str, app: str, **options: Any
+) -> contextlib.AbstractContextManager[LiveServer]:
     """Run an app ("module:name") on one of WSGI_SERVERS; see :func:`live_server`."""
-    port = free_port()
-    with live_server(WSGI_SERVERS[name](port, app), ("127.0.0.1", port), **options) as server:
-        yield server
+    return live_server(WSGI_SERVERS[name](app), **options)
 
 
 def servers_with(

@@ -11,7 +11,7 @@ from tests.conftest import gunicorn, servers_with
 from tests.support.coded import decoded
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response, reset_on_close
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.servers import LiveServer, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
 from tests.support.tls import client_context, write_certificate
 from wsgifast.compression.codings import available_codings
@@ -90,9 +90,7 @@ def test_compressed_body_that_breaks_off_does_not_decode(compressing_server: Liv
 
 @pytest.mark.parametrize("worker", ["gthread", "sync"])
 def test_without_sendfile(worker: str) -> None:
-    port = free_port()
-    command = gunicorn(worker, port, "tests.support.shapes:app", "--no-sendfile")
-    with live_server(command, ("127.0.0.1", port)) as server:
+    with live_server(gunicorn(worker, "tests.support.shapes:app", "--no-sendfile")) as server:
         for name in SHAPES:
             check(server.get(f"/{name}"), name)
 
@@ -101,10 +99,8 @@ def test_without_sendfile(worker: str) -> None:
 def test_tls(worker: str, tmp_path: Path) -> None:
     pem = write_certificate(tmp_path / "pem")
     context = client_context()
-    port = free_port()
     tls = (f"--certfile={pem}", f"--keyfile={pem}", "--threads=4")
-    command = gunicorn(worker, port, "tests.support.shapes:app", *tls)
-    with live_server(command, ("127.0.0.1", port)) as server:
+    with live_server(gunicorn(worker, "tests.support.shapes:app", *tls)) as server:
         for name in SHAPES:
             check(server.get(f"/{name}", tls=context), name)
 
@@ -258,11 +254,9 @@ def test_nodelay_is_on_wherever_the_socket_can_be_reached(server: LiveServer) ->
 
 
 def test_access_log_of_gunicorn_prints_sent_as() -> None:
-    port = free_port()
     log_format = "%(U)s went out as %({wsgifast.sent_as}e)s, %(B)s bytes"
     options = ("--threads=4", "--access-logfile=-", f"--access-logformat={log_format}")
-    command = gunicorn("gthread", port, "tests.support.shapes:app", *options)
-    with live_server(command, ("127.0.0.1", port)) as server:
+    with live_server(gunicorn("gthread", "tests.support.shapes:app", *options)) as server:
         for name in ("bare-bytes", "generator", "one-chunk"):
             server.get(f"/{name}")
         size = len(SHAPES["bare-bytes"].expected)

@@ -91,10 +91,9 @@ def test_kubernetes_names_agree() -> None:
 
 def test_visitors_get_pages_exports_and_files() -> None:
     """The app with its configuration file, as the container starts it."""
-    port = free_port()
-    argv = ["python", "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--no-control-socket"]
+    argv = ["python", "-m", "gunicorn", "--bind", "127.0.0.1:{port}", "--no-control-socket"]
     argv += ["--config", "gunicorn.conf.py", "--workers", "1", "shop:app"]
-    with live_server(argv, ("127.0.0.1", port), cwd=FOLDER) as server:
+    with live_server(argv, cwd=FOLDER) as server:
         assert server.get("/").body == b"<h1>The shop</h1>"
         assert server.get("/orders").body.count(b"<p>") == 5_000
         assert server.get("/orders.csv").body.count(b"\n") == 5_000

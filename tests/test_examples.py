@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from tests.support.servers import ROOT, free_port, live_server
+from tests.support.servers import ROOT, live_server
 
 EXAMPLES = ROOT / "examples"
 CSV = "".join(f"{row},{row * row}\n" for row in range(20_000)).encode()
@@ -62,10 +62,8 @@ def command_in(example: str) -> list[str]:
 
 @pytest.mark.parametrize("example", EXPECTED)
 def test_every_byte_of_an_example(example: str) -> None:
-    port = free_port()
-    command = ["python", "-m", *command_in(example), "--bind", f"127.0.0.1:{port}"]
-    command.append("--no-control-socket")
-    with live_server(command, ("127.0.0.1", port)) as server:
+    options = ["--bind", "127.0.0.1:{port}", "--no-control-socket"]
+    with live_server(["python", "-m", *command_in(example), *options]) as server:
         for path, expected in EXPECTED[example].items():
             response = server.get(path)
             assert response.status == 200, f"{path}: {response}\n{server.log()}"

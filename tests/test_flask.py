@@ -11,7 +11,7 @@ import flask
 import pytest
 
 from examples.flask_blueprints import wrap
-from tests.support.servers import free_port, live_server
+from tests.support.servers import live_server
 from wsgifast import WSGIFast
 
 STYLE = b"body { color: red }\n"
@@ -80,10 +80,8 @@ def test_send_file_max_age_default(
 
 
 def test_flask_run() -> None:
-    port = free_port()
-    command = ["python", "-m", "flask", "--app", "examples.flask_blueprints", "run"]
-    command += ["--port", str(port)]
-    with live_server(command, ("127.0.0.1", port)) as server:
+    command = "python -m flask --app examples.flask_blueprints run --port {port}"
+    with live_server(command.split()) as server:
         assert b"/polls/static/style.css" in server.get("/polls/").body
         style = server.get("/polls/static/style.css")
         assert style.header("Cache-Control") == "max-age=3600, public"

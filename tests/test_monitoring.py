@@ -142,13 +142,11 @@ _OF_TROUBLE = {"wsgifast_requests_refused_total"}
 @contextlib.contextmanager
 def server_and_prometheus(folder: Path) -> Iterator[tuple[LiveServer, LiveServer]]:
     """FastWorker with two workers, and a Prometheus with the example's configuration."""
-    port, metrics_port, own_port = free_port(), free_port(), free_port()
+    metrics_port = free_port()
     argv = gunicorn_command(
-        "-kwsgifast.workers.FastWorker",
-        f"-b127.0.0.1:{port}",
-        "--workers=2",
+        "-kwsgifast.workers.FastWorker", "-b127.0.0.1:{port}", "--workers=2",
         "tests.support.monitored_app:app",
-    )
+    )  # fmt: skip
     (folder / "wsgifast-alerts.yml").write_text(ALERTS)
     configuration = (FOLDER / "prometheus.yml").read_text()
     assert "127.0.0.1:9100" in configuration
@@ -159,13 +157,13 @@ def server_and_prometheus(folder: Path) -> Iterator[tuple[LiveServer, LiveServer
         program("prometheus"),
         "--config.file=prometheus.yml",
         f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{own_port}",
+        "--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
     environment = {"WSGIFAST_METRICS": f"127.0.0.1:{metrics_port}"}
     with (
-        live_server(argv, ("127.0.0.1", port), env=environment) as server,
-        live_server(prometheus, ("127.0.0.1", own_port), cwd=folder, forked=False) as asked,
+        live_server(argv, env=environment) as server,
+        live_server(prometheus, cwd=folder, forked=False) as asked,
     ):
         yield server, asked
 

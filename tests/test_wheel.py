@@ -122,9 +122,8 @@ def test_core_without_extras_runs(python: str, tmp_path: Path) -> None:
 
 def test_installed_command_serves_files(python: str, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("a page")
-    port = free_port()
-    argv = [python, "-I", "-m", "wsgifast", "files", str(tmp_path), "--bind", str(port)]
-    with live_server(argv, ("127.0.0.1", port)) as server:
+    argv = [python, "-I", "-m", "wsgifast", "files", str(tmp_path), "--bind", "{port}"]
+    with live_server(argv) as server:
         assert server.get("/page.html").body == b"a page"
 
 

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from tests.support.servers import ROOT, free_port, live_server
+from tests.support.servers import ROOT, live_server
 
 
 @pytest.mark.parametrize(("example", "rows"), [("fastapi_app", 2_000), ("starlette_app", 20_000)])
@@ -16,14 +16,10 @@ def test_asgi_example_serves_every_byte(example: str, rows: int) -> None:
     source = (ROOT / "examples" / f"{example}.py").read_bytes()
     found = re.search(r"^(uvicorn|gunicorn) .*$", source.decode(), re.MULTILINE)
     assert found is not None, f"examples/{example}.py shows no command"
-    port = free_port()
-    bind = (
-        ["--port", str(port)]
-        if found[1] == "uvicorn"
-        else ["--bind", f"127.0.0.1:{port}", "--no-control-socket"]
-    )
-    command = ["python", "-m", *shlex.split(found[0]), *bind]
-    with live_server(command, ("127.0.0.1", port)) as server:
+    bind = "--bind 127.0.0.1:{port} --no-control-socket"
+    if found[1] == "uvicorn":
+        bind = "--port {port}"
+    with live_server(["python", "-m", *shlex.split(f"{found[0]} {bind}")]) as server:
         assert server.get("/").body == "Grüße".encode()
         assert server.get("/report.csv").body == csv
         assert server.get("/download").body == source

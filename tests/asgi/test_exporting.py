@@ -21,30 +21,28 @@ from .servers import OURS, asgi_server
 
 pytestmark = pytest.mark.long
 
-UVICORN = "-m uvicorn --http asgifast.uvicorn:{protocol} --port {port}"
-GUNICORN = "-m gunicorn --no-control-socket -b 127.0.0.1:{port} -k asgifast.workers.{worker}"
+UVICORN = "-m uvicorn --http asgifast.uvicorn:{} --port {{port}}"
+GUNICORN = "-m gunicorn --no-control-socket -b 127.0.0.1:{{port}} -k asgifast.workers.{}"
 APP = "tests.asgi.metered:app"
 KINDS = ["H11Protocol", "FastUvicornWorker"]
 
 
-def _command(kind: str, port: int) -> list[str]:
-    if kind.endswith("Worker"):
-        return GUNICORN.format(worker=kind, port=port).split()
-    return UVICORN.format(protocol=kind, port=port).split()
+def _command(kind: str, *options: str) -> list[str]:
+    command = (GUNICORN if kind.endswith("Worker") else UVICORN).format(kind)
+    return [sys.executable, *command.split(), *options, APP]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_asgi_workers_are_added_up(kind: str, tmp_path: Path) -> None:
-    port, metrics = free_port(), free_port()
+    metrics = free_port()
     (tmp_path / "blocking").touch()
-    argv = [sys.executable, *_command(kind, port), "--workers", "2", APP]
     env = {
         "WSGIFAST_METRICS": f"127.0.0.1:{metrics}",
         "ASGIFAST_TEST_FILES": str(tmp_path),
         "ASGIFAST_TEST_BLOCKING": str(tmp_path / "blocking"),
     }
     forked = kind.endswith("Worker")  # the setting is read when uvicorn first looks its protocol up
-    with live_server(argv, ("127.0.0.1", port), env=env, forked=forked) as server:
+    with live_server(_command(kind, "--workers", "2"), env=env, forked=forked) as server:
         scraped_until(metrics, "wsgifast_workers", 2)
         wait_for(
             lambda: get(("127.0.0.1", metrics), "/readyz").body == b"ready: 2 of 2 workers\n",
@@ -86,14 +84,15 @@ def _a_worker_is_killed(metrics: int) -> None:
 
 
 def test_metrics_address_in_gunicorns_configuration_is_used(tmp_path: Path) -> None:
-    port, metrics = free_port(), free_port()
+    metrics = free_port()
     conf = tmp_path / "gunicorn.conf.py"
     conf.write_text(f"metrics_bind = '127.0.0.1:{metrics}'\n")
-    argv = [sys.executable, *_command("FastUvicornWorker", port), "-c", str(conf), APP]
+    argv = _command("FastUvicornWorker", "-c", str(conf))
     env = {"ASGIFAST_TEST_FILES": str(tmp_path)}
-    with live_server(argv, ("127.0.0.1", port), env=env):
+    with live_server(argv, env=env):
         scraped_until(metrics, "wsgifast_workers", 1)
     conf.write_text("metrics_bind = 'nonsense'\n")
+    argv = [word.format(port=free_port()) for word in argv]
     done = forkserver.run(argv, cwd=ROOT, env={**os.environ, **env}, timeout=60)
     assert done.returncode == 4
     assert "metrics_bind='nonsense': expected a host and a port such as" in done.stderr
@@ -109,7 +108,7 @@ def test_metrics_address_that_cannot_work_ends_asgi_servers(kind: str, address: 
             said = f"WSGIFAST_METRICS={address!r}: Address already in use"
         else:
             said = "WSGIFAST_METRICS='nonsense': expected a host and a port such as"
-        argv = [sys.executable, *_command(kind, free_port()), APP]
+        argv = [word.format(port=free_port()) for word in _command(kind)]
         env = {**os.environ, "WSGIFAST_METRICS": address, "ASGIFAST_TEST_FILES": "/tmp"}
         env.pop("PROMETHEUS_MULTIPROC_DIR", None)
         if kind.endswith("Worker"):

@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from tests.support.servers import free_port, live_server
+from tests.support.servers import live_server
 
 from .layers import BEARING, MIDDLEWARE, TEXT, Counting, bare, routes, starlette
 from .protocols import served
@@ -251,12 +251,9 @@ def test_no_server_of_ours_sends_more_bytes(tmp_path: Path) -> None:
     sizes: dict[tuple[str, str], int] = {}
     for name, command in COMMANDS.items():
         for app in ("compressed", "plain"):
-            port = free_port()
-            argv = [sys.executable, *command.format(port=port, app=app).split()]
+            argv = [sys.executable, *command.format(app=app, port="{port}").split()]
             env = {"PYTHONPATH": str(tmp_path)}
-            with live_server(
-                argv, ("127.0.0.1", port), cwd=tmp_path, env=env, forked=False
-            ) as server:
+            with live_server(argv, cwd=tmp_path, env=env, forked=False) as server:
                 for path in ("/file", "/static/app.js"):
                     answer = server.get(path, headers=[("Accept-Encoding", "gzip")])
                     coded = answer.header("Content-Encoding") == "gzip"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.http import Connection, get, reset_on_close
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.servers import LiveServer, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 
 from .servers import BARE, OURS, OURS_ON_GUNICORN, asgi_server
@@ -204,11 +204,10 @@ def test_kernel_sends_a_file_to_a_unix_socket(
 
 
 def test_listener_is_closed_once(files: Path) -> None:
-    port = free_port()
-    options = f"-k asgifast.workers.FastUvicornWorker --bind 127.0.0.1:{port} --no-control-socket"
+    options = "-k asgifast.workers.FastUvicornWorker --bind 127.0.0.1:{port} --no-control-socket"
     argv = [sys.executable, "-m", "gunicorn", *options.split(), "tests.asgi.app:app"]
     env = {"ASGIFAST_TEST_FILES": str(files)}
-    with live_server(argv, ("127.0.0.1", port), env=env) as server:
+    with live_server(argv, env=env) as server:
         assert server.get("/hello").body == b"hello"
         server.stop()
         log = server.log()

@@ -11,7 +11,7 @@ from wsgiref import simple_server
 import pytest
 
 from tests.support.http import Connection, get
-from tests.support.servers import free_port, live_server, wait_for
+from tests.support.servers import live_server, wait_for
 from tests.support.wsgi import answering
 from wsgifast.devservers import ThreadingWSGIServer, WSGIRequestHandler, WSGIServer, make_server
 from wsgifast.devservers import simple_server as ours
@@ -55,9 +55,7 @@ def test_server_replaces_that_of_the_standard_library() -> None:
 def test_server_in_a_process_of_its_own_answers(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0123456789" * 100_000)
-    port = free_port()
-    argv = ["python", "-c", SCRIPT, str(port), str(path)]
-    with live_server(argv, ("127.0.0.1", port)) as server:
+    with live_server(["python", "-c", SCRIPT, "{port}", str(path)]) as server:
         with Connection(server.address) as client:
             assert client.request("/demo").body.startswith(b"Hello world!")
             assert client.request("/file").body == path.read_bytes()

@@ -20,7 +20,7 @@ from django.test import Client
 
 from tests.support.files import wait_until_settled
 from tests.support.http import Connection, Response
-from tests.support.servers import LiveServer, free_port, live_server
+from tests.support.servers import LiveServer, live_server
 from tests.workers.serving import gunicorn_command
 
 pytestmark = pytest.mark.long
@@ -29,25 +29,22 @@ CONTENT = os.urandom(700_000)
 PROJECT = "examples.django_project"
 
 
-def _commands(port: int) -> dict[str, list[str]]:
-    return {
-        "fastworker": gunicorn_command(
-            "-k", "wsgifast.workers.FastWorker", "-b", f"127.0.0.1:{port}", f"{PROJECT}.wsgi"
-        ),
-        "uvicorn": [
-            sys.executable, "-m", "uvicorn", "--host", "127.0.0.1",
-            "--port", str(port), "--log-level", "warning",
-            "--http", "asgifast.uvicorn:HttpToolsProtocol", f"{PROJECT}.asgi:application",
-        ],
-    }  # fmt: skip
+COMMANDS = {
+    "fastworker": gunicorn_command(
+        "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:{port}", f"{PROJECT}.wsgi"
+    ),
+    "uvicorn": [
+        "python", "-m", "uvicorn", "--host", "127.0.0.1", "--port", "{port}",
+        "--log-level", "warning", "--http", "asgifast.uvicorn:HttpToolsProtocol",
+        f"{PROJECT}.asgi:application",
+    ],
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["fastworker", "uvicorn"])
+@pytest.fixture(scope="module", params=COMMANDS)
 def server(request: pytest.FixtureRequest, data: Path) -> Iterator[LiveServer]:
-    port = free_port()
-    command = _commands(port)[request.param]
     env = {"DJANGO_PROJECT_DATA": str(data)}
-    with live_server(command, ("127.0.0.1", port), env=env) as started:
+    with live_server(COMMANDS[request.param], env=env) as started:
         yield started
 
 

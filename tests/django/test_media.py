@@ -17,7 +17,7 @@ from django.test import Client, RequestFactory, override_settings
 from tests.support.files import WholeFileWrapper
 from tests.support.nginx import nginx_before
 from tests.support.programs import program
-from tests.support.servers import LiveServer, free_port, live_server
+from tests.support.servers import LiveServer, live_server
 from tests.workers.serving import gunicorn_command
 from wsgifast import ConfigurationError
 from wsgifast.django import serve_media
@@ -152,16 +152,15 @@ def nginx(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
     program("nginx")  # before a server is started for it
     (data / "media").mkdir(exist_ok=True)
     (data / "media" / "größe 1.bin").write_bytes(CONTENT)
-    backend = free_port()
     argv = gunicorn_command(
-        "-k", "wsgifast.workers.FastWorker", "-b", f"127.0.0.1:{backend}",
+        "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:{port}",
         "examples.django_project.wsgi",
     )  # fmt: skip
     env = {"DJANGO_PROJECT_DATA": str(data), "DJANGO_BEHIND_NGINX": "1"}
     locations = LOCATIONS.format(root=data / "media")
     folder = tmp_path_factory.mktemp("nginx")
     with (
-        live_server(argv, ("127.0.0.1", backend), env=env),
+        live_server(argv, env=env) as backend,
         nginx_before(backend, folder, locations) as started,
     ):
         yield started

@@ -211,9 +211,7 @@ def test_refusal_is_not_good() -> None:
 
 def test_slow_readers_that_block_gthread_are_found() -> None:
     paths = ["/small/100", "/chunks/100-100000"]
-    port = free_port()
-    command = gunicorn("gthread", port, "tests.workers.app:app", "--threads=4")
-    with live_server(command, ("127.0.0.1", port)) as server:
+    with live_server(gunicorn("gthread", "tests.workers.app:app", "--threads=4")) as server:
         report = look_at(server.url, paths, limit_s=2)
         assert [finding.id for finding in report.findings] == ["WF045"], as_text(report)
 

@@ -94,9 +94,8 @@ def test_taken_port_and_wrong_address_are_errors(
 
 def test_files_are_offered_as_dictionaries(tree: Path) -> None:
     (tree / "css" / "site.0a1b2c3d.css").write_bytes(TEXT)
-    port = free_port()
-    argv = ["python", "-m", "wsgifast", "files", str(tree), "--bind", str(port), "--dictionaries"]
-    with live_server(argv, ("127.0.0.1", port)) as server:
+    argv = ["python", "-m", "wsgifast", "files", str(tree), "--bind", "{port}", "--dictionaries"]
+    with live_server(argv) as server:
         offer = server.get("/css/site.0a1b2c3d.css").header("Use-As-Dictionary")
     assert offer == 'match="/css/site.*.css"'
 

@@ -15,13 +15,13 @@ import bottle
 import pytest
 import werkzeug.wsgi
 
-from tests.conftest import WSGI_SERVERS
+from tests.conftest import wsgi_server
 from tests.support import django_project
 from tests.support.files import write_old
 from tests.support.http import Response
 from tests.support.nginx import nginx_before
 from tests.support.programs import program
-from tests.support.servers import LiveServer, free_port, live_server
+from tests.support.servers import LiveServer
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
 from wsgifast.files.app_files import FrontServer, front_server_of
@@ -283,10 +283,9 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     for name in (*(f"shared/{name}" for name in NAMES), "unshared"):
         Path(root, name).write_bytes(CONTENT)
     Path(root, "shared", "out").symlink_to("../unshared")
-    backend = free_port()
-    argv = WSGI_SERVERS["gunicorn-gthread"](backend, "tests.support.files:front_served_app")
+    app = "tests.support.files:front_served_app"
     with (
-        live_server(argv, ("127.0.0.1", backend), env={"FILES_ROOT": str(root)}),
+        wsgi_server("gunicorn-gthread", app, env={"FILES_ROOT": str(root)}) as backend,
         nginx_before(backend, folder, LOCATIONS.format(root=root)) as started,
     ):
         yield started

@@ -82,13 +82,9 @@ def place(tmp_path: Path) -> Path:
 
 
 def served(command: Sequence[str], place: Path, env: Mapping[str, str]) -> str:
-    port = free_port()
-    filled = [word.format(port=port) for word in command]
     paths = [*filter(None, [env.get("PYTHONPATH")]), str(ROOT)]
     environment = {**env, "PYTHONPATH": os.pathsep.join(paths)}
-    with live_server(
-        filled, ("127.0.0.1", port), cwd=place, env=environment, forked=False
-    ) as server:
+    with live_server(command, cwd=place, env=environment, forked=False) as server:
         body = get(server.address).body.decode()
         assert body, server.log()
         return body

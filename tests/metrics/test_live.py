@@ -25,17 +25,14 @@ def _count(samples: Samples, sent_as: str, pattern: str) -> float:
 
 
 def test_gthread_with_preload_app_adds_its_workers_up(tmp_path: Path) -> None:
-    port = free_port()
-    argv = gunicorn_command(
-        "-k", "gthread", "--workers=2", "--preload", "-b", f"127.0.0.1:{port}",
-        "tests.metrics.app:app",
-    )  # fmt: skip
+    options = ("-b", "127.0.0.1:{port}", "--workers=2", "--preload")
+    argv = gunicorn_command("-k", "gthread", *options, "tests.metrics.app:app")
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
 
     def samples() -> Samples:
         return parsed(Directory(str(tmp_path), own=False).text()[1])
 
-    with live_server(argv, ("127.0.0.1", port), env=env) as server:
+    with live_server(argv, env=env) as server:
         _ask(server)
         wait_for(
             lambda: (
@@ -49,14 +46,12 @@ def test_gthread_with_preload_app_adds_its_workers_up(tmp_path: Path) -> None:
 
 
 def test_fast_worker_counts_each_request_once() -> None:
-    port, metrics = free_port(), free_port()
-    argv = gunicorn_command(
-        "-k", "wsgifast.workers.FastWorker", "--workers=2", "--preload", "-b", f"127.0.0.1:{port}",
-        "tests.metrics.app:app",
-    )  # fmt: skip
+    metrics = free_port()
+    options = ("-b", "127.0.0.1:{port}", "--workers=2", "--preload")
+    argv = gunicorn_command("-k", "wsgifast.workers.FastWorker", *options, "tests.metrics.app:app")
     env = {"WSGIFAST_METRICS": f"127.0.0.1:{metrics}"}
     as_is = {"wsgifast_sent_as": "as-is", "http_route": ITEM}
-    with live_server(argv, ("127.0.0.1", port), env=env) as server:
+    with live_server(argv, env=env) as server:
         _ask(server)
         for name, value, labels in (
             ("http_server_request_duration_seconds_count", 4, {"http_route": ITEM}),

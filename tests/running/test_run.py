@@ -28,10 +28,9 @@ ASGI = "examples.starlette_app"
 
 @contextmanager
 def running(*arguments: str) -> Iterator[LiveServer]:
-    port = free_port()
-    command = ["python", "-m", "wsgifast", "run", "--bind", f"127.0.0.1:{port}", *arguments]
+    command = ["python", "-m", "wsgifast", "run", "--bind", "127.0.0.1:{port}", *arguments]
     env = {"WEB_CONCURRENCY": "1"}  # a worker starts in half a second of the machine's
-    with live_server(command, ("127.0.0.1", port), env=env) as server:
+    with live_server(command, env=env) as server:
         yield server
 
 
@@ -246,10 +245,9 @@ def test_printed_command_starts_the_same_server() -> None:
     with running(WSGI) as server:
         lines = [line.strip() for line in server.log().splitlines()]
         command = next(line for line in lines if line.startswith("gunicorn "))
-    port = free_port()
-    words = [f"--bind=127.0.0.1:{port}" if "--bind" in w else w for w in shlex.split(command)]
+    words = ["--bind=127.0.0.1:{port}" if "--bind" in w else w for w in shlex.split(command)]
     words[0] = str(Path(sys.executable).with_name(words[0]))
-    with live_server(words, ("127.0.0.1", port)) as again:
+    with live_server(words) as again:
         assert again.get("/bare-text").status == 200, again.log()
 
 

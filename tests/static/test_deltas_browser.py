@@ -17,7 +17,7 @@ from tests.support.chromium import Chromium, Fetched, chromium
 from tests.support.http import get
 from tests.support.nginx import nginx_before
 from tests.support.releases import RELEASES, hashed_name, packed_file, publish
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.servers import LiveServer, live_server, wait_for
 
 _SCRIPTS = (
     "[Plotly.version, typeof bootstrap.Modal, getComputedStyle(document.body).margin,"
@@ -51,18 +51,16 @@ def site(tmp_path: Path) -> Site:
 @pytest.fixture(params=["FastWorker", "uvicorn", "nginx"])
 def server(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterator[LiveServer]:
     """A server of the site; FastWorker also behind nginx."""
-    port = free_port()
     behind = request.param == "nginx"
     name = "FastWorker" if behind else request.param
-    bind = ["--port", str(port)] if name == "uvicorn" else ["--bind", f"127.0.0.1:{port}"]
+    bind = ["--port", "{port}"] if name == "uvicorn" else ["--bind", "127.0.0.1:{port}"]
     app = f"tests.static.deltas_app:{'asgi' if name == 'uvicorn' else 'wsgi'}"
     argv = ["python", "-m", *_SERVERS[name], *bind, app]
     with ExitStack() as stack:
-        started = stack.enter_context(
-            live_server(argv, ("127.0.0.1", port), env={"TEST_SITE": str(site.folder)})
-        )
+        env = {"TEST_SITE": str(site.folder)}
+        started = stack.enter_context(live_server(argv, env=env))
         if behind:
-            started = stack.enter_context(nginx_before(port, tmp_path, ""))
+            started = stack.enter_context(nginx_before(started, tmp_path, ""))
         yield started
 
 

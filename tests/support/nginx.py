@@ -21,7 +21,7 @@ http {{
     fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
     server {{
         listen 127.0.0.1:{port};
-        location / {{ proxy_pass http://127.0.0.1:{backend}; proxy_set_header Host $host; }}
+        location / {{ proxy_pass {backend}; proxy_set_header Host $host; }}
         {locations}
     }}
 }}
@@ -29,8 +29,8 @@ http {{
 
 
 @contextmanager
-def nginx_before(backend: int, folder: Path, locations: str) -> Iterator[LiveServer]:
-    """nginx in front of the server at a port of this host.
+def nginx_before(backend: LiveServer, folder: Path, locations: str) -> Iterator[LiveServer]:
+    """nginx in front of a server at a port of this host.
 
     :param folder: for its own files.
     :param locations: further ones, as its configuration has them.
@@ -39,7 +39,8 @@ def nginx_before(backend: int, folder: Path, locations: str) -> Iterator[LiveSer
     nginx = program("nginx")
     port = free_port()
     conf = folder / "nginx.conf"
-    conf.write_text(_CONF.format(folder=folder, port=port, backend=backend, locations=locations))
+    places = {"folder": folder, "port": port, "backend": backend.url}
+    conf.write_text(_CONF.format(**places, locations=locations))
     argv = [nginx, "-e", "stderr", "-p", str(folder), "-c", str(conf)]
     with live_server(argv, ("127.0.0.1", port)) as started:
         yield started

@@ -95,7 +95,7 @@ class LiveServer:
 @contextlib.contextmanager
 def live_server(
     argv: Sequence[str],
-    address: Address,
+    address: Address | None = None,
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
@@ -105,10 +105,14 @@ def live_server(
     """Start a server and wait until it accepts connections; stop it at the end of the block.
 
     :param argv: the command; a first item of "python" is this interpreter.
-    :param address: where the command has been told to listen; see :func:`free_port`.
+    :param address: where the command has been told to listen; see :func:`free_port`. None for a
+        free port of 127.0.0.1, which stands for {port} in the command.
     :param forked: let the fork server run what it can; otherwise the command is started anew.
     :param fails: it ends by itself, perhaps before anybody could connect: nobody waits for that.
     """
+    if address is None:
+        address = ("127.0.0.1", free_port())
+        argv = [word.replace("{port}", str(address[1])) for word in argv]
     command = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
     with tempfile.TemporaryDirectory(prefix="wsgifast-") as folder:
         # What the server leaves behind when it is killed goes with this folder.

@@ -17,7 +17,7 @@ from gunicorn.http.message import Request
 
 from tests.support import forkserver
 from tests.support.programs import ProgramMissing
-from tests.support.servers import ROOT, free_port, live_server
+from tests.support.servers import ROOT, live_server
 from tests.workers.serving import refused
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers.gunicorn_parser import GunicornParser, Unreader
@@ -168,9 +168,8 @@ def test_files_command_uses_wsgiref_with_unsupported_gunicorn(
     unsupported: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "page.html").write_text("a page")
-    port = free_port()
-    argv = ["python", "-m", "wsgifast", "files", str(tmp_path), "--bind", str(port)]
-    with live_server(argv, ("127.0.0.1", port), env=unsupported) as server:
+    argv = ["python", "-m", "wsgifast", "files", str(tmp_path), "--bind", "{port}"]
+    with live_server(argv, env=unsupported) as server:
         answer = server.get("/page.html")
         assert (answer.status, answer.body) == (200, b"a page")
         assert (answer.header("Server") or "").startswith("WSGIServer")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.servers import LiveServer, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, stats
@@ -293,11 +293,8 @@ def test_generators_run_ahead_of_slow_readers(client: Client) -> None:
 @pytest.fixture(scope="module")
 def gthread(client: Client) -> Iterator[LiveServer]:
     """gunicorn's own threaded worker, with the same parser."""
-    port = free_port()
-    options = client.parser_options
-    bind = f"127.0.0.1:{port}"
-    command = gunicorn_command("-k", "gthread", "-b", bind, *options, "tests.workers.app:app")
-    with live_server(command, ("127.0.0.1", port)) as server:
+    options = ("-k", "gthread", "-b", "127.0.0.1:{port}", *client.parser_options)
+    with live_server(gunicorn_command(*options, "tests.workers.app:app")) as server:
         yield server
 
 

@@ -343,10 +343,9 @@ def test_json_log_names_client_of_proxy_on_unix_socket(worker: str, tmp_path: Pa
     ],
 )
 def test_other_gunicorn_workers_log_json(worker: str, app: str, path: str) -> None:
-    port = free_port()
     options = ("--logger-class=wsgifast.workers.JSONLogger", "--threads=2")
-    command = gunicorn_command(f"-k{worker}", f"-b127.0.0.1:{port}", *options, app)
-    with live_server(command, ("127.0.0.1", port)) as server:
+    command = gunicorn_command(f"-k{worker}", "-b127.0.0.1:{port}", *options, app)
+    with live_server(command) as server:
         answer = server.get(path)
         server.wait_for_log("url.path")
         (text,) = [text for text in server.log().splitlines() if "url.path" in text]
