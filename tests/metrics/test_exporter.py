@@ -8,13 +8,12 @@ import resource
 import socket
 import struct
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.http import Connection, get
 from tests.support.servers import free_port, wait_for
 from wsgifast.metrics import setup
 from wsgifast.metrics.aggregation import Directory
@@ -38,12 +37,8 @@ def serving(folder: Path, log: Callable[[str], object] = print) -> Iterator[Addr
 
 
 def asked(address: Address, path: str) -> tuple[int, bytes]:
-    try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
+    response = get((address.host, address.port), path)
+    return response.status, response.body
 
 
 def test_silent_clients_do_not_delay_others(tmp_path: Path) -> None:
@@ -99,15 +94,10 @@ def test_exporter_that_cannot_read_the_address_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none"])
 def test_exporter_sends_no_body_to_head(path: str, tmp_path: Path) -> None:
-    with (
-        serving(tmp_path) as address,
-        socket.create_connection((address.host, address.port), timeout=10) as client,
-    ):
-        client.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
-        answer = b"".join(iter(lambda: client.recv(65536), b""))
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.0 ")
-    assert body == b""
+    with serving(tmp_path) as address, Connection((address.host, address.port)) as client:
+        client.send(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+        assert client.read_head().version == "HTTP/1.0"
+        assert client.read_to_end() == b""
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.files import write_old
-from tests.support.notes import Notes
+from tests.support.notes import Notes, values_of
 from tests.support.wsgi import Server, new_environ, returning
 from wsgifast import BodyError, ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileReader
@@ -161,8 +161,7 @@ def test_failing_recorder_is_logged_once_and_costs_no_response(
 
 
 def active(metrics: RequestMetrics) -> dict[tuple[str, ...], Any]:
-    name = "http_server_active_requests"
-    return {point.labels: point.value for point in metrics.collect() if point.metric.name == name}
+    return values_of(metrics, "http_server_active_requests")
 
 
 def _fail(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -186,11 +185,8 @@ def test_list_is_active_while_the_app_runs(pattern: str | None) -> None:
         Server(instrumented).finish()
     assert seen == [{("GET", "http"): 1}] * 3
     assert active(metrics) == {("GET", "http"): 0}
-    sizes = [
-        point.value for point in metrics.collect()
-        if point.metric.name == "http_server_response_body_size_bytes"
-    ]  # fmt: skip
-    assert sizes[0].total == 6  # type: ignore[union-attr]
+    (sizes,) = values_of(metrics, "http_server_response_body_size_bytes").values()
+    assert sizes.total == 6
 
 
 def test_stream_is_active_until_it_is_closed() -> None:
@@ -218,9 +214,7 @@ def test_request_recorded_outside_is_not_recorded_again() -> None:
     environ = new_environ("GET", "/", **{RECORDER: metrics})  # a server's
     Server(inner, environ).finish()
     Server(WSGIFast(inner, metrics=metrics)).finish()
-    name = "wsgifast_responses_total"
-    counts = [point.value for point in metrics.collect() if point.metric.name == name]
-    assert counts == [1]
+    assert [*values_of(metrics, "wsgifast_responses_total").values()] == [1]
     assert active(metrics) == {("GET", "http"): 0}
 
 

@@ -24,6 +24,17 @@ from wsgifast.metrics import CATALOGUE, Point, collecting
 from wsgifast.metrics.collecting import point
 from wsgifast.metrics.opentelemetry import Instruments
 
+# Instruments, and what reads them.
+Telemetry = tuple[Instruments, InMemoryMetricReader]
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    yield Instruments(provider), reader
+    provider.shutdown()
+
 
 def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
     data = reader.get_metrics_data()
@@ -34,10 +45,8 @@ def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
     return {metric.name: metric for metric in scope.metrics}
 
 
-def test_requests_are_recorded_by_instruments() -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    instruments = Instruments(provider)
+def test_requests_are_recorded_by_instruments(telemetry: Telemetry) -> None:
+    instruments, reader = telemetry
     environ = new_environ("BREW", **{"wsgifast.pattern": "/items/<id>"})
     app = returning([b"x"] * 1000, ("Content-Length", "7"), status="503 Service Unavailable")
     Server(WSGIFast(app, metrics=instruments), environ).finish()
@@ -70,13 +79,11 @@ def test_requests_are_recorded_by_instruments() -> None:
     ]  # fmt: skip
     (clients,) = metrics["wsgifast.clients_left"].data.data_points
     assert clients.value == 1
-    provider.shutdown()
 
 
-def test_request_is_active_until_it_ends() -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    app = WSGIFast(returning(iter([b"a", b"b"])), metrics=Instruments(provider))
+def test_request_is_active_until_it_ends(telemetry: Telemetry) -> None:
+    instruments, reader = telemetry
+    app = WSGIFast(returning(iter([b"a", b"b"])), metrics=instruments)
     body: Any = Server(app).result
     for active in (1, 0):
         metric = exported(reader)["http.server.active_requests"]
@@ -85,10 +92,11 @@ def test_request_is_active_until_it_ends() -> None:
         assert point.value == active
         assert dict(point.attributes) == {"http.request.method": "GET", "url.scheme": "http"}
         body.close()
-    provider.shutdown()
 
 
-def test_metrics_of_the_process_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_the_process_are_observed(
+    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def source() -> Iterator[Point]:
@@ -99,11 +107,8 @@ def test_metrics_of_the_process_are_observed(monkeypatch: pytest.MonkeyPatch) ->
         yield point("wsgifast_timeouts_total", len(asked), "head")
 
     monkeypatch.setattr(collecting, "process_collectors", [source])
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    Instruments(provider)
     for collections in (1, 2):
-        metrics = exported(reader)
+        metrics = exported(telemetry[1])
         assert len(asked) == collections
         observed = {
             name: (type(m.data).__name__, m.data.data_points) for name, m in metrics.items()
@@ -116,7 +121,6 @@ def test_metrics_of_the_process_are_observed(monkeypatch: pytest.MonkeyPatch) ->
         assert dict(observed["wsgifast.connections"][1][0].attributes) == {"wsgifast.state": "idle"}
         assert metrics["wsgifast.timeouts"].data.is_monotonic
         assert not metrics["wsgifast.threads"].data.is_monotonic
-    provider.shutdown()
 
 
 def spans() -> tuple[Any, InMemorySpanExporter]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
+from tests.support.notes import values_of
 from tests.support.process import in_a_child
-from wsgifast.metrics import Answered, Distribution, Point, RequestMetrics
+from wsgifast.metrics import Answered, RequestMetrics
 from wsgifast.metrics import requests as request_metrics
 
 _DURATION = "http_server_request_duration_seconds"
@@ -27,35 +29,27 @@ def _record(
     metrics.record(Answered(method, scheme, status, pattern, sent_as, seconds, size))
 
 
-def _points(metrics: RequestMetrics, name: str) -> dict[tuple[str, ...], Point]:
-    return {each.labels: each for each in metrics.collect() if each.metric.name == name}
+def _value(metrics: RequestMetrics, name: str, *labels: str) -> Any:
+    return values_of(metrics, name)[labels]
 
 
-def _value(metrics: RequestMetrics, name: str, *labels: str) -> float:
-    value = _points(metrics, name)[labels].value
-    assert isinstance(value, (int, float))
-    return value
+def _only_duration(metrics: RequestMetrics) -> Any:
+    (duration,) = values_of(metrics, _DURATION).values()
+    return duration
 
 
-def _distribution(metrics: RequestMetrics, name: str, *labels: str) -> Distribution:
-    value = _points(metrics, name)[labels].value
-    assert isinstance(value, Distribution)
-    return value
-
-
-def _only_duration(metrics: RequestMetrics) -> Distribution:
-    (labels,) = _points(metrics, _DURATION)
-    return _distribution(metrics, _DURATION, *labels)
+def _active(metrics: RequestMetrics) -> dict[tuple[str, ...], Any]:
+    return values_of(metrics, "http_server_active_requests")
 
 
 def test_request_is_counted_once_in_each_metric() -> None:
     metrics = RequestMetrics()
     _record(metrics, seconds=0.003, size=2000)
     labels = ("GET", "http", "200", "/items/<id>")
-    duration = _distribution(metrics, _DURATION, *labels)
+    duration = _value(metrics, _DURATION, *labels)
     assert duration.total == 0.003
     assert [n for n, count in enumerate(duration.counts) if count] == [3]  # up to 5 ms
-    size = _distribution(metrics, "http_server_response_body_size_bytes", *labels)
+    size = _value(metrics, "http_server_response_body_size_bytes", *labels)
     assert (sum(size.counts), size.total) == (1, 2000)
     assert _value(metrics, "wsgifast_responses_total", "as-is", "/items/<id>") == 1
     assert _value(metrics, "wsgifast_response_body_bytes_total", "as-is") == 2000
@@ -80,8 +74,8 @@ def test_responses_of_one_pattern_share_its_duration() -> None:
 def test_response_without_sent_as_records_its_request_only() -> None:
     metrics = RequestMetrics()
     _record(metrics, sent_as="", pattern=None)
-    assert list(_points(metrics, _DURATION)) == [("GET", "http", "200", "unknown")]
-    assert not _points(metrics, "wsgifast_responses_total")
+    assert list(values_of(metrics, _DURATION)) == [("GET", "http", "200", "unknown")]
+    assert not values_of(metrics, "wsgifast_responses_total")
 
 
 def test_invented_methods_and_schemes_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +84,7 @@ def test_invented_methods_and_schemes_take_no_memory(monkeypatch: pytest.MonkeyP
     for number in range(3 * request_metrics._BATCH_SIZE):
         metrics.begin(f"M{number}", f"s{number}")
         _record(metrics, method=f"M{number}", scheme=f"s{number}")
-    assert list(_points(metrics, _DURATION)) == [("_OTHER", "_OTHER", "200", "/items/<id>")]
+    assert list(values_of(metrics, _DURATION)) == [("_OTHER", "_OTHER", "200", "/items/<id>")]
     assert _active(metrics) == {("_OTHER", "_OTHER"): 0}
     assert len(metrics._series.known) == 1
     assert len(metrics._series) <= 100
@@ -101,14 +95,9 @@ def test_distinct_patterns_are_limited() -> None:
     metrics = RequestMetrics()
     for number in range(request_metrics._MAX_PATTERNS + 50):
         _record(metrics, pattern=f"/made/{number}")
-    durations = _points(metrics, _DURATION)
+    durations = values_of(metrics, _DURATION)
     assert len(durations) == request_metrics._MAX_PATTERNS + 1
-    assert sum(_distribution(metrics, _DURATION, "GET", "http", "200", "_OTHER").counts) == 50
-
-
-def _active(metrics: RequestMetrics) -> dict[tuple[str, ...], float]:
-    points = _points(metrics, "http_server_active_requests")
-    return {labels: point.value for labels, point in points.items()}  # type: ignore[misc]
+    assert sum(_value(metrics, _DURATION, "GET", "http", "200", "_OTHER").counts) == 50
 
 
 def test_active_requests_are_counted_by_method_and_scheme() -> None:
@@ -146,7 +135,7 @@ def test_series_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = RequestMetrics()
     for status in (200, 201, 202, 203, 404, 404):
         _record(metrics, status=status)
-    labels = {labels[2:] for labels in _points(metrics, _DURATION)}
+    labels = {labels[2:] for labels in values_of(metrics, _DURATION)}
     pattern = "/items/<id>"
     assert labels == {
         *((str(status), pattern) for status in (200, 201, 202)), ("200", "_OTHER"),
@@ -196,9 +185,9 @@ def test_batch_of_several_labels_is_aggregated() -> None:
         _record(metrics, status=200 + number % 2, seconds=float(number), size=number)
     for status, total in (("200", 20), ("201", 25)):
         labels = ("GET", "http", status, "/items/<id>")
-        duration = _distribution(metrics, _DURATION, *labels)
+        duration = _value(metrics, _DURATION, *labels)
         assert (sum(duration.counts), duration.total) == (5, total)
-        size = _distribution(metrics, "http_server_response_body_size_bytes", *labels)
+        size = _value(metrics, "http_server_response_body_size_bytes", *labels)
         assert (sum(size.counts), size.total) == (5, total)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-_PATIENCE_S = 60.0
+from tests.support.servers import PATIENCE_S, wait_for
+
 _BLOCK_BYTES = 1 << 20
 
 
@@ -22,11 +23,12 @@ def wait_until_missed(fd: int, missed: Callable[[], bool]) -> None:
     before it answers: a disk that is quick, or a machine that was stopped meanwhile, and the bytes
     are there. So one answer says nothing; if they always are there, somebody does wait.
     """
-    deadline = time.monotonic() + _PATIENCE_S
-    _evict(fd)
-    while not missed():
-        assert time.monotonic() < deadline, f"the file was not missed once in {_PATIENCE_S} s"
+
+    def is_missed() -> bool:
         _evict(fd)
+        return missed()
+
+    wait_for(is_missed, "the file is missed once")
 
 
 def _evict(fd: int) -> None:
@@ -39,7 +41,7 @@ def _evict(fd: int) -> None:
         pass
     except OSError as error:
         pytest.skip(f"the test folder's file system does not tell what is in memory: {error}")
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         os.fsync(fd)
         # What is being read ahead, after the question above or one of a test, is not told of and

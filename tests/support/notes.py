@@ -1,10 +1,11 @@
-"""A recorder of metrics for tests."""
+"""A recorder of metrics for tests, and what one has collected."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-from wsgifast.metrics import Answered
+from wsgifast.metrics import Answered, RequestMetrics
 from wsgifast.metrics.requests import LengthError
 
 
@@ -29,3 +30,8 @@ class Notes:
 
     def count_client_left(self) -> None:
         self.clients_left += 1
+
+
+def values_of(metrics: RequestMetrics, name: str) -> dict[tuple[str, ...], Any]:
+    """The values of one metric, by their labels."""
+    return {each.labels: each.value for each in metrics.collect() if each.metric.name == name}

@@ -20,7 +20,7 @@ from gunicorn.config import Config
 from gunicorn.instrument.statsd import Statsd
 
 from tests.support.http import Connection
-from tests.support.servers import free_port, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import STREAMED_CRUMBS
 from tests.workers.app import FILE_BYTES
 from tests.workers.bench import LARGE, MakeBench, large
@@ -277,6 +277,11 @@ def test_times_are_not_taken_without_access_log(make_bench: MakeBench) -> None:
 # Live.
 
 
+def logged(server: LiveServer, text: str = "url.path") -> list[dict[str, Any]]:
+    """The lines with a text."""
+    return [json.loads(line) for line in server.log().splitlines() if text in line]
+
+
 def test_queue_time_is_logged_and_counted() -> None:
     port = free_port()
     options = ("--logger-class=wsgifast.workers.JSONLogger",)
@@ -294,8 +299,9 @@ def test_queue_time_is_logged_and_counted() -> None:
         total = re.search(r"wsgifast_queue_seconds_sum (\S+)", metrics())
         assert total is not None
         assert 100 <= float(total[1]) < 200
-        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
-        queued = {line.get("url.query"): line.get("wsgifast.queue_us") for line in lines}
+        queued: dict[str | None, Any] = {
+            line.get("url.query"): line.get("wsgifast.queue_us") for line in logged(server)
+        }
         assert 100_000_000 <= queued[None] < 200_000_000
         assert queued["other"] is None
 
@@ -305,13 +311,8 @@ def test_fastworker_logs_json() -> None:
         server.get("/file?logged")
         server.get("/events/20-50000?logged")
         server.get("/nowhere?logged", headers=[("User-Agent", '"quoted"')])
-
-        def logged() -> list[dict[str, Any]]:
-            lines = [text for text in server.log().splitlines() if "url.path" in text]
-            return [json.loads(text) for text in lines]
-
-        wait_for(lambda: len(logged()) == 3, "three lines are logged")
-        lines = {line["url.path"]: line for line in logged()}  # in the order of their ends
+        server.wait_for_log("url.path", 3)
+        lines = {line["url.path"]: line for line in logged(server)}  # in the order of their ends
         file, events, missing = (lines[path] for path in ("/file", "/events/20-50000", "/nowhere"))
     assert file["http.response.body.size"] == file["wsgifast.sendfile_bytes"] == FILE_BYTES
     assert file["wsgifast.wait_us"] == 0
@@ -331,8 +332,8 @@ def test_json_log_names_client_of_proxy_on_unix_socket(worker: str, tmp_path: Pa
     with live_server(command, str(path)) as server:
         server.get("/nowhere", headers=[("X-Forwarded-For", "198.51.100.1, 203.0.113.9")])
         server.wait_for_log("/nowhere")
-        (text,) = [text for text in server.log().splitlines() if "/nowhere" in text]
-    assert json.loads(text)["client.address"] == "203.0.113.9"
+        (line,) = logged(server, "/nowhere")
+    assert line["client.address"] == "203.0.113.9"
 
 
 @pytest.mark.parametrize(
@@ -348,8 +349,7 @@ def test_other_gunicorn_workers_log_json(worker: str, app: str, path: str) -> No
     with live_server(command) as server:
         answer = server.get(path)
         server.wait_for_log("url.path")
-        (text,) = [text for text in server.log().splitlines() if "url.path" in text]
-    found = json.loads(text)
+        (found,) = logged(server)
     assert found["http.response.status_code"] == answer.status
     assert found["http.response.body.size"] == len(answer.body)
     assert found["url.path"] == path
