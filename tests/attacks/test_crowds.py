@@ -79,7 +79,7 @@ def load_of(kind: str, *, path: str, seconds: float, clients: int | None = None)
     with served() as server:
         process = _worker(server)
         with slow_clients(kind, _port(server), clients=clients, path=path):
-            if KINDS[kind].does.receive_bytes_per_s:
+            if KINDS[kind].receive_bytes_per_s:
                 assert server.get("/small/1").status == 200
             before = _cpu_seconds(process)
             seen = others(_port(server), seconds=seconds)

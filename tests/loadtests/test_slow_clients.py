@@ -80,7 +80,7 @@ def test_crowd_sends_its_opening(kind: str) -> None:
                 ),
                 "both have sent it",
             )
-            if not KINDS[kind].does.leaves:
+            if not KINDS[kind].leaves:
                 assert crowd.gathered == 2
             counted = crowd.end()
         assert counted["opened"] >= 2

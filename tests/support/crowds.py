@@ -54,6 +54,9 @@ class Kind:
     :ivar leaves: it closes as soon as the opening is sent and, if it reads, something has come; and
         comes back in the next turn.
     :ivar tls: it speaks TLS, without verification.
+    :ivar clients: how many there are, if not another number is asked for.
+    :ivar path: what `{path}` in the opening stands for.
+    :ivar streams: of each client: over HTTP/2 it asks so often at once.
     """
 
     opening: bytes
@@ -62,6 +65,9 @@ class Kind:
     receive_bytes_per_s: int = 0
     leaves: bool = False
     tls: bool = False
+    clients: int = 1
+    path: str = "/small"
+    streams: int = 1
 
 
 @dataclass

@@ -16,27 +16,15 @@ from hyperframe.frame import HeadersFrame, SettingsFrame, WindowUpdateFrame
 
 from loadtests.clients import BadAnswer, Connection, percentile
 from tests.support import crowds
+from tests.support.crowds import Kind
 from wsgifast.commands.bench.processes import HOST
 
 # A client that asks beside a crowd gives an answer up after this time, and counts it as failed.
 GIVE_UP_S = 5.0
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A crowd: how many clients, what each does, and the path that `{path}` stands for.
-
-    :ivar streams: of each client: over HTTP/2 it asks so often at once.
-    """
-
-    clients: int
-    does: crowds.Kind
-    path: str = "/small"
-    streams: int = 1
-
-
 def _kind(clients: int, opening: bytes, path: str = "/small", **more: Any) -> Kind:
-    return Kind(clients, crowds.Kind(opening, **more), path)
+    return Kind(opening, clients=clients, path=path, **more)
 
 
 _GET = b"GET {path} HTTP/1.1\r\nHost: a\r\n"
@@ -65,13 +53,15 @@ def _readers_of_streams(clients: int, bytes_per_s: int) -> Kind:
     updates = b"".join(
         WindowUpdateFrame(number, window_increment=_STEP_BYTES).serialize() for number in _numbers()
     )
-    does = crowds.Kind(
+    return Kind(
         _HTTP2,
         then=updates,
         send_bytes_per_s=len(updates) * bytes_per_s // _STEP_BYTES,
         receive_bytes_per_s=1 << 24,
+        clients=clients,
+        path="/file",
+        streams=_STREAMS,
     )
-    return Kind(clients, does, "/file", _STREAMS)
 
 
 def _numbers() -> range:
@@ -167,13 +157,13 @@ def slow_clients(
     :param path: asked for in place of the kind's own.
     """
     of = KINDS[kind]
-    does = replace(of.does, opening=opening(kind, path or of.path), tls=tls)
+    does = replace(of, opening=opening(kind, path or of.path), tls=tls)
     return crowds.slow_clients(does, (host, port), clients or of.clients, seconds=seconds)
 
 
 def opening(kind: str, path: str) -> bytes:
     """What a client of one of KINDS sends at once."""
-    template = KINDS[kind].does.opening
+    template = KINDS[kind].opening
     return (
         _http2_requests(path) if template == _HTTP2 else template.replace(b"{path}", path.encode())
     )
