@@ -32,6 +32,11 @@ UNCODED_BYTES = "wsgifast.uncoded_bytes"
 CODED_BYTES = "wsgifast.coded_bytes"
 # Bytes of the response that were sent by sendfile.
 SENDFILE_BYTES = "wsgifast.sendfile_bytes"
+# Those that a JSON log has under the same names, if present.
+LOGGED = (
+    SENT_AS, CHUNKS, CODING, UNCODED_BYTES, CODED_BYTES, SENDFILE_BYTES, QUEUE_US, WAIT_US, APP_US,
+    SEND_US,
+)  # fmt: skip
 
 # Of the time since 1970: until the year 2286.
 _SECOND_DIGITS, _MICROSECOND_DIGITS = 10, 16

@@ -91,14 +91,7 @@ class Directory:
             return content_type, encode(SimpleNamespace(collect=lambda: metrics))
 
     def _read(self) -> list[Metric]:
-        with os.scandir(self.path) as entries:
-            # The inode too: a merged file is replaced by a new one of the same name. An empty file
-            # has just been created.
-            files = {
-                (entry.path, entry.inode())
-                for entry in entries
-                if _has_values(entry) and entry.path not in self._replaced
-            }
+        files = {file for file in self._files() if file[0] not in self._replaced}
         lasting = {file for file in files if _parts_of(file[0])[0] in _ADDED_UP}
         for gone in self._values.keys() - lasting:
             self._values.pop(gone).close()
@@ -106,7 +99,8 @@ class Directory:
             self._values[new] = _ValuesFile(new[0])
         for file in self._values.values():
             file.read()
-        gauges = list(_gauges(path for path, _ in files - lasting))
+        merge: Any = MultiProcessCollector.merge  # has no types
+        gauges: list[Metric] = list(merge(path for path, _ in files - lasting))
         for metric in gauges:
             metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
         for kind in _ADDED_UP:
@@ -120,7 +114,7 @@ class Directory:
             self._carry_out_plan()
         dead: dict[str, list[str]] = defaultdict(list)
         alive: dict[str, bool] = {_DEAD: True}
-        for path in self._files():
+        for path, _ in self._files():
             kind, process = _parts_of(path)
             if process not in alive:
                 alive[process] = self._may_live(process)
@@ -134,24 +128,26 @@ class Directory:
                     for path in paths:
                         os.unlink(path)
 
-    def _files(self) -> list[str]:
+    def _files(self) -> list[tuple[str, int]]:
+        """The path and the inode of each: a merged file is replaced by one of the same name.
+
+        An empty file has just been created.
+        """
         with os.scandir(self.path) as entries:
-            return [entry.path for entry in entries if _has_values(entry)]
+            return [
+                (entry.path, entry.inode())
+                for entry in entries
+                if entry.name.endswith(".db") and entry.stat().st_size > 0
+            ]
 
     def _may_live(self, process: str) -> bool:
-        if pid_in(process) is not None:
-            return is_alive(process)
-        # Files of an app's own metrics have only the pid in their names. In a directory that the
-        # user has chosen, cleaning them up is left to the user.
-        if not self._own or not process.isascii() or not process.isdecimal():
-            return True
-        try:
-            os.kill(int(process), 0)
-        except ProcessLookupError:
-            return False
-        except OSError:
-            pass
-        return True
+        if pid_in(process) is None:
+            # Files of an app's own metrics have only the pid in their names. In a directory that
+            # the user has chosen, cleaning them up is left to the user.
+            if not self._own or not process.isascii() or not process.isdecimal():
+                return True
+            process = f"wsgifast-{process}-0"  # whenever it was started
+        return is_alive(process)
 
     # With the lock.
 
@@ -194,10 +190,6 @@ class Directory:
     def _path_of(self, name: str) -> str:
         """The path of a file of a plan, which may have been written by others: a file in here."""
         return os.path.join(self.path, os.path.basename(name))
-
-
-def _has_values(entry: os.DirEntry[str]) -> bool:
-    return entry.name.endswith(".db") and entry.stat().st_size > 0
 
 
 def _readable(paths: Iterable[str]) -> Iterator[_ValuesFile]:
@@ -288,13 +280,6 @@ def _sums(files: Iterable[_ValuesFile]) -> dict[str, float]:
             continue
         for key, number in zip(file.keys, file.numbers, strict=True):
             found[key] = found.get(key, 0.0) + number
-    return found
-
-
-def _gauges(paths: Iterable[str]) -> Iterable[Metric]:
-    """Those of these files, by prometheus_client's own rules."""
-    merge: Any = MultiProcessCollector.merge  # has no types
-    found: Iterable[Metric] = merge(paths)
     return found
 
 

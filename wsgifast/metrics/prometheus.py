@@ -37,6 +37,11 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
 # An idle process writes its files this often.
 _IDLE_PERIOD_S = 5.0
 
+_FAMILIES: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
 _recorder: RequestMetrics | None = None
 _lock = threading.Lock()
@@ -84,25 +89,16 @@ class PointCollector:
             for metric, labels, value in source():
                 family = families.get(metric.name)
                 if family is None:
-                    family = families[metric.name] = _family(metric)
+                    make = _FAMILIES[metric.kind]
+                    family = families[metric.name] = make(
+                        metric.name, metric.help, labels=metric.labels
+                    )
                 if isinstance(value, Distribution):
-                    family.add_metric(labels, _buckets(metric, value), value.total)
+                    buckets = list(zip(_bounds(metric), accumulate(value.counts), strict=True))
+                    family.add_metric(labels, buckets, value.total)
                 else:
                     family.add_metric(labels, value)
         yield from families.values()
-
-
-def _family(metric: Metric) -> Any:
-    kinds = {
-        "counter": CounterMetricFamily,
-        "gauge": GaugeMetricFamily,
-        "histogram": HistogramMetricFamily,
-    }
-    return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
-
-
-def _buckets(metric: Metric, value: Distribution) -> list[tuple[str, float]]:
-    return list(zip(_bounds(metric), accumulate(value.counts), strict=True))
 
 
 def _bounds(metric: Metric) -> list[str]:

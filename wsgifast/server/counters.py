@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..metrics.collecting import ConnectionCounters, Point, point, points_of
 from ..metrics.health import SlowClient
 from ..metrics.requests import Asked, asked_of_parsed
+from ..sockets.options import Address
 from .endpoint import CLOSED, LINGERING, RECEIVING
 
 if TYPE_CHECKING:
@@ -117,9 +118,10 @@ def slowest_clients(connections: Iterable[Endpoint], now: float, *, most: int) -
             if pace is None:  # it may wait for a disk
                 continue
             waited_s, taken = pace
+            peer = connection.peer
             found.append(
                 SlowClient(
-                    _shown(connection.peer),
+                    str(Address(*peer[:2])) if isinstance(peer, tuple) else "unix",
                     "" if exchange is None else str(exchange.req.path),
                     output.bytes_queued,
                     round(waited_s, 3),
@@ -128,13 +130,6 @@ def slowest_clients(connections: Iterable[Endpoint], now: float, *, most: int) -
             )
     found.sort(key=lambda client: client.bytes_per_s)
     return found[:most]
-
-
-def _shown(peer: object) -> str:
-    if not isinstance(peer, tuple):
-        return "unix"
-    host, port = peer[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _state_of(connection: Endpoint) -> str:

@@ -11,28 +11,15 @@ from typing import Any
 from gunicorn.glogging import Logger
 
 from ..bodies.access_log import (
-    APP_US,
-    CHUNKS,
-    CODED_BYTES,
-    CODING,
+    LOGGED,
     PATTERN,
-    QUEUE_US,
-    SEND_US,
     SENDFILE_BYTES,
     SENT_AS,
-    UNCODED_BYTES,
-    WAIT_US,
     ErrorLogFormatter,
     json_line,
     sent_text,
 )
 from .gunicorn_support import trusts_address
-
-# Environ keys that are copied as they are, if present.
-_OURS = (
-    *(SENT_AS, CHUNKS, CODING, UNCODED_BYTES, CODED_BYTES),
-    *(SENDFILE_BYTES, QUEUE_US, WAIT_US, APP_US, SEND_US),
-)
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
@@ -112,9 +99,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
             "http.request.header.referer": [sent_text(referer)] if referer else None,
             "wsgifast.duration_us": _microseconds(request_time),
         }
-        for name in _OURS:
-            fields[name] = environ.get(name)
-        return fields
+        return fields | {name: environ.get(name) for name in LOGGED}
 
     def _client(self, peer: str, forwarded: str) -> str:
         """Return the address of a client, behind the proxies that gunicorn trusts.

@@ -33,20 +33,8 @@ from ..metrics.collecting import (
 )
 from ..metrics.health import State, resident_bytes
 from ..metrics.instrumented import FRAMEWORKS, call_noting_pattern
-from ..metrics.requests import (
-    LengthError,
-    Recording,
-    RequestMetrics,
-    asked_of_parsed,
-)
-from ..metrics.setup import (
-    Wanted,
-    check,
-    hand_over,
-    prepare,
-    start_exporting,
-    wanted_metrics,
-)
+from ..metrics.requests import LengthError, Recording, RequestMetrics, asked_of_parsed
+from ..metrics.setup import Wanted, check, hand_over, prepare, start_exporting, wanted_metrics
 from ..middleware import WSGIFast
 from ..server.application import Application, queued_seconds
 from ..server.counters import Counters, gauges, requests_under_way, slowest_clients
