@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support.http import Connection
-from tests.support.servers import ROOT, free_port, live_server
+from tests.support.servers import ROOT, live_server
 
 ENTRIES = ROOT / "examples" / "httparena"
 PROFILES = {"baseline", "pipelined", "limited-conn", "json", "json-comp", "upload", "static"}
@@ -34,14 +34,13 @@ def client(
     entry = ENTRIES / request.param
     command = re.search(r'"exec (.*)"\]', (entry / "Dockerfile").read_text())
     assert command is not None
-    port = free_port()
-    placed = command[1].replace("0.0.0.0:8080", f"127.0.0.1:{port}").replace("$(nproc)", "1")
-    placed = placed.replace("--host 0.0.0.0 --port 8080", f"--host 127.0.0.1 --port {port}")
+    placed = command[1].replace("0.0.0.0:8080", "127.0.0.1:{port}").replace("$(nproc)", "1")
+    placed = placed.replace("--host 0.0.0.0 --port 8080", "--host 127.0.0.1 --port {port}")
     env = {"DATASET_PATH": str(folder / "dataset.json"), "STATIC_PATH": str(folder / "static"),
            "PYTHONPATH": str(entry)}  # fmt: skip
     with (
-        live_server(["python", "-m", *placed.split()], ("127.0.0.1", port), env=env),
-        httpx.Client(base_url=f"http://127.0.0.1:{port}") as client,
+        live_server(["python", "-m", *placed.split()], env=env) as server,
+        httpx.Client(base_url=server.url) as client,
     ):
         yield client
 

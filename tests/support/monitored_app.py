@@ -1,4 +1,4 @@
-"""A Flask app with something for each panel of a dashboard."""
+"""A Flask app with metrics of its own, and something for each panel of a dashboard."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import flask
+import prometheus_client
 
 from wsgifast import WSGIFast
 
 flask_app = flask.Flask(__name__)
+orders = prometheus_client.Counter("orders", "Orders.")
 
 
 @flask_app.route("/page/<int:number>")
 def page(number: int) -> str:
+    orders.inc()
     return "page " * 200
 
 
@@ -40,4 +43,4 @@ def _app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return flask_app(environ, start_response)
 
 
-app = WSGIFast(_app)
+app = WSGIFast(_app, metrics="prometheus")
