@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,10 +11,7 @@ from pathlib import Path
 
 from tests.support.servers import LiveServer, free_port, live_server
 
-__all__ = [
-    "BARE", "OTHER_SERVERS", "OURS", "OURS_ON_GUNICORN", "SERVERS",
-    "asgi_server", "refuses_connections",
-]  # fmt: skip
+__all__ = ["BARE", "OTHER_SERVERS", "OURS", "OURS_ON_GUNICORN", "SERVERS", "asgi_server"]
 
 
 _UVICORN = (
@@ -97,12 +93,3 @@ def asgi_server(
             yield server
         found = blocking_calls.read()
     assert not found, f"{name}: {found}"
-
-
-def refuses_connections(server: LiveServer) -> bool:
-    assert isinstance(server.address, tuple)
-    try:
-        with socket.create_connection(server.address, 1.0):
-            return False
-    except OSError:
-        return True

@@ -15,7 +15,8 @@ import pytest
 from tests.support import forkserver
 from tests.support.http import Connection, get
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
-from tests.workers.test_metrics import Scrape, is_listening, scraped_until, workers_of
+from tests.workers.test_metrics import Scrape, scraped_until, workers_of
+from wsgifast.commands.bench.processes import HOST, is_listening
 
 from .servers import OURS, asgi_server
 
@@ -56,7 +57,7 @@ def test_asgi_workers_are_added_up(kind: str, tmp_path: Path) -> None:
         scraped_until(metrics, name, 4, http_response_status_code="200", http_request_method="GET")
         _a_request_is_active_until_its_client_leaves(server, metrics)
         _a_worker_is_killed(metrics)
-    wait_for(lambda: not is_listening(metrics), "the exporter has gone")
+    wait_for(lambda: not is_listening((HOST, metrics)), "the exporter has gone")
 
 
 def _a_request_is_active_until_its_client_leaves(server: LiveServer, metrics: int) -> None:

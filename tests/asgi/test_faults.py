@@ -17,16 +17,10 @@ import pytest
 
 from tests.support.http import Connection, reset_on_close
 from tests.support.servers import STOP_S, LiveServer, wait_for
+from wsgifast.commands.bench.processes import is_listening
 
 from .protocols import WEBSOCKET
-from .servers import (
-    BARE,
-    OURS,
-    OURS_ON_GUNICORN,
-    SERVERS,
-    asgi_server,
-    refuses_connections,
-)
+from .servers import BARE, OURS, OURS_ON_GUNICORN, SERVERS, asgi_server
 
 pytestmark = pytest.mark.long
 # daphne, by itself: asks for no body that waits to be asked for, keeps a connection open whose app
@@ -235,7 +229,7 @@ def test_shutdown_waits_for_a_download(name: str, folder: Path, tmp_path: Path) 
     with asgi_server(name, app, folder, env=env, extra=extra) as server:
         with download(server, "/pathsend?file=huge", "bytes=1-") as connection:
             server.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: refuses_connections(server), "no new connection is taken")
+            wait_for(lambda: not is_listening(server.address), "no new connection is taken")
             body = connection.read_to_end()
         assert (len(body), body[-3:]) == (size, b"end")
         server.process.wait(STOP_S)

@@ -152,13 +152,9 @@ def wait_for(
 
 
 def _wait_until_listening(server: LiveServer) -> None:
-    family = socket.AF_UNIX if isinstance(server.address, str) else socket.AF_INET
-
     def listens() -> bool:
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.settimeout(1.0)
-            if sock.connect_ex(server.address) == 0:
-                return True
+        if processes.is_listening(server.address):
+            return True
         status = server.process.poll()
         assert status is None, f"the server ended with status {status}:\n{server.log()}"
         return False

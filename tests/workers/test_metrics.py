@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.support.http import Connection, get, reset_on_close
 from tests.support.servers import LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES
 from tests.workers.serving import fast_worker, refused, rewrite_module, stats
+from wsgifast.commands.bench.processes import HOST, is_listening
 from wsgifast.metrics import CATALOGUE
 
 pytestmark = pytest.mark.long
@@ -72,11 +72,6 @@ def directory_of(server: LiveServer, worker: int) -> Path:
             if target.endswith(".db"):
                 return Path(target).parent
     raise AssertionError(f"{worker} has no file of metrics open\n{server.log()}")
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def is_running(pid: int) -> bool:
@@ -194,7 +189,7 @@ def _another_address_by_hup(server: LiveServer, port: int) -> int:
     server.process.send_signal(signal.SIGHUP)
     scraped_until(new, "wsgifast_worker_starts_total", 5)
     scraped_until(new, "wsgifast_workers", 2)  # the old ones have gone
-    wait_for(lambda: not is_listening(port), "nobody is at the old address")
+    wait_for(lambda: not is_listening((HOST, port)), "nobody is at the old address")
     return new
 
 

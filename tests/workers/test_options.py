@@ -20,7 +20,7 @@ from tests.support.http import Connection
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.bench import Log, MakeBench, hello
 from tests.workers.serving import gunicorn_command, refused, rewrite_module
-from tests.workers.test_metrics import is_listening
+from wsgifast.commands.bench.processes import HOST, is_listening
 from wsgifast.errors import ConfigurationError
 from wsgifast.workers import FastWorker, UnsupportedGunicorn
 from wsgifast.workers import options as own_options
@@ -337,7 +337,7 @@ def test_metrics_of_subclass_in_module_work_with_preload_app(tmp_path: Path) -> 
     port = free_port()
     text = f"{_CLASS}metrics_bind = '127.0.0.1:{port}'\npreload_app = True\n"
     with configured_server("module", tmp_path, text):
-        wait_for(lambda: is_listening(port), "the metrics are served")
+        wait_for(lambda: is_listening((HOST, port)), "the metrics are served")
 
 
 def test_environment_overrides_configuration(monkeypatch: pytest.MonkeyPatch, names: Any) -> None:

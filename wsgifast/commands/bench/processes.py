@@ -286,7 +286,7 @@ def wait_until(condition: Callable[[], object], seconds: float) -> bool:
     return True
 
 
-def is_listening(address: Address) -> bool:
-    with socket.socket() as sock:
+def is_listening(address: Address | str) -> bool:
+    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as sock:
         sock.settimeout(1.0)
         return sock.connect_ex(address) == 0
