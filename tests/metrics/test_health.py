@@ -87,7 +87,7 @@ def found(directory: Path) -> list[State]:
 def test_written_state_is_read(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     for written in (state(), state(exhausted_since=7.25, accepts=False, slow_clients=[])):
-        file.write(written)
+        file.update(written)
         assert found(tmp_path) == [written]
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -113,7 +113,7 @@ def test_state_is_written_on_change_or_when_old(tmp_path: Path) -> None:
 
 def test_states_of_ended_workers_are_removed(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
-    file.write(state())
+    file.update(state())
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     other = tmp_path / f"state_{name_of_process(child.pid)}.json"
     other.write_text(json.dumps(state(pid=child.pid)))
@@ -147,15 +147,15 @@ def test_probes_are_answered_by_states(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     assert answered("/livez", tmp_path) == (200, "alive\n")
     assert answered("/readyz", tmp_path) == (503, "no worker accepts connections\n")
-    file.write(state())
+    file.update(state())
     assert answered("/readyz", tmp_path) == (200, "ready: 1 of 1 worker\n")
-    file.write(state(exhausted_since=time.monotonic() - 9))
+    file.update(state(exhausted_since=time.monotonic() - 9))
     assert answered("/livez", tmp_path) == (200, "alive\n")
     assert answered("/readyz", tmp_path) == (
         503,
         "no thread of 1 worker has been free for 9 s\n",
     )
-    file.write(state(beat_at=time.monotonic() - 70, lost_after_s=60.0))
+    file.update(state(beat_at=time.monotonic() - 70, lost_after_s=60.0))
     status, text = answered("/livez", tmp_path)
     assert status == 503
     assert "sign of life" in text
@@ -169,7 +169,7 @@ def test_probe_after_the_end_of_the_server_is_503(path: str, tmp_path: Path) -> 
 
 def test_slowest_clients_come_first(tmp_path: Path) -> None:
     slower = SLOW._replace(client="192.0.2.2:1", bytes_per_s=10.0)
-    StateFile(str(tmp_path)).write(state(slow_clients=[SLOW, slower]))
+    StateFile(str(tmp_path)).update(state(slow_clients=[SLOW, slower]))
     status, text = answered("/clients", tmp_path)
     assert status == 200
     first, second = json.loads(text)

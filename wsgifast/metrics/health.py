@@ -195,18 +195,11 @@ class StateFile:
             age_s = state.beat_at - written.beat_at
             if age_s < min(_BEAT_EVERY_S, state.lost_after_s / 4):
                 return
-        self.write(state)
-        self._written = state
-
-    def write(self, state: State) -> None:
-        """Replace it; nobody ever reads the half of one.
-
-        :raises OSError: if that cannot be.
-        """
-        part = self._path + _PART
+        part = self._path + _PART  # nobody ever reads the half of one
         with open(part, "w", encoding="ascii") as file:
             json.dump(state, file)
         os.replace(part, self._path)
+        self._written = state
 
 
 def states(directory: str) -> Iterator[State]:
