@@ -141,12 +141,12 @@ def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding
         findings = [failure]
     else:
         each = (*_changed(seen), *_shape(seen), *_remarks(seen), *coding_findings(seen))
-        findings = [one for one in each if one is not None]
+        findings = [finding for finding in each if finding is not None]
     if not was_wrapped:
         return findings
     return [
-        replace(one, severity="info", fix=_MENDED) if _is_mended(seen, one) else one
-        for one in findings
+        replace(finding, severity="info", fix=_MENDED) if _is_mended(seen, finding) else finding
+        for finding in findings
     ]
 
 
@@ -167,7 +167,7 @@ def _is_mended(seen: Observation, finding: Finding) -> bool:
 def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> None:
     """Add an endpoint to a report: as one that was not reached if its answer says nothing of it."""
     reason = _why_not_reached(seen.raw)
-    if reason is not None and not any(one.severity == "wrong" for one in findings):
+    if reason is not None and not any(finding.severity == "wrong" for finding in findings):
         report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
     else:
         report.observations.append(seen)
@@ -215,13 +215,13 @@ def _finding(
         "costs_wall_ms": {name: round(c.wall_s * 1e3, 3) for name, c in seen.costs.items()},
         "sends": {name: c.sends for name, c in seen.costs.items()},
     }
-    return finding(id_, seen.endpoint, what, fix, cost, saves_s=saves_s, detail=detail)
+    return finding_at(id_, seen.endpoint, what, fix, cost, saves_s=saves_s, detail=detail)
 
 
-def finding(
+def finding_at(
     id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "", **more: Any
 ) -> Finding:
-    """A finding of the catalogue's severity."""
+    """A finding about an endpoint, of the catalogue's severity."""
     return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix, **more)
 
 
@@ -401,7 +401,7 @@ def unlimited_uploads(endpoints: Sequence[tuple[str, str]], source: str) -> Find
     endpoint = Endpoint(pattern, pattern, source, method)
     what = "takes a body of any size" + (f"; so do {names}{more}" if others else "")
     detail = {"endpoints": [f"{m} {p}" for m, p in endpoints]}
-    return finding("WF033", endpoint, what, "body_limit_bytes=...", detail=detail)
+    return finding_at("WF033", endpoint, what, "body_limit_bytes=...", detail=detail)
 
 
 def _has_validator(recording: Recording) -> bool:

@@ -12,7 +12,7 @@ from ...bodies.streams import is_event_stream
 from ..arguments import check_path
 from ..client import BROWSER_ACCEPT_ENCODING, Answer, HTTPClient, NoAnswer
 from .examination import coded_sizes
-from .findings import add_to, answers_error, coding_findings, finding, findings_of, known_ids
+from .findings import add_to, answers_error, coding_findings, finding_at, findings_of, known_ids
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
@@ -93,13 +93,13 @@ def _length(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[F
     if first.missing:
         size = len(first.body)
         what = f"Content-Length says {size + first.missing} bytes, the body has {size}"
-        yield finding("WF013", endpoint, what, "count the bytes")
+        yield finding_at("WF013", endpoint, what, "count the bytes")
 
 
 def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     if first.closes:
         fix = "serve HTTP/1.1" if first.version < 11 else _KEEPS_OPEN
-        yield finding("WF041", endpoint, "the connection ends with it", fix)
+        yield finding_at("WF041", endpoint, "the connection ends with it", fix)
         return
     if len(first.body) > _SMALL_BYTES:
         return
@@ -113,23 +113,23 @@ def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[
     gap = median(answer.body_s for answer in answers[2:])
     if gap >= _STALL_S:
         what = f"the body comes {gap * 1e3:.0f} ms after the head"
-        yield finding("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
+        yield finding_at("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
 
 
 def _head(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     head = client.ask(endpoint.url, method="HEAD")
     if head.status != first.status:
         what = f"{head.status} to HEAD, {first.status} to GET"
-        yield finding("WF044", endpoint, what, "answer HEAD as GET, without a body")
+        yield finding_at("WF044", endpoint, what, "answer HEAD as GET, without a body")
         return
     for name in ("Content-Type", "Content-Length"):
         one, other = head.header(name), first.header(name)
         if one is not None and other is not None and one != other:
             what = f"{name}: {one} to HEAD, {other} to GET"
-            yield finding("WF044", endpoint, what, "answer HEAD as GET")
+            yield finding_at("WF044", endpoint, what, "answer HEAD as GET")
     if client.bytes_after_head(endpoint.url, method="HEAD"):
         what = "bytes after the head to HEAD"
-        yield finding("WF044", endpoint, what, "send no body to HEAD")
+        yield finding_at("WF044", endpoint, what, "send no body to HEAD")
 
 
 def _validators(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
@@ -139,16 +139,16 @@ def _validators(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterat
     again = client.ask(endpoint.url)
     if again.body == first.body and again.header("ETag") != etag:
         what = f"the ETag was {etag}, and is {again.header('ETag')} for the same bytes"
-        yield finding("WF043", endpoint, what, "make it of the content or the file")
+        yield finding_at("WF043", endpoint, what, "make it of the content or the file")
         return
     name, value = ("If-None-Match", etag) if etag is not None else ("If-Modified-Since", modified)
     condition = [(name, value or "")]
     checked = client.ask(endpoint.url, headers=condition)
     if checked.status == 200 and checked.body == first.body:
         what = f"{name} is not honoured"
-        yield finding("WF043", endpoint, what, "WSGIFast(app), or ConditionalGetMiddleware")
+        yield finding_at("WF043", endpoint, what, "WSGIFast(app), or ConditionalGetMiddleware")
     elif checked.status == 304 and client.bytes_after_head(endpoint.url, headers=condition):
-        yield finding("WF046", endpoint, "bytes after a 304", "send no body with 304")
+        yield finding_at("WF046", endpoint, "bytes after a 304", "send no body with 304")
 
 
 def _ranges(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
@@ -161,10 +161,10 @@ def _ranges(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[F
     said, expected = part.header("Content-Range"), f"bytes 2-8/{size}"
     if said != expected:
         what = f"Content-Range is {said} for {expected}"
-        yield finding("WF042", endpoint, what, "WSGIFast(app)")
+        yield finding_at("WF042", endpoint, what, "WSGIFast(app)")
     elif part.body != first.body[2:9]:
         what = f"{len(part.body)} bytes for bytes=2-8, and other ones"
-        yield finding("WF042", endpoint, what, "WSGIFast(app)")
+        yield finding_at("WF042", endpoint, what, "WSGIFast(app)")
 
 
 def _compression(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def _compression(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Itera
     yield from coding_findings(seen)
     if coded.coding and first.header("Content-Length") and not coded.header("Content-Length"):
         what = f"{coded.coding} without a Content-Length"
-        yield finding("WF047", endpoint, what, "wsgifast compress, for static files")
+        yield finding_at("WF047", endpoint, what, "wsgifast compress, for static files")
 
 
 def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
@@ -196,14 +196,14 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
                 client.ask(small)
             except NoAnswer:
                 what = f"beside {_SLOW_READERS} slow readers the server does not answer others"
-                yield finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker")
+                yield finding_at("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker")
                 return
             waits.append(time.monotonic() - began)
     wait = median(waits)
     if wait > max(_STOPPED_S, before * _STOPPED):
         what = f"beside {_SLOW_READERS} slow readers others wait"
         cost = f"{before * 1e3:.0f} ms alone -> {wait * 1e3:.0f} ms"
-        yield finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
+        yield finding_at("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
 
 
 def _recorded(answer: Answer) -> Recording:
