@@ -149,7 +149,7 @@ class StartedApp:
             raise TimeLimit(f"no end after {limit_s} s") from None
 
 
-class _Request(RecordedRequest):
+class _Request(RecordedRequest, asyncio.Protocol):
     """Runs in the app's event loop.
 
     :ivar pathsend: offer http.response.pathsend.
@@ -159,15 +159,19 @@ class _Request(RecordedRequest):
     begin = "http.response.start"
     pathsend: bool
     state: dict[str, Any]
-    _writer: asyncio.StreamWriter
+    _transport: asyncio.Transport
     _body_sent = False
     _before = _beaten_at = 0.0
 
     async def run(self) -> None:
         recording = self.recording
-        self._ended = asyncio.Event()
-        _, self._writer = await asyncio.open_connection(sock=self.client.server_side.dup())
-        self._transmit = self._writer.write
+        loop = asyncio.get_running_loop()
+        self._ended, self._may_write = asyncio.Event(), asyncio.Event()
+        self._may_write.set()
+        self._transport, _ = await loop.create_connection(
+            lambda: self, sock=self.client.server_side.dup()
+        )
+        self._transmit = self._transport.write
         heart = asyncio.create_task(self._beat())
         await asyncio.sleep(0)  # until it has started
         wall = self._before = time.perf_counter()
@@ -180,13 +184,24 @@ class _Request(RecordedRequest):
             recording.wall_s = time.perf_counter() - wall
             self._note_turn()  # the heartbeat may not have run again
             heart.cancel()
-            self._writer.transport.abort()
+            self._transport.abort()
         if recording.failed:
             return
         if not self._ended.is_set():
             recording.problem = "the app ended before its response did"
         else:
             self._check_length()
+
+    # asyncio.Protocol
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._may_write.set()
 
     # ASGI
 
@@ -247,7 +262,7 @@ class _Request(RecordedRequest):
         self._send_chunk(body)
         if not more:
             self._end()
-        await self._writer.drain()
+        await self._may_write.wait()
         self._before = time.perf_counter()
 
     async def _path(self, message: dict[str, Any]) -> None:
@@ -257,7 +272,7 @@ class _Request(RecordedRequest):
             self.recording.chunks.add(size)
             if size:
                 loop = asyncio.get_running_loop()
-                await loop.sendfile(self._writer.transport, file, 0, size)
+                await loop.sendfile(self._transport, file, 0, size)
             self._note_file(file.fileno(), 0, size)
             self.recording.sends += 1
         self._end()
