@@ -221,13 +221,20 @@ ATTACKS: dict[str, tuple[str, str | None]] = {
 
 def _attack(kind: str) -> Row:
     path, nginx_path = ATTACKS[kind]
-    crowds = [(kind, None)] if kind in KINDS else []
     sides = _pair()
     if nginx_path is not None:
-        sides["nginx"] = (nginx(), nginx_path, _beside(*crowds, asks="/1024.bin"))
-    title = f"{KINDS[kind].clients:,} {kind}" if crowds else "nobody beside"
-    key = f"attack.{kind.replace(' ', '-')}"
-    return row(key, title, sides, path, OTHERS, _beside(*crowds), fresh=True)
+        sides["nginx"] = (nginx(), nginx_path, _beside(*_crowds(kind), asks="/1024.bin"))
+    return _attack_row("attack", kind, path, sides)
+
+
+def _crowds(kind: str) -> list[tuple[str, None]]:
+    return [(kind, None)] if kind in KINDS else []
+
+
+def _attack_row(begin: str, kind: str, path: str, sides: dict[str, Side], **how: Any) -> Row:
+    title = f"{KINDS[kind].clients:,} {kind}" if kind in KINDS else "nobody beside"
+    key = f"{begin}.{kind.replace(' ', '-')}"
+    return row(key, title, sides, path, OTHERS, _beside(*_crowds(kind), **how), fresh=True)
 
 
 # What takes so long at 200 Mbit/s that everything has come to rest: 215 s; in a short run, 5 s.
@@ -318,12 +325,9 @@ ASGI_ATTACKS = {
 
 
 def _asgi_attack(kind: str) -> Row:
-    crowds = [(kind, None)] if kind in KINDS else []
-    title = f"{KINDS[kind].clients:,} {kind}" if crowds else "nobody beside"
     # Its memory is that of what its clients have sent by then.
-    client = _beside(*crowds, asks="/plain", warms="/plain", settle_s=2.0)
-    key = f"attack.asgi.{kind.replace(' ', '-')}"
-    return row(key, title, _ASGI_ATTACKED, ASGI_ATTACKS[kind], OTHERS, client, fresh=True)
+    how: Any = {"asks": "/plain", "warms": "/plain", "settle_s": 2.0}
+    return _attack_row("attack.asgi", kind, ASGI_ATTACKS[kind], _ASGI_ATTACKED, **how)
 
 
 TABLES = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import io
 import os
-import subprocess
 import sys
 import unicodedata
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import forkserver
 from tests.support.servers import ROOT
 from wsgifast.commands.page import escaped, ratio_chart
 from wsgifast.commands.terminal import RED, RESET, cut, fitted, printable, show, table, width_of
@@ -97,15 +97,9 @@ NAME = "a\x1b]0;pwn\x07\u202e.txt"
 def test_argument_in_an_error_is_escaped(command: str) -> None:
     """In an error, whether it is the command's own or argparse's."""
     for argument in (NAME, f"--{NAME}", os.fsdecode(b"\xff\x1b[2J")):
-        ended = subprocess.run(
-            [sys.executable, "-m", "wsgifast", command, argument],
-            cwd=ROOT,
-            capture_output=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
+        ended = forkserver.run([sys.executable, "-m", "wsgifast", command, argument], cwd=ROOT)
         assert ended.returncode
-        said = (ended.stdout + ended.stderr).decode()
+        said = ended.stdout + ended.stderr
         assert said.replace("\n", "").isprintable(), said
         assert "\\x1b" in said or "required: DIR" in said or "ADDRESS=''" in said
 
@@ -114,6 +108,6 @@ def test_compress_names_a_file_that_it_leaves_alone(tmp_path: Path) -> None:
     (tmp_path / f"{NAME}.css").write_text("a" * 5000)
     (tmp_path / f"{NAME}.css.gz").symlink_to("elsewhere")
     command = [sys.executable, "-m", "wsgifast", "compress", str(tmp_path), "--codings", "gzip"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = forkserver.run(command, cwd=ROOT)
     assert r"a\x1b]0;pwn\x07\u202e.txt.css" in ended.stderr
     assert ended.stderr.replace("\n", "").isprintable()

@@ -76,13 +76,8 @@ def values(words: Sequence[str], option: str) -> list[str]:
         (ASGI, {}, TRUSTED, []),
         (f"{ASGI} --bind=unix:app.sock", {"FORWARDED_ALLOW_IPS": "10.0.0.1"}, TRUSTED, []),
         # Event streams: the last value counts.
-        (
-            f"{ASGI} -- --timeout-graceful-shutdown=7",
-            {},
-            "--timeout-graceful-shutdown",
-            ["30", "7"],
-        ),
-        (f"{ASGI} --reload", {}, "--timeout-graceful-shutdown", ["1"]),
+        (f"{ASGI} -- {GRACEFUL}=7", {}, GRACEFUL, ["30", "7"]),
+        (f"{ASGI} --reload", {}, GRACEFUL, ["1"]),
         # Idle connections: longer than by a proxy, where they occupy no thread.
         (WSGI, {}, "--keep-alive", ["75"]),
         (f"{WSGI} -- --keep-alive=5", {}, "--keep-alive", ["5"]),

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 START_S = STOP_S = PATIENCE_S = 60.0
 # A server opens its port only some time after it has been chosen: others that run tests on this
 # machine must not choose the same one until then.
-# These are below those that systems give to clients (Linux from 32768 on).
-_PORTS = range(10_000, 32_000)
+_PORTS = processes.UNASSIGNED_PORTS
 _BLOCK = 250
 
 
@@ -143,12 +141,9 @@ def wait_for(
     :param what: or what makes it at the end of the wait, such as the log until then.
     :param timeout: seconds. Only a test that fails takes them: a short time proves no more.
     """
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            waited_for = what if isinstance(what, str) else what()
-            raise AssertionError(f"waited {timeout} s in vain until {waited_for}")
-        time.sleep(interval)
+    if not processes.wait_until(condition, timeout, interval_s=interval):
+        waited_for = what if isinstance(what, str) else what()
+        raise AssertionError(f"waited {timeout} s in vain until {waited_for}")
 
 
 def _wait_until_listening(server: LiveServer) -> None:

@@ -281,10 +281,8 @@ class _Master:
         runner.environment.host = run.host
         runner.send_message("run", asdict(run))
         runner.start(run.users, spawn_rate=run.users)
-        over = wait_until(
-            lambda: self._reports(run) is not None, run.seconds + GIVE_UP_S + OVERTIME_S
-        )
-        reports = self._reports(run) or [{"seconds": run.seconds, "cpu_s": 0.0}]
+        wait_until(lambda: self._reports(run), run.seconds + GIVE_UP_S + OVERTIME_S)
+        reports = self._reports(run)
         runner.stop()
         stats = runner.environment.stats
         good = stats.get(GOOD, "POST" if run.posts else "GET")
@@ -292,7 +290,7 @@ class _Master:
         for each in stats.errors.values():
             text = _error_text(each.to_name().partition(": ")[2])
             errors[text] = errors.get(text, 0) + each.occurrences
-        if not over:
+        if not reports:
             errors["no end of the answer"] = 1
         count = good.num_requests
         times = {p: good.get_response_time_percentile(p / 100) / CLOCK * 1e3 for p in (50, 95, 99)}
@@ -300,17 +298,17 @@ class _Master:
             "requests": count,
             "failures": sum(errors.values()),
             "body_bytes": good.total_content_length,
-            "seconds": max(each["seconds"] for each in reports),
+            "seconds": max((each["seconds"] for each in reports), default=run.seconds),
             "latency_ms": times if count else {},
             "errors": errors,
-            "client_cpu_s": max(each["cpu_s"] for each in reports),
+            "client_cpu_s": max((each["cpu_s"] for each in reports), default=0.0),
         }
 
-    def _reports(self, run: Run) -> list[dict[str, Any]] | None:
+    def _reports(self, run: Run) -> list[dict[str, Any]]:
         """The reports of all processes, once the run is over in all of them."""
         found = list(self._heard.values()) if self._workers else [Visitor.turn.report()]
         found = [each for each in found if each["number"] == run.number and each["over"]]
-        return found if len(found) == max(1, self._workers) else None
+        return found if len(found) == max(1, self._workers) else []
 
 
 def _error_text(text: str) -> str:

@@ -36,7 +36,7 @@ START_S = 30.0
 # gunicorn's workers finish their requests first; what has not ended by then is killed.
 STOP_S = 10.0
 # Below those that systems give to clients (Linux from 32768 on, IANA's from 49152 on).
-_UNASSIGNED_PORTS = range(10_000, 32_000)
+UNASSIGNED_PORTS = range(10_000, 32_000)
 # How much of a log an error message repeats: the end is where the reason stands.
 LOG_TAIL_LINES = 25
 
@@ -265,7 +265,7 @@ def free_port(host: str = HOST) -> int:
     """
     while True:
         # Not the seeded generator: processes side by side would all draw the same.
-        port = _UNASSIGNED_PORTS.start + secrets.randbelow(len(_UNASSIGNED_PORTS))
+        port = UNASSIGNED_PORTS.start + secrets.randbelow(len(UNASSIGNED_PORTS))
         with socket.socket() as sock:
             try:
                 sock.bind((host, port))
@@ -276,13 +276,15 @@ def free_port(host: str = HOST) -> int:
         return port
 
 
-def wait_until(condition: Callable[[], object], seconds: float) -> bool:
+def wait_until(
+    condition: Callable[[], object], seconds: float, *, interval_s: float = 0.02
+) -> bool:
     """Wait until something is so; False if it is not after this time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(interval_s)
     return True
 
 

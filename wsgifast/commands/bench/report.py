@@ -177,23 +177,20 @@ def problems(results: Sequence[Result]) -> list[str]:
     ]
     if by_client:
         lines.append(f"the client was the limit, the server can do more: {_listed(by_client)}")
-    ratios = [r.ratio(name, r.row.unit.rate) for r in results for name in r.runs]
-    unclear_ratios = [ratio for ratio in ratios if ratio and not ratio.is_clear]
+    found = [r.ratio(name, r.row.unit.rate) for r in results for name in r.runs]
+    ratios = [ratio for ratio in found if ratio]
+    unclear = [ratio for ratio in ratios if not ratio.is_clear]
     noises = [noise for r in results if (noise := r.noise(r.row.unit.rate)) is not None]
-    if noises and (unclear_ratios or max(noises) > BUSY_NOISE):
+    if noises and (unclear or max(noises) > BUSY_NOISE):
         busy = "the machine is busy: " if max(noises) > BUSY_NOISE else ""
         said = f"{busy}two figures of the same server differ by up to {max(noises):.3g} times"
-        if unclear_ratios:
-            said += f", so {len(unclear_ratios)} of {sum(map(bool, ratios))} ratios are unclear"
+        if unclear:
+            said += f", so {len(unclear)} of {len(ratios)} ratios are unclear"
         lines.append(f"{said}: run it again on a quiet machine, or with more or longer rounds")
-    unsteady = [
-        ratio
-        for ratio in ratios
-        if ratio and ratio.noise is None and ratio.high > UNSTEADY * ratio.low
-    ]
+    unsteady = [r for r in ratios if r.noise is None and r.high > UNSTEADY * r.low]
     if unsteady:
         lines.append(
-            f"the rounds disagree in {len(unsteady)} of {sum(map(bool, ratios))} ratios: run it "
+            f"the rounds disagree in {len(unsteady)} of {len(ratios)} ratios: run it "
             "again on a quiet machine, or for longer"
         )
     few = [r.row.title for r in results if len(next(iter(r.runs.values()))) < MIN_ROUNDS]

@@ -10,7 +10,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...checks import needs
@@ -159,22 +159,12 @@ def look(task: Task) -> Seen:
     return Seen(size, digest.hexdigest(), ok, answered, coding, None if coding else size)
 
 
-def measured(pid: int, run: Callable[[], Load]) -> Load:
-    """Do one load run, and measure the CPU time that the server spends meanwhile.
-
-    Where the kernel counts in steps of 10 ms (see :func:`cpu_seconds`) a run should keep the
-    server busy for half a second or more before its CPU time says anything.
-    """
-    before = cpu_seconds(pid)
-    load = run()
-    return replace(load, server_cpu_s=cpu_seconds(pid) - before)
-
-
 def cpu_seconds(pid: int) -> float:
     """User and system CPU seconds that a process and all its descendants have spent so far.
 
     Workers that came and went count too: their time passes to the parent that reaped them. On
-    Linux those that live count exactly, elsewhere in the kernel's steps.
+    Linux those that live count exactly, elsewhere in the kernel's steps of 10 ms or so: there a
+    server should be busy for half a second or more before its CPU time says anything.
 
     :raises psutil.NoSuchProcess: if the process itself has ended.
     """
