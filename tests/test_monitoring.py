@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import re
 import urllib.parse
@@ -178,11 +177,8 @@ def ask_for_everything(server: LiveServer) -> None:
 
 
 def api(prometheus: LiveServer, path: str, **query: str) -> Any:
-    assert isinstance(prometheus.address, tuple)
-    connection = http.client.HTTPConnection(*prometheus.address, timeout=60)
-    connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(query)}")
-    answer = json.load(connection.getresponse())
-    connection.close()
+    target = f"/api/v1/{path}?{urllib.parse.urlencode(query)}"
+    answer = json.loads(prometheus.get(target).body)
     assert answer["status"] == "success", f"{query}: {answer.get('error')}\n{prometheus.log()}"
     return answer["data"]
 

@@ -108,14 +108,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def tables(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> list[str]:
+def tables(columns: Sequence[str], rows: Sequence[Sequence[object]], width: float) -> list[str]:
     """As :func:`table`, split into several tables that fit, each with the first column.
 
     :param width: in characters; a table of two columns may be wider.
     """
     widths = _widths(columns, rows)
     parts: list[list[int]] = []
-    room = 0
+    room = 0.0
     for number in range(1, len(columns)):
         wanted = 2 + widths[number]
         if wanted > room:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from .. import page
-from ..terminal import cell_text, printable, table, tables
+from ..terminal import cell_text, printable, tables
 from .results import Difference, Ratio, Result
 from .tables import MIN_ROUNDS, Profile, Seen, Table
 
@@ -71,10 +72,7 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
     found: list[str] = []
     for grid in grids({r.row.key: r.figures() for r in results}):
         columns, rows = grid.narrow()
-        if width is None:
-            found.append(table(columns, rows))
-        else:
-            found += tables(columns, rows, width)
+        found += tables(columns, rows, inf if width is None else width)
     notes = "\n".join(f"- {printable(line)}" for line in problems(results))
     return "\n\n".join([*found, notes]).rstrip()
 
