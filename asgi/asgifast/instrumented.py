@@ -72,7 +72,8 @@ class Instrumented:
             return await self._app(scope, receive, send)
         asked = asked_of_scope(scope)
         active = recording.begin(asked)
-        # Attribute by attribute: a constructor would be one more call for every request.
+        # Attribute by attribute: a constructor would be one more call for every request, and values
+        # of the class cost more than slots.
         request = Request()
         request.recording = recording
         request.asked = asked
@@ -82,6 +83,11 @@ class Instrumented:
         request.app_scope = inner = {**scope, INSTRUMENTED: request}
         request.server_receive = receive
         request.server_send = send
+        request.status = 500
+        request.headers = ()
+        request.size = request.chunks = 0
+        request.sent_as = ""
+        request.is_complete = request.left = request.is_handed_over = request.is_returned = False
         try:
             # The server reports what is returned, if it is not None.
             return await self._app(inner, request.receive, request.send)
@@ -107,20 +113,30 @@ class Request:
     :ivar sent_as: how the body is sent; ASGIFast sets it where the messages do not show it.
     """
 
+    __slots__ = (
+        "active", "app_scope", "asked", "began", "chunks", "headers", "is_complete",
+        "is_handed_over", "is_returned", "left", "pattern", "recording", "sent_as",
+        "server_receive", "server_send", "size", "span", "status",
+    )  # fmt: skip
+
     recording: Recording
     asked: Asked
     active: list[None] | None
     span: object | None
+    pattern: str | None
     began: float
     app_scope: Scope
     server_receive: Receive
     server_send: Send
-    status = 500
-    headers: Any = ()
-    size = chunks = 0
-    pattern: str | None = None
-    sent_as = ""
-    is_complete = is_handed_over = is_returned = left = False
+    status: int
+    headers: Any
+    size: int
+    chunks: int
+    sent_as: str
+    is_complete: bool
+    is_handed_over: bool
+    is_returned: bool
+    left: bool
 
     async def receive(self) -> Message:
         message = await self.server_receive()
@@ -154,6 +170,7 @@ class Request:
         """The app has returned, or raised."""
         self.is_returned = True
         inner = self.app_scope
+        self.pattern = None
         if PATTERN in inner or "route" in inner:
             # A Mount changes it in the app's scope alone.
             self.pattern = asgi_pattern(inner, str(scope.get("root_path", "")))
