@@ -36,14 +36,15 @@ class GunicornParser:
     :param settings: gunicorn's, for the peers whose requests it parses.
     :param trusted: whether these peers are in forwarded_allow_ips: only they may use HTTP/2 without
         TLS.
-    :param checks_host: refuse requests whose Host header is missing, malformed or repeated.
+    :param checks_host: refuse requests whose Host header is missing, malformed or repeated; not
+        with uwsgi.
     :ivar has_preface: whether a connection may begin with HTTP/2's preface.
     """
 
     def __init__(self, settings: Settings, *, trusted: bool, checks_host: bool) -> None:
-        self._settings = settings
-        self._checks_host = checks_host and not settings.uses_uwsgi
-        self._hears_scheme = trusted
+        self.settings = settings
+        self.trusted = trusted
+        self.checks_host = checks_host and not settings.uses_uwsgi
         # HTTP/2 without TLS: a client begins with its preface (prior knowledge, RFC 9113 section
         # 3.3). The Upgrade of RFC 7540 is obsolete.
         self.has_preface = trusted and negotiation.prior_knowledge_allowed(settings, None)
@@ -65,10 +66,10 @@ class GunicornParser:
             return None
         unreader = Unreader(data)
         try:
-            req = self._request_class(self._settings, unreader, peer, number)
+            req = self._request_class(self.settings, unreader, peer, number)
         except _TAKEN_FOR_OUR_FAULT as error:
             raise MalformedRequest(str(error)) from error
-        if self._checks_host:
+        if self.checks_host:
             hosts = [value for name, value in req.headers if name == "HOST"]
             if hosts != self._hosts:
                 check_host(hosts, http11=req.version >= (1, 1))
@@ -108,8 +109,8 @@ class GunicornParser:
             raise MalformedRequest("a preface in place of a request")
         req = exchange.req
         req.version = (2, 0)
-        if self._hears_scheme and scheme in ("http", "https"):
-            names = self._settings.secure_scheme_headers
+        if self.trusted and scheme in ("http", "https"):
+            names = self.settings.secure_scheme_headers
             if not any(name in names for name, _ in req.headers):
                 req.scheme = scheme
         return exchange
@@ -123,7 +124,7 @@ class GunicornParser:
         match = negotiation.preface_match(data[: len(negotiation.H2C_PREFACE)])
         if match == negotiation.PARTIAL:
             raise NeedMoreData
-        if match == negotiation.MISMATCH and negotiation.mismatch_is_error(self._settings):
+        if match == negotiation.MISMATCH and negotiation.mismatch_is_error(self.settings):
             raise errors.InvalidH2CPreface(data[: len(negotiation.H2C_PREFACE)])
         return bool(match == negotiation.MATCH)
 

@@ -37,7 +37,6 @@ class Settings:
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
-        self.forwarded_allow_ips: list[str] = []
         for name, setting in cfg.settings.items():
             if not hasattr(type(cfg), name):  # computed ones stay with the original
                 setattr(self, name, setting.get())
@@ -55,12 +54,6 @@ class Settings:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cfg, name)
-
-    def for_trusted_peers(self) -> Settings:
-        """A copy in which every peer counts as one of forwarded_allow_ips."""
-        trusted = Settings(self._cfg)
-        trusted.forwarded_allow_ips = ["*"]
-        return trusted
 
     def trusts(self, peer: object) -> bool:
         """Whether a peer's address is in forwarded_allow_ips, as gunicorn itself decides it."""

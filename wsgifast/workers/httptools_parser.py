@@ -22,7 +22,6 @@ from ..http.head import parse_length
 from ..http.request_head import check_host, header_key
 from ..server.receiving import Exchange
 from .gunicorn_parser import GunicornParser
-from .gunicorn_support import Settings
 
 _END_OF_HEAD = b"\r\n\r\n"
 # RFC 9110 section 9.1, RFC 5789.
@@ -41,15 +40,11 @@ _NOT_PLAIN = (HttpParserError, HttpParserUpgrade, KeyError, ValueError)
 class HttptoolsParser:
     """Parses plain requests by httptools, and leaves the others to gunicorn's parser.
 
-    :param settings: gunicorn's, as they are for the peers whose requests it parses.
     :param gunicorn: for the same peers.
-    :param trusted: whether these are of forwarded_allow_ips.
-    :param checks_host: as for gunicorn's.
     """
 
-    def __init__(
-        self, settings: Settings, gunicorn: GunicornParser, *, trusted: bool, checks_host: bool
-    ) -> None:
+    def __init__(self, gunicorn: GunicornParser) -> None:
+        settings = gunicorn.settings
         self._gunicorn = gunicorn
         self.eager_bytes = gunicorn.eager_bytes
         self.head_limit_bytes = gunicorn.head_limit_bytes
@@ -59,11 +54,11 @@ class HttptoolsParser:
         self._line_bytes = settings.most_line_bytes
         self._field_bytes = settings.most_field_bytes
         self._most_fields = settings.most_fields
-        self._checks_host = checks_host
+        self._checks_host = gunicorn.checks_host
         self._host: str | None = None  # the last valid one: most requests have the same
         self._scheme = "https" if settings.is_ssl else "http"
         # For plain requests, which have no name with an underscore.
-        schemes = settings.secure_scheme_headers if trusted else {}
+        schemes = settings.secure_scheme_headers if gunicorn.trusted else {}
         self._secure = {header_key(name): schemes[name] for name in schemes if "_" not in name}
         # Unused readers; one that was taken belongs to its thread.
         self._readers: list[_Reader] = []

@@ -223,18 +223,16 @@ def options(worker: Any, settings: Settings) -> Options:
 
 def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
     """Return a function that chooses the parser for a peer by its address."""
-    checks_host = worker.check_host
 
-    def make(settings: Settings, *, trusted: bool) -> Parser:
-        parser = GunicornParser(settings, trusted=trusted, checks_host=checks_host)
+    def make(*, trusted: bool) -> Parser:
+        parser = GunicornParser(settings, trusted=trusted, checks_host=worker.check_host)
         if not _uses_httptools(settings):
             return parser
         from .httptools_parser import HttptoolsParser
 
-        return HttptoolsParser(settings, parser, trusted=trusted, checks_host=checks_host)
+        return HttptoolsParser(parser)
 
-    plain = make(settings, trusted=False)
-    trusted = make(settings.for_trusted_peers(), trusted=True)
+    plain, trusted = make(trusted=False), make(trusted=True)
     return lambda peer: trusted if settings.trusts(peer) else plain
 
 
