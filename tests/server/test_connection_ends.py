@@ -109,7 +109,7 @@ def test_client_that_has_gone_before_its_answer_is_no_error(
     assert bench.log.requests == logged
 
 
-@pytest.mark.parametrize("failing", ["on_event", "app_is_done", "on_overdue"])
+@pytest.mark.parametrize("failing", ["on_event", "finish", "on_overdue"])
 def test_internal_error_ends_one_connection_only(
     bench: Bench, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

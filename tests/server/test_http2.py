@@ -22,8 +22,9 @@ from tests.server.http2_peer import (
 )
 from tests.workers.bench import LARGE, echo
 from wsgifast.errors import ClientGone
+from wsgifast.server.endpoint import RUNNING
 from wsgifast.server.http2.frames import ALL_STREAMS, Frames
-from wsgifast.server.http2.stream import RUNNING, Stream
+from wsgifast.server.http2.stream import Stream
 from wsgifast.server.options import Options
 from wsgifast.server.receiving import Exchange
 

@@ -26,6 +26,7 @@ from .response import Response, ResponseSettings
 if TYPE_CHECKING:
     from .connection import Channel
     from .endpoint import Endpoint
+    from .output import OutputQueue
 
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -60,8 +61,7 @@ class Application:
         be read) and the exception, and returns the status and the size of the body. It logs the
         exception, and without a request the answer. Called only if nothing has been sent.
     :param on_answered: called when a response has been sent or given up, before it is logged, with
-        the channel, the exchange, the monotonic time, and the error that ended the response, if
-        any. Must not raise.
+        its output, the exchange and the monotonic time. Must not raise.
     """
 
     app: Callable[..., Any]
@@ -73,15 +73,15 @@ class Application:
     pre_request: Callable[[Any], object] | None
     post_request: Callable[[Any, dict[str, Any], Response | None], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
-    on_answered: Callable[[Channel, Exchange, float, BaseException | None], object] | None = None
+    on_answered: Callable[[OutputQueue, Exchange, float], object] | None = None
 
     @property
-    def on_sent(self) -> Callable[[Channel, Exchange, float, BaseException | None], object] | None:
-        """What channels call when a response has been sent, or never will be."""
+    def on_sent(self) -> Callable[[OutputQueue, Exchange, float], object] | None:
+        """What is called when a response has been sent, or never will be."""
         return self._log_exchange if self.logs_access else self.on_answered
 
     def run(self, channel: Channel, *, stays: bool) -> None:
-        """Call the app for a request; the channel is no longer the caller's afterwards.
+        """Call the app for a request; whoever called then finishes the response.
 
         :param stays: whether the server may keep its connection open after the response.
         """
@@ -123,7 +123,6 @@ class Application:
                     self.post_request(req, environ, resp)
                 except Exception:
                     self.log.exception("Exception in post_request hook")
-            channel.app_is_done()
 
     def _check_body(self, resp: Response) -> None:
         if resp.missing:
@@ -197,22 +196,18 @@ class Application:
 
     # The access log
 
-    def _log_exchange(
-        self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
-    ) -> None:
+    def _log_exchange(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
         """Log a request whose response has been sent or given up."""
         if self.on_answered is not None:
-            self.on_answered(channel, exchange, now, error)
+            self.on_answered(output, exchange, now)
         resp = exchange.resp
-        if resp is None or exchange.environ is None:
+        if resp is None or resp.status is None or exchange.environ is None:
             return
-        if resp.status is None:
-            return
-        left = channel.output.bytes_left()
+        left = output.bytes_left()
         if left:
             resp.sent = max(0, resp.sent - left)
         if exchange.begun:
-            _add_times(exchange, exchange.environ, channel.output.backlog)
+            _add_times(exchange, exchange.environ, output.backlog)
         self._log_access(resp, exchange, exchange.environ)
 
     def _log_access(self, resp: Response, exchange: Exchange, environ: Any) -> None:

@@ -27,7 +27,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import ClientGone, RequestError
-from ..sockets.sending import FileTruncated
 from .endpoint import (
     CLOSED,
     HANDSHAKE,
@@ -247,7 +246,7 @@ class Connection(Endpoint):
 
     def _send(self, events: int) -> None:
         if self.output.on_writable():
-            self._finish()
+            self.finish()
 
     def _speak_http2(self) -> Channel | None:
         """Let another object go on, with what has been received already."""
@@ -290,20 +289,7 @@ class Connection(Endpoint):
     def close_when_sent(self, close: Callable[[], object]) -> None:
         """Have this thread, which has run the app, call the body's close() after the last byte."""
         assert self.exchange is not None
-        self.exchange.close = self._core.postpone(close, self.exchange.req)
-
-    def app_is_done(self) -> None:
-        """The app has returned: finish now, or let the thread do it that sends the last byte."""
-        output = self.output
-        if output.held is not None:
-            output.flush()
-        # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
-        with output.lock:
-            if output.draining:
-                self.state = SENDING
-                output.closing = True
-                return
-        self._finish()
+        self.exchange.close = self._core.pool.postpone(close, self.exchange.req)
 
     # Ends
 
@@ -312,31 +298,19 @@ class Connection(Endpoint):
         self.state = SENDING
         self._core.refuse(self, self._receiver.exchange, error)
         self._receiver.close()
-        with self.output.lock:
-            if self.output.draining:
-                self.output.closing = True
-                return
-        self._finish()
+        self._core.finish_when_sent(self)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """The response has been sent, or never will be: wait for the next request, or end."""
         exchange, self.exchange = self.exchange, None
         stays = False
         now = time.monotonic()
         if exchange is not None:
-            error = self.output.error
-            if self._core.on_sent is not None:
-                self._core.on_sent(self, exchange, now, error)
-            if exchange.close is not None:
-                self._core.make_due(exchange.close)
+            self._core.end_exchange(self.output, exchange, now)
             self._receiver.exchange = None
             resp = exchange.resp
-            if error is None:
+            if self.output.error is None:
                 stays = not (self.hijacked or resp is None or resp.must_close or resp.closes)
-            elif isinstance(error, FileTruncated):
-                self._core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
-            if exchange.body is not None:
-                exchange.body.close()
         if not stays:
             self.linger()
             return
@@ -376,7 +350,7 @@ class Connection(Endpoint):
         exchange, self.exchange = self.exchange, None
         self._unread = None
         if exchange is not None and exchange.close is not None:
-            self._core.make_due(exchange.close)
+            self._core.pool.make_due(exchange.close)
         self._receiver.close()
         return True
 
@@ -386,7 +360,7 @@ class Connection(Endpoint):
     def _stall(self) -> None:
         self.output.fail(TimeoutError("the client took no byte in time"))
         if self.state is SENDING:  # else the app's thread does it
-            self._finish()
+            self.finish()
 
 
 # What is done in a state at an event, and when it is overdue; and what it waits for, in the counter

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ..files.temporary import Budget
 from ..sockets.client_limits import ConnectionsByAddress
 from ..sockets.closing import LINGER_S
+from ..sockets.sending import FileTruncated
 from .acceptor import Acceptor
 from .application import Application
 from .connection import Connection
 from .counters import Counters
-from .endpoint import Endpoint, Registry
+from .endpoint import SENDING, Endpoint, Registry
 from .monitor import Watchdog
 from .options import HTTP2Options, Options
 from .output_rules import OutputRules
@@ -31,6 +32,7 @@ from .receiving import Exchange, Parser, Receiver
 
 if TYPE_CHECKING:
     from .connection import Channel
+    from .output import OutputQueue
 
 # How often deadlines are checked and `beat` is called.
 _ROUND_S = 1.0
@@ -100,10 +102,9 @@ class Server:
         # Used by connections, like options, registry and log.
         self.http2 = http2
         self.output_rules = OutputRules(self)
-        self.on_sent = application.on_sent
+        self._on_sent = application.on_sent
         self.on_handshake_end = self._acceptor.on_handshake_end
         self.run_soon = self.pool.defer  # and the app of what the task returns
-        self.postpone, self.make_due = self.pool.postpone, self.pool.make_due
 
     # Start and end; called by the main thread
 
@@ -294,6 +295,34 @@ class Server:
         self.counters.refused[getattr(error, "status", 400)] += 1
         self._application.refuse(channel, exchange, error)
 
+    def finish_when_sent(self, channel: Channel) -> None:
+        """The response is complete: finish it, or let the thread do so that sends its last byte."""
+        output = channel.output
+        if output.held is not None:
+            output.flush()
+        # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
+        with output.lock:
+            if output.draining:
+                if channel.state is not SENDING:  # as after a refusal
+                    channel.state = SENDING
+                output.closing = True
+                return
+        channel.finish()
+
+    def end_exchange(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
+        """The response to a request has been sent, or never will be.
+
+        :param now: monotonic.
+        """
+        if self._on_sent is not None:
+            self._on_sent(output, exchange, now)
+        if exchange.close is not None:
+            self.pool.make_due(exchange.close)
+        if isinstance(output.error, FileTruncated):
+            self.log.warning("Cutting off %s: %s", exchange.req.uri, output.error)
+        if exchange.body is not None:
+            exchange.body.close()
+
     # Called by the pool's threads; on_tick() and on_saturation() by its monitor, too
 
     def receive(self, item: Event | Task) -> Channel | None:
@@ -325,22 +354,23 @@ class Server:
     def run(self, channel: Channel) -> None:
         """Run an app; called by every thread but the spare one and the monitor's."""
         try:
-            if channel.begin_app():
-                self._application.run(channel, stays=self._may_stay())
+            if not channel.begin_app():
+                return
+            self.requests += 1
+            if self.requests == self.options.max_requests:
+                self.pool.monitor.interrupt()  # it calls `beat`
+            stays = (
+                not self._stopping
+                and self.keepalive_s > 0
+                and len(self.connections) <= self.options.max_keepalived
+            )
+            try:
+                self._application.run(channel, stays=stays)
+            finally:
+                self.finish_when_sent(channel)
         except Exception:
             self.log.exception("Error in a connection")
             channel.close()
-
-    def _may_stay(self) -> bool:
-        """Count a request; whether its connection may have another one."""
-        self.requests += 1
-        if self.requests == self.options.max_requests:
-            self.pool.monitor.interrupt()  # it calls `beat`
-        return (
-            not self._stopping
-            and self.keepalive_s > 0
-            and len(self.connections) <= self.options.max_keepalived
-        )
 
     def close_body(self, close: Close) -> None:
         """Call the close() of a body; called by the thread that ran its app."""

@@ -45,7 +45,7 @@ from ..sockets.sending import FileTruncated
 from .options import InvalidWorkerOption
 
 if TYPE_CHECKING:
-    from ..server.connection import Channel
+    from ..server.output import OutputQueue
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 _QUEUE = CATALOGUE["wsgifast_queue_seconds"]
@@ -182,14 +182,12 @@ class ResponseRecorder:
         if type(application.app) is not WSGIFast:  # WSGIFast notes them itself
             application.app = partial(call_noting_pattern, application.app)
 
-    def record(
-        self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
-    ) -> None:
+    def record(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
         """Record a request whose response has been sent, as far as it ever will be.
 
         :param now: monotonic.
-        :param error: what the response ended with, if anything.
         """
+        error = output.error
         environ, resp = exchange.environ, exchange.resp
         if environ is None:
             return
@@ -204,7 +202,7 @@ class ResponseRecorder:
         left = False
         if error is not None or resp is None or resp.must_close or resp.dropped:
             if error is not None:
-                size = max(0, size - channel.output.bytes_left())
+                size = max(0, size - output.bytes_left())
                 left = not isinstance(error, FileTruncated)
             length_error = length_error or _length_error(resp, error)
         self._recording.end(

@@ -34,12 +34,12 @@ from h2.settings import SettingCodes
 from ...errors import BodyTooLarge, ClientGone
 from ...files.temporary import Spool
 from ...http.request_head import request_head, trailer_lines
-from ..endpoint import STREAMS, Endpoint
+from ..endpoint import RECEIVING, RUNNING, STREAMS, Endpoint
 from ..poller import READ, WOULD_BLOCK, WRITE
 from ..receiving import Exchange, Parser
 from .frames import ALL_STREAMS, Flood, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
-from .stream import MOST_RECEIVED_BYTES, READY, RECEIVING, RUNNING, Stream, StreamedUpload
+from .stream import MOST_RECEIVED_BYTES, READY, Stream, StreamedUpload
 
 if TYPE_CHECKING:
     from ..connection import Channel

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import ClientGone, RequestError
 from ...files.temporary import Spool
-from ...sockets.sending import FileTruncated
-from ..endpoint import Endpoint
+from ..endpoint import RECEIVING, RUNNING, SENDING, Endpoint
 from ..receiving import Exchange
 from ..streamed_body import RawBody
 from .response import HTTP2Response, StreamOutput
@@ -34,13 +33,10 @@ from .response import HTTP2Response, StreamOutput
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from ..endpoint import Endpoint
     from .multiplexer import Multiplexer
 
-RECEIVING: Final = "receiving"
+# The others have the names of a connection's.
 READY: Final = "ready"
-RUNNING: Final = "running"
-SENDING: Final = "sending"
 OVER: Final = "over"
 
 # Bytes of one receive while bodies are received.
@@ -178,17 +174,7 @@ class Stream:
 
     def close_when_sent(self, close: Callable[[], object]) -> None:
         assert self.exchange is not None
-        self.exchange.close = self._mux.core.postpone(close, self.exchange.req)
-
-    def app_is_done(self) -> None:
-        output = self.output
-        output.flush()
-        with self._mux.lock:
-            self.state = SENDING
-            if output.draining:
-                output.closing = True
-                return
-        self.finish()
+        self.exchange.close = self._mux.core.pool.postpone(close, self.exchange.req)
 
     # Ends
 
@@ -199,7 +185,7 @@ class Stream:
         """
         if self.state is RECEIVING:
             self._mux.core.refuse(self, self.exchange, error)
-            self.app_is_done()
+            self._mux.core.finish_when_sent(self)
         elif (upload := self._upload) is not None:
             upload.fail(error)
 
@@ -246,15 +232,8 @@ class Stream:
             if self.state is OVER:
                 return
             self.state = OVER
-        exchange = self.exchange
-        if exchange is not None:
-            core, error = self._mux.core, self.output.error
-            if core.on_sent is not None:
-                core.on_sent(self, exchange, time.monotonic(), error)
-            if exchange.close is not None:
-                core.make_due(exchange.close)
-            if isinstance(error, FileTruncated):
-                core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
+        if self.exchange is not None:
+            self._mux.core.end_exchange(self.output, self.exchange, time.monotonic())
         self._drop_body()
         self._mux.connection.end_stream(self)
 
