@@ -241,7 +241,7 @@ class Monitored:
         self._promote, self.pool._promote = self.pool._promote, self._promoted  # type: ignore[method-assign]
 
     leader = property(
-        lambda self: self.pool._leader, lambda self, member: self.pool._set_leader(member)
+        lambda self: self.pool.leader, lambda self, member: self.pool._set_leader(member)
     )
     followers = _within("_followers")
     spare_waits = _within("_spare_waits")
@@ -250,7 +250,7 @@ class Monitored:
 
     def replace(self, leader: Any) -> None:
         """The monitor has seen this leader in one turn for too long."""
-        self.pool._replace(leader)
+        self.pool.replace(leader)
 
     # What a member does.
 

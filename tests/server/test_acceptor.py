@@ -373,10 +373,13 @@ def test_connection_that_fails_at_once_is_not_begun(monkeypatch: pytest.MonkeyPa
 
 
 def test_listeners_are_made_non_blocking() -> None:
-    server = Server()
-    assert not server.listener.blocks
-    assert server.acceptor.listens_on(LISTENER)
-    assert not server.acceptor.listens_on(LISTENER + 1)
+    assert not Server().listener.blocks
+
+
+def test_event_of_another_descriptor_accepts_nothing() -> None:
+    server = Server(waiting=1)
+    server.acceptor.accept(LISTENER + 1)
+    assert server.listener.waiting == 1
 
 
 def test_turn_under_way_is_known_until_its_connection_is() -> None:

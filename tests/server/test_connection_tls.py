@@ -94,7 +94,7 @@ def test_alert_of_a_failed_handshake_arrives(tls_bench: MakeBench) -> None:
 
 def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeBench) -> None:
     bench = tls_bench()
-    handshakes = bench.server._acceptor._handshakes
+    handshakes = bench.server.acceptor._handshakes
     fails, leaves, silent, succeeds = (bench.connect() for _ in range(4))
     for client in (fails, leaves, silent, succeeds):
         handshakes[client.near] = bench.clock.now

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.http2_peer import HTTP2, Peer, Stalled, raw_frame
+from tests.server.outputs import OPTIONS
 from tests.support import http2
 from tests.support.effort import effort
 from tests.workers.bench import Bench, echo
 from wsgifast.errors import MalformedRequest
 from wsgifast.http.request_head import request_head, trailer_lines
 from wsgifast.server.http2.frames import PERIOD_S, RESETS, WINDOWS, Flood, Floods, Frames
-from wsgifast.server.options import HTTP2Options
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
 
@@ -124,15 +124,6 @@ def test_frame_cut_by_a_window_earns_no_window_updates() -> None:
         floods.count("windows", 0.0)
     with pytest.raises(Flood):
         floods.count("windows", 0.0)
-
-
-OPTIONS = HTTP2Options(
-    max_concurrent_streams=100,
-    initial_window_bytes=65_535,
-    max_frame_bytes=16_384,
-    max_header_list_bytes=65_536,
-    max_header_fields=100,
-)
 
 
 def asked(window: int, frame_bytes: int) -> Frames:

@@ -118,8 +118,8 @@ def test_request_that_waits_for_a_close_is_run_by_another_thread(harness: Harnes
             if lock.acquire(timeout=PATIENCE_S):
                 got_it.set()
 
-        wait_for(lambda: harness.pool._leader.thread is not None, "somebody leads")
-        wait_for(lambda sent=sent: harness.pool._leader.name != sent.ran_in, "another one leads")  # type: ignore[misc]
+        wait_for(lambda: harness.pool.leader.thread is not None, "somebody leads")
+        wait_for(lambda sent=sent: harness.pool.leader.name != sent.ran_in, "another one leads")  # type: ignore[misc]
         harness.deliver(waits)
         assert waiting.wait(PATIENCE_S)
         sent.end().assert_closed_in_its_thread()

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +63,10 @@ class Armed:
 
 
 def make_registry(poller: Any) -> Any:
-    return Registry(poller, on_closed=lambda connection: None, log=logging.getLogger("test"))
+    server: Any = SimpleNamespace(
+        poller=poller, on_closed=lambda connection: None, log=logging.getLogger("test")
+    )
+    return Registry(server)
 
 
 @pytest.fixture

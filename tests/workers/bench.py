@@ -264,7 +264,7 @@ class Bench:
     @property
     def listens(self) -> bool:
         """Whether newcomers are accepted."""
-        return bool(self.server._acceptor.listening)
+        return bool(self.server.acceptor.listening)
 
     def begin(self, sent: bytes = GET, **more: Any) -> Client:
         """A connection on which something has come, and been worked through."""

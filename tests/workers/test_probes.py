@@ -104,7 +104,7 @@ def test_worker_state_has_beat_and_slow_clients(make_bench: MakeBench) -> None:
     (client,) = state.slow_clients
     assert client.path == "/"
     bench.server.pool.exhaustion.since = 3.25
-    bench.server._stopping = True
+    bench.server.is_ending = True
     state = state_of(bench.server, bench.worker)
     assert (state.exhausted_since, state.accepts) == (3.25, False)
 

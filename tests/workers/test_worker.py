@@ -150,7 +150,7 @@ def test_requests_finish_within_graceful_timeout(life: Life) -> None:
 
 
 def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
-    acceptor = life.bench.server._acceptor
+    acceptor = life.bench.server.acceptor
 
     def begin() -> None:
         acceptor._accepting += 1  # a thread is in accept()
@@ -256,12 +256,12 @@ def test_connection_reported_to_ending_worker_is_answered(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         bench.begin_anew(listener)
         server = bench.server
-        server._acceptor.update()
+        server.acceptor.update()
         with socket.create_connection(listener.getsockname(), timeout=60) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             (event,) = server.poller.poll(0)
             server.stop()
-            server._acceptor.close()
+            server.acceptor.close()
             server.receive(event)
             assert len(server.connections) == 1
             while not bench.log.requests:
@@ -294,7 +294,7 @@ def test_listener_event_is_accepted_and_answered(make_bench: MakeBench, poller_k
     with socket.create_server(("127.0.0.1", 0)) as listener:
         bench.begin_anew(listener)
         server = bench.server
-        server._acceptor.update()
+        server.acceptor.update()
         with socket.create_connection(listener.getsockname(), timeout=60) as sock:
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
             while not server.connections:
@@ -307,14 +307,14 @@ def test_listener_event_is_accepted_and_answered(make_bench: MakeBench, poller_k
         # An event of a descriptor that is nobody's any more.
         server.receive((12345, 1))
         server.stop()
-        server._acceptor.update()
+        server.acceptor.update()
     assert [status for _, status, _ in bench.log.requests] == ["200 OK"]
 
 
 def test_events_count_for_unfinished_listener(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     counted: list[int] = []
-    acceptor = bench.server._acceptor
+    acceptor = bench.server.acceptor
     acceptor.count_event = lambda: counted.append(1)
     ask(bench)
     assert not counted
@@ -377,7 +377,7 @@ def test_worker_ends_after_max_requests(make_bench: MakeBench) -> None:
     assert ask(bench, client) == (200, True, b"hello")
     assert server.pool.monitor._interrupted  # the monitor hears of it at once
     assert not worker._beat()  # no arbiter would start its successor
-    assert server.is_ending()
+    assert server.is_ending
     assert ask(bench, other) == (200, False, b"hello")
     assert not worker._beat()
     assert sum("Autorestarting" in line for line in bench.log.lines) == 1

@@ -79,9 +79,6 @@ class Acceptor:
         self.unfinished: int | None = None
         self._events = 0
 
-    def listens_on(self, fd: int) -> bool:
-        return fd in self._listeners
-
     @property
     def is_accepting(self) -> bool:
         """Whether a thread is in a turn, perhaps with a connection that is not counted yet."""
@@ -138,9 +135,9 @@ class Acceptor:
                 connection.deadline = min(connection.deadline, begun + HURRIED_S)
 
     def accept(self, fd: int) -> None:
-        """Take a turn at a listener that is readable."""
+        """Take a turn at a listener that is readable; nothing for another descriptor."""
         with self._lock:
-            if self._closed:
+            if self._closed or fd not in self._listeners:
                 return
             self._accepting += 1
         try:

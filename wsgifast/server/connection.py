@@ -135,14 +135,14 @@ class Connection(Endpoint):
             if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
                 ip = self.peer[0] if isinstance(self.peer, tuple) else ""
                 self._core.log.warning("Invalid request from ip=%s: %s", ip, error)
-                self._core.on_handshake_end(self)
+                self._core.acceptor.on_handshake_end(self)
                 self.linger()  # OpenSSL has sent an alert: the client is to receive it
             else:
                 self._core.log.debug("TLS handshake failed: %s", error)
                 self.close()
             return None
         self.state = IDLE
-        self._core.on_handshake_end(self)
+        self._core.acceptor.on_handshake_end(self)
         if self._tls.selected_alpn_protocol() == "h2":
             return self._speak_http2()
         return self._receive(READ)
@@ -346,7 +346,7 @@ class Connection(Endpoint):
 
     def _let_go(self) -> bool:
         if self.state is HANDSHAKE:
-            self._core.on_handshake_end(self)
+            self._core.acceptor.on_handshake_end(self)
         exchange, self.exchange = self.exchange, None
         self._unread = None
         if exchange is not None and exchange.close is not None:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ClientGone
 from ..sockets.closing import Lingering
-from .poller import READ, WOULD_BLOCK, WRITE, Poller
+from .poller import READ, WOULD_BLOCK, WRITE
 
 if TYPE_CHECKING:
     from .application import AppSocket
@@ -65,22 +65,13 @@ _DISCARD_BYTES = 256 * 1024
 
 
 class Registry:
-    """Keeps a worker's connections; thread-safe.
+    """Keeps a worker's connections; thread-safe."""
 
-    :param on_closed: called with each connection that has closed.
-    """
-
-    def __init__(
-        self,
-        poller: Poller,
-        *,
-        on_closed: Callable[[Endpoint], object],
-        log: Any,
-    ) -> None:
+    def __init__(self, server: Server) -> None:
         self.connections: set[Endpoint] = set()
-        self._poller = poller
-        self._on_closed = on_closed
-        self.log = log
+        self._server = server
+        self._poller = server.poller
+        self.log = server.log
         self.waiting: dict[int, Endpoint] = {}
         self._lock = threading.Lock()
 
@@ -150,7 +141,7 @@ class Registry:
     def remove(self, connection: Endpoint) -> None:
         """A connection has closed its descriptor."""
         self.connections.discard(connection)
-        self._on_closed(connection)
+        self._server.on_closed(connection)
 
     # Called by the threads of the pool.
 
@@ -353,7 +344,7 @@ class Endpoint:
             if not self._lingering.goes_on(size, time.monotonic()):
                 self.close()
                 return
-            if not self._core.is_ending():
+            if not self._core.is_ending:
                 self.deadline = self._lingering.deadline
         except WOULD_BLOCK:
             pass

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..sockets.alarm import make_alarm
 
 if TYPE_CHECKING:
+    from .pool import Pool
     from .server import Server
 
 # One tick. A blocked turn keeps the lead for one to two, if the last long turn was blocked too.
@@ -67,24 +68,15 @@ class Member:
 class Monitor:
     """Watches the leader of a pool, and has it replaced when its turn takes too long.
 
-    :param leader: returns the current leader.
-    :param replace: called with a leader that is to be replaced.
     :param on_tick: see :meth:`.Server.on_tick`.
     :ivar ticking: whether it watches, so that a requested tick comes.
     :ivar guard_at: a thread that begins a turn after this time calls :meth:`guard`; monotonic.
     """
 
-    def __init__(
-        self,
-        leader: Callable[[], Member],
-        *,
-        replace: Callable[[Member], object],
-        on_tick: Callable[[], bool],
-    ) -> None:
+    def __init__(self, pool: Pool, on_tick: Callable[[], bool]) -> None:
         self.ticking = False
         self.guard_at = 0.0
-        self._leader = leader
-        self._replace = replace
+        self._pool = pool
         self._on_tick = on_tick
         self._tick_requested = False  # a tick was requested: the alarm must not be set forward
         # How long a turn may take before the monitor looks at it.
@@ -106,11 +98,11 @@ class Monitor:
             self._tick_requested = False
             self.guard_at = 0.0
             more = self._on_tick()
-            leader = self._leader()
+            leader = self._pool.leader
             now = time.monotonic()
             if leader.busy and self._keeps_too_long(leader, now - leader.since):
-                self._replace(leader)
-                leader = self._leader()
+                self._pool.replace(leader)
+                leader = self._pool.leader
             if now >= deadline:
                 break
             if more:

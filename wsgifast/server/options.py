@@ -1,4 +1,4 @@
-"""The options of FastWorker's core, and the settings that it sends to HTTP/2 clients."""
+"""The options of FastWorker's core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ class Options:
     :ivar has_siblings: whether other processes accept from the same listeners.
     :ivar sendfile: whether to use sendfile.
     :ivar trailer_line_bytes: the longest trailer of a chunked body.
-    :ivar trailer_fields: the most trailers.
+    :ivar max_fields: the most headers of an HTTP/2 request, or trailers of a chunked body. It is
+        the parser that refuses more headers; what is received may have somewhat more, since cookies
+        may come one by one.
+    :ivar http2_streams: of one connection. This and what follows are settings sent to HTTP/2
+        clients (RFC 9113 section 6.5.2).
+    :ivar http2_window_bytes: the initial one of a stream.
+    :ivar http2_frame_bytes: of a frame that a client sends; 16384 or more.
+    :ivar http2_header_list_bytes: of a request, uncompressed; 0 for no limit.
     """
 
     threads: int
@@ -34,7 +41,11 @@ class Options:
     has_siblings: bool
     sendfile: bool
     trailer_line_bytes: int
-    trailer_fields: int
+    max_fields: int
+    http2_streams: int
+    http2_window_bytes: int
+    http2_frame_bytes: int
+    http2_header_list_bytes: int
     buffer_bodies: bool
     body_limit_bytes: int
     bodies_on_disk_bytes: int
@@ -60,22 +71,3 @@ class Options:
     # After so long in which no thread has ended its request, it is logged what each of them does,
     # and another thread calls the close() that a thread owes: gunicorn's own default of a timeout.
     stuck_after_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class HTTP2Options:
-    """The settings sent to HTTP/2 clients (RFC 9113 section 6.5.2).
-
-    :ivar max_concurrent_streams: of one connection.
-    :ivar initial_window_bytes: of a stream.
-    :ivar max_frame_bytes: of a frame that a client sends; 16384 or more.
-    :ivar max_header_list_bytes: of a request, uncompressed; 0 for no limit.
-    :ivar max_header_fields: of a request. It is the parser that refuses more; what is received may
-        have somewhat more, since cookies may come one by one.
-    """
-
-    max_concurrent_streams: int
-    initial_window_bytes: int
-    max_frame_bytes: int
-    max_header_list_bytes: int
-    max_header_fields: int

@@ -104,6 +104,7 @@ class Pool:
 
     :param user: what the threads do; any of them may call, and nothing it has here may raise.
     :param size: number of threads, which is the number of apps that run at once.
+    :ivar leader: the thread that should poll.
     :ivar saturated: no thread is free to run a job, and a spare leads.
     :ivar failed: a thread has ended because of an internal error: the worker must end.
     """
@@ -124,7 +125,7 @@ class Pool:
         self._spare = Member("wsgifast-spare", spare=True)
         self._spare_waits = False  # at its gate
         self._by_ident: dict[int, Member] = {}  # those that have started
-        self._leader = self._members[0]
+        self.leader = self._members[0]
         # The leader is in a turn that may be long, and no thread was free to take the lead.
         self._lead_is_offered = False
         # Threads that wait at their gates.
@@ -132,7 +133,7 @@ class Pool:
         self._lock = threading.Lock()
         self._stopped = False
         self._promote_early = 0
-        self.monitor = Monitor(lambda: self._leader, replace=self._replace, on_tick=user.on_tick)
+        self.monitor = Monitor(self, user.on_tick)
 
     @property
     def is_behind(self) -> bool:
@@ -203,7 +204,7 @@ class Pool:
         For turns that release the GIL, such as those that encrypt: the monitor would take the
         thread for a busy one and leave it the lead.
         """
-        leader = self._leader
+        leader = self.leader
         if (self.work or self.deferred) and leader.thread is threading.current_thread():
             self._offer_the_lead(leader)
 
@@ -297,7 +298,7 @@ class Pool:
         """Take one turn, or wait for one."""
         job = item = close = None
         try:
-            if me.spare and self._leader is not me:
+            if me.spare and self.leader is not me:
                 self._rest(me)
                 return
             if me.due:
@@ -307,7 +308,7 @@ class Pool:
                 self._user.on_taken(job)
             elif self.work:
                 item = self.work.popleft()
-            elif self._leader is me:
+            elif self.leader is me:
                 self._poll(me)
                 return
             else:
@@ -337,7 +338,7 @@ class Pool:
         job = item = close = None  # it may wait for long now, and keeps nothing of a request
         if me.spare:
             return
-        if self._leader is not me:
+        if self.leader is not me:
             self._lead_or_follow(me)
         elif me.closes:
             self._step_back(me)
@@ -345,7 +346,7 @@ class Pool:
     def _rest(self, me: Member) -> None:
         """The spare does not lead: it waits until none of the other threads is free."""
         with self._lock:
-            if self._leader is me or self._stopped:
+            if self.leader is me or self._stopped:
                 return
             self._spare_waits = True
         me.gate.acquire()
@@ -364,7 +365,7 @@ class Pool:
                 self.exhaustion.end()
             self.poll_events(None)
         me.polling = False
-        if self._leader is not me:
+        if self.leader is not me:
             self._wake_for_work()  # the wake-up may have been meant for the leader
 
     def _hand_over_and_run(self, me: Member, job: Job) -> None:
@@ -377,7 +378,7 @@ class Pool:
     def _offer_the_lead(self, me: Member) -> None:
         """Promote another thread if this one leads; the next one that is free, if none is now."""
         with self._lock:
-            if self._leader is me:
+            if self.leader is me:
                 if self._followers:
                     self._promote(self._take_follower())
                 else:
@@ -386,13 +387,13 @@ class Pool:
     def _step_back(self, me: Member) -> None:
         """Leave the lead to a follower without a close() to come, if there is one."""
         with self._lock:
-            if self._leader is me and not all(each.closes for each in self._followers):
+            if self.leader is me and not all(each.closes for each in self._followers):
                 self._promote(self._take_follower())
 
     def _lead_or_follow(self, me: Member) -> None:
         """After a turn: take the lead if it is on offer, else follow until promoted."""
         with self._lock:
-            leader = self._leader
+            leader = self.leader
             if self._stopped or leader is me or me.due:
                 return
             leads = leader.busy and (self._lead_is_offered or leader.spare)
@@ -413,20 +414,20 @@ class Pool:
 
     def _wake_for_work(self) -> None:
         """See that some thread handles what has just been added."""
-        leader = self._leader
+        leader = self.leader
         if leader.spare:
             with self._lock:
-                if self._leader is leader and self._followers:
+                if self.leader is leader and self._followers:
                     self._promote(self._take_follower())
         if leader.polling:
             self._poller.wake()
 
-    def _replace(self, leader: Member) -> None:
+    def replace(self, leader: Member) -> None:
         """Promote another thread if the leader is still in its long turn (for the monitor)."""
         if not leader.spare and not is_running(leader.thread):
             self._promote_early = _EARLY_PROMOTIONS
         with self._lock:
-            if self._leader is not leader or not leader.busy:
+            if self.leader is not leader or not leader.busy:
                 return
             if self._followers:
                 self._promote(self._take_follower())
@@ -453,5 +454,5 @@ class Pool:
         member.gate.release()
 
     def _set_leader(self, member: Member) -> None:
-        self._leader = member
+        self.leader = member
         self._lead_is_offered = False

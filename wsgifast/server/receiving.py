@@ -237,7 +237,7 @@ class Receiver:
         return ChunkDecoder(
             body_limit=options.body_limit_bytes if options.buffer_bodies else sys.maxsize,
             line_limit=options.trailer_line_bytes,
-            trailer_fields=options.trailer_fields,
+            trailer_fields=options.max_fields,
         )
 
     def take_trailers(self, lines: Sequence[bytes]) -> None:

@@ -24,7 +24,7 @@ from .connection import Connection
 from .counters import Counters
 from .endpoint import SENDING, Endpoint, Registry
 from .monitor import Watchdog
-from .options import HTTP2Options, Options
+from .options import Options
 from .output_rules import OutputRules
 from .poller import HUNG_UP, Event, make_poller
 from .pool import Close, Pool, Task
@@ -51,8 +51,8 @@ class Server:
     :param parser_for: returns the parser for a peer's requests, given its address.
     :param has_many_clients: whether an IP address is a trusted proxy's.
     :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
-    :param http2: the settings sent to HTTP/2 clients.
     :ivar connections: the open ones.
+    :ivar is_ending: clients should make their next requests elsewhere.
     :ivar requests: how many the app has been called for, or is about to be.
     """
 
@@ -65,7 +65,6 @@ class Server:
         parser_for: Callable[[Any], Parser],
         has_many_clients: Callable[[str], bool],
         secure: Callable[[socket.socket], socket.socket] | None,
-        http2: HTTP2Options,
         log: Any,
     ) -> None:
         self.options = options
@@ -80,7 +79,7 @@ class Server:
             else None
         )
         self._secure = secure
-        self._stopping = False
+        self.is_ending = False
         self._end_at = float("inf")  # monotonic
         self._killed = False
         self._sweep_pushed = False
@@ -88,23 +87,16 @@ class Server:
         # How long an idle connection is kept open.
         self.keepalive_s = options.keepalive_s
         self.poller = make_poller()
-        self.registry = Registry(
-            self.poller,
-            on_closed=self._on_closed,
-            log=log,
-        )
+        self.registry = Registry(self)
         self.connections = self.registry.connections
         self._waiting = self.registry.waiting
         self.pool = Pool(options.threads, self.poller, self)
-        self._acceptor = Acceptor(self)
+        self.acceptor = Acceptor(self)
         self._watchdog = Watchdog(self)
         self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
         # Used by connections, like options, registry and log.
-        self.http2 = http2
         self.output_rules = OutputRules(self)
         self._on_sent = application.on_sent
-        self.on_handshake_end = self._acceptor.on_handshake_end
-        self.run_soon = self.pool.defer  # and the app of what the task returns
 
     # Start and end; called by the main thread
 
@@ -118,7 +110,7 @@ class Server:
     @property
     def accepts(self) -> bool:
         """Whether it would accept a connection: it is not ending, and below its limit."""
-        return not self._stopping and len(self.connections) < self.options.worker_connections
+        return not self.is_ending and len(self.connections) < self.options.worker_connections
 
     def serve(self, beat: Callable[[], bool]) -> None:
         """Serve until :meth:`stop`.
@@ -126,7 +118,7 @@ class Server:
         :param beat: called at least every second; returns False to end. Must not block.
         """
         self.pool.start()
-        while not self._stopping and not self.pool.failed and beat():
+        while not self.is_ending and not self.pool.failed and beat():
             self._sweep_soon()
             self.pool.monitor.watch(_ROUND_S)
 
@@ -135,7 +127,7 @@ class Server:
 
         :param beat: as for :meth:`serve`.
         """
-        if not self._stopping:
+        if not self.is_ending:
             self.stop()
         # A request may be on its way on an idle connection: it is answered, with "Connection:
         # close" (RFC 9112 section 9.6).
@@ -158,7 +150,7 @@ class Server:
 
         :param cut_off_s: this long before the end, all clients are cut off.
         """
-        self._acceptor.close()
+        self.acceptor.close()
         cut_off_at = 0.0
         while is_unfinished() or self.pool.owes_closes:
             now = time.monotonic()
@@ -187,7 +179,7 @@ class Server:
         if within_s is None:
             within_s = self.options.graceful_timeout_s
         self._end_at = min(self._end_at, time.monotonic() + within_s)
-        self._stopping = True
+        self.is_ending = True
         self.keepalive_s = min(self.keepalive_s, LINGER_S)
         self.pool.monitor.interrupt()
 
@@ -201,7 +193,7 @@ class Server:
             return False
         if self._killed:  # apps that are stuck never end
             return any(each.is_sending() for each in list(self.connections))
-        return self._acceptor.is_accepting or bool(self.connections)
+        return self.acceptor.is_accepting or bool(self.connections)
 
     def kill(self) -> None:
         """End although apps run; responses that are being sent may finish."""
@@ -212,7 +204,7 @@ class Server:
 
     def is_open(self) -> bool:
         """Whether to accept; without a free thread, connections are left to sibling workers."""
-        return not self._stopping and not (self.options.has_siblings and self.pool.saturated)
+        return not self.is_ending and not (self.options.has_siblings and self.pool.saturated)
 
     def connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
         """Make a connection of an accepted socket; its begin() has it wait for its first event.
@@ -244,11 +236,12 @@ class Server:
         self.connections.add(connection)
         return connection
 
-    def _on_closed(self, connection: Endpoint) -> None:
+    def on_closed(self, connection: Endpoint) -> None:
+        """A connection has closed its descriptor."""
         if self._by_address is not None:
             self._by_address.close(connection.peer)
-        self._acceptor.on_closed()
-        if self._stopping and not self.connections:
+        self.acceptor.on_closed()
+        if self.is_ending and not self.connections:
             self.pool.monitor.interrupt()
 
     # Called by connections
@@ -285,10 +278,6 @@ class Server:
         except OSError:
             return False
         return True
-
-    def is_ending(self) -> bool:
-        """Whether clients should make their next requests elsewhere."""
-        return self._stopping
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         """Answer an error, and log it, with the request if there is one."""
@@ -334,11 +323,10 @@ class Server:
         # the new owner copes with finding nothing to do.
         connection = self._waiting.pop(fd, None)
         if connection is None:
-            if self._acceptor.listens_on(fd):
-                self._acceptor.accept(fd)
+            self.acceptor.accept(fd)
             return None
-        if self._acceptor.unfinished is not None:
-            self._acceptor.count_event()
+        if self.acceptor.unfinished is not None:
+            self.acceptor.count_event()
         try:
             ready = connection.on_event(events)
         except Exception:
@@ -360,7 +348,7 @@ class Server:
             if self.requests == self.options.max_requests:
                 self.pool.monitor.interrupt()  # it calls `beat`
             stays = (
-                not self._stopping
+                not self.is_ending
                 and self.keepalive_s > 0
                 and len(self.connections) <= self.options.max_keepalived
             )
@@ -398,7 +386,7 @@ class Server:
 
     def on_saturation(self) -> None:
         """:attr:`Pool.saturated` has changed; called by the monitor, too."""
-        self._acceptor.update()
+        self.acceptor.update()
 
     def on_failure(self) -> None:
         """This thread ends because of an internal error."""
@@ -417,8 +405,8 @@ class Server:
         """End what is overdue, and see whether to accept again."""
         self._sweep_pushed = False
         now = time.monotonic()
-        self._acceptor.hurry_handshakes()
+        self.acceptor.hurry_handshakes()
         self.registry.sweep(now)
-        self._acceptor.update()
+        self.acceptor.update()
         self._watchdog.look(now)
         self.pool.close_elsewhere(now - self.options.stuck_after_s)

@@ -22,7 +22,7 @@ from typing import Any
 from ..checks import configuration_names, is_number, needs, shown
 from ..errors import ConfigurationError
 from ..metrics.setup import metrics_address
-from ..server.options import HTTP2Options, Options
+from ..server.options import Options
 from ..server.receiving import Parser
 from ..sockets.client_limits import BYTES, LIMITS, SECONDS, Rule, limits_of_environment
 from .gunicorn_parser import GunicornParser
@@ -203,7 +203,13 @@ _OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRI
 
 
 def options(worker: Any, settings: Settings) -> Options:
-    """Return the server's options."""
+    """Return the server's options.
+
+    :raises MissingExtra: if HTTP/2 is enabled, and h2 is not installed.
+    """
+    if "h2" in settings.http_protocols:
+        with needs("HTTP/2 on FastWorker", "h2", "http2"):
+            import h2  # noqa: F401
     own = {name: getattr(worker, name) for name in _OF_THE_SERVER} | limits_of_environment()
     return Options(
         threads=settings.threads,
@@ -216,7 +222,11 @@ def options(worker: Any, settings: Settings) -> Options:
         has_siblings=settings.workers > 1 and not settings.reuse_port,
         sendfile=settings.sendfile is not False,
         trailer_line_bytes=settings.most_field_bytes,
-        trailer_fields=settings.most_fields,
+        max_fields=settings.most_fields,
+        http2_streams=min(settings.http2_max_concurrent_streams, _MOST_HTTP2_VALUE),
+        http2_window_bytes=settings.http2_initial_window_size,
+        http2_frame_bytes=settings.http2_max_frame_size,
+        http2_header_list_bytes=min(settings.http2_max_header_list_size, _MOST_HTTP2_VALUE),
         **own,
     )
 
@@ -234,23 +244,6 @@ def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
 
     plain, trusted = make(trusted=False), make(trusted=True)
     return lambda peer: trusted if settings.trusts(peer) else plain
-
-
-def http2(settings: Settings) -> HTTP2Options:
-    """Return the HTTP/2 settings that are sent to clients.
-
-    :raises MissingExtra: if HTTP/2 is enabled, and h2 is not installed.
-    """
-    if "h2" in settings.http_protocols:
-        with needs("HTTP/2 on FastWorker", "h2", "http2"):
-            import h2  # noqa: F401
-    return HTTP2Options(
-        max_concurrent_streams=min(settings.http2_max_concurrent_streams, _MOST_HTTP2_VALUE),
-        initial_window_bytes=settings.http2_initial_window_size,
-        max_frame_bytes=settings.http2_max_frame_size,
-        max_header_list_bytes=min(settings.http2_max_header_list_size, _MOST_HTTP2_VALUE),
-        max_header_fields=settings.most_fields,
-    )
 
 
 def _uses_httptools(settings: Settings) -> bool:

@@ -49,7 +49,6 @@ from .options import (
     check_attributes,
     check_settings,
     configure,
-    http2,
     name_module,
     options,
     parsers,
@@ -317,7 +316,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             parser_for=parsers(self, settings),
             has_many_clients=settings.is_proxy,
             secure=None if self._tls is None else self._secure,
-            http2=http2(settings),
             log=self.log,
         )
         if responses is not None:

@@ -174,7 +174,7 @@ class HTTP2Connection(Endpoint):
     def _end_turn(self) -> Channel | None:
         """The owner's last step: send, wait for the next event, and return what is to run."""
         self.mux.pump()
-        if self.mux.state is OPEN and self._core.is_ending():
+        if self.mux.state is OPEN and self._core.is_ending:
             self.send_goaway()
         with self._lock:
             self._is_in_turn = False
@@ -199,7 +199,7 @@ class HTTP2Connection(Endpoint):
 
     def _run_soon(self, stream: Channel | None) -> None:
         if stream is not None:
-            self._core.run_soon(lambda: stream)
+            self._core.pool.defer(lambda: stream)
 
     # Receiving: frames go to their streams
 

@@ -34,7 +34,7 @@ from hyperframe.frame import (
 )
 
 from ...errors import WSGIFastError
-from ..options import HTTP2Options
+from ..options import Options
 
 # The last stream of the first of two GOAWAY frames: none is refused yet (RFC 9113 section 6.8).
 ALL_STREAMS = 2**31 - 1
@@ -155,29 +155,29 @@ class Frames(H2Connection):
     # Closed streams that h2 remembers, because late frames may still arrive; 100 bytes each.
     MAX_CLOSED_STREAMS = 64
 
-    def __init__(self, options: HTTP2Options, admit: Callable[[Frame], object]) -> None:
+    def __init__(self, options: Options, admit: Callable[[Frame], object]) -> None:
         super().__init__(_CONFIG)
         self._admit = admit
         self.encoder = _Encoder()
-        self.decoder = _Decoder(options.max_header_fields + _CRUMBS)
-        window = options.initial_window_bytes
+        self.decoder = _Decoder(options.max_fields + _CRUMBS)
+        window = options.http2_window_bytes
         values = {
-            SettingCodes.MAX_CONCURRENT_STREAMS: options.max_concurrent_streams,
-            SettingCodes.MAX_FRAME_SIZE: options.max_frame_bytes,
+            SettingCodes.MAX_CONCURRENT_STREAMS: options.http2_streams,
+            SettingCodes.MAX_FRAME_SIZE: options.http2_frame_bytes,
             # A smaller one takes effect when the client has acknowledged it.
             SettingCodes.INITIAL_WINDOW_SIZE: max(window, _DEFAULT_WINDOW_BYTES),
         }
-        self._header_block_bytes = options.max_header_list_bytes
-        if options.max_header_list_bytes:
-            values[SettingCodes.MAX_HEADER_LIST_SIZE] = options.max_header_list_bytes
+        self._header_block_bytes = options.http2_header_list_bytes
+        if options.http2_header_list_bytes:
+            values[SettingCodes.MAX_HEADER_LIST_SIZE] = options.http2_header_list_bytes
         self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
-        self._most_streams = options.max_concurrent_streams
+        self._most_streams = options.http2_streams
         self._bodies: list[bytes] = []  # framed here; h2's own buffer comes after them
         self.body_bytes = 0
         self.local_settings = _OwnSettings(client=False, initial_values=values)
         self.remote_settings = _SmallSettings(client=True)
-        self.max_inbound_frame_size = options.max_frame_bytes
-        self.decoder.max_header_list_size = options.max_header_list_bytes or 2**31
+        self.max_inbound_frame_size = options.http2_frame_bytes
+        self.decoder.max_header_list_size = options.http2_header_list_bytes or 2**31
 
     def begin(self) -> None:
         """Send the server's settings."""

@@ -76,7 +76,7 @@ class Multiplexer:
         self.output.keeps_all = True
         self._encrypts = sender.encrypts
         self.floods = Floods(time.monotonic())
-        self.frames = Frames(core.http2, self.floods.admit)
+        self.frames = Frames(core.options, self.floods.admit)
         self.uploads = UploadPace(core.options.body_timeout_s)
         self.state = OPEN
         self.streams: dict[int, Stream] = {}
@@ -206,7 +206,7 @@ class Multiplexer:
         """Have a thread of the pool go on, if there is anything to do."""
         if self._turns and not self._is_pump_pushed and self._can_transmit():
             self._is_pump_pushed = True
-            self.core.run_soon(self._pump_as_task)
+            self.core.pool.defer(self._pump_as_task)
 
     def _pump_as_task(self) -> None:
         self._is_pump_pushed = False
