@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..files.temporary import Budget
-from .sending import ClientWait
+from ..sockets.client_limits import ClientWait
 
 if TYPE_CHECKING:
     from .output import OutputQueue

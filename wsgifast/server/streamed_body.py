@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError, without_frames
 from ..http.chunked import BodyDecoder
-from ..sockets.client_limits import BODY_BYTES_PER_S, time_left_s
+from ..sockets.client_limits import BODY_BYTES_PER_S, ClientWait
 from ..sockets.closing import UNREAD_BODY_BYTES
 from .poller import WOULD_BLOCK
 
@@ -68,9 +68,7 @@ class StreamedBody(RawBody):
         self._lock = lock
         self._decoder = decoder
         self._take_trailers = take_trailers
-        self._timeout_s = timeout_s
-        self._received = 0
-        self._waited_s = 0.0
+        self._wait = ClientWait(timeout_s, BODY_BYTES_PER_S)
         self._content = memoryview(b"")  # decoded, and not read yet
         self._rest = data  # received, and not decoded yet
         self._is_over = False
@@ -136,11 +134,10 @@ class StreamedBody(RawBody):
         self._rest = data[at:]
 
     def _receive(self, wanted: int) -> bytes:
-        began = time.monotonic()
-        timeout_s = time_left_s(self._timeout_s, BODY_BYTES_PER_S, self._received, self._waited_s)
-        data = receive_blocking(self._sock, self._lock, self._wanted(wanted), timeout_s)
-        self._waited_s += time.monotonic() - began
-        self._received += len(data)
+        deadline = self._wait.begin()
+        data = receive_blocking(self._sock, self._lock, self._wanted(wanted), deadline)
+        self._wait.end()
+        self._wait.taken += len(data)
         return data
 
     def _wanted(self, size: int) -> int:
@@ -149,17 +146,17 @@ class StreamedBody(RawBody):
 
 
 def receive_blocking(
-    sock: socket.socket, lock: threading.Lock | threading.RLock, size: int, timeout_s: float
+    sock: socket.socket, lock: threading.Lock | threading.RLock, size: int, deadline: float
 ) -> bytes:
     """Wait until a non-blocking socket has data, and receive once.
 
     :param lock: taken to receive, not to wait.
     :param size: the most bytes.
+    :param deadline: monotonic.
     :returns: b"" at the end of the connection.
     :raises RequestError: if nothing arrives in time.
     :raises ClientGone: if the connection is lost.
     """
-    deadline = time.monotonic() + timeout_s
     poller = None
     while True:
         awaited = select.POLLIN

@@ -119,6 +119,49 @@ def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s
     return min(timeout_s, timeout_s + moved / least_bytes_per_s - waited_s)
 
 
+class ClientWait:
+    """Adds up how long a client was waited for while it took a response, or sent a body.
+
+    For its parameters see :func:`time_left_s`.
+
+    :ivar deadline: when to give up on the client; monotonic.
+    :ivar taken: bytes that it has taken, or sent, since this was made.
+    """
+
+    __slots__ = ("_least_bytes_per_s", "_since", "_timeout_s", "_waited_s", "deadline", "taken")
+
+    def __init__(self, timeout_s: float, least_bytes_per_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._least_bytes_per_s = least_bytes_per_s
+        self._since: float | None = None
+        self._waited_s = 0.0
+        self.deadline = 0.0
+        self.taken = 0
+
+    def begin(self) -> float:
+        """The client is waited for from now on, or still; returns the new deadline."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        waited_s = self._waited_s + now - self._since
+        left_s = time_left_s(self._timeout_s, self._least_bytes_per_s, self.taken, waited_s)
+        self.deadline = now + left_s
+        return self.deadline
+
+    def end(self) -> None:
+        """The client is not waited for any more, at least for a while."""
+        if self._since is not None:
+            self._waited_s += time.monotonic() - self._since
+            self._since = None
+
+    def pace(self, now: float) -> tuple[float, int] | None:
+        """Return for how long the client was waited for, and the bytes moved; None if never."""
+        since, waited_s = self._since, self._waited_s
+        if since is not None:
+            return waited_s + now - since, self.taken
+        return (waited_s, self.taken) if waited_s else None
+
+
 class UploadPace:
     """How fast a client sends the bodies on one connection; the connection's owner counts.
 

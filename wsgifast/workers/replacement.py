@@ -74,10 +74,6 @@ class Life:
     def stage(self, stage: int) -> None:
         self._shared[0] = stage
 
-    def is_too_large_to_begin(self) -> bool:
-        """Whether the memory of a worker that has served nobody is beyond the limit already."""
-        return resident_bytes() > self._max_rss_bytes
-
     def limit_reached(self, requests: int) -> tuple[str, str] | None:
         """Why the worker has to be replaced now: the limit, and the text for the log.
 

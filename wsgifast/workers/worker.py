@@ -210,10 +210,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         super().load_wsgi()
         if problem := unfit_threads():
             raise AppImportError(problem)
-        if self.life.is_too_large_to_begin():
+        if (used := resident_bytes()) > self.max_rss_bytes:
             raise AppImportError(
                 f"FastWorker.max_rss_bytes={self.max_rss_bytes:,}: with this app a worker has "
-                f"{resident_bytes():,} bytes before its first request; allow for more"
+                f"{used:,} bytes before its first request; allow for more"
             )
 
     def run(self) -> None:
@@ -255,9 +255,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """SIGQUIT, SIGINT: end now, even if apps run; see :meth:`Server.end_now`."""
         super(gthread.ThreadWorker, self).handle_quit(sig, frame)
 
-    def _is_behind(self) -> bool:
-        return self.server is not None and self.server.pool.is_behind
-
     def _beat(self) -> bool:
         """Send gunicorn's heartbeat; return whether the worker goes on."""
         self.beaten_at = time.monotonic()
@@ -291,7 +288,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """The server of this process: its app, gunicorn's settings and hooks, TLS and HTTP/2."""
         self.settings = settings = Settings(self.cfg)
         environ = environ_part(settings)
-        environ[IS_BEHIND] = self._is_behind
+        environ[IS_BEHIND] = lambda: self.server is not None and self.server.pool.is_behind
         responses = self._responses
         if responses is not None:
             environ[RECORDER] = responses.metrics

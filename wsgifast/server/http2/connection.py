@@ -107,13 +107,11 @@ class HTTP2Connection(Endpoint):
         if events & WRITE:
             self._on_writable()
         if events & ~WRITE or not events:
-            if self._may_need_disk() and self._core.wait_for_disk(self, self._receive_on_disk):
+            # What a stream receives may have to be written to a temporary file.
+            may_need_disk = any(each.may_need_disk() for each in list(self.streams.values()))
+            if may_need_disk and self._core.wait_for_disk(self, self._receive):
                 return None
-            self._receive()
-        return self._end_turn()
-
-    def _receive_on_disk(self) -> Channel | None:
-        self._receive()
+            return self._receive()
         return self._end_turn()
 
     def on_overdue(self) -> None:
@@ -210,25 +208,23 @@ class HTTP2Connection(Endpoint):
                 self._until_sent = math.inf
                 self.output.on_writable()
 
-    def _may_need_disk(self) -> bool:
-        """Whether the next receive may write to a temporary file."""
-        return any(stream.may_need_disk() for stream in list(self.streams.values()))
-
-    def _receive(self) -> None:
+    def _receive(self) -> Channel | None:
+        """Receive once; then end the turn."""
         bodies = any(not stream.has_ended for stream in list(self.streams.values()))
         size = MOST_RECEIVED_BYTES if bodies else _RECEIVE_BYTES
         try:
             with self._lock:  # both directions share one TLS object
                 data = self.sock.recv(size)
         except WOULD_BLOCK:
-            return
+            pass
         except OSError as error:
             self.mux.lose(error)
-            return
-        if data:
-            self._handle(data)
         else:
-            self.mux.lose(ConnectionError("the client has left"))
+            if data:
+                self._handle(data)
+            else:
+                self.mux.lose(ConnectionError("the client has left"))
+        return self._end_turn()
 
     def _handle(self, data: bytes) -> None:
         try:

@@ -26,9 +26,9 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
-from ...sockets.client_limits import UploadPace
+from ...sockets.client_limits import ClientWait, UploadPace
 from ..output import OutputQueue
-from ..sending import LONG_TURN_BYTES, ClientWait, Sender
+from ..sending import LONG_TURN_BYTES, Sender
 from .frames import Floods, Frames, goaway
 
 if TYPE_CHECKING:

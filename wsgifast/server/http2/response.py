@@ -19,11 +19,12 @@ from ...bodies.content_coding import ContentCoding
 from ...bodies.streams import Stream
 from ...errors import BodyError, ClientGone
 from ...http.head import raw_headers, trailer_fields
+from ...sockets.client_limits import ClientWait
 from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
 from ..backlog import Backlog
 from ..output import OutputQueue
 from ..response import Response, ResponseSettings, header_lines
-from ..sending import ClientWait, Turn
+from ..sending import Turn
 
 if TYPE_CHECKING:
     from . import stream
