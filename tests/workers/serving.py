@@ -7,16 +7,17 @@ import dataclasses
 import json
 import os
 import socket
+import ssl
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from tests.support import forkserver
-from tests.support.http import Address, reset_on_close
+from tests.support.http import Address, Connection, Response, reset_on_close
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.app import block
 from wsgifast.server import poller, server
@@ -144,6 +145,26 @@ def rewrite_module(path: Path, text: str) -> None:
     later = int(path.stat().st_mtime) + 2
     path.write_text(text)
     os.utime(path, (later, later))
+
+
+@dataclasses.dataclass
+class Client:
+    """A server and how to reach it."""
+
+    server: LiveServer
+    tls: ssl.SSLContext | None
+    parser_options: Sequence[str] = ()
+
+    def connect(self) -> Connection:
+        return Connection(self.server.address, tls=self.tls)
+
+    def get(self, target: str, **options: object) -> Response:
+        return self.server.get(target, tls=self.tls, **options)
+
+    def closed(self, name: str) -> int:
+        """How many iterables of an app have been closed."""
+        closed: list[str] = stats(self.server, tls=self.tls)["closed"]
+        return closed.count(name)
 
 
 def stats(server: LiveServer, **options: Any) -> dict[str, Any]:

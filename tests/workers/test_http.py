@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,39 +13,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.gunicorn import may_end_head_with_bare_lf
-from tests.support.http import Connection, Response
+from tests.support.http import Connection
 from tests.support.servers import LiveServer, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, stats
+from tests.workers.serving import POLLERS, Client, fast_worker, gunicorn_command, stats
 
 pytestmark = pytest.mark.long
 
 SERVERS = [*POLLERS, "tls", "tls-poll-streamed", "python-parser-read-write"]
 
 
-class Client:
-    """A server and how to reach it."""
-
-    def __init__(
-        self, server: LiveServer, tls: ssl.SSLContext | None, parser_options: list[str]
-    ) -> None:
-        self.server = server
-        self.parser_options = parser_options
-        self.tls = tls
-
-    def connect(self) -> Connection:
-        return Connection(self.server.address, tls=self.tls)
-
-    def get(self, target: str, **options: object) -> Response:
-        return self.server.get(target, tls=self.tls, **options)
-
-    def wait_until_closed(self, name: str, times: int = 1) -> None:
-        """Wait until an app's iterable is closed: a moment after its last byte has come."""
-        wait_for(
-            lambda: stats(self.server, tls=self.tls)["closed"].count(name) >= times,
-            f"{name!r} is told",
-        )
+def wait_until_closed(client: Client, name: str, times: int = 1) -> None:
+    """Wait until an app's iterable is closed: a moment after its last byte has come."""
+    wait_for(lambda: client.closed(name) >= times, f"{name!r} is told")
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -162,7 +142,7 @@ def test_generators_are_sent_in_chunks(client: Client, connection: Connection) -
     assert response.body == b"".join(block(1000, i) for i in range(200))
     assert connection.request("/empty_chunks").body == b"ab"
     assert connection.request("/written").body == b"written first, then returned"
-    client.wait_until_closed("chunked same thread")
+    wait_until_closed(client, "chunked same thread")
 
 
 def test_blocks_are_not_held_back_while_the_app_waits(client: Client) -> None:
@@ -187,7 +167,7 @@ def test_segments_of_file_are_sent_in_order(client: Client, connection: Connecti
     assert connection.request("/segments").body == expected
     assert connection.request("/segments/chunked").body == expected
     assert connection.request("/segments", method="HEAD").body == b""
-    client.wait_until_closed("segments", 3)
+    wait_until_closed(client, "segments", 3)
 
 
 @pytest.mark.parametrize("size", [1, 1000, 65_536, 600_000, 3_000_000])
@@ -287,7 +267,7 @@ def test_generators_run_ahead_of_slow_readers(client: Client) -> None:
             count, size = map(int, target.removeprefix("/chunks/").split("-"))
             assert body == b"".join(block(size, number) for number in range(count))
     for name in names:
-        client.wait_until_closed(f"{name} same thread")
+        wait_until_closed(client, f"{name} same thread")
 
 
 @pytest.fixture(scope="module")
@@ -331,14 +311,14 @@ def test_app_error_before_response_is_500(client: Client) -> None:
             assert response.status == 500, f"{kind}: {response}"
             assert b"Injected" not in response.body
             assert connection.read_to_end() == b""
-    client.wait_until_closed("first same thread")
+    wait_until_closed(client, "first same thread")
 
 
 def test_app_error_during_response_cuts_it_off(client: Client, connection: Connection) -> None:
     connection.send_request("/raise/after")
     assert connection.read_head().header("Content-Length") == "100"
     assert connection.read_to_end() == b"some of it"
-    client.wait_until_closed("after same thread")
+    wait_until_closed(client, "after same thread")
 
 
 def test_body_that_breaks_content_length_is_cut_and_logged(

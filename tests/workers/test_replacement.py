@@ -60,6 +60,9 @@ class Gated:
     def write(self, text: str) -> None:
         rewrite_module(self.folder / "gated.py", text)
 
+    def reload(self) -> None:
+        self.server.process.send_signal(signal.SIGHUP)
+
     def version(self) -> str:
         response = self.server.get("/version")
         assert response.status == 200
@@ -89,20 +92,25 @@ def gated(folder: Path, *options: str, workers: int = 1, text: str = GATED) -> I
         yield made
 
 
+def assert_reload_leaves_no_gap(app: Gated, text: str) -> None:
+    """The old workers, two of them, answer until the new ones have imported the app."""
+    app.shut()
+    app.write(text.replace("{version}", "two"))
+    app.reload()
+    wait_for(lambda: app.booted() == 3, "one new worker imports the app")
+    for _ in range(20):
+        assert app.version() == "one"
+    assert app.booted() == 3  # the others wait for their turn
+    app.open()
+    app.server.wait_for_log("All workers are replaced")
+    app.server.wait_for_log("Worker exiting", 2)
+    assert app.version() == "two"
+    assert app.booted() == 4
+
+
 def test_reload_old_workers_answer_until_the_new_ones_have_imported_the_app(tmp_path: Path) -> None:
     with gated(tmp_path, workers=2) as app:
-        app.shut()
-        app.write(GATED.replace("{version}", "two"))
-        app.server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: app.booted() == 3, "one new worker imports the app")
-        for _ in range(20):
-            assert app.version() == "one"
-        assert app.booted() == 3  # the others wait for their turn
-        app.open()
-        app.server.wait_for_log("All workers are replaced")
-        app.server.wait_for_log("Worker exiting", 2)
-        assert app.version() == "two"
-        assert app.booted() == 4
+        assert_reload_leaves_no_gap(app, GATED)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's server can have another user's workers")
@@ -116,15 +124,7 @@ def test_reload_replaces_workers_of_another_user_without_a_gap() -> None:
         os.chmod(folder, 0o755)
         with gated(Path(folder), "--user=nobody", workers=2, text=ALONE) as app:
             assert os.stat(f"/proc/{app.pid()}").st_uid == nobody
-            app.shut()
-            app.write(ALONE.replace("{version}", "two"))
-            app.server.process.send_signal(signal.SIGHUP)
-            wait_for(lambda: app.booted() == 3, "one new worker imports the app")
-            assert {app.version() for _ in range(20)} == {"one"}
-            app.open()
-            app.server.wait_for_log("All workers are replaced")
-            app.server.wait_for_log("Worker exiting", 2)
-            assert app.version() == "two"
+            assert_reload_leaves_no_gap(app, ALONE)
             assert os.stat(f"/proc/{app.pid()}").st_uid == nobody
 
 
@@ -144,7 +144,7 @@ def test_max_requests_worker_answers_until_its_successor_has_imported_the_app(
 def test_reload_to_an_app_that_fails_leaves_the_old_one_serving(tmp_path: Path) -> None:
     with gated(tmp_path) as app:
         app.write("raise ValueError('not today')")
-        app.server.process.send_signal(signal.SIGHUP)
+        app.reload()
         for seconds in (1, 2):
             app.server.wait_for_log(
                 f"1 older ones go on serving; the next one is started in {seconds} s"
@@ -159,10 +159,10 @@ def test_reload_to_an_app_that_fails_leaves_the_old_one_serving(tmp_path: Path) 
 def test_reload_again_tries_a_mended_app_at_once(tmp_path: Path) -> None:
     with gated(tmp_path) as app:
         app.write("raise ValueError('not today')")
-        app.server.process.send_signal(signal.SIGHUP)
+        app.reload()
         app.server.wait_for_log("is started in 4 s")
         app.write(GATED.replace("{version}", "two"))
-        app.server.process.send_signal(signal.SIGHUP)
+        app.reload()
         wait_for(lambda: app.version() == "two", "the new one answers")
         assert app.server.log().count("before it was ready") == 3
 
@@ -170,7 +170,7 @@ def test_reload_again_tries_a_mended_app_at_once(tmp_path: Path) -> None:
 def test_term_during_a_reload_ends_all_workers(tmp_path: Path) -> None:
     with gated(tmp_path, "--graceful-timeout=60", workers=2) as app:
         app.shut()
-        app.server.process.send_signal(signal.SIGHUP)
+        app.reload()
         wait_for(lambda: app.booted() == 3, "a new worker imports the app")
         assert app.server.stop() == 0
         assert app.server.log().count("Worker exiting") == 3
@@ -179,7 +179,7 @@ def test_term_during_a_reload_ends_all_workers(tmp_path: Path) -> None:
 def test_one_worker_more_during_a_reload_is_kept(tmp_path: Path) -> None:
     with gated(tmp_path) as app:
         app.shut()
-        app.server.process.send_signal(signal.SIGHUP)
+        app.reload()
         wait_for(lambda: app.booted() == 2, "a new worker imports the app")
         app.server.process.send_signal(signal.SIGTTIN)
         app.open()

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http import Connection, Response
-from tests.support.servers import LiveServer, wait_for
+from tests.support.http import Connection
+from tests.support.servers import wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.app import PIECE_BYTES, block
-from tests.workers.serving import POLLERS, fast_worker, nothing_left_behind, reset, stats
+from tests.workers.serving import POLLERS, Client, fast_worker, nothing_left_behind, reset
 
 pytestmark = pytest.mark.long
 
@@ -26,22 +26,7 @@ ONE_OF_FIVE_PIECES = b"POST /dialogue HTTP/1.1\r\nHost: a\r\nContent-Length: %d\
     5 * PIECE_BYTES,
     PIECE,
 )
-
-
-class Client:
-    def __init__(self, server: LiveServer, tls: ssl.SSLContext) -> None:
-        self.server = server
-        self.tls = tls
-
-    def connect(self) -> Connection:
-        return Connection(self.server.address, tls=self.tls)
-
-    def get(self, target: str) -> Response:
-        return self.server.get(target, tls=self.tls)
-
-    def closed_dialogues(self) -> int:
-        closed: list[str] = stats(self.server, tls=self.tls)["closed"]
-        return closed.count("dialogue same thread")
+DIALOGUE = "dialogue same thread"
 
 
 @pytest.fixture(scope="module", params=POLLERS)
@@ -101,7 +86,7 @@ def test_streamed_body_is_answered_piece_by_piece(client: Client, connection: Co
 
 
 def test_client_that_stops_sending_releases_thread(impatient: Client) -> None:
-    before = impatient.closed_dialogues()
+    before = impatient.closed(DIALOGUE)
     # More of them than threads: each thread is needed again.
     with nothing_left_behind(impatient.server, tls=impatient.tls):
         stalled = [impatient.connect() for _ in range(THREADS + 1)]
@@ -113,12 +98,12 @@ def test_client_that_stops_sending_releases_thread(impatient: Client) -> None:
             # No last chunk: the client sees that the answer is not whole.
             assert connection.read_to_end() == b""
             connection.close()
-    assert impatient.closed_dialogues() == before + len(stalled)
+    assert impatient.closed(DIALOGUE) == before + len(stalled)
 
 
 @pytest.mark.parametrize("leave", ["goodbye", "reset", "without a word"])
 def test_client_that_leaves_during_upload_releases_thread(client: Client, leave: str) -> None:
-    before = client.closed_dialogues()
+    before = client.closed(DIALOGUE)
     with nothing_left_behind(client.server, tls=client.tls):
         for _ in range(THREADS + 1):
             connection = client.connect()
@@ -133,7 +118,7 @@ def test_client_that_leaves_during_upload_releases_thread(client: Client, leave:
                     connection.sock.unwrap()
             connection.close()
     wait_for(
-        lambda: client.closed_dialogues() == before + THREADS + 1, "each iterable has been closed"
+        lambda: client.closed(DIALOGUE) == before + THREADS + 1, "each iterable has been closed"
     )
 
 
