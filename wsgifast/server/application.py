@@ -105,7 +105,7 @@ class Application:
                     resp.write_body(self.app(environ, resp.start_response), self.file_wrapper)
                 finally:
                     if resp.close_body is not None:
-                        _close_when_sent(channel, resp)
+                        _close_when_sent(channel, exchange, resp)
                 if resp.dropped or (resp.sent != resp.length and resp.length is not None):
                     self._check_body(resp)
             except StopIteration as error:
@@ -218,7 +218,7 @@ class Application:
             self.log.exception("Error in the access log")
 
 
-def _close_when_sent(channel: Channel, resp: Response) -> None:
+def _close_when_sent(channel: Channel, exchange: Exchange, resp: Response) -> None:
     """Call the body's close(), or leave it to this thread for when the last byte has been sent."""
     close, resp.close_body = resp.close_body, None
     assert close is not None
@@ -226,7 +226,7 @@ def _close_when_sent(channel: Channel, resp: Response) -> None:
     if channel.output.is_sent() or (type(body) is GeneratorType and body.gi_frame is None):
         close()  # which does nothing for a generator that has ended
     else:
-        channel.close_when_sent(close)
+        exchange.close = channel.connection().core.pool.postpone(close, exchange.req)
 
 
 def queued_seconds(exchange: Exchange) -> float | None:

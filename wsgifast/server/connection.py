@@ -110,7 +110,7 @@ class Connection(Endpoint):
         """
         if self.state is IDLE and self.deadline != _LAST_TURN and self.has_unread():
             self.deadline = _LAST_TURN
-            self._core.resume(self)
+            self.core.resume(self)
             return
         _, end, waited_for = _IN_STATE[self.state]
         if self.receives_body:
@@ -118,7 +118,7 @@ class Connection(Endpoint):
         elif self.state is IDLE and self._receiver.is_first:
             waited_for = "head"
         if waited_for:
-            self._core.counters.timeouts[waited_for] += 1
+            self.core.counters.timeouts[waited_for] += 1
         end(self)
 
     def _shake_hands(self, events: int) -> Channel | None:
@@ -134,22 +134,22 @@ class Connection(Endpoint):
         except (OSError, ValueError) as error:
             if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
                 ip = self.peer[0] if isinstance(self.peer, tuple) else ""
-                self._core.log.warning("Invalid request from ip=%s: %s", ip, error)
-                self._core.acceptor.on_handshake_end(self)
+                self.core.log.warning("Invalid request from ip=%s: %s", ip, error)
+                self.core.acceptor.on_handshake_end(self)
                 self.linger()  # OpenSSL has sent an alert: the client is to receive it
             else:
-                self._core.log.debug("TLS handshake failed: %s", error)
+                self.core.log.debug("TLS handshake failed: %s", error)
                 self.close()
             return None
         self.state = IDLE
-        self._core.acceptor.on_handshake_end(self)
+        self.core.acceptor.on_handshake_end(self)
         if self._tls.selected_alpn_protocol() == "h2":
             return self._speak_http2()
         return self._receive(READ)
 
     def _receive_rest(self, events: int) -> Channel | None:
         """Receive more of a request; what goes to a disk, by a thread that may wait for it."""
-        if self._receiver.may_need_disk() and self._core.wait_for_disk(
+        if self._receiver.may_need_disk() and self.core.wait_for_disk(
             self, partial(self._receive, events)
         ):
             return None
@@ -172,7 +172,7 @@ class Connection(Endpoint):
                 self.wait(READ)
                 return None
             except OSError as error:
-                self._core.log.debug("Ignoring a lost connection: %s", error)
+                self.core.log.debug("Ignoring a lost connection: %s", error)
             if not data:
                 self.close()
                 return None
@@ -192,7 +192,7 @@ class Connection(Endpoint):
             return self._speak_http2()
         if self.state is IDLE:
             self.state = RECEIVING
-            self.deadline = time.monotonic() + self._core.options.head_timeout_s
+            self.deadline = time.monotonic() + self.core.options.head_timeout_s
         self._receive_more(asked=step is ASKED)
         return None
 
@@ -206,7 +206,7 @@ class Connection(Endpoint):
             try:
                 self.output.write(_CONTINUE)
             except ClientGone as error:
-                self._core.log.debug("The client has gone before its body: %s", error)
+                self.core.log.debug("The client has gone before its body: %s", error)
                 self.close()
                 return
             if self.output.draining:
@@ -214,7 +214,7 @@ class Connection(Endpoint):
         if deadline is not None:
             self.deadline = deadline
         if self._receiver.has_more_to_do() or self.has_more_in_tls():  # which no event will report
-            self._core.resume(self)
+            self.core.resume(self)
         else:
             self.wait(READ)
 
@@ -222,7 +222,7 @@ class Connection(Endpoint):
         """Wait for the next request, or go on at once with what has been received of it."""
         self.state = IDLE
         if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
-            self._core.resume(self)
+            self.core.resume(self)
         else:
             self.wait(READ)
 
@@ -235,7 +235,7 @@ class Connection(Endpoint):
             decoder=receiver.decoder(exchange.length),
             take_trailers=receiver.take_trailers,
             data=exchange.rest,
-            timeout_s=self._core.options.body_timeout_s,
+            timeout_s=self.core.options.body_timeout_s,
         )
         exchange.body = io.BufferedReader(streamed)
         if exchange.expects_continue and not exchange.rest:
@@ -252,7 +252,7 @@ class Connection(Endpoint):
         """Let another object go on, with what has been received already."""
         self.state = STREAMS
         receiver = self._receiver
-        return self._core.begin_http2(self, receiver.parser, receiver.rest)
+        return self.core.begin_http2(self, receiver.parser, receiver.rest)
 
     # The app's thread
 
@@ -286,19 +286,14 @@ class Connection(Endpoint):
             self.sock.setblocking(True)
         return self.sock
 
-    def close_when_sent(self, close: Callable[[], object]) -> None:
-        """Have this thread, which has run the app, call the body's close() after the last byte."""
-        assert self.exchange is not None
-        self.exchange.close = self._core.pool.postpone(close, self.exchange.req)
-
     # Ends
 
     def refuse(self, error: Exception) -> None:
         """Answer a request that is malformed or refused; then close."""
         self.state = SENDING
-        self._core.refuse(self, self._receiver.exchange, error)
+        self.core.refuse(self, self._receiver.exchange, error)
         self._receiver.close()
-        self._core.finish_when_sent(self)
+        self.core.finish_when_sent(self)
 
     def finish(self) -> None:
         """The response has been sent, or never will be: wait for the next request, or end."""
@@ -306,7 +301,7 @@ class Connection(Endpoint):
         stays = False
         now = time.monotonic()
         if exchange is not None:
-            self._core.end_exchange(self.output, exchange, now)
+            self.core.end_exchange(self.output, exchange, now)
             self._receiver.exchange = None
             resp = exchange.resp
             if self.output.error is None:
@@ -316,11 +311,11 @@ class Connection(Endpoint):
             return
         if self.output.held is not None or self.output.backlog is not None:
             self.output.reset()
-        self.deadline = now + self._core.keepalive_s
+        self.deadline = now + self.core.keepalive_s
         if exchange is None or exchange.streamed is None:
             self._await_request()
             return
-        self.deadline = min(self.deadline, now + self._core.options.body_timeout_s)
+        self.deadline = min(self.deadline, now + self.core.options.body_timeout_s)
         self._unread = exchange.streamed
         self.state = SKIPPING
         self._skip(0)
@@ -337,7 +332,7 @@ class Connection(Endpoint):
         if rest is not None:
             self._unread = None
             self._receiver.rest = rest
-            self.deadline = time.monotonic() + self._core.keepalive_s
+            self.deadline = time.monotonic() + self.core.keepalive_s
             self._await_request()
         elif body.failure is None:
             self.wait(READ)
@@ -346,11 +341,11 @@ class Connection(Endpoint):
 
     def _let_go(self) -> bool:
         if self.state is HANDSHAKE:
-            self._core.acceptor.on_handshake_end(self)
+            self.core.acceptor.on_handshake_end(self)
         exchange, self.exchange = self.exchange, None
         self._unread = None
         if exchange is not None and exchange.close is not None:
-            self._core.pool.make_due(exchange.close)
+            self.core.pool.make_due(exchange.close)
         self._receiver.close()
         return True
 

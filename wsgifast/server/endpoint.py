@@ -191,7 +191,7 @@ class Endpoint:
     """
 
     __slots__ = (
-        "_core", "_lingering", "_tls", "address", "app_socket", "deadline", "fd", "known", "output",
+        "_lingering", "_tls", "address", "app_socket", "core", "deadline", "fd", "known", "output",
         "peer", "proxy", "retries", "sock", "state",
     )  # fmt: skip
 
@@ -209,7 +209,7 @@ class Endpoint:
         self.known = False
         self.retries = False
         self.deadline = time.monotonic() + core.options.head_timeout_s
-        self._core = core
+        self.core = core
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.state = state
 
@@ -274,11 +274,11 @@ class Endpoint:
         """
         self.deadline = deadline
         self.retries = retry
-        self._core.registry.wait(self, 0 if retry else WRITE)
+        self.core.registry.wait(self, 0 if retry else WRITE)
 
     def resume_sending(self) -> None:
         """Have :meth:`.OutputQueue.on_writable` called soon."""
-        self._core.resume(self)
+        self.core.resume(self)
 
     def retry(self) -> None:
         """Wait for the socket after all; called by the sweep, which owns the connection."""
@@ -288,7 +288,7 @@ class Endpoint:
     def wait(self, events: int) -> None:
         """Give the connection up until an event; the caller must not touch it afterwards."""
         try:
-            self._core.registry.wait(self, events)
+            self.core.registry.wait(self, events)
         except (OSError, ValueError) as error:
             self.output.fail(error)
             if self.state is not RUNNING:
@@ -344,7 +344,7 @@ class Endpoint:
             if not self._lingering.goes_on(size, time.monotonic()):
                 self.close()
                 return
-            if not self._core.is_ending:
+            if not self.core.is_ending:
                 self.deadline = self._lingering.deadline
         except WOULD_BLOCK:
             pass
@@ -360,7 +360,7 @@ class Endpoint:
         if not self._let_go():
             return  # the thread of its last app closes it
         self.state = CLOSED
-        registry = self._core.registry
+        registry = self.core.registry
         self.output.close()
         self.app_socket = None
         registry.claim(self)

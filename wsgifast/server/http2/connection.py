@@ -109,7 +109,7 @@ class HTTP2Connection(Endpoint):
         if events & ~WRITE or not events:
             # What a stream receives may have to be written to a temporary file.
             may_need_disk = any(each.may_need_disk() for each in list(self.streams.values()))
-            if may_need_disk and self._core.wait_for_disk(self, self._receive):
+            if may_need_disk and self.core.wait_for_disk(self, self._receive):
                 return None
             return self._receive()
         return self._end_turn()
@@ -121,7 +121,7 @@ class HTTP2Connection(Endpoint):
             return
         self._is_in_turn = True
         now = time.monotonic()
-        timeouts = self._core.counters.timeouts
+        timeouts = self.core.counters.timeouts
         if self._until_sent < now or self.mux.blocked_until < now:
             timeouts["send"] += 1
             self.mux.lose(TimeoutError("the client took no byte in time"))
@@ -172,7 +172,7 @@ class HTTP2Connection(Endpoint):
     def _end_turn(self) -> Channel | None:
         """The owner's last step: send, wait for the next event, and return what is to run."""
         self.mux.pump()
-        if self.mux.state is OPEN and self._core.is_ending:
+        if self.mux.state is OPEN and self.core.is_ending:
             self.send_goaway()
         with self._lock:
             self._is_in_turn = False
@@ -185,7 +185,7 @@ class HTTP2Connection(Endpoint):
             if not ends:
                 awaited = self._awaited()
                 if awaited & READ and self.has_more_in_tls():
-                    self._core.resume(self)
+                    self.core.resume(self)
                 else:
                     self.wait(awaited)
         if ends:
@@ -197,7 +197,7 @@ class HTTP2Connection(Endpoint):
 
     def _run_soon(self, stream: Channel | None) -> None:
         if stream is not None:
-            self._core.pool.defer(lambda: stream)
+            self.core.pool.defer(lambda: stream)
 
     # Receiving: frames go to their streams
 
@@ -274,7 +274,7 @@ class HTTP2Connection(Endpoint):
 
         :raises BodyTooLarge: if its Content-Length is over the limit.
         """
-        options = self._core.options
+        options = self.core.options
         if not options.buffer_bodies:
             return StreamedUpload(self.mux, number)
         limit = options.body_limit_bytes
@@ -282,11 +282,11 @@ class HTTP2Connection(Endpoint):
             raise BodyTooLarge(limit)
         # The bodies of one connection share what one body may keep in memory.
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
-        return Spool(options.body_memory_bytes // waiting, limit, self._core.bodies_on_disk)
+        return Spool(options.body_memory_bytes // waiting, limit, self.core.bodies_on_disk)
 
     def _on_refused(self, event: StreamRefused) -> None:
         if event.malformed:
-            core = self._core
+            core = self.core
             core.counters.refused[400] += 1
             peer = self.peer
             core.log.warning("Invalid request from %s: %s", peer, event.malformed)
@@ -373,7 +373,7 @@ class HTTP2Connection(Endpoint):
         """Have the owner's next event come as soon as the socket is writable."""
         with self._lock:
             self._wants_write = True
-            self._core.registry.change(self, self._awaited())
+            self.core.registry.change(self, self._awaited())
 
     def _awaited(self) -> int:
         """The events to wait for."""
@@ -405,7 +405,7 @@ class HTTP2Connection(Endpoint):
                 self.output.reset()
             now = time.monotonic()
             self._deadline_of_idle = now + (
-                self._core.keepalive_s or self._core.options.head_timeout_s
+                self.core.keepalive_s or self.core.options.head_timeout_s
             )
             self.deadline = self._deadline_of_idle
             return False

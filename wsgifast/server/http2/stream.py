@@ -18,7 +18,6 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from http import HTTPStatus
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Final
@@ -171,10 +170,6 @@ class Stream:
         self.output.write(body)
         self.output.end(len(body))
         return len(body)
-
-    def close_when_sent(self, close: Callable[[], object]) -> None:
-        assert self.exchange is not None
-        self.exchange.close = self._mux.core.pool.postpone(close, self.exchange.req)
 
     # Ends
 
