@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -189,10 +189,6 @@ class Backlog:
         view = memoryview(buffer)
         items.append(view)
         self.in_memory += _bytes_in_memory(view)
-
-    def extend(self, buffers: Iterable[bytes | memoryview]) -> None:
-        for buffer in buffers:
-            self.append(buffer)
 
     def append_file(self, segment: FileSegment) -> None:
         """Add a part of a file; its descriptor is closed once it is sent."""

@@ -189,7 +189,8 @@ class OutputQueue:
             self._check(*buffers)
             self._queue_held()
             backlog = self._begin_backlog()
-            backlog.extend(buffers)
+            for buffer in buffers:
+                backlog.append(buffer)
             self._send_or_raise()
             if not buffers or not backlog.size:
                 return

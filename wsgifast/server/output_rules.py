@@ -168,7 +168,9 @@ class DiskThreads:
                 return
             try:
                 if self._threads < _MOST:
-                    self._start_thread()
+                    thread = threading.Thread(target=self._serve, name="wsgifast-disk", daemon=True)
+                    thread.start()
+                    self._threads += 1
             except RuntimeError as error:
                 if not self._threads:
                     known.jobs.pop()
@@ -187,10 +189,6 @@ class DiskThreads:
         return sum(
             min(len(device.jobs), _PER_DEVICE - device.running) for device in self._devices.values()
         )
-
-    def _start_thread(self) -> None:
-        threading.Thread(target=self._serve, name="wsgifast-disk", daemon=True).start()
-        self._threads += 1
 
     def _serve(self) -> None:
         while (taken := self._take()) is not None:
