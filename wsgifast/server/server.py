@@ -307,7 +307,7 @@ class Server:
             self._on_sent(output, exchange, now)
         if exchange.close is not None:
             self.pool.make_due(exchange.close)
-        if isinstance(output.error, FileTruncated):
+        if output.error is not None and isinstance(output.error, FileTruncated):
             self.log.warning("Cutting off %s: %s", exchange.req.uri, output.error)
         if exchange.body is not None:
             exchange.body.close()
