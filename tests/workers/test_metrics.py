@@ -61,6 +61,7 @@ def scraped_until(port: int, name: str, value: float, **labels: str) -> Scrape:
 
 def exporter_of(server: LiveServer) -> int:
     """The pid of the last exporter that has begun to serve."""
+    server.wait_for_log("[INFO] Metrics at")
     return int(re.findall(r"\[(\d+)\] \[INFO\] Metrics at", server.log())[-1])
 
 
