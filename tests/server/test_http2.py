@@ -368,7 +368,7 @@ def test_stream_that_ends_while_queued_or_taken_is_no_error(begin: Begin) -> Non
     assert exchange.queued
     stream = Leaves(exchange)
     server.on_taken(stream)
-    assert len(server.counters.waits.take()) == 1
+    assert len(server.counters.waits) == 1
 
 
 def test_stream_that_ends_while_it_is_failed_fails_its_upload(begin: Begin) -> None:
