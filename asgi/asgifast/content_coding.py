@@ -8,14 +8,8 @@ from time import monotonic, time_ns
 
 from wsgifast.compression.codings import Compressor
 from wsgifast.compression.dictionaries import DCZ
-from wsgifast.compression.policy import (
-    DECISIVE_LENGTHS,
-    Compression,
-    Decision,
-    left_uncoded,
-    with_vary,
-)
-from wsgifast.compression.response import ResponseCoding
+from wsgifast.compression.policy import DECISIVE_LENGTHS, Compression, left_uncoded, with_vary
+from wsgifast.compression.response import Decision, ResponseCoding
 from wsgifast.files import RequestFacts
 from wsgifast.http.head import raw_headers
 
@@ -136,7 +130,8 @@ class ContentCoding(ResponseCoding):
             return start, message
         changed = decision.headers
         if decision.coding is not None and not is_head:
-            coded = await self._compressed(self._made(decision, len(body)).whole, body)
+            compressor = self.compressor_for(decision, decision.coding, len(body))
+            coded = await self._compressed(compressor.whole, body)
             if len(coded) < len(body):
                 changed = [*changed, ("content-length", str(len(coded)))]
                 message = {**message, "body": coded}
@@ -182,24 +177,21 @@ class ContentCoding(ResponseCoding):
     def _begin(self, start: Message) -> Message:
         """Decide about a response by its head; return the head to send."""
         headers = text_headers(start["headers"])
-        decide = self.decide if self.is_file else self.decide_page
-        decision = decide(start["status"], headers)
-        if decision is None:
-            return start
-        changed = decision.headers
-        if decision.coding is not None and self.is_file:
-            changed = with_vary(headers)
-        elif decision.coding is not None and self.method != "HEAD":
-            self.compressor = self._made(decision, None)
-        return {**start, "headers": raw_headers(changed)}
+        if self.is_file:
+            decision = self.decide(start["status"], headers)
+            changed = headers if decision is None else decision.headers
+            if decision is not None and decision.coding is not None:
+                changed = with_vary(headers)
+        else:
+            changed = self.begin(start["status"], headers)
+        return start if changed is headers else {**start, "headers": raw_headers(changed)}
 
-    def _made(self, decision: Decision, size: int | None) -> Compressor:
-        assert decision.coding is not None
-        self._thread_bytes = _THREAD_BYTES[decision.coding]
-        is_behind = _load.is_behind()
-        return self.compression.compressor(
-            decision.coding, decision.content_type, size, is_behind=is_behind
-        )
+    def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
+        self._thread_bytes = _THREAD_BYTES[coding]
+        return super().compressor_for(decision, coding, size)
+
+    def is_behind(self) -> bool:
+        return _load.is_behind()
 
     async def _compressed(self, compress: Callable[[bytes], bytes], block: bytes) -> bytes:
         if len(block) < self._thread_bytes:

@@ -25,7 +25,7 @@ from tests.support.coded import zstd
 from tests.support.wsgi import Server, new_environ
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.compression.codings import compressor
-from wsgifast.compression.decoding import BodyLimits, checked_limits, request_decoder
+from wsgifast.compression.decoding import BodyLimits, checked_limits
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
 
 CODINGS = ("zstd", "br", "gzip")
@@ -37,7 +37,7 @@ def coded(coding: str, content: bytes) -> bytes:
 
 
 def decoded(coding: str, data: bytes, *, step: int = 1000, max_bytes: int = 64 * MIB) -> bytes:
-    decoder = request_decoder(coding, max_bytes)
+    decoder = BodyLimits(max_bytes, decodes=True).decoder(coding)
     assert decoder is not None
     blocks = [data[at : at + step] for at in range(0, len(data), step)]
     content = b"".join(piece for block in blocks for piece in decoder.decode(block))
@@ -98,7 +98,7 @@ def test_bomb_is_413_before_it_has_grown(coding: str) -> None:
         bomb = brotli.compress(bytes(200 * MIB), quality=3)
     else:
         bomb = zstd.compress(bytes(200 * MIB))
-    decoder = request_decoder(coding, 1000 * MIB)
+    decoder = BodyLimits(1000 * MIB, decodes=True).decoder(coding)
     assert decoder is not None
     sizes: list[int] = []
     tracemalloc.start()
@@ -123,7 +123,7 @@ def test_decoded_size_is_limited() -> None:
 @given(st.text(max_size=30))
 def test_any_content_encoding_is_known_or_refused(value: str) -> None:
     with contextlib.suppress(RequestError):
-        request_decoder(value, MIB)
+        BodyLimits(MIB, decodes=True).decoder(value)
 
 
 @pytest.mark.parametrize("wrong", ["yes", 1000, None])

@@ -9,26 +9,35 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wsgifast import Compression, ConfigurationError
-from wsgifast.compression.codings import compressor, preferred_coding
-from wsgifast.compression.policy import (
-    Decision,
-    app_preconditions,
-    coded_copy_tag,
-    coded_tag,
-    decide,
-    left_uncoded,
-    with_vary,
-)
+from wsgifast.compression.codings import compressor
+from wsgifast.compression.policy import coded_tag, left_uncoded, with_vary
+from wsgifast.compression.response import Decision, ResponseCoding
 
 Headers = list[tuple[str, str]]
 JSON: Headers = [("Content-Type", "application/json"), ("Content-Length", "5000")]
 
 
-def decided(headers: Headers, options: Compression | None = None, **facts: Any) -> Decision | None:
-    return decide(
-        options or Compression(),
-        **{"method": "GET", "coding": "br", "code": 200, "headers": headers, **facts},
-    )
+def coding_of(
+    accept_encoding: str | None = "br",
+    options: Compression | None = None,
+    *,
+    method: str = "GET",
+    asked: bool | None = None,
+) -> ResponseCoding:
+    wish = [] if asked is None else [asked]
+    return ResponseCoding(options or Compression(), method, accept_encoding, wish)
+
+
+def decided(
+    headers: Headers,
+    options: Compression | None = None,
+    *,
+    accept_encoding: str | None = "br",
+    code: int = 200,
+    size: int | None = None,
+    **facts: Any,
+) -> Decision | None:
+    return coding_of(accept_encoding, options, **facts).decide(code, headers, size)
 
 
 def names(decision: Decision | None) -> dict[str, str]:
@@ -134,14 +143,13 @@ def test_left_uncoded_agrees_with_decide(
     lacks = left_uncoded(rules, method, code, headers, size, accept_encoding)
     if lacks is None:
         return
-    coding = preferred_coding(accept_encoding, rules.codings) if accept_encoding else None
-    decision = decide(rules, method=method, coding=coding, code=code, headers=headers, size=size)
+    decision = coding_of(accept_encoding, rules, method=method).decide(code, headers, size)
     assert decision is None or decision.coding is None
     assert [*headers, *lacks] == (headers if decision is None else decision.headers)
 
 
 def test_client_without_coding_gets_vary_alone() -> None:
-    decision = decided([*JSON, ("ETag", '"a"'), ("Accept-Ranges", "bytes")], coding=None)
+    decision = decided([*JSON, ("ETag", '"a"'), ("Accept-Ranges", "bytes")], accept_encoding=None)
     assert decision is not None
     assert decision.coding is None
     assert decision.headers == [
@@ -200,9 +208,9 @@ def test_vary_is_merged(vary: list[str], expected: list[str]) -> None:
 def test_tag_is_coded_and_restored(tag: str, sent: str) -> None:
     assert coded_tag(tag, "br") == sent
     assert names(decided([*JSON, ("ETag", tag)]))["etag"] == sent
-    none_match, match, sent_tags = app_preconditions(f'"other", {sent}', f"{sent}", "br")
-    assert (none_match, match) == (f'"other", {tag}', tag)
-    not_modified = decided([("ETag", tag)], code=304, sent_tags=sent_tags)
+    coding = coding_of("br")
+    assert coding.app_preconditions(f'"other", {sent}', sent) == (f'"other", {tag}', tag)
+    not_modified = coding.decide(304, [("ETag", tag)])
     assert names(not_modified) == {"etag": sent, "vary": "Accept-Encoding"}
 
 
@@ -212,24 +220,24 @@ def test_malformed_tag_is_not_sent_with_a_coded_body() -> None:
 
 def test_tags_of_other_codings_stay_in_if_none_match() -> None:
     given_tags = 'W/"a+gzip", "b", W/"c+zstd", "d+zstd-0123abcd", *'
-    none_match, match, _ = app_preconditions(given_tags, given_tags, ["zstd"])
+    none_match, match = coding_of("zstd").app_preconditions(given_tags, given_tags)
     assert none_match == 'W/"a+gzip", "b", "c", "d", "d+zstd-0123abcd", *'
     # If-Match asks for the state of the resource, whatever the coding was.
     assert match == '"a", "b", "c", "d", "d+zstd-0123abcd", *'
-    assert app_preconditions(given_tags, None, [None])[0] == given_tags
+    assert coding_of(None).app_preconditions(given_tags, None)[0] == given_tags
 
 
 def test_tag_of_a_copy_is_strong_and_restored() -> None:
-    tag = coded_copy_tag('"abc"', "zstd", 0xFF)
+    tag = coded_tag('"abc"', "zstd", checksum=0xFF)
     assert tag == '"abc+zstd-000000ff"'
-    assert app_preconditions(tag, None, ["zstd"])[0] == f'"abc", {tag}'
+    assert coding_of("zstd").app_preconditions(tag, None)[0] == f'"abc", {tag}'
 
 
 @given(header=st.text(max_size=60), coding=st.sampled_from(["br", "gzip", None]))
 def test_preconditions_without_our_tags_are_unchanged(header: str, coding: str | None) -> None:
-    restored = app_preconditions(header, header, [coding])
+    restored = coding_of(coding).app_preconditions(header, header)
     if "+" not in header and "~" not in header:
-        assert restored[:2] == (header, header)
+        assert restored == (header, header)
 
 
 def test_type_that_is_not_listed_is_compressed_if_the_app_asks() -> None:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..compression.codings import Compressor
-from ..compression.policy import IS_BEHIND, Compression, Decision, Header, Wish, with_vary
-from ..compression.response import ResponseCoding
+from ..compression.policy import IS_BEHIND, Compression, Header, Wish, with_vary
+from ..compression.response import Decision, ResponseCoding
 from .access_log import CODED_BYTES, CODING, UNCODED_BYTES
 from .files import header_of
 
@@ -24,7 +24,7 @@ class ContentCoding(ResponseCoding):
     """Compresses the response to one request.
 
     :param environ: the app sees its own tags in the preconditions: see
-        :func:`~wsgifast.compression.policy.app_preconditions`.
+        :meth:`~wsgifast.compression.response.ResponseCoding.app_preconditions`.
     :ivar if_none_match: as the client sent it; the app gets its own in the environ. So `if_match`.
     :ivar is_done_by_server: the server compresses the blocks of a stream, those of write() too.
     """
@@ -52,16 +52,6 @@ class ContentCoding(ResponseCoding):
                 if value is not None:
                     environ[key] = value
 
-    def begin(self, code: int, headers: list[Header]) -> list[Header]:
-        """Decide about a response whose body is compressed block by block; return its headers."""
-        self.compressor = None
-        decision = self.decide_page(code, headers)
-        if decision is None:
-            return headers
-        if decision.coding is not None and self.method != "HEAD":
-            self._start(decision, None)
-        return decision.headers
-
     def whole(
         self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int
     ) -> tuple[list[Header], Iterable[bytes]]:
@@ -71,14 +61,15 @@ class ContentCoding(ResponseCoding):
         decision = self.decide_page(code, headers, None if is_head and not size else size)
         if decision is None:
             return headers, blocks
-        if decision.coding is None or is_head:
+        coding = decision.coding
+        if coding is None or is_head:
             return decision.headers, blocks
         if size > _WHOLE_BYTES:
-            self._start(decision, None)
+            self.compressor = self.compressor_for(decision, coding, None)
             return decision.headers, self.flushed(blocks)
-        content = b"".join(blocks)
-        coded = self._start(decision, size).whole(content)
         self.compressor = None
+        content = b"".join(blocks)
+        coded = self.compressor_for(decision, coding, size).whole(content)
         if len(coded) >= size:
             self.environ.pop(CODING)
             return with_vary(headers, decision.vary), [content]
@@ -118,17 +109,13 @@ class ContentCoding(ResponseCoding):
             return block
         return self._count(block, compressor.flushed(block))
 
-    def _start(self, decision: Decision, size: int | None) -> Compressor:
-        assert decision.coding is not None
-        self.note(decision.coding, size or 0, 0)
+    def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
+        self.note(coding, size or 0, 0)
+        return super().compressor_for(decision, coding, size)
+
+    def is_behind(self) -> bool:
         is_behind = self.environ.get(IS_BEHIND)
-        self.compressor = self.compression.compressor(
-            decision.coding,
-            decision.content_type,
-            size,
-            is_behind=is_behind is not None and is_behind(),
-        )
-        return self.compressor
+        return is_behind is not None and is_behind()
 
     def _count(self, block: bytes, coded: bytes) -> bytes:
         environ: Any = self.environ

@@ -58,12 +58,21 @@ class BodyLimits(NamedTuple):
             raise BodyTooLarge(self.limit_bytes)
 
     def decoder(self, content_encoding: str) -> RequestDecoder | None:
-        """Return what decodes a body; None if it is not coded.
+        """Return what decodes a body with this Content-Encoding; None if it is not coded.
 
         :raises RequestError: for another coding, or several.
         """
+        names = [name for name in list_members(content_encoding) if name not in ("", "identity")]
+        if not names:
+            return None
+        coding = "gzip" if names[0] == "x-gzip" else names[0]
+        if len(names) > 1 or coding not in decodable():
+            accepted = ", ".join(decodable())
+            refused = RequestError(415, f"A Content-Encoding of {accepted} is accepted here")
+            refused.headers = (("Accept-Encoding", accepted),)  # RFC 9110, section 12.5.3
+            raise refused
         limit = _DECODED_BYTES if self.limit_bytes is None else self.limit_bytes
-        return request_decoder(content_encoding, limit)
+        return RequestDecoder(coding, limit)
 
 
 @lru_cache(1)
@@ -74,24 +83,6 @@ def decodable() -> tuple[str, ...]:
         for coding in available_codings()
         if coding != "br" or hasattr(import_module("brotli").Decompressor, "can_accept_more_data")
     )
-
-
-def request_decoder(content_encoding: str, max_bytes: int) -> RequestDecoder | None:
-    """Return the decoder for a request's Content-Encoding; None for a body that is not coded.
-
-    :raises RequestError: for another coding, or several.
-    """
-    names = list_members(content_encoding)
-    names = [name for name in names if name not in ("", "identity")]
-    if not names:
-        return None
-    coding = "gzip" if names[0] == "x-gzip" else names[0]
-    if len(names) > 1 or coding not in decodable():
-        accepted = ", ".join(decodable())
-        refused = RequestError(415, f"A Content-Encoding of {accepted} is accepted here")
-        refused.headers = (("Accept-Encoding", accepted),)  # RFC 9110, section 12.5.3
-        raise refused
-    return RequestDecoder(coding, max_bytes)
 
 
 class RequestDecoder:
@@ -185,18 +176,14 @@ class _Brotli:
         return bool(self._decompressor.is_finished())
 
 
-def _gzip() -> _Frames:
-    return _Frames(lambda: zlib.decompressobj(16 + zlib.MAX_WBITS))
-
-
-def _zstd() -> _Frames:
+def _zstd() -> Any:
     zstd = import_module(ZSTD_MODULE)
     options = {zstd.DecompressionParameter.window_log_max: MAX_ZSTD_WINDOW_LOG}
-    return _Frames(lambda: zstd.ZstdDecompressor(options=options))
+    return zstd.ZstdDecompressor(options=options)
 
 
 _DECODERS: dict[str, Callable[[], _Frames | _Brotli]] = {
-    "gzip": _gzip,
+    "gzip": lambda: _Frames(lambda: zlib.decompressobj(16 + zlib.MAX_WBITS)),
     "br": _Brotli,
-    "zstd": _zstd,
+    "zstd": lambda: _Frames(_zstd),
 }

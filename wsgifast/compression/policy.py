@@ -1,11 +1,6 @@
-"""What of an app's responses is compressed, and what becomes of their headers. No I/O, no clock.
+"""What of an app's responses is compressed, and how: options, types, Vary and entity tags.
 
-A response is compressed if the client accepts a coding, if it has a body that the app has not coded
-itself, and if its Content-Type is one that shrinks. Vary says to caches that the answer depends
-on Accept-Encoding, also where this one is not compressed. What is coded on the fly differs in its
-bytes each time, since its padding does: its entity tag is the app's with a suffix, and weak. The
-suffix is taken off again in the preconditions of a later request, so that the app's own 304 and 412
-keep working.
+No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -13,16 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from ..checks import check_switches, is_count, list_of_text, shown
 from ..errors import ConfigurationError
 from ..http.framing import has_body, list_members
-from ..http.head import TOKEN, header_value, parse_length
+from ..http.head import TOKEN
 from .codings import (
     DEFAULT_LEVELS,
     LEVELS,
-    SIBLING_SUFFIXES,
     Compressor,
     Counted,
     checked_codings,
@@ -68,7 +61,7 @@ _NEVER = ("application/grpc",)
 _PAGES = re.compile(r"(?:text/|application/)(?:html|xhtml\+xml|json|x-json|[^;]*\+json)")
 
 # Headers that describe the bytes of the uncoded body, or offer ranges of it.
-_OF_THE_UNCODED = frozenset(
+OF_THE_UNCODED = frozenset(
     {"content-length", "content-md5", "digest", "content-digest", "repr-digest", "accept-ranges"}
 )
 # Lengths of the names that matter, so that most headers are passed over by a comparison of numbers.
@@ -80,12 +73,6 @@ _VARIES: tuple[Header, ...] = (("Vary", "Accept-Encoding"),)
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
-# The suffix of a coded tag: + behind a strong tag of the app's, ~ behind a weak one. The strong tag
-# of a file's coded copy has a checksum of that copy, too.
-_CODED_TAG = re.compile(
-    r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])'
-    rf'(?P<coding>{"|".join([*SIBLING_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{{8}})?"'
-)
 _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
 
 
@@ -206,110 +193,6 @@ def compress_response(request: object, compress: bool) -> None:
         wish[:] = [compress]
 
 
-def app_preconditions(
-    if_none_match: str | None, if_match: str | None, codings: Collection[str | None]
-) -> tuple[str | None, str | None, Mapping[str, str]]:
-    """Return If-None-Match and If-Match with the app's own tags in place of those made of them.
-
-    If-None-Match is changed only for tags of the coding that this request would get: a cache that
-    has a copy in another coding must not be asked to send that one. If-Match asks whether the app's
-    own state is the one that the client has seen, in whatever coding. If-Range stays as it is: a
-    part of the app's body does not fit a part of a coded one, so the app has to send all of it.
-    The tag of a file's copy stays beside the original: the app may be a StaticFiles with such tags.
-
-    :param codings: those that the answer may have.
-    :returns: also the coded tags of the request's If-None-Match, by what they became.
-    """
-    sent: dict[str, str] = {}
-
-    def restored(match: re.Match[str]) -> str:
-        tag = _original(match)
-        sent[tag] = match[0]
-        return _with_copy(match)
-
-    if if_none_match is not None:
-        if_none_match = _CODED_TAG.sub(
-            lambda match: restored(match) if match["coding"] in codings else match[0], if_none_match
-        )
-    if if_match is not None:
-        if_match = _CODED_TAG.sub(_with_copy, if_match)
-    return if_none_match, if_match, sent
-
-
-class Decision(NamedTuple):
-    """What is done with a response.
-
-    :ivar headers: to send in place of the app's.
-    :ivar coding: that the body is compressed with; None to send it as it is.
-    :ivar content_type: the app's.
-    :ivar vary: the headers of the request that it depends on.
-    """
-
-    headers: list[Header]
-    coding: str | None
-    content_type: str
-    vary: Sequence[str] = ("Accept-Encoding",)
-
-
-def decide(
-    compression: Compression,
-    *,
-    method: str,
-    coding: str | None,
-    code: int,
-    headers: Sequence[Header],
-    size: int | None = None,
-    asked: bool | None = None,
-    sent_tags: Mapping[str, str] | None = None,
-) -> Decision | None:
-    """Decide about a response.
-
-    :param method: of the request.
-    :param coding: that the client prefers; None for none.
-    :param code: of the response's status.
-    :param headers: the app's.
-    :param size: of the body in bytes, where it is known without a Content-Length.
-    :param asked: by the app, with :func:`compress_response`; None if it leaves that to the options.
-    :param sent_tags: of :func:`app_preconditions`.
-    :returns: None to send it as it is.
-    """
-    if code == 304:
-        return _not_modified(method, headers, sent_tags or {})
-    # Most responses are this one.
-    if (code != 200 or method != "GET") and not (
-        has_body(method, code) or (method == "HEAD" and has_body("GET", code))
-    ):
-        return None
-    content_type, _ = _of_head(headers)
-    if content_type is None:
-        return None
-    if not (compression.shrinks[content_type] if asked is None else asked):
-        return None
-    if code == 206:
-        coding = None  # the app has answered Range for the uncoded body
-    elif not asked:
-        length = size
-        if length is None:
-            length = parse_length((header_value(headers, "content-length") or "").strip(" \t"))
-        if length is not None and length < compression.min_bytes:
-            return None
-    if coding is None:
-        return Decision(with_vary(headers), None, content_type)
-    if size is None and method == "HEAD":
-        # Not known without the body: whether GET's is long enough, or has a coding of the app's.
-        kept = [h for h in headers if h[0].lower() not in ("etag", *_OF_THE_UNCODED)]
-        return Decision(with_vary(kept), None, content_type)
-    coded = []
-    for name, value in headers:
-        lower = name.lower()
-        if lower == "etag":
-            if _TAG.fullmatch(value.strip(" \t")):
-                coded.append(("ETag", coded_tag(value, coding)))
-        elif lower not in _OF_THE_UNCODED:
-            coded.append((name, value))
-    return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
-
-
 def left_uncoded(
     compression: Compression,
     method: str,
@@ -318,10 +201,10 @@ def left_uncoded(
     size: int,
     accept_encoding: str | None,
 ) -> tuple[Header, ...] | None:
-    """Return what a head lacks whose whole body is sent as it is; None if :func:`decide` decides.
+    """Return what a head lacks whose whole body is sent as it is; None if that is not sure.
 
-    It gives the answer of :func:`decide` for most responses that are not compressed, at less cost,
-    where the app leaves that to the options.
+    It gives the answer of :meth:`~.response.ResponseCoding.decide` for most responses that are not
+    compressed, at less cost, where the app leaves that to the options.
 
     :param headers: at least those with names of the lengths in :data:`DECISIVE_LENGTHS`.
     :param size: of the body.
@@ -333,7 +216,7 @@ def left_uncoded(
         return ()
     if (code != 200 or method != "GET") and not has_body(method, code):
         return ()
-    content_type, has_vary = _of_head(headers)
+    content_type, has_vary = kind_of_head(headers)
     if content_type is None or not compression.shrinks[content_type]:
         return ()
     if accept_encoding and preferred_coding(accept_encoding, compression.codings) is not None:
@@ -341,7 +224,7 @@ def left_uncoded(
     return None if has_vary else _VARIES
 
 
-def _of_head(headers: Sequence[Header]) -> tuple[str | None, bool]:
+def kind_of_head(headers: Sequence[Header]) -> tuple[str | None, bool]:
     """Return the Content-Type, None if the body must not be coded; and whether there is a Vary."""
     content_type = None
     has_vary = False
@@ -372,31 +255,27 @@ def is_page(content_type: str) -> bool:
     return _PAGES.match(content_type.strip(" \t").lower()) is not None
 
 
-def recoded_tag(tag: str, coding: str) -> str:
-    """Return the tag of what is coded on the fly in another coding."""
-    return _CODED_TAG.sub(rf'W/"\g<opaque>\g<kind>{coding}"', tag)
+def coded_tag(etag: str, coding: str, checksum: int | None = None) -> str | None:
+    """Return the entity tag of a coded body; None if that of the uncoded one is malformed.
 
+    It has a suffix: + behind a strong tag, ~ behind a weak one, and the coding.
 
-def coded_tag(etag: str, coding: str) -> str:
-    """Return the entity tag of what is coded on the fly."""
+    :param checksum: of a file's coded copy, 32 bits: another compressor makes other bytes. The copy
+        stays the same, so that its tag is strong, if the file's is. None for what is coded on the
+        fly.
+    """
     match = _TAG.fullmatch(etag.strip(" \t"))
     if match is None:
-        return etag
-    return f'W/"{match["opaque"]}{"~" if match["weak"] else "+"}{coding}"'
-
-
-def coded_copy_tag(etag: str, coding: str, checksum: int) -> str:
-    """Return the strong entity tag of a coded copy of a file, which stays the same.
-
-    :param etag: the file's own, strong.
-    :param checksum: of the copy, 32 bits: another compressor makes other bytes.
-    """
-    return f'{etag[:-1]}+{coding}-{checksum:08x}"'
+        return None
+    if match["weak"] or checksum is None:
+        return f'W/"{match["opaque"]}{"~" if match["weak"] else "+"}{coding}"'
+    return f'"{match["opaque"]}+{coding}-{checksum:08x}"'
 
 
 def uncoded_headers_dropped(headers: Iterable[Header]) -> list[Header]:
-    """Return headers without those that describe the bytes of the uncoded body."""
-    return [header for header in headers if header[0].lower() not in _OF_THE_UNCODED]
+    """Return headers without the entity tag and what else is of the uncoded body's bytes."""
+    dropped = OF_THE_UNCODED | {"etag"}
+    return [header for header in headers if header[0].lower() not in dropped]
 
 
 def with_vary(headers: Iterable[Header], on: Sequence[str] = ("Accept-Encoding",)) -> list[Header]:
@@ -421,29 +300,6 @@ def with_vary(headers: Iterable[Header], on: Sequence[str] = ("Accept-Encoding",
         name, value = result[at]
         result[at] = name, ", ".join([value, *on])
     return result
-
-
-def _not_modified(
-    method: str, headers: Sequence[Header], sent_tags: Mapping[str, str]
-) -> Decision | None:
-    """A 304 with the tag that the client has sent."""
-    if method not in ("GET", "HEAD"):
-        return None
-    changed = [
-        (name, sent_tags.get(value.strip(" \t"), value) if name.lower() == "etag" else value)
-        for name, value in headers
-    ]
-    return Decision(with_vary(changed), None, "")
-
-
-def _original(match: re.Match[str]) -> str:
-    weak = "W/" if match["kind"] == "~" else ""
-    return f'{weak}"{match["opaque"]}"'
-
-
-def _with_copy(match: re.Match[str]) -> str:
-    """The original of a tag, and the tag itself if it is that of a copy."""
-    return f"{_original(match)}, {match[0]}" if match["copy"] else _original(match)
 
 
 def _checked_levels(levels: Mapping[str, int] | None) -> dict[str, int]:

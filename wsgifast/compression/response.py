@@ -1,5 +1,12 @@
 """What is decided about the coding of one response, for WSGI and ASGI. No I/O, no clock.
 
+A response is compressed if the client accepts a coding, if it has a body that the app has not coded
+itself, and if its Content-Type is one that shrinks. Vary says to caches that the answer depends
+on Accept-Encoding, also where this one is not compressed. What is coded on the fly differs in its
+bytes each time, since its padding does: its entity tag is the app's with a suffix, and weak. The
+suffix is taken off again in the preconditions of a later request, so that the app's own 304 and 412
+keep working.
+
 Public pages and JSON are compressed by the dictionary of Compression(dictionary=...). An answer is
 public if its request has neither Cookie nor Authorization, and it has no Set-Cookie and may be
 shared. What it has in common with the dictionary, which everybody can read, shows in its length.
@@ -7,34 +14,50 @@ shared. What it has in common with the dictionary, which everybody can read, sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..http.head import header_value
-from .codings import Compressor, preferred_coding
-from .dictionaries import (
-    DCZ,
-    ClientDictionary,
-    PagesDictionary,
-    client_dictionary,
-    prefers_delta,
-)
+from ..http.framing import has_body
+from ..http.head import header_value, parse_length
+from .codings import SIBLING_SUFFIXES, Compressor, preferred_coding
+from .dictionaries import DCZ, ClientDictionary, PagesDictionary, client_dictionary, prefers_delta
 from .policy import (
+    OF_THE_UNCODED,
     Compression,
-    Decision,
     Header,
     Wish,
-    app_preconditions,
     cache_directives,
-    decide,
+    coded_tag,
     is_page,
-    recoded_tag,
+    kind_of_head,
+    uncoded_headers_dropped,
     with_vary,
 )
 
 _NOT_SHARED = {"private", "no-store"}
+# A tag of coded_tag().
+_CODED_TAG = re.compile(
+    r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])'
+    rf'(?P<coding>{"|".join([*SIBLING_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{{8}})?"'
+)
+
+
+class Decision(NamedTuple):
+    """What is done with a response.
+
+    :ivar headers: to send in place of the app's.
+    :ivar coding: that the body is compressed with; None to send it as it is.
+    :ivar content_type: the app's.
+    :ivar vary: the headers of the request that it depends on.
+    """
+
+    headers: list[Header]
+    coding: str | None
+    content_type: str
+    vary: Sequence[str] = ("Accept-Encoding",)
 
 
 class ResponseCoding:
@@ -47,7 +70,12 @@ class ResponseCoding:
     """
 
     compressor: Compressor | None = None
-    _pages: PagesClient | None = None
+    # The dictionary of pages, if this may be the request for one of them; the URL path of the app;
+    # and what the client has, None if it is not this dictionary.
+    _pages: PagesDictionary | None = None
+    _mount = ""
+    _has: ClientDictionary | None = None
+    # The coded tags of the request's If-None-Match, by what they became.
     _sent_tags: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -58,10 +86,9 @@ class ResponseCoding:
         self.accept_encoding = accept_encoding
         self.wish = wish
 
-    @property
-    def asked(self) -> bool | None:
-        """What the app wants; None where it leaves that to the options."""
-        return self.wish[0] if self.wish else None
+    def is_behind(self) -> bool:
+        """Whether the server is behind with its work."""
+        raise NotImplementedError
 
     @cached_property
     def coding(self) -> str | None:
@@ -80,44 +107,145 @@ class ResponseCoding:
             return
         if header("Cookie") is not None or header("Authorization") is not None:
             return
+        self._pages, self._mount = dictionary, mount
         available = header("Available-Dictionary")
-        has = None
         if available is not None and prefers_delta(header("Accept-Encoding")):
             has = client_dictionary(available, header)
-            if has is not None and has.digest != dictionary.digest:
-                has = None
-        self._pages = PagesClient(dictionary, mount, has)
+            if has is not None and has.digest == dictionary.digest:
+                self._has = has
 
     def app_preconditions(
         self, if_none_match: str | None, if_match: str | None
     ) -> tuple[str | None, str | None]:
-        """Return the request's preconditions as the app is to see them, with its own tags."""
-        has_dictionary = self._pages is not None and self._pages.has is not None
-        codings = (self.coding, DCZ) if has_dictionary else (self.coding,)
-        *restored, self._sent_tags = app_preconditions(if_none_match, if_match, codings)
-        return restored[0], restored[1]
+        """Return If-None-Match and If-Match with the app's own tags in place of those made of them.
+
+        If-None-Match is changed only for tags of the coding that this request would get: a cache
+        that has a copy in another coding must not be asked to send that one. If-Match asks whether
+        the app's own state is the one that the client has seen, in whatever coding. If-Range stays
+        as it is: a part of the app's body does not fit a part of a coded one, so the app has to
+        send all of it. The tag of a file's copy stays beside the original: the app may be a
+        StaticFiles with such tags.
+        """
+        codings = (self.coding,) if self._has is None else (self.coding, DCZ)
+        self._sent_tags = sent = {}
+
+        def restored(match: re.Match[str]) -> str:
+            if match["coding"] not in codings:
+                return match[0]
+            sent[_original(match)] = match[0]
+            return _with_copy(match)
+
+        if if_none_match is not None:
+            if_none_match = _CODED_TAG.sub(restored, if_none_match)
+        if if_match is not None:
+            if_match = _CODED_TAG.sub(_with_copy, if_match)
+        return if_none_match, if_match
 
     def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
-        """Decide about a response; see :func:`~wsgifast.compression.policy.decide`."""
-        return decide(
-            self.compression,
-            method=self.method,
-            coding=self.coding,
-            code=code,
-            headers=headers,
-            size=size,
-            asked=self.asked,
-            sent_tags=self._sent_tags,
-        )
+        """Decide about a response.
+
+        :param code: of its status.
+        :param headers: the app's.
+        :param size: of the body in bytes, where it is known without a Content-Length.
+        :returns: None to send it as it is.
+        """
+        method = self.method
+        if code == 304:
+            return self._not_modified(headers)
+        # Most responses are this one.
+        if (code != 200 or method != "GET") and not (
+            has_body(method, code) or (method == "HEAD" and has_body("GET", code))
+        ):
+            return None
+        content_type, _ = kind_of_head(headers)
+        if content_type is None:
+            return None
+        asked = self.wish[0] if self.wish else None  # None leaves it to the options
+        if not (self.compression.shrinks[content_type] if asked is None else asked):
+            return None
+        coding = None
+        # The app has answered Range for the uncoded body.
+        if code != 206:
+            coding = self.coding
+            if not asked:
+                length = size
+                if length is None:
+                    declared = header_value(headers, "content-length") or ""
+                    length = parse_length(declared.strip(" \t"))
+                if length is not None and length < self.compression.min_bytes:
+                    return None
+        if coding is None:
+            return Decision(with_vary(headers), None, content_type)
+        if size is None and method == "HEAD":
+            # Not known without the body: whether GET's is long enough, or has a coding of the
+            # app's.
+            kept = uncoded_headers_dropped(headers)
+            return Decision(with_vary(kept), None, content_type)
+        coded = []
+        for name, value in headers:
+            lower = name.lower()
+            if lower == "etag":
+                tag = coded_tag(value, coding)
+                if tag is not None:
+                    coded.append(("ETag", tag))
+            elif lower not in OF_THE_UNCODED:
+                coded.append((name, value))
+        return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
 
     def decide_page(
         self, code: int, headers: list[Header], size: int | None = None
     ) -> Decision | None:
         """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
         decision = self.decide(code, headers, size)
-        if decision is None or self._pages is None:
+        pages = self._pages
+        if decision is None or pages is None:
             return decision
-        return self._pages.decided(decision, code)
+        changed = decision.headers
+        if code == 304:
+            return _on_dictionary(decision, changed)
+        is_coded_page = decision.coding is not None and is_page(decision.content_type)
+        if not is_coded_page or code != 200 or is_private(changed):
+            return decision
+        allowed = header_value(changed, "access-control-allow-origin")
+        if self._has is None or not self._has.may_be_used(allowed):
+            if "html" in decision.content_type.lower():
+                changed = [*changed, ("Link", pages.link(self._mount))]
+            return _on_dictionary(decision, changed)
+        coded = [
+            ("Content-Encoding", DCZ)
+            if name == "Content-Encoding"
+            else (name, _CODED_TAG.sub(rf'W/"\g<opaque>\g<kind>{DCZ}"', value))
+            if name == "ETag"
+            else (name, value)
+            for name, value in changed
+        ]
+        return _on_dictionary(decision, coded)._replace(coding=DCZ)
+
+    def begin(self, code: int, headers: list[Header]) -> list[Header]:
+        """Decide about a response whose body is compressed block by block; return its headers."""
+        self.compressor = None
+        decision = self.decide_page(code, headers)
+        if decision is None:
+            return headers
+        if decision.coding is not None and self.method != "HEAD":
+            self.compressor = self.compressor_for(decision, decision.coding, None)
+        return decision.headers
+
+    def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
+        """Make the compressor for a body of `size` bytes; None for a stream."""
+        kind = decision.content_type
+        return self.compression.compressor(coding, kind, size, is_behind=self.is_behind())
+
+    def _not_modified(self, headers: list[Header]) -> Decision | None:
+        """A 304 with the tag that the client has sent."""
+        if self.method not in ("GET", "HEAD"):
+            return None
+        tags = self._sent_tags
+        changed = [
+            (name, tags.get(value.strip(" \t"), value) if name.lower() == "etag" else value)
+            for name, value in headers
+        ]
+        return Decision(with_vary(changed), None, "")
 
 
 def is_private(headers: Iterable[Header]) -> bool:
@@ -129,42 +257,16 @@ def is_private(headers: Iterable[Header]) -> bool:
     )
 
 
-class PagesClient(NamedTuple):
-    """A client that the dictionary of pages is for.
-
-    :ivar mount: the URL path of the app.
-    :ivar has: what it has; None if it is not this dictionary.
-    """
-
-    dictionary: PagesDictionary
-    mount: str
-    has: ClientDictionary | None
-
-    def decided(self, decision: Decision, code: int) -> Decision:
-        """Return what is done with a response, of which `decision` is without the dictionary."""
-        if code == 304:
-            return _on_dictionary(decision, decision.headers)
-        if decision.coding is None or code != 200 or not is_page(decision.content_type):
-            return decision
-        headers = decision.headers
-        if is_private(headers):
-            return decision
-        allowed = header_value(headers, "access-control-allow-origin")
-        if self.has is None or not self.has.may_be_used(allowed):
-            if "html" in decision.content_type.lower():
-                headers = [*headers, ("Link", self.dictionary.link(self.mount))]
-            return _on_dictionary(decision, headers)
-        changed = [
-            ("Content-Encoding", DCZ)
-            if name == "Content-Encoding"
-            else (name, recoded_tag(value, DCZ))
-            if name == "ETag"
-            else (name, value)
-            for name, value in headers
-        ]
-        return _on_dictionary(decision, changed)._replace(coding=DCZ)
-
-
 def _on_dictionary(decision: Decision, headers: list[Header]) -> Decision:
     on = (*decision.vary, "Available-Dictionary")
     return decision._replace(headers=with_vary(headers, on), vary=on)
+
+
+def _original(match: re.Match[str]) -> str:
+    weak = "W/" if match["kind"] == "~" else ""
+    return f'{weak}"{match["opaque"]}"'
+
+
+def _with_copy(match: re.Match[str]) -> str:
+    """The original of a tag, and the tag itself if it is that of a copy."""
+    return f"{_original(match)}, {match[0]}" if match["copy"] else _original(match)

@@ -17,9 +17,8 @@ from typing import IO
 
 from ..compression.codings import TOTALS, compressor
 from ..compression.dictionaries import DCZ
-from ..compression.policy import Header, coded_copy_tag, coded_tag, uncoded_headers_dropped
+from ..compression.policy import Header, coded_tag, uncoded_headers_dropped
 from ..sockets.sending import FileSegment, has_its_size
-from .conditions import is_etag
 from .directory import Identity, identity_of
 from .found import Kept, MemoryCache, is_settled
 from .plan import Plan, Representation, RequestFacts
@@ -88,15 +87,11 @@ class CodedCopy(Kept):
         if made is not None and made[0] is headers:
             return made[1]
         assert self.body is not None
-        dropped = uncoded_headers_dropped(headers)
-        own = [each for each in dropped if each[0].lower() != "etag"]
+        own = uncoded_headers_dropped(headers)
         own.append(("Content-Encoding", self.coding))
-        if etag is not None and is_etag(etag):
-            if etag.startswith("W/"):
-                etag = coded_tag(etag, self.coding)
-            else:
-                etag = coded_copy_tag(etag, self.coding, self.checksum)
-            own.append(("ETag", etag))
+        tag = None if etag is None else coded_tag(etag, self.coding, self.checksum)
+        if tag is not None:
+            own.append(("ETag", tag))
         if ranges:
             own.append(("Accept-Ranges", "bytes"))
         representation = Representation(len(self.body), own, body=self.body, ranges=ranges)

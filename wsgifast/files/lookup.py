@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 
 from ..compression.codings import SIBLING_SUFFIXES
 from ..compression.dictionaries import VARY
-from ..compression.policy import Compression, cache_directives, decide
+from ..compression.policy import Compression, cache_directives
+from ..compression.response import ResponseCoding
 from ..http.head import header_value
 from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
@@ -177,18 +178,18 @@ class Lookup:
             below = [] if self.index is None else [self.index]
             absent += [directory.full_path(names), directory.full_path([*names, *below])]
             return None
-        if not opened.is_directory:
-            return FoundFile(directory, names, opened, absent, self.directories)
-        os.close(opened.fd)
-        if self.index is not None:
+        if opened.is_directory:
+            os.close(opened.fd)
+            if self.index is None:
+                return "directory"
             names = [*names, self.index]
             opened = directory.open(names)
-            if opened is not None and not opened.is_directory:
-                return FoundFile(directory, names, opened, absent, self.directories)
-            if opened is not None:
-                os.close(opened.fd)
-            absent.append(directory.full_path(names))
-        return "directory"
+            if opened is None or opened.is_directory:
+                if opened is not None:
+                    os.close(opened.fd)
+                absent.append(directory.full_path(names))
+                return "directory"
+        return FoundFile(directory, names, opened, absent, self.directories)
 
     def describe(self, file: FoundFile, url: str, mount: str = "") -> Found:
         """Describe a file and its encoded siblings, which are opened for it.
@@ -242,13 +243,11 @@ class Lookup:
             recheck_s=self.recheck_s,
         )
 
-    def _made_codings(self, headers: Sequence[Header], size: int) -> tuple[str, ...]:
+    def _made_codings(self, headers: list[Header], size: int) -> tuple[str, ...]:
         compression = self.compression
         if compression is None or size > MAX_FILE_BYTES:
             return ()
-        decision = decide(
-            compression, method="GET", coding=None, code=200, headers=headers, size=size
-        )
+        decision = ResponseCoding(compression, "GET", None, []).decide(200, headers, size)
         return () if decision is None else compression.codings
 
     def _describe_one(

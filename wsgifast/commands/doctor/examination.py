@@ -18,7 +18,7 @@ from typing import Any
 from ...checks import Interface, size_text
 from ...compression import Compression
 from ...compression.codings import available_codings, compressor
-from ...compression.policy import decide
+from ...compression.response import ResponseCoding
 from ...files.coded_copies import MIN_SAVING
 from ...middleware import WSGIFast
 from ..client import BROWSER_ACCEPT_ENCODING, decoded
@@ -126,16 +126,15 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
 def coded_sizes(answer: Recording) -> dict[str, CodedSize]:
     """What each coding would make of a large body that has none; empty if that gains nothing."""
     body = bytes(answer.body)
-    decision = decide(
-        Compression(), method="GET", coding="gzip", code=answer.status or 0, headers=answer.headers
-    )
+    coding = ResponseCoding(Compression(), "GET", "gzip", [])
+    decision = coding.decide(answer.status or 0, answer.headers)
     if len(body) < _LARGE_BYTES or decision is None or decision.coding is None:
         return {}
     found = {}
-    for coding in available_codings():
+    for name in available_codings():
         began = time.thread_time()
-        size = len(compressor(coding, size=len(body)).whole(body))
-        found[coding] = CodedSize(size, time.thread_time() - began)
+        size = len(compressor(name, size=len(body)).whole(body))
+        found[name] = CodedSize(size, time.thread_time() - began)
     smallest = min(each.bytes for each in found.values())
     return found if smallest <= len(body) * (1 - MIN_SAVING) else {}
 
