@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from tests.devservers.serving import serve
 from tests.support.chromium import chromium
-from tests.support.coded import decoded, decoded_delta
+from tests.support.coded import BROWSERS, available, decoded, decoded_delta
 from tests.support.servers import wait_for
 from wsgifast import Compression, ConfigurationError, WSGIFast
 from wsgifast.commands import cli
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 FRAME = "".join(f"<li><a href='/item/{n * 7919 % 997}'>entry {n}</a>\n" for n in range(200))
 PAGES = [f"<!doctype html><title>{n}</title>{FRAME}<p>{n * n}".encode() for n in range(4)]
-BROWSERS = "gzip, deflate, br, zstd, dcb, dcz"
 VARY = "Accept-Encoding, Available-Dictionary"
 HTML = ("Content-Type", "text/html; charset=utf-8")
 
@@ -36,10 +33,6 @@ def dictionary(tmp_path: Path) -> Path:
     path = tmp_path / "pages.dict"
     path.write_bytes(train(PAGES[:2]))
     return path
-
-
-def available(content: bytes) -> str:
-    return f":{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
 
 
 def page(**options: Any) -> Site:

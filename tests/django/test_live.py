@@ -18,7 +18,7 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.test import Client
 
-from tests.support.files import wait_until_settled
+from tests.support.files import settle
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, live_server
 from tests.workers.serving import gunicorn_command
@@ -123,7 +123,7 @@ def test_project_takes_an_upload_and_sends_it(server: LiveServer, browser: Brows
     sent = browser.ask("/documents/", "POST", body, **form)
     assert sent.status == 302, str(sent)
     document = apps.get_model("polls", "Document").objects.latest("pk")
-    wait_until_settled(Path(document.file.path))  # a file as new as the request has no ranges
+    settle(Path(document.file.path))  # a file as new as the request has no ranges
     media = f"/media/{document.file.name}"
     download = sent.header("Location")
     assert download is not None

@@ -6,9 +6,8 @@ import asyncio
 import gzip
 import os
 import re
-from base64 import b64encode
 from collections.abc import Callable, Iterator
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 from typing import Any
 from wsgiref.util import FileWrapper
@@ -22,8 +21,8 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.test import AsyncClient, Client, override_settings
 
 from tests.asgi.support import call, scope_of
-from tests.static.calls import settle
-from tests.support.coded import decoded_delta
+from tests.support.coded import available, decoded_delta
+from tests.support.files import settle
 from tests.support.servers import wait_for
 from tests.support.wsgi import Server, new_environ
 from wsgifast import ConfigurationError
@@ -292,12 +291,9 @@ def test_django_client_with_an_earlier_release_gets_a_delta(ask: Ask, root: Path
     (root / "css" / "b.0123456789ab.css").write_bytes(old)
     (root / "css" / "b.ba9876543210.css").write_bytes(new)
     settle(*(root / "css").iterdir())
-    available = f":{b64encode(sha256(old).digest()).decode()}:"
-
-    def asked() -> tuple[int, dict[str, str], bytes]:
-        path = "/static/css/b.ba9876543210.css"
-        return ask(path, accept_encoding="br, dcz", available_dictionary=available)
+    asked = {"accept_encoding": "br, dcz", "available_dictionary": available(old)}
+    get = partial(ask, "/static/css/b.ba9876543210.css", **asked)
 
     with override_settings(WSGIFAST_STATIC={"dictionaries": True, "immutable": r"\.css$"}):
-        wait_for(lambda: asked()[1].get("Content-Encoding") == "dcz", "the delta is made")
-        assert decoded_delta(asked()[2], old) == new
+        wait_for(lambda: get()[1].get("Content-Encoding") == "dcz", "the delta is made")
+        assert decoded_delta(get()[2], old) == new

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import shutil
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.static.calls import call, settle
-from tests.support.coded import decoded_delta
+from tests.static.calls import call
+from tests.support.coded import available, decoded_delta
+from tests.support.files import settle
 from wsgifast import StaticFiles
 from wsgifast.commands import cli
 from wsgifast.files.compress import compress
@@ -77,8 +77,7 @@ def test_written_delta_is_served_without_the_earlier_release(new: Path, old: Pat
     shutil.rmtree(old)
     settle(*new.iterdir())
     app = StaticFiles(directory=new, dictionaries=True)
-    digest = base64.b64encode(hashlib.sha256(SCRIPT).digest()).decode()
-    asked = {"Accept_Encoding": "gzip, dcz", "Available_Dictionary": f":{digest}:"}
+    asked = {"Accept_Encoding": "gzip, dcz", "Available_Dictionary": available(SCRIPT)}
     delta = new / delta_of("app.4e5f6a7b.js", SCRIPT)
     for _ in range(2):
         answer = call(app, "/app.4e5f6a7b.js", **asked)

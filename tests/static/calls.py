@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,13 +54,6 @@ def call_with(app: Any, environ: dict[str, Any]) -> Answered:
     [(status, fields)] = started
     names = [name.lower() for name, _ in fields]
     return Answered(int(status[:3]), {n.lower(): v for n, v in fields}, body, iterable, names)
-
-
-def settle(*paths: Path) -> None:
-    """Wait until files and their directories are old enough to be kept in memory."""
-    newest = max(path.lstat().st_ctime_ns for path in [*paths, *(path.parent for path in paths)])
-    while time.time_ns() - newest < 60_000_000:
-        time.sleep(0.01)
 
 
 def app_behind(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -14,7 +14,8 @@ from wsgiref.headers import Headers
 
 import pytest
 
-from tests.static.calls import LARGE, Answered, call, environ_of, settle, write_sibling
+from tests.static.calls import LARGE, Answered, call, environ_of, write_sibling
+from tests.support.files import settle
 from tests.support.process import open_descriptors
 from wsgifast import StaticFiles
 from wsgifast.files import RequestFacts

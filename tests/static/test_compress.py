@@ -11,8 +11,9 @@ import pytest
 
 from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
-from tests.static.calls import Answered, call, settle, write_sibling
+from tests.static.calls import Answered, call, write_sibling
 from tests.support.coded import decoded
+from tests.support.files import settle
 from wsgifast import Compression, StaticFiles, WSGIFast
 from wsgifast.compression.codings import compressor
 from wsgifast.errors import ConfigurationError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import errno
 import gzip
-import hashlib
 import os
 import threading
 from collections.abc import Sequence
@@ -21,8 +20,9 @@ from hypothesis import strategies as st
 
 from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
-from tests.static.calls import Answered, call, call_with, environ_of, settle
-from tests.support.coded import decoded, decoded_delta
+from tests.static.calls import Answered, call, call_with, environ_of
+from tests.support.coded import BROWSERS, available, decoded, decoded_delta
+from tests.support.files import settle
 from wsgifast import Compression, ConfigurationError, StaticFiles, WSGIFast
 from wsgifast.compression.dictionaries import make_delta
 from wsgifast.files import deltas
@@ -32,7 +32,6 @@ LINES = [f"function f{number}() {{ return {number * 7919 % 1009}; }}\n" for numb
 OLD = "".join(LINES).encode()
 NEW = "".join([*LINES[:2000], "let added = true;\n", *LINES[2001:]]).encode()
 OLD_NAME, NEW_NAME = "app.0a1b2c3d.js", "app.4e5f6a7b.js"
-CHROMIUMS = "gzip, deflate, br, zstd, dcb, dcz"
 VARY = "Accept-Encoding, Available-Dictionary"
 
 
@@ -51,13 +50,11 @@ def releases(site: Path) -> Path:
     return site
 
 
-def digest(content: bytes) -> str:
-    return f":{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
-
-
-def ask(app: Any, method: str = "GET", *, old: bytes = OLD, **headers: Any) -> Answered:
-    asked = {"Accept_Encoding": CHROMIUMS, "Available_Dictionary": digest(old), **headers}
-    return call(app, f"/{NEW_NAME}", method, **asked)
+def ask(
+    app: Any, method: str = "GET", *, old: bytes = OLD, path: str = f"/{NEW_NAME}", **headers: Any
+) -> Answered:
+    asked = {"Accept_Encoding": BROWSERS, "Available_Dictionary": available(old), **headers}
+    return call(app, path, method, **asked)
 
 
 def test_release_offers_itself_as_a_dictionary(releases: Path) -> None:
@@ -114,8 +111,7 @@ def test_coded_and_pinned_files_have_no_deltas(releases: Path) -> None:
     settle(*releases.iterdir())
     app = StaticFiles(directory=releases, dictionaries=True)
     old = (releases / "app.0a1b2c3d.svgz").read_bytes()
-    asked = {"Accept_Encoding": CHROMIUMS, "Available_Dictionary": digest(old)}
-    answer = call(app, "/app.4e5f6a7b.svgz", **asked)
+    answer = ask(app, old=old, path="/app.4e5f6a7b.svgz")
     assert answer.headers["content-encoding"] == "gzip"
     assert "use-as-dictionary" not in answer.headers
 
@@ -169,11 +165,11 @@ def test_deltas_to_two_dictionaries_have_tags_of_their_own(releases: Path) -> No
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Available_Dictionary": digest(b"unknown")},
-        {"Available_Dictionary": digest(NEW)},
-        {"Available_Dictionary": digest(LINES[0].encode())},
+        {"Available_Dictionary": available(b"unknown")},
+        {"Available_Dictionary": available(NEW)},
+        {"Available_Dictionary": available(LINES[0].encode())},
         {"Available_Dictionary": "nonsense"},
-        {"Available_Dictionary": f"{digest(OLD)}, {digest(OLD)}"},
+        {"Available_Dictionary": f"{available(OLD)}, {available(OLD)}"},
         {"Available_Dictionary": ":AAAA:"},
         {"Accept_Encoding": "gzip, br, zstd"},
         {"Accept_Encoding": "br, dcz;q=0.1"},
@@ -248,18 +244,17 @@ def test_release_under_the_same_path_of_another_directory_is_a_dictionary(
     (tmp_path / "old" / OLD_NAME).write_bytes(OLD)  # under another path
     settle(tmp_path / "new/assets" / NEW_NAME, tmp_path / "old" / OLD_NAME)
     app = StaticFiles(directory=[tmp_path / name for name in order], dictionaries=True)
-    asked = {"Accept_Encoding": CHROMIUMS, "Available_Dictionary": digest(OLD)}
-    assert call(app, f"/assets/{NEW_NAME}", **asked).body == NEW
+    path = f"/assets/{NEW_NAME}"
+    assert ask(app, path=path).body == NEW
     (tmp_path / "old/assets").mkdir()
     (tmp_path / "old/assets" / OLD_NAME).write_bytes(OLD)
     settle(tmp_path / "old/assets" / OLD_NAME)
-    answer = call(app, f"/assets/{NEW_NAME}", **asked)
-    assert decoded_delta(answer.body, OLD) == NEW
+    assert decoded_delta(ask(app, path=path).body, OLD) == NEW
     (tmp_path / "old/assets" / OLD_NAME).unlink()
     newer = NEW + b"// newer\n"
     (tmp_path / "new/assets" / NEW_NAME).write_bytes(newer)
     settle(tmp_path / "new/assets" / NEW_NAME)
-    assert call(app, f"/assets/{NEW_NAME}", **asked).body == newer
+    assert ask(app, path=path).body == newer
 
 
 @pytest.mark.parametrize("there", ["file", "link out", "unreadable"])
@@ -287,15 +282,11 @@ def test_release_is_found_beside_a_directory_that_has_no_such_folder(
         monkeypatch.setattr(Directory, "open", open_if_readable)
     settle(tmp_path, *assets.iterdir(), assets, *other.iterdir())
     app = StaticFiles(directory=[releases, other], dictionaries=True)
-
-    def asked(content: bytes) -> Answered:
-        headers = {"Accept_Encoding": CHROMIUMS, "Available_Dictionary": digest(content)}
-        return call(app, f"/assets/{NEW_NAME}", **headers)
-
-    assert decoded_delta(asked(OLD).body, OLD) == NEW
+    path = f"/assets/{NEW_NAME}"
+    assert decoded_delta(ask(app, path=path).body, OLD) == NEW
     looks = Mock(side_effect=os.listdir)
     monkeypatch.setattr(os, "listdir", looks)
-    assert asked(b"unknown").body == NEW
+    assert ask(app, old=b"unknown", path=path).body == NEW
     looks.assert_not_called()
 
 
@@ -413,17 +404,17 @@ _CODINGS = st.lists(st.sampled_from(["dcz", "dcb", "br", "gzip", "*", "identity"
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    available=_DIGESTS | _HEADERS | st.just(digest(OLD)),
+    dictionary=_DIGESTS | _HEADERS | st.just(available(OLD)),
     accepted=_CODINGS.map(", ".join) | _HEADERS,
     site=st.sampled_from(["same-origin", "cross-site", "none"]) | _HEADERS,
     mode=st.sampled_from(["cors", "no-cors", "navigate"]) | _HEADERS,
 )
 def test_any_request_headers_get_the_file(
-    releases: Path, available: str, accepted: str, site: str, mode: str
+    releases: Path, dictionary: str, accepted: str, site: str, mode: str
 ) -> None:
     app = StaticFiles(directory=releases, dictionaries=True, compress=True)
     asked: dict[str, Any] = {
-        "Available_Dictionary": available, "Accept_Encoding": accepted,
+        "Available_Dictionary": dictionary, "Accept_Encoding": accepted,
         "Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode,
     }  # fmt: skip
     answer = ask(app, **asked)
@@ -431,7 +422,7 @@ def test_any_request_headers_get_the_file(
     assert answer.status == 200
     assert answer.headers["vary"] == VARY
     if coding == "dcz":
-        assert available.strip(" ") == digest(OLD)
+        assert dictionary.strip(" ") == available(OLD)
         assert decoded_delta(answer.body, OLD) == NEW
     else:
         assert decoded(coding, answer.body) == NEW
@@ -450,7 +441,7 @@ def test_deltas_of_asgi_equal_those_of_wsgi(releases: Path) -> None:
     for old in (OLD, b"unknown"):
         for extra in ({}, {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}):
             wsgi = ask(ours, old=old, **extra)
-            headers = {"accept_encoding": CHROMIUMS, "available_dictionary": digest(old), **extra}
+            headers = {"accept_encoding": BROWSERS, "available_dictionary": available(old), **extra}
             asgi = call_asgi(theirs, scope_of(f"/{NEW_NAME}", **headers))
             assert (dict(asgi.headers), asgi.body) == (wsgi.headers, wsgi.body)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.static.calls import settle
 from tests.support.chromium import Chromium, Fetched, chromium
+from tests.support.files import settle
 from tests.support.http import get
 from tests.support.nginx import nginx_before
 from tests.support.releases import RELEASES, hashed_name, packed_file, publish

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.static.calls import Answered, app_behind, call, call_with, environ_of, settle
+from tests.static.calls import Answered, app_behind, call, call_with, environ_of
 from tests.support.effort import effort
+from tests.support.files import settle
 from wsgifast import StaticFiles
 
 

@@ -21,10 +21,10 @@ from tests.static.calls import (
     call,
     call_with,
     environ_of,
-    settle,
     write_sibling,
 )  # fmt: skip
 from tests.support.effort import effort
+from tests.support.files import settle
 from wsgifast import StaticFiles
 from wsgifast.bodies.files import FileSlice
 
@@ -41,13 +41,6 @@ def test_file_is_served_whole(site: Path, cache_bytes: int) -> None:
             assert answer.headers["accept-ranges"] == "bytes"
             assert {"etag", "last-modified", "content-type"} <= set(answer.headers)
             assert len(answer.names) == len(set(answer.names))
-
-
-def test_head_has_the_headers_and_no_body(site: Path) -> None:
-    app = StaticFiles(directory=site)
-    for path in ("/app.js", "/large.bin", "/none", "/"):
-        get, head = call(app, path), call(app, path, "HEAD")
-        assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
 
 
 def test_small_file_is_one_block_and_a_large_one_is_wrapped(site: Path) -> None:

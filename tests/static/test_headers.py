@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.static.calls import EPOCH, call, settle, write_sibling
+from tests.static.calls import EPOCH, call, write_sibling
 from tests.support.effort import effort
+from tests.support.files import settle
 from wsgifast import StaticFiles
 from wsgifast.bodies.files import SegmentedBody
 

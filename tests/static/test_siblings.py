@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.static.calls import LARGE, Answered, call, settle, write_sibling
+from tests.static.calls import LARGE, Answered, call, write_sibling
 from tests.support.effort import effort
+from tests.support.files import settle
 from wsgifast import StaticFiles
 from wsgifast.files.found import has_same_time, is_outdated
 

@@ -10,7 +10,8 @@ from wsgiref.validate import validator
 
 import pytest
 
-from tests.static.calls import app_behind, call, call_with, environ_of, settle, write_sibling
+from tests.static.calls import app_behind, call, call_with, environ_of, write_sibling
+from tests.support.files import settle
 from tests.support.process import open_descriptors
 from tests.support.wsgi import new_environ
 from wsgifast import StaticFiles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import sys
 import zlib
@@ -10,6 +11,8 @@ from typing import Any
 
 import brotli
 
+# What Chromium accepts.
+BROWSERS = "gzip, deflate, br, zstd, dcb, dcz"
 zstd: Any = import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
@@ -47,6 +50,11 @@ def decoded_delta(data: bytes, dictionary: bytes) -> bytes:
         assert decoder.eof
         data = decoder.unused_data
     return content
+
+
+def available(dictionary: bytes) -> str:
+    """Return the Available-Dictionary header of a client that has it."""
+    return f":{base64.b64encode(hashlib.sha256(dictionary).digest()).decode()}:"
 
 
 class Decoder:

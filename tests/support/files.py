@@ -121,11 +121,13 @@ def _front_served() -> WSGIFast:
 def write_settled(path: Path, content: bytes) -> Path:
     """Write a file, and wait until a further change of it could be told by its times."""
     path.write_bytes(content)
-    return wait_until_settled(path)
-
-
-def wait_until_settled(path: Path) -> Path:
-    """Wait until no request that comes can have begun before the file's last change."""
-    while time.time_ns() - path.stat().st_ctime_ns < 60_000_000:
-        time.sleep(0.01)
+    settle(path)
     return path
+
+
+def settle(*paths: Path) -> None:
+    """Wait until files and their directories are old enough to be kept in memory, and no request
+    that comes can have begun before their last change."""
+    newest = max(path.lstat().st_ctime_ns for path in [*paths, *(path.parent for path in paths)])
+    while time.time_ns() - newest < 60_000_000:
+        time.sleep(0.01)
