@@ -14,6 +14,7 @@ import bottle
 import pytest
 
 from tests.files.conftest import CONTENT
+from tests.static.calls import Answered, call_with, environ_of
 from tests.support import files
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileSlice, SegmentedBody
@@ -25,30 +26,9 @@ if TYPE_CHECKING:
 SIZE = len(CONTENT)
 
 
-class Call:
-    """One request to a wrapped app, and what the server was given."""
-
-    def __init__(self, app: Any, target: str, *, method: str = "GET", **headers: str) -> None:
-        path, _, query = target.partition("?")
-        self.environ: dict[str, Any] = {
-            "REQUEST_METHOD": method,
-            "PATH_INFO": path,
-            "QUERY_STRING": query,
-            "wsgi.file_wrapper": FileWrapper,
-            **{f"HTTP_{name.upper()}": value for name, value in headers.items()},
-        }
-        self.status, self.headers = "", dict[str, str]()
-        self.body = app(self.environ, self.start)
-        self.content = b"".join(self.body)
-        if hasattr(self.body, "close"):
-            self.body.close()
-
-    def start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-        self.status, self.headers = status, {name.lower(): value for name, value in headers}
-
-    @property
-    def sent_as(self) -> str:
-        return str(self.environ["wsgifast.sent_as"])
+def ask(app: Any, target: str, *, method: str = "GET", **headers: str) -> Answered:
+    path, _, query = target.partition("?")
+    return call_with(app, {**environ_of(path, method, **headers), "QUERY_STRING": query})
 
 
 @pytest.fixture
@@ -59,55 +39,55 @@ def served(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("served")
 class TestInProcess:
     def test_file_is_sent_as_file_segments_or_nothing(self) -> None:
-        one = Call(files.app, "/file", range="bytes=1-2")
-        assert one.sent_as == "file"
-        assert isinstance(one.body, FileWrapper)
-        assert isinstance(one.body.filelike, FileSlice)
-        several = Call(files.app, "/file", range="bytes=1-2,5-6")
-        assert several.sent_as == "segments"
-        assert isinstance(several.body, SegmentedBody)
-        assert Call(files.app, "/file", if_none_match="*").sent_as == "no-body"
+        one = ask(files.app, "/file", range="bytes=1-2")
+        assert one.environ["wsgifast.sent_as"] == "file"
+        assert isinstance(one.iterable, FileWrapper)
+        assert isinstance(one.iterable.filelike, FileSlice)
+        several = ask(files.app, "/file", range="bytes=1-2,5-6")
+        assert several.environ["wsgifast.sent_as"] == "segments"
+        assert isinstance(several.iterable, SegmentedBody)
+        assert ask(files.app, "/file", if_none_match="*").environ["wsgifast.sent_as"] == "no-body"
 
     @pytest.mark.parametrize("query", ["temporary", "named"])
     def test_temporary_file_has_no_ranges(self, query: str) -> None:
         """Its bytes may be others at the next request, and no validator would tell."""
-        call = Call(files.app, f"/file?{query}", range="bytes=0-0", if_none_match="*")
-        assert call.status == "200 OK"
+        call = ask(files.app, f"/file?{query}", range="bytes=0-0", if_none_match="*")
+        assert call.line == "200 OK"
         assert not call.headers.keys() & {"etag", "accept-ranges"}
         # With a validator of the app's own they are its promise, to those who ask by it.
         tagged = f"/file?{query}&etag=%22x%22"
-        assert Call(files.app, tagged, range="bytes=0-0", if_range='"x"').content == CONTENT[:1]
+        assert ask(files.app, tagged, range="bytes=0-0", if_range='"x"').body == CONTENT[:1]
         for headers in ({}, {"if_range": '"y"'}, {"if_range": files.DATE}):
-            call = Call(files.app, f"{tagged}&date", range="bytes=0-0", **headers)
-            assert (call.status, call.content) == ("200 OK", CONTENT)
+            call = ask(files.app, f"{tagged}&date", range="bytes=0-0", **headers)
+            assert (call.line, call.body) == ("200 OK", CONTENT)
             assert "accept-ranges" not in call.headers
-        assert Call(files.app, tagged, if_none_match='"x"').status == "304 Not Modified"
+        assert ask(files.app, tagged, if_none_match='"x"').line == "304 Not Modified"
 
     def test_accept_ranges_none_of_the_app_is_kept(self) -> None:
-        call = Call(files.app, "/file?none", range="bytes=0-0")
-        assert (call.status, call.headers["accept-ranges"]) == ("200 OK", "none")
-        assert call.content == CONTENT
+        call = ask(files.app, "/file?none", range="bytes=0-0")
+        assert (call.line, call.headers["accept-ranges"]) == ("200 OK", "none")
+        assert call.body == CONTENT
 
     @pytest.mark.parametrize("status", ["201 Created", "404 Not Found", "203 Transformed"])
     def test_other_status_than_200_is_left_alone(self, status: str) -> None:
-        call = Call(files.app, f"/file?status={status}", range="bytes=0-0", if_none_match="*")
-        assert call.status == status
-        assert call.content == CONTENT
+        call = ask(files.app, f"/file?status={status}", range="bytes=0-0", if_none_match="*")
+        assert call.line == status
+        assert call.body == CONTENT
 
     def test_phrase_of_the_app_is_kept(self) -> None:
-        assert Call(files.app, "/file?status=200 Here it is").status == "200 Here it is"
+        assert ask(files.app, "/file?status=200 Here it is").line == "200 Here it is"
 
     def test_file_that_was_read_from_is_its_rest(self) -> None:
-        call = Call(files.app, "/file?read", range="bytes=0-4,-5")
+        call = ask(files.app, "/file?read", range="bytes=0-4,-5")
         rest = SIZE - 10
-        assert f"Content-Range: bytes 0-4/{rest}\r\n".encode() in call.content
-        assert CONTENT[10:15] in call.content
-        assert CONTENT[-5:] in call.content
+        assert f"Content-Range: bytes 0-4/{rest}\r\n".encode() in call.body
+        assert CONTENT[10:15] in call.body
+        assert CONTENT[-5:] in call.body
 
     def test_content_length_of_the_app_is_the_whole(self) -> None:
-        call = Call(files.app, "/file?length=100", range="bytes=-5")
+        call = ask(files.app, "/file?length=100", range="bytes=-5")
         assert call.headers["content-range"] == "bytes 95-99/100"
-        assert call.content == CONTENT[95:100]
+        assert call.body == CONTENT[95:100]
 
     def test_different_files_have_different_tags(self, root: Path) -> None:
         Path(root, "other").write_bytes(CONTENT)
@@ -115,20 +95,20 @@ class TestInProcess:
         os.utime(root / "other", ns=(facts.st_atime_ns, facts.st_mtime_ns))
         files.wait_until_old(root / "other")
         tags = [
-            Call(files.app, target).headers["etag"]
+            ask(files.app, target).headers["etag"]
             for target in ("/file", "/file?read", "/file?length=100", "/other")
         ]
         assert len(set(tags)) == 4
-        assert Call(files.app, "/file").headers["etag"] == tags[0]
+        assert ask(files.app, "/file").headers["etag"] == tags[0]
 
     def test_empty_file_has_preconditions(self, root: Path) -> None:
         files.write_old(root / "empty")
-        whole = Call(files.app, "/empty")
-        assert (whole.status, whole.headers["content-length"]) == ("200 OK", "0")
+        whole = ask(files.app, "/empty")
+        assert (whole.line, whole.headers["content-length"]) == ("200 OK", "0")
         etag = whole.headers["etag"]
-        assert Call(files.app, "/empty", if_none_match=etag).status == "304 Not Modified"
-        assert Call(files.app, "/empty", if_match='"x"').status == "412 Precondition Failed"
-        assert Call(files.app, "/empty", range="bytes=0-").status == "200 OK"
+        assert ask(files.app, "/empty", if_none_match=etag).line == "304 Not Modified"
+        assert ask(files.app, "/empty", if_match='"x"').line == "412 Precondition Failed"
+        assert ask(files.app, "/empty", range="bytes=0-").line == "200 OK"
 
     def test_options_switch_ranges_and_preconditions_off(self) -> None:
         for options, ranged, conditioned in (
@@ -137,8 +117,8 @@ class TestInProcess:
             ({"ranges": False, "conditional": False}, "200 OK", "200 OK"),
         ):
             app = WSGIFast(files.raw, **options)  # type: ignore[arg-type]
-            assert Call(app, "/file", range="bytes=0-0").status == ranged
-            assert Call(app, "/file", if_none_match="*").status == conditioned
+            assert ask(app, "/file", range="bytes=0-0").line == ranged
+            assert ask(app, "/file", if_none_match="*").line == conditioned
 
 
 class Exports:
@@ -215,17 +195,17 @@ def test_file_made_for_one_answer_offers_no_parts(
     app = Exports(tmp_path, make)
     wrapped = WSGIFast(app)
     for method in ("HEAD", "GET"):
-        whole = Call(wrapped, "/", method=method)
+        whole = ask(wrapped, "/", method=method)
         assert not whole.headers.keys() & {"etag", "accept-ranges", "last-modified"}
         assert whole.headers["content-length"] == "1000"
-    part = Call(wrapped, "/", range="bytes=5-9", if_none_match="*")
-    assert (part.status, part.content) == ("200 OK", b"c" * 1000)
+    part = ask(wrapped, "/", range="bytes=5-9", if_none_match="*")
+    assert (part.line, part.body) == ("200 OK", b"c" * 1000)
     # With an ETag of the app's own, to those alone who ask for a part of that one.
     app.headers.append(("ETag", '"d"'))
-    assert Call(wrapped, "/", range="bytes=5-9").content == b"d" * 1000
-    assert Call(wrapped, "/", range="bytes=5-9", if_range='"c"').content == b"e" * 1000
-    part = Call(wrapped, "/", range="bytes=5-9", if_range='"d"')
-    assert (part.status, part.content) == ("206 Partial Content", b"f" * 5)
+    assert ask(wrapped, "/", range="bytes=5-9").body == b"d" * 1000
+    assert ask(wrapped, "/", range="bytes=5-9", if_range='"c"').body == b"e" * 1000
+    part = ask(wrapped, "/", range="bytes=5-9", if_range='"d"')
+    assert (part.line, part.body) == ("206 Partial Content", b"f" * 5)
 
 
 def test_file_of_before_the_request_offers_parts(tmp_path: Path) -> None:
@@ -237,12 +217,12 @@ def test_file_of_before_the_request_offers_parts(tmp_path: Path) -> None:
         start_response("200 OK", [])
         return path.open("rb")
 
-    assert "etag" not in Call(WSGIFast(app), "/").headers
+    assert "etag" not in ask(WSGIFast(app), "/").headers
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns - 50_000_000))
     files.wait_until_old(path)
-    call = Call(WSGIFast(app), "/", range="bytes=0-4")
-    assert (call.content, call.status) == (CONTENT[:5], "206 Partial Content")
+    call = ask(WSGIFast(app), "/", range="bytes=0-4")
+    assert (call.body, call.line) == (CONTENT[:5], "206 Partial Content")
 
 
 def test_file_counts_as_made_for_an_answer_by_its_times(tmp_path: Path) -> None:
@@ -294,13 +274,13 @@ def test_tag_does_not_depend_on_the_number_of_a_descriptor(
         start_response("200 OK", [])
         return reopen(path if environ["PATH_INFO"] == "/" else tmp_path / "other")
 
-    first = Call(WSGIFast(app), "/")
+    first = ask(WSGIFast(app), "/")
     with open(os.devnull), open(os.devnull):  # which take the first one's number
-        second = Call(WSGIFast(app), "/", if_none_match=first.headers["etag"])
-        part = Call(WSGIFast(app), "/", range="bytes=5-9", if_range=first.headers["etag"])
-    assert second.status == "304 Not Modified"
-    assert part.content == CONTENT[5:10]
-    assert Call(WSGIFast(app), "/other").headers["etag"] != first.headers["etag"]
+        second = ask(WSGIFast(app), "/", if_none_match=first.headers["etag"])
+        part = ask(WSGIFast(app), "/", range="bytes=5-9", if_range=first.headers["etag"])
+    assert second.line == "304 Not Modified"
+    assert part.body == CONTENT[5:10]
+    assert ask(WSGIFast(app), "/other").headers["etag"] != first.headers["etag"]
 
 
 class PathLike:
@@ -326,13 +306,13 @@ def _by_path_of_descriptor(path: Path, name: str) -> Any:
 def test_tag_without_quotes_is_left_to_bottle(root: Path, condition: str, range_: str) -> None:
     app = bottle.Bottle()
     app.get("/<name>", callback=lambda name: bottle.static_file(name, str(root)))
-    tag = Call(WSGIFast(app), "/file").headers["etag"]
+    tag = ask(WSGIFast(app), "/file").headers["etag"]
     assert '"' not in tag
     for sent in (tag, f'"{tag}"', f'W/"{tag}"', f'"other", "{tag}"', '"other"', "*"):
         headers = {condition: sent, "range": range_}
-        alone, wrapped = (Call(side, "/file", **headers) for side in (app, WSGIFast(app)))
-        assert wrapped.status == alone.status, headers
-        assert wrapped.content == alone.content, headers
+        alone, wrapped = (ask(side, "/file", **headers) for side in (app, WSGIFast(app)))
+        assert wrapped.line == alone.line, headers
+        assert wrapped.body == alone.body, headers
         assert wrapped.headers.get("content-range") == alone.headers.get("content-range"), headers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from wsgiref.util import FileWrapper
@@ -17,12 +17,17 @@ LARGE = bytes(range(256)) * 2048  # 512 KiB: over what is kept in memory
 class Answered:
     """What a server would send."""
 
-    status: int
+    line: str  # of the status
     headers: dict[str, str]
     body: bytes
     # The iterable that the app returned, closed by now.
     iterable: Any
-    names: list[str] = field(default_factory=list)
+    names: list[str]
+    environ: dict[str, Any]
+
+    @property
+    def status(self) -> int:
+        return int(self.line[:3])
 
 
 def environ_of(path: str, method: str = "GET", **headers: str) -> dict[str, Any]:
@@ -53,7 +58,8 @@ def call_with(app: Any, environ: dict[str, Any]) -> Answered:
             iterable.close()
     [(status, fields)] = started
     names = [name.lower() for name, _ in fields]
-    return Answered(int(status[:3]), {n.lower(): v for n, v in fields}, body, iterable, names)
+    headers = {name.lower(): value for name, value in fields}
+    return Answered(status, headers, body, iterable, names, environ)
 
 
 def app_behind(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import thread_time
 from typing import IO
 
@@ -226,10 +226,17 @@ def _make(segment: FileSegment, coding: str, identity: Identity) -> CodedCopy | 
     content = os.pread(fd, size, offset)
     if len(content) < size or identity_of(os.fstat(fd)) != identity:
         return None
+    encode = compressor(coding, level=_LEVELS[coding], size=size).whole
+    return made_copy(coding, content, encode)
+
+
+def made_copy(coding: str, content: bytes, encode: Callable[[bytes], bytes]) -> CodedCopy:
+    """Encode a file's content, and count the time that it takes."""
     began = thread_time()
-    coded = compressor(coding, level=_LEVELS[coding], size=size).whole(content)
+    coded = encode(content)
     TOTALS.count(coding, 0, 0, thread_time() - began)  # its bytes each time that they are sent
-    return CodedCopy(coded if len(coded) <= size * (1 - MIN_SAVING) else None, coding, size)
+    is_small = len(coded) <= len(content) * (1 - MIN_SAVING)
+    return CodedCopy(coded if is_small else None, coding, len(content))
 
 
 # Of the whole process: the limit is one, whatever is wrapped how often.

@@ -16,10 +16,9 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Sequence
-from time import thread_time
+from functools import partial
 from typing import NamedTuple
 
-from ..compression.codings import TOTALS
 from ..compression.dictionaries import (
     DCZ,
     HEADER_BYTES,
@@ -30,7 +29,7 @@ from ..compression.dictionaries import (
     hashed_name,
     make_delta,
 )
-from .coded_copies import COPIES, MAX_FILE_BYTES, MIN_SAVING, CodedCopy, delta_key
+from .coded_copies import COPIES, MAX_FILE_BYTES, CodedCopy, delta_key, made_copy
 from .directory import Directory, Identity, Opened, identity_of
 from .found import is_outdated, is_settled, stat_or_none
 from .lookup import FoundFile
@@ -179,11 +178,7 @@ class Deltas:
         content = content_of(file.directory, file.names, wanted.identity)
         if dictionary is None or content is None or digest_of(dictionary) != wanted.digest:
             return None
-        began = thread_time()
-        delta = make_delta(content, dictionary)
-        TOTALS.count(DCZ, 0, 0, thread_time() - began)  # its bytes each time that they are sent
-        is_small = len(delta) <= len(content) * (1 - MIN_SAVING)
-        return CodedCopy(delta if is_small else None, DCZ, len(content))
+        return made_copy(DCZ, content, partial(make_delta, dictionary=dictionary))
 
     def _look(self, wanted: _Wanted) -> _Releases:
         """Find the releases of a file, and read those that are new since the last look."""
