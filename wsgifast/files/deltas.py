@@ -31,7 +31,7 @@ from ..compression.dictionaries import (
 )
 from .coded_copies import COPIES, MAX_FILE_BYTES, CodedCopy, delta_key, made_copy
 from .directory import Directory, Identity, Opened, identity_of
-from .found import is_outdated, is_settled, stat_or_none
+from .found import is_outdated, is_settled, open_if_readable, stat_or_none
 from .lookup import FoundFile
 
 log = logging.getLogger("wsgifast.files")
@@ -218,10 +218,7 @@ def newest_releases(
     """
     found: list[_Release] = []
     for root in roots:
-        try:
-            opened = root.open(folder)
-        except PermissionError:
-            continue
+        opened = open_if_readable(root, folder)
         if opened is None:
             continue
         try:
@@ -242,10 +239,7 @@ def newest_releases(
 
 def content_of(root: Directory, names: Sequence[str], identity: Identity) -> bytes | None:
     """Read a file that may be served; None if it has another identity by now."""
-    try:
-        opened = root.open(names)
-    except PermissionError:
-        return None
+    opened = open_if_readable(root, names)
     if opened is None:
         return None
     with open(opened.fd, "rb") as file:

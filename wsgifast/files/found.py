@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ..compression.codings import preferred_coding
 from ..compression.dictionaries import prefers_delta
 from ..http.head import header_value
-from .directory import Directory, Identity, identity_of
+from .directory import Directory, Identity, Opened, identity_of
 from .plan import Representation, RequestFacts
 
 # The objects kept for a file in each encoding, its body excepted, once all plans that they cache
@@ -240,6 +240,14 @@ def stat_or_none(path: str) -> os.stat_result | None:
     try:
         return os.stat(path)
     except OSError:
+        return None
+
+
+def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | None:
+    """Open what names lead to; None if there is nothing that this process may read."""
+    try:
+        return directory.open(names)
+    except PermissionError:
         return None
 
 

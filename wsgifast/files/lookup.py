@@ -24,7 +24,7 @@ from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
-from .found import Found, Source, is_outdated, is_settled, stat_or_none
+from .found import Found, Source, is_outdated, is_settled, open_if_readable, stat_or_none
 from .plan import Header, describe
 from .rules import HeaderRules
 
@@ -62,10 +62,7 @@ class FoundFile:
     def open_sibling(self, suffix: str) -> Opened | None:
         """Open the sibling with a suffix; None if there is none that may be read."""
         *folders, name = self.names
-        try:
-            opened = self.directory.open([*folders, name + suffix])
-        except PermissionError:
-            return None
+        opened = open_if_readable(self.directory, [*folders, name + suffix])
         if opened is not None:
             self._open[self.path + suffix] = opened
         return opened
