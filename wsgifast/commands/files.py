@@ -99,16 +99,12 @@ def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
 def _serve_with_wsgiref(app: StaticFiles, listener: socket.socket) -> int:
     from ..devservers import ThreadingWSGIServer, WSGIRequestHandler
 
-    class Server(ThreadingWSGIServer):
-        address_family = listener.family
-
-        def server_bind(self) -> None:
-            self.socket.close()
-            self.socket = listener
-            self.server_name, self.server_port = listener.getsockname()[:2]
-            self.setup_environ()
-
-    with Server(listener.getsockname(), WSGIRequestHandler) as server:
+    address = listener.getsockname()
+    with ThreadingWSGIServer(address, WSGIRequestHandler, bind_and_activate=False) as server:
+        server.socket.close()
+        server.socket = listener
+        server.server_name, server.server_port = address[:2]
+        server.setup_environ()
         server.set_app(app)
         server.serve_forever()
     return 0
