@@ -11,7 +11,7 @@ from typing import Any
 
 import asgifast
 import pytest
-from asgifast.messages import Message, Scope
+from asgifast.messages import Message
 
 import wsgifast
 from tests.static.calls import call as call_wsgi
