@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.support.servers import LiveServer, free_port, live_server
 
-__all__ = ["BARE", "OTHER_SERVERS", "OURS", "OURS_ON_GUNICORN", "SERVERS", "asgi_server"]
+__all__ = [
+    "BARE", "OTHER_SERVERS", "OURS", "OURS_ON_GUNICORN", "SERVERS", "asgi_server", "servers_with",
+]  # fmt: skip
 
 
 _UVICORN = (
@@ -93,3 +98,14 @@ def asgi_server(
             yield server
         found = blocking_calls.read()
     assert not found, f"{name}: {found}"
+
+
+def servers_with(app: str, names: Iterable[str] = SERVERS) -> Any:
+    """A fixture for a module: an app on one of these servers after the other."""
+
+    @pytest.fixture(scope="module", params=[*names])
+    def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[LiveServer]:
+        with asgi_server(request.param, app, folder) as running:
+            yield running
+
+    return server

@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,7 +26,7 @@ from wsgifast.files.temporary import Budget
 from wsgifast.sockets import FileSegment
 
 from .limited_app import BUFFERED
-from .servers import SERVERS, asgi_server
+from .servers import servers_with
 from .support import nothing, noting, raising, recording, scope_of
 from .test_request_bodies import chunked, echo, messages, talk
 
@@ -267,12 +266,7 @@ def test_two_tasks_that_receive_get_each_part_once() -> None:
 # Live servers
 
 
-@pytest.fixture(scope="module", params=SERVERS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LiveServer]:
-    folder: Path = tmp_path_factory.mktemp("nothing")
-    app = "tests.asgi.limited_app:buffered"
-    with asgi_server(request.param, app, folder) as running:
-        yield running
+server = servers_with("tests.asgi.limited_app:buffered")
 
 
 @pytest.mark.long

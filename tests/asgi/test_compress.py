@@ -30,7 +30,7 @@ from wsgifast.compression.codings import compressor
 from wsgifast.files import coded_copies
 
 from .protocols import turns
-from .servers import asgi_server
+from .servers import servers_with
 from .support import (
     Answer,
     body,
@@ -310,19 +310,16 @@ live = ASGIFast(
 )  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module",
-    params=["uvicorn-httptools-uvloop", "uvicorn-h11-asyncio", "ours-httptools-uvloop",
-            "ours-h11-asyncio", "hypercorn-asyncio", "hypercorn-trio", "daphne"],
+server = servers_with(
+    "tests.asgi.test_compress:live",
+    ["uvicorn-httptools-uvloop", "uvicorn-h11-asyncio", "ours-httptools-uvloop",
+     "ours-h11-asyncio", "hypercorn-asyncio", "hypercorn-trio", "daphne"],
 )  # fmt: skip
-def live_server(request: pytest.FixtureRequest, files: Path) -> Any:
-    with asgi_server(request.param, "tests.asgi.test_compress:live", files) as server:
-        yield server
 
 
 @pytest.mark.long
-def test_live_answers_decode_to_the_same(live_server: LiveServer) -> None:
-    with Connection(live_server.address) as connection:
+def test_live_answers_decode_to_the_same(server: LiveServer) -> None:
+    with Connection(server.address) as connection:
         for target in ("/data", "/rows", "/page", "/file", "/data"):
             plain = connection.request(target, headers=[("Accept-Encoding", "identity")])
             for coding in CODINGS:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,10 +25,8 @@ from tests.support.servers import LiveServer
 from wsgifast.errors import BodyTooLarge, MalformedRequest
 from wsgifast.sockets import closing
 
-from .servers import SERVERS, asgi_server
+from .servers import servers_with
 from .support import Answer, no_body, nothing, noting, recording, scope_of
-
-APP = "tests.asgi.limited_app:limited"
 
 
 def messages(pieces: list[bytes]) -> list[Message]:
@@ -302,11 +298,7 @@ def test_answer_is_ended_once_the_client_is_silent(
 # Live servers
 
 
-@pytest.fixture(scope="module", params=SERVERS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LiveServer]:
-    folder: Path = tmp_path_factory.mktemp("nothing")
-    with asgi_server(request.param, APP, folder) as running:
-        yield running
+server = servers_with("tests.asgi.limited_app:limited")
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +26,7 @@ from tests.support.tls import client_context, write_certificate
 from .app import crumbs
 from .http2_wire import connected, stands_still
 from .protocols import LARGE_BYTES, serving
-from .servers import asgi_server
+from .servers import asgi_server, servers_with
 from .support import body, head, length, pathsend, sending
 
 AUTO = "ours-AutoZttpProtocol-uvloop"
@@ -39,10 +38,7 @@ wrapped_or_bare = pytest.mark.parametrize(
 # Live
 
 
-@pytest.fixture(scope="module")
-def server(files: Path) -> Iterator[LiveServer]:
-    with asgi_server(AUTO, "tests.asgi.app:fast", files) as server:
-        yield server
+server = servers_with("tests.asgi.app:fast", [AUTO])
 
 
 def get(client: Connected, target: str, method: str = "GET", **options: Any) -> Answer:
