@@ -75,9 +75,14 @@ def values(words: Sequence[str], option: str) -> list[str]:
         (f"{ASGI} --bind=unix:app.sock", {}, TRUSTED, ["*"]),
         (ASGI, {}, TRUSTED, []),
         (f"{ASGI} --bind=unix:app.sock", {"FORWARDED_ALLOW_IPS": "10.0.0.1"}, TRUSTED, []),
-        # Event streams: the last value counts.
-        (f"{ASGI} -- {GRACEFUL}=7", {}, GRACEFUL, ["30", "7"]),
+        # The end: before Kubernetes kills.
+        (ASGI, {}, GRACEFUL, ["20"]),
+        (f"{ASGI} -- {GRACEFUL}=7", {}, GRACEFUL, ["7"]),
+        (ASGI, {"UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN": "7"}, GRACEFUL, []),
         (f"{ASGI} --reload", {}, GRACEFUL, ["1"]),
+        (WSGI, {}, "--graceful-timeout", ["20"]),
+        (f"{WSGI} -- --graceful-timeout=7", {}, "--graceful-timeout", ["7"]),
+        (WSGI, {"GUNICORN_CMD_ARGS": "--graceful-timeout=7"}, "--graceful-timeout", []),
         # Idle connections: longer than by a proxy, where they occupy no thread.
         (WSGI, {}, "--keep-alive", ["75"]),
         (f"{WSGI} -- --keep-alive=5", {}, "--keep-alive", ["5"]),
@@ -273,6 +278,7 @@ def test_configuration_of_gunicorn_takes_the_place_of_defaults(
     found = plan(f"{WSGI}{config} --access-log=off {arguments}")
     shown = " ".join(found.command[1:-1])
     for text, short in (
+        ("--graceful-timeout=20 ", ""),
         ("--keep-alive=75 --worker-class=wsgifast.workers.FastWorker", "-k F"),
         ("--threads=", "-t "),
         ("--bind=127.0.0.1:8000", "-b D"),

@@ -45,9 +45,10 @@ _THREADS, _THREADS_OF_CLIENTS = 4, 12
 _FAST_WORKER = "wsgifast.workers.FastWorker"
 # Of others it is not known whether they have threads.
 _WITH_THREADS = (_FAST_WORKER, "gthread")
-# At shutdown uvicorn would wait for event streams without end; gunicorn waits for 30 s. With
-# --reload a developer waits for it.
-_GRACEFUL_S, _GRACEFUL_RELOAD_S = 30, 1
+# For requests to finish at the end: Kubernetes kills 30 s after it has begun to stop a pod, which
+# takes 5 s for a usual preStop. uvicorn would wait for event streams without end. With --reload a
+# developer waits for it.
+_GRACEFUL_S, _GRACEFUL_RELOAD_S = 20, 1
 # Longer than proxies keep an idle connection to a server (60 s): they close it first, so that no
 # request is sent on a connection that is being closed.
 _KEEP_ALIVE_S = 75
@@ -322,6 +323,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
         given.insert(0, f"--worker-class={worker}")
     if "keepalive" not in found and worker == _FAST_WORKER:  # where an idle one takes no thread
         given.insert(0, f"--keep-alive={_KEEP_ALIVE_S}")
+    if "graceful_timeout" not in found:
+        given.insert(0, f"--graceful-timeout={_GRACEFUL_S}")
     if options.access_log is None and not {"accesslog", "logger_class"} & set(found):
         given[:0] = _GUNICORN_LOGS[_log_kind(options)]
     if options.certfile and "http_protocols" not in found and importlib.util.find_spec("h2"):
@@ -373,13 +376,13 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
     if bind is not None and bind.startswith("unix:") and not is_trusted:
         # The socket's permissions decide which clients may connect, as under gunicorn.
         command.append("--forwarded-allow-ips=*")
-    graceful_s = _GRACEFUL_S
     if options.reload:
         command.append("--reload")
-        graceful_s = _GRACEFUL_RELOAD_S
     if "timeout_keep_alive" not in loaded.settings:
         command.append(f"--timeout-keep-alive={_KEEP_ALIVE_S}")
-    command.append(f"--timeout-graceful-shutdown={graceful_s}")
+    if "timeout_graceful_shutdown" not in loaded.settings:
+        graceful_s = _GRACEFUL_RELOAD_S if options.reload else _GRACEFUL_S
+        command.append(f"--timeout-graceful-shutdown={graceful_s}")
     command += [*options.rest, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
     arguments: dict[str, Any] = {"target": options.app}
     if static:
