@@ -139,6 +139,32 @@ def test_asgi_static_files_answer_as_wsgi_ones(
     assert {200, 206, 304, 404, 405, 412, 416} <= seen
 
 
+@pytest.mark.parametrize(
+    ("path", "method", "headers", "body"),
+    [
+        ("/a.txt", "GET", {}, b"plain text " * 100),
+        ("/a.txt", "GET", {"range": "bytes=2-5"}, b"ain "),
+        ("/a.txt", "HEAD", {}, b""),
+        ("/a.txt", "GET", {"if_none_match": "*"}, b""),
+        ("/empty", "GET", {}, b""),
+        ("/missing", "GET", {}, b"Not Found\n"),
+        ("/a.txt", "POST", {}, b"Method Not Allowed\n"),
+    ],
+)
+def test_small_answer_is_two_messages_and_needs_no_sender_of_files(
+    site: Path, path: str, method: str, headers: dict[str, str], body: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def refuse(*args: object) -> None:
+        raise AssertionError("no file is sent")
+
+    (site / "404.html").unlink(missing_ok=True)
+    monkeypatch.setattr("asgifast.static.FileSender", refuse)
+    answer = call(asgifast.StaticFiles(directory=site), scope_of(path, method, **headers))
+    assert answer.types == ["http.response.start", "http.response.body"]
+    assert answer.body == body
+
+
 def test_static_files_mounted_in_starlette_redirect_and_404(site: Path) -> None:
     from starlette.applications import Starlette
     from starlette.routing import Mount

@@ -35,6 +35,7 @@ from tests.workers.bench import Clock
 from wsgifast.errors import ClientGone
 from wsgifast.server import backlog, sending
 from wsgifast.server.output_rules import OutputRules
+from wsgifast.sockets.sending import send_file_once
 
 pytestmark = pytest.mark.usefixtures("in_quick_succession")
 
@@ -154,6 +155,29 @@ def test_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
         assert not near.queue.may_run_ahead
         assert open_descriptors() <= descriptors
         assert memory.used_bytes == memory.disk.used_bytes == 0
+
+
+def test_spilled_blocks_that_are_adjacent_in_their_file_leave_together(
+    make_near: MakeNear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of sendfile goes on past the end of each part that was written at once."""
+    ends: list[int] = []  # how large the parts were whose ends a call has reached
+
+    def look(out: int, fd: int, offset: int, size: int) -> int:
+        sent = send_file_once(out, fd, offset, size)
+        if sent == size < sending._PROBE_BYTES:
+            ends.append(size)
+        return sent
+
+    monkeypatch.setattr(sending, "send_file_once", look)
+    near = make_near(ahead_bytes=100_000)
+    near.queue.may_run_ahead = True
+    for block in blocks(20_000):
+        near.queue.write(block)
+    assert near.rules.memory.disk.used_bytes > 15_000_000  # in parts of 100 kB or so
+    assert near.receive_in_turn(20_000_000) == b"".join(blocks(20_000))
+    assert near.rules.counters.sendfile_bytes > 15_000_000
+    assert len(ends) <= 20
 
 
 @contextlib.contextmanager
