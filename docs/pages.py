@@ -23,8 +23,7 @@ def command_line() -> str:
     parser = command_parser()
     parts = [
         "# Command line",
-        f"{parser.description} This page is generated from the commands' `--help`, which has "
-        "examples, too.",
+        f"{parser.description} Each command's `--help` has examples, too.",
     ]
     for name, command in _commands(parser).choices.items():
         usage = " ".join(command.format_usage().removeprefix("usage: ").split())
@@ -150,7 +149,7 @@ def metrics_page() -> str:
         "Prometheus's spelling. Clients cannot invent values of labels: `http_route` is the "
         f"framework's URL pattern (`{metrics.UNKNOWN}` if there is none, `{metrics.OTHER}` beyond "
         "a limit of distinct ones); methods other than RFC 9110's and PATCH, and schemes other "
-        f"than http and https, are `{metrics.OTHER}`. This page is generated from the code.",
+        f"than http and https, are `{metrics.OTHER}`.",
     ]
     for title, reported_by in _METRICS_BY:
         lines += ["", f"## {title}", "", "| metric | |", "|---|---|"]
