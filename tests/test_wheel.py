@@ -134,7 +134,8 @@ def test_every_command_starts(python: str, tmp_path: Path) -> None:
     assert commands == ["doctor", "bench", "run", "top", "files", "compress"]  # files: see above
     assert _run(script, "--version") == f"wsgifast {__version__}\n"
     (tmp_path / "page.html").write_text("a page " * 1_000)
-    assert "1 written" in _run(script, "compress", str(tmp_path))
+    written = 2 if sys.version_info >= (3, 14) else 1  # which has zstd of its own
+    assert f"{written} written" in _run(script, "compress", str(tmp_path))
     (tmp_path / "shop.py").write_text(
         "def app(environ, start_response):\n"
         "    start_response('200 OK', [('Content-Length', '6')])\n"
