@@ -1,6 +1,7 @@
 """Files as ASGI messages: how the files of an app and of StaticFiles are sent on any server.
 
-Reads happen on the event loop while the page cache has the bytes, else in a thread.
+An app's whole file gets ranges and preconditions here, or goes out as its compressed copy. Reads
+happen on the event loop while the page cache has the bytes, else in a thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`wsgifast top`: what a server did between two scrapes of its metrics address.
 
-Reads the address over HTTP, compares the scrapes, and writes the result as text or JSON.
+Reads the address over HTTP, the list of slow clients at /clients too, compares the scrapes, and
+writes the result as text or JSON.
 """
 
 from __future__ import annotations

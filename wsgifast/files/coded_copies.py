@@ -2,6 +2,7 @@
 
 A hundred requests for a file that nobody has asked for yet compress it once: the first one does,
 and the others wait for it. What the memory has no room for any more stays in an unnamed file.
+Deltas (deltas.py) are kept in the same cache.
 """
 
 from __future__ import annotations

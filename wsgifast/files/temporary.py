@@ -1,4 +1,8 @@
-"""Bodies that are too large for memory: in unnamed temporary files, whose bytes are counted."""
+"""Bodies that are too large for memory: in unnamed temporary files.
+
+A :class:`Spool` is the body of a request; a :class:`TemporaryFile` also has output for slow
+clients. A :class:`Budget` counts the bytes of all, on disk or in memory.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 :func:`prepare` chooses the directory, before the app and prometheus_client are imported, and
 :func:`check` finds what cannot work. FastWorker's arbiter calls both for its workers; each worker
-of uvicorn calls the second for itself. Then each worker calls :func:`start_exporting`.
+of uvicorn calls the second for itself. Then each worker calls :func:`start_exporting`, which also
+writes the state of its worker for the health probes.
 
 The directory is named after the server's process, so that all of its workers find the same one.
 

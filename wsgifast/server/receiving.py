@@ -3,6 +3,9 @@
 Nothing here waits, has a socket or knows a thread, and no byte is scanned twice. A request is a
 head, which the parser takes apart, and a body, which a collector takes unless the app reads it from
 the socket. What follows it is kept for the next request.
+
+An :class:`Exchange` is a request and its response, as the whole server passes it on;
+:class:`Parser` is what the parsers of workers/ implement.
 """
 
 from __future__ import annotations

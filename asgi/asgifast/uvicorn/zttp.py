@@ -1,4 +1,4 @@
-"""uvicorn's zttp protocols, for HTTP/1.1 and HTTP/2.
+"""uvicorn's zttp protocols, for HTTP/1.1 and HTTP/2; zttp is a parser of both.
 
 Over HTTP/1.1 files are sent by sendfile. Over HTTP/2 zttp puts every byte into a frame: files are
 read from the page cache, in a thread only if they must come from the disk, and not faster than the

@@ -1,4 +1,7 @@
-"""The result of a row: figures and ratios, and what makes them doubtful."""
+"""The result of a row: figures and ratios, and what makes them doubtful.
+
+A row (tables.py) compares several contenders under one load, in rounds.
+"""
 
 from __future__ import annotations
 
