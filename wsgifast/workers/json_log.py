@@ -99,7 +99,9 @@ class JSONLogger(Logger):  # type: ignore[misc]
             "http.request.header.referer": [sent_text(referer)] if referer else None,
             "wsgifast.duration_us": _microseconds(request_time),
         }
-        return fields | {name: environ.get(name) for name in LOGGED}
+        for name in LOGGED:  # in place: a second dictionary would take longer for each request
+            fields[name] = environ.get(name)
+        return fields
 
     def _client(self, peer: str, forwarded: str) -> str:
         """Return the address of a client, behind the proxies that gunicorn trusts.
