@@ -72,8 +72,8 @@ class Instrumented:
             return await self._app(scope, receive, send)
         asked = asked_of_scope(scope)
         active = recording.begin(asked)
-        # Attribute by attribute: a constructor would be one more call for every request, and values
-        # of the class cost more than slots.
+        # Attribute by attribute: a constructor would be one more call for every request, and a
+        # class with defaults cannot have slots, which are faster.
         request = Request()
         request.recording = recording
         request.asked = asked

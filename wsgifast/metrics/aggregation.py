@@ -146,7 +146,7 @@ class Directory:
             # the user has chosen, cleaning them up is left to the user.
             if not self._own or not process.isascii() or not process.isdecimal():
                 return True
-            process = f"wsgifast-{process}-0"  # whenever it was started
+            process = f"wsgifast-{process}-0"  # as if its start were not known
         return is_alive(process)
 
     # With the lock.

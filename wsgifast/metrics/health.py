@@ -195,7 +195,7 @@ class StateFile:
             age_s = state.beat_at - written.beat_at
             if age_s < min(_BEAT_EVERY_S, state.lost_after_s / 4):
                 return
-        part = self._path + _PART  # nobody ever reads the half of one
+        part = self._path + _PART  # it is replaced as a whole: nobody reads half of it
         with open(part, "w", encoding="ascii") as file:
             json.dump(state, file)
         os.replace(part, self._path)

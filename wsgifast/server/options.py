@@ -25,11 +25,12 @@ class Options:
     :ivar max_fields: the most headers of an HTTP/2 request, or trailers of a chunked body. It is
         the parser that refuses more headers; what is received may have somewhat more, since cookies
         may come one by one.
-    :ivar http2_streams: of one connection. This and what follows are settings sent to HTTP/2
-        clients (RFC 9113 section 6.5.2).
-    :ivar http2_window_bytes: the initial one of a stream.
-    :ivar http2_frame_bytes: of a frame that a client sends; 16384 or more.
-    :ivar http2_header_list_bytes: of a request, uncompressed; 0 for no limit.
+    :ivar http2_streams: the most streams of a connection at once. This and the next three are
+        settings sent to HTTP/2 clients (RFC 9113 section 6.5.2).
+    :ivar http2_window_bytes: the initial flow-control window of a stream.
+    :ivar http2_frame_bytes: the largest frame that a client may send; 16384 or more.
+    :ivar http2_header_list_bytes: the most bytes of a request's headers, uncompressed; 0 for no
+        limit.
     """
 
     threads: int

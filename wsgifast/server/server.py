@@ -93,10 +93,10 @@ class Server:
         self.pool = Pool(options.threads, self.poller, self)
         self.acceptor = Acceptor(self)
         self._watchdog = Watchdog(self)
-        self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
-        # Used by connections, like options, registry and log.
-        self.output_rules = OutputRules(self)
         self._on_sent = application.on_sent
+        # Used by connections, like options, log, counters, registry, pool and acceptor.
+        self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
+        self.output_rules = OutputRules(self)
 
     # Start and end; called by the main thread
 
@@ -292,7 +292,7 @@ class Server:
         # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
         with output.lock:
             if output.draining:
-                if channel.state is not SENDING:  # as after a refusal
+                if channel.state is not SENDING:  # a refused connection is already
                     channel.state = SENDING
                 output.closing = True
                 return

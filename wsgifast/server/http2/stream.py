@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .multiplexer import Multiplexer
 
-# The others have the names of a connection's.
+# States that only a stream has; the others are a connection's, too (endpoint.py).
 READY: Final = "ready"
 OVER: Final = "over"
 
