@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import brotli
+import psutil
 import pytest
 import zstandard
 from hypothesis import given
@@ -73,6 +74,20 @@ def test_interrupt_while_a_process_starts_is_not_lost() -> None:
         timeout=60,
     )  # fmt: skip
     assert (ran.stdout, ran.stderr) == ("it ends\n", "")
+
+
+LEFT_OPEN = """
+from wsgifast.commands.bench.processes import started
+
+one = started(["sleep", "60"])
+print(one.__enter__().pid)
+"""
+
+
+def test_process_that_is_left_open_ends_with_python_without_a_word() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert not psutil.pid_exists(int(ended.stdout))
 
 
 def test_look_reports_size_and_success(

@@ -180,7 +180,7 @@ def started(
     :param stop_s: how long it may take to end after SIGTERM.
     :param options: subprocess.Popen's.
     """
-    guard = _guard().fileno()
+    guard = _guard()
     # Python drops what is raised in the functions that it calls at a fork (os.register_at_fork): a
     # signal that is to end this process waits until the fork is over.
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -189,7 +189,7 @@ def started(
     def announce() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # In the child, so that nothing can happen in between.
-        os.write(guard, b"+%d\n" % os.getpid())
+        os.write(guard.fileno(), b"+%d\n" % os.getpid())
 
     try:
         process = subprocess.Popen(command, start_new_session=True, preexec_fn=announce, **options)
@@ -207,8 +207,8 @@ def started(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            os.write(guard, b"-%d\n" % process.pid)
+        with contextlib.suppress(BrokenPipeError, ValueError):  # closed: Python itself is ending
+            os.write(guard.fileno(), b"-%d\n" % process.pid)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # it ended with something unread
