@@ -105,17 +105,18 @@ def answering(
     *,
     written: bytes | None = None,
 ) -> WSGIApplication:
-    """An app that returns what `body` makes of the environ, after start_response() and write().
+    """An app that returns what `body` makes of the environ, before it calls start_response().
 
     :param written: what write() is called with; None for no call.
     """
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        made = body(environ)
         # Servers may add to a list.
         write = start_response(status, [*headers] if type(headers) is list else headers)
         if written is not None:
             write(written)
-        return body(environ)
+        return made
 
     return app
 

@@ -26,7 +26,6 @@ from gunicorn.workers import base
 
 from tests.server.states import checked_states
 from tests.support.http import Answers, Connection
-from tests.support.wsgi import answering
 from tests.workers.serving import split_options
 from wsgifast.server import connection, poller, server
 from wsgifast.workers import FastWorker, worker
@@ -46,9 +45,16 @@ _TURNS = 2000
 def answers(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
     """An app that answers, whether it may or not.
 
-    :param body: what it returns, or a function that makes that for each request.
+    :param body: what it returns, or a function that makes that once start_response() has been
+        called.
     """
-    return answering(lambda _: body() if callable(body) else body, status, [*headers])
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response(status, [*headers])
+        made: Iterable[bytes] = body() if callable(body) else body
+        return made
+
+    return app
 
 
 hello = answers([b"hello"], ("Content-Length", "5"))
