@@ -252,7 +252,8 @@ def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
                             break
                         sock.sendall(answer)
 
-        thread = threading.Thread(target=serve)
+        # A test that fails leaves it in accept().
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()
         thread.join()
