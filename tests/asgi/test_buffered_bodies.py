@@ -160,6 +160,7 @@ async def test_request_that_is_cancelled_leaves_nothing() -> None:
     assert request_bodies.ON_DISK.used_bytes > 0
     task.cancel()
     await asyncio.wait([task])
+    assert task.cancelled()
     assert not sent
 
 

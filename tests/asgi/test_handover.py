@@ -86,6 +86,7 @@ async def test_app_returns_before_its_client_reads_the_file(
         for part in ranges.split(b",") if ranges else [b"0-%d" % (LARGE_BYTES - 1)]:
             first, last = map(int, part.split(b"-"))
             assert data[first : last + 1] in body
+        assert ranges or size == LARGE_BYTES
         await client.hello()
         assert descriptors_of(large) == 0
 

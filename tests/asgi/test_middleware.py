@@ -242,7 +242,7 @@ def test_lifespan_and_websocket_scopes_pass_untouched(options: dict[str, Any]) -
     async def nothing(*args: object) -> Any: ...
 
     for kind in ("lifespan", "websocket"):
-        scope: Scope = {"type": kind, "headers": []}
+        scope: Scope = {"type": kind}
         passed.clear()
         asyncio.run(ASGIFast(app, **options)(scope, nothing, nothing))
         assert passed == [scope, nothing, nothing]

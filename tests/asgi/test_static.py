@@ -14,7 +14,7 @@ import pytest
 from asgifast.messages import Message
 
 import wsgifast
-from tests.static.calls import call as call_wsgi
+from tests.static.calls import call_with, environ_of
 from tests.support.process import open_descriptors
 
 from .support import body, call, head, noting, raising, recording, scope_of, sending
@@ -127,7 +127,9 @@ def test_asgi_static_files_answer_as_wsgi_ones(
                         continue
                     scope = scope_of(prefix + path, method, **headers)
                     answer = call(ours, scope)
-                    wsgi = call_wsgi(theirs, prefix + path, method, **headers)
+                    environ = environ_of(prefix + path, method, **headers)
+                    del environ["wsgi.file_wrapper"]
+                    wsgi = call_with(theirs, environ)
                     what = f"{method} {path!r} {headers}"
                     assert answer.status == wsgi.status, what
                     fields = [*wsgi.headers.items()]
