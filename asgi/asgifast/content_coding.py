@@ -177,13 +177,12 @@ class ContentCoding(ResponseCoding):
     def _begin(self, start: Message) -> Message:
         """Decide about a response by its head; return the head to send."""
         headers = text_headers(start["headers"])
-        if self.is_file:
-            decision = self.decide(start["status"], headers)
-            changed = headers if decision is None else decision.headers
-            if decision is not None and decision.coding is not None:
-                changed = with_vary(headers)
-        else:
+        if not self.is_file:
             changed = self.begin(start["status"], headers)
+        elif (decision := self.decide(start["status"], headers)) is None:
+            return start
+        else:
+            changed = decision.headers if decision.coding is None else with_vary(headers)
         return start if changed is headers else {**start, "headers": raw_headers(changed)}
 
     def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:

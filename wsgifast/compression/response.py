@@ -163,17 +163,15 @@ class ResponseCoding:
         asked = self.wish[0] if self.wish else None  # None leaves it to the options
         if not (self.compression.shrinks[content_type] if asked is None else asked):
             return None
-        coding = None
         # The app has answered Range for the uncoded body.
-        if code != 206:
-            coding = self.coding
-            if not asked:
-                length = size
-                if length is None:
-                    declared = header_value(headers, "content-length") or ""
-                    length = parse_length(declared.strip(" \t"))
-                if length is not None and length < self.compression.min_bytes:
-                    return None
+        coding = None if code == 206 else self.coding
+        if code != 206 and not asked:
+            length = size
+            if length is None:
+                declared = header_value(headers, "content-length") or ""
+                length = parse_length(declared.strip(" \t"))
+            if length is not None and length < self.compression.min_bytes:
+                return None
         if coding is None:
             return Decision(with_vary(headers), None, content_type)
         if size is None and method == "HEAD":
@@ -222,7 +220,10 @@ class ResponseCoding:
         return _on_dictionary(decision, coded)._replace(coding=DCZ)
 
     def begin(self, code: int, headers: list[Header]) -> list[Header]:
-        """Decide about a response whose body is compressed block by block; return its headers."""
+        """Decide about a response whose body is compressed block by block.
+
+        :returns: the headers to send; `headers` itself to send it as it is.
+        """
         self.compressor = None
         decision = self.decide_page(code, headers)
         if decision is None:
