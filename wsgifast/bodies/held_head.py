@@ -71,7 +71,10 @@ class HeldHead:
         self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
     ) -> Callable[[bytes], object]:
         """The start_response that the app is given."""
-        if not exc_info and self.status is not None:
+        forwards = not self.holds
+        if exc_info:
+            forwards = forwards or self.forwarded
+        elif self.status is not None:
             check_second_start(None, sent=False, app=self.app_name)
         try:
             self._take(status, headers)
@@ -80,7 +83,7 @@ class HeldHead:
                 self.exc_info = exc_info
         finally:
             exc_info = None  # it refers to this frame
-        if self.forwarded or not self.holds:
+        if forwards:
             # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
             self.forward()
             self._counter = None
