@@ -41,6 +41,10 @@ def app(environ: Any, start_response: Any) -> Any:
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
         kind = environ.get("CONTENT_TYPE", "").partition(";")[0]
         return [f"{kind} {len(body)} {body.count(bytes(100))} {body[-13:]!r}".encode()]
+    if path == "/bodiless":  # what frames the body of a request
+        return [
+            environ.get(key, "").encode() for key in ("HTTP_TRANSFER_ENCODING", "CONTENT_LENGTH")
+        ]
     if path == "/forever":
         return itertools.repeat(b"x")
     return [b"a page"]

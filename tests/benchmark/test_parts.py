@@ -122,6 +122,7 @@ def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
     with Locust() as locust:
         assert seen("/") == (6, {})
         assert seen("/crumbs", size=2000) == (2000, {})
+        assert seen("/bodiless") == (0, {})
         assert seen("/", size=5) == (6, {})  # of a length that is declared
         assert seen("/secret", "Cookie: a=b") == (6, {})
         assert seen("/none", seconds=30) == (None, {"status 404": 20})  # it ends

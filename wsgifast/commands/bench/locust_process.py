@@ -85,7 +85,8 @@ class DownloadUser(FastHttpUser):
         with self.client.request(
             "GET" if body is None else "POST",
             path,
-            data=body,  # type: ignore[arg-type]  # it is sent as it is
+            # As it is; geventhttpclient 2.4 makes two writes of None, which wait for each other.
+            data=body or b"",  # type: ignore[arg-type]
             name=name,
             stream=True,  # leaves the body to us
             catch_response=True,
