@@ -74,7 +74,7 @@ class ResponseCoding:
     # and what the client has, None if it is not this dictionary.
     _pages: PagesDictionary | None = None
     _mount = ""
-    _has: ClientDictionary | None = None
+    _dictionary: ClientDictionary | None = None
     # The coded tags of the request's If-None-Match, by what they became.
     _sent_tags: Mapping[str, str] = MappingProxyType({})
 
@@ -112,7 +112,7 @@ class ResponseCoding:
         if available is not None and prefers_delta(header("Accept-Encoding")):
             has = client_dictionary(available, header)
             if has is not None and has.digest == dictionary.digest:
-                self._has = has
+                self._dictionary = has
 
     def app_preconditions(
         self, if_none_match: str | None, if_match: str | None
@@ -126,7 +126,7 @@ class ResponseCoding:
         send all of it. The tag of a file's copy stays beside the original: the app may be a
         StaticFiles with such tags.
         """
-        codings = (self.coding,) if self._has is None else (self.coding, DCZ)
+        codings = (self.coding,) if self._dictionary is None else (self.coding, DCZ)
         self._sent_tags = sent = {}
 
         def restored(match: re.Match[str]) -> str:
@@ -205,7 +205,7 @@ class ResponseCoding:
         if not is_coded_page or code != 200 or is_private(changed):
             return decision
         allowed = header_value(changed, "access-control-allow-origin")
-        if self._has is None or not self._has.may_be_used(allowed):
+        if self._dictionary is None or not self._dictionary.may_be_used(allowed):
             if "html" in decision.content_type.lower():
                 changed = [*changed, ("Link", pages.link(self._mount))]
             return _on_dictionary(decision, changed)
