@@ -184,8 +184,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         ]
 
     def reap_workers(self) -> None:
-        before = dict(self.WORKERS)
-        booting = [worker for worker in before.values() if _stage(worker) == BOOTING]
+        booting = [worker for worker in self.WORKERS.values() if _stage(worker) == BOOTING]
         while True:
             try:
                 super().reap_workers()
@@ -193,7 +192,6 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             except HaltServer:  # a worker could not import the app
                 if not self._stopping and not self._serving():
                     raise
-                self._bury(before)
         failed = [worker.age for worker in booting if worker.pid not in self.WORKERS]
         if failed and not self._stopping and (serving := self._serving()):
             self._failed_age = max(failed)
@@ -205,18 +203,6 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
                 len(serving),
                 self._retry_s,
             )
-
-    def _bury(self, workers: dict[int, Any]) -> None:
-        """Do what gunicorn leaves out for the worker because of which it would halt."""
-        for pid, worker in workers.items():
-            if pid in self.WORKERS:
-                continue
-            try:
-                worker.tmp.fileno()
-            except ValueError:  # closed: gunicorn has done so
-                continue
-            worker.tmp.close()
-            self.cfg.child_exit(self, worker)
 
     def stop(self, graceful: bool = True) -> None:
         self._stopping = True
