@@ -19,6 +19,7 @@ import errno
 import fcntl
 import glob
 import json
+import math
 import os
 import shutil
 import stat
@@ -55,9 +56,8 @@ _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; "
     "from wsgifast.metrics.exporter import main; main(sys.argv[1])"
 )
-# An exporter that has ended sooner is tried again later and later, to this time at most.
-_SHORT_LIFE_S = 5.0
-_MOST_PATIENCE_S = 60.0
+# Between two starts of the exporter, which might end each time at once.
+_RESTART_S = 10.0
 
 # The directory that this process, or the one that forked it, has chosen.
 _chosen: str | None = None
@@ -323,23 +323,17 @@ class _Supervisor:
     def __init__(self, export: Export) -> None:
         self._export = export
         self._process: subprocess.Popen[bytes] | None = None
-        self._started_at = 0.0
-        self._patience_s = 0.0
+        self._started_at = -math.inf
 
     def check(self) -> None:
         """Start one if there is none; called now and then.
 
         :raises OSError: if none can be started.
         """
+        if self._process is not None and self._process.poll() is None:
+            return
         now = time.monotonic()
-        if self._process is not None:
-            if self._process.poll() is None:
-                return
-            self._process = None
-            lived_s = now - self._started_at
-            longer_s = min(2 * self._patience_s + 1, _MOST_PATIENCE_S)
-            self._patience_s = longer_s if lived_s < _SHORT_LIFE_S else 0.0
-        if now < self._started_at + self._patience_s:
+        if now < self._started_at + _RESTART_S:
             return
         lock = _take_lock(self._export.directory, os.O_RDWR | os.O_CREAT)
         if lock is None:
