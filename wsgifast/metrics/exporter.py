@@ -27,12 +27,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.options import Address
 from .aggregation import UNREADABLE, Directory
-from .health import PATHS, PLAIN, Answer, answer, is_alive, processes, remove_dead
+from .health import PATHS, PLAIN, Answer, answer, is_alive, remove_dead
 from .setup import ADDRESS_FILE, Export, check_space, metrics_address
 
 logger = logging.getLogger("wsgifast.metrics")
 
-# While it waits for the address, or for workers that end.
+# While it waits for the address.
 _LOOK_EVERY_S = 0.2
 # Whether the server has ended or wants to be scraped at another address; which workers are dead.
 _CHECK_EVERY_S = 0.5
@@ -40,8 +40,6 @@ _CHECK_EVERY_S = 0.5
 _REQUEST_TIMEOUT_S = 10
 # Clients at a time; the oldest gives way to one more. Prometheus and probes are a few.
 _MOST_CLIENTS = 64
-# How long workers may outlive their arbiter before their directory is removed.
-_LAST_WORKER_S = 10.0
 
 
 def main(export: str) -> None:
@@ -77,7 +75,7 @@ class _Exporter:
         if self._server is not None:
             self._server.close()
         if export.own and not is_alive(export.arbiter):
-            self._remove_directory()
+            shutil.rmtree(export.directory, ignore_errors=True)
 
     def _clean(self) -> None:
         """Clean up after dead workers."""
@@ -104,13 +102,6 @@ class _Exporter:
             self._log(f"Metrics wait for {self._address}: {error.strerror}")
         else:
             logger.info("Metrics at http://%s/metrics", self._address)
-
-    def _remove_directory(self) -> None:
-        deadline = time.monotonic() + _LAST_WORKER_S
-        with contextlib.suppress(OSError):
-            while processes(self._export.directory) and time.monotonic() < deadline:
-                time.sleep(_LOOK_EVERY_S)
-        shutil.rmtree(self._export.directory, ignore_errors=True)
 
     def _log(self, text: str) -> None:
         if text not in self._logged:
