@@ -48,12 +48,8 @@ def main(export: str) -> None:
     :param export: an :class:`Export`, as JSON.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the arbiter's to understand
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S %z",
-    )
+    line = "[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line)
     _Exporter(Export(*json.loads(export))).run()
 
 
@@ -185,9 +181,7 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            found = Answer("405 Method Not Allowed", PLAIN, b"There are GET and HEAD\n")
-        elif path != "/metrics":
+        if path != "/metrics":
             text = f"There are /metrics, {', '.join(PATHS)}\n".encode()
             found = answer(path, directory.path) or Answer("404 Not Found", PLAIN, text)
         else:
