@@ -37,12 +37,11 @@ _PART = ".part"  # of one that is being written
 
 
 def name_of_process(pid: int) -> str:
-    """A name for a process: its pid, and when it was started, since pids come again."""
-    try:
-        started = _started(pid)
-    except OSError:
-        started = None
-    return f"wsgifast-{pid}-{started or 0}"
+    """A name for a process: its pid, and when it was started, since pids come again.
+
+    :raises OSError: if too many files are open, for example.
+    """
+    return f"wsgifast-{pid}-{_started(pid) or 0}"
 
 
 def pid_in(name: str) -> int | None:
@@ -57,8 +56,6 @@ def is_alive(name: str) -> bool:
     if found is None:
         return False
     pid, started = int(found[1]), int(found[2])
-    if not pid:
-        return False  # to kill(2), one's own group
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
