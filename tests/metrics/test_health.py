@@ -34,11 +34,11 @@ ENDING = FREE._replace(accepts=False)
 @pytest.mark.parametrize(
     ("workers", "text"),
     [
-        ([FREE], "ready: 1 of 1 worker"),
-        ([BUSY], "ready: 1 of 1 worker"),
+        ([FREE], "ready: 1 of 1 workers"),
+        ([BUSY], "ready: 1 of 1 workers"),
         ([FREE, EXHAUSTED, ENDING], "ready: 1 of 2 workers"),
-        ([FREE, SILENT], "ready: 1 of 1 worker"),
-        ([EXHAUSTED._replace(unready_after_s=math.inf)], "ready: 1 of 1 worker"),
+        ([FREE, SILENT], "ready: 1 of 1 workers"),
+        ([EXHAUSTED._replace(unready_after_s=math.inf)], "ready: 1 of 1 workers"),
     ],
 )
 def test_server_with_a_free_worker_is_ready(workers: list[State], text: str) -> None:
@@ -50,7 +50,7 @@ def test_server_with_a_free_worker_is_ready(workers: list[State], text: str) -> 
     [
         ([], "no worker accepts connections"),
         ([ENDING, SILENT], "no worker accepts connections"),
-        ([EXHAUSTED], "no thread of 1 worker has been free for 12 s"),
+        ([EXHAUSTED], "no thread of 1 workers has been free for 12 s"),
         (
             [EXHAUSTED, EXHAUSTED._replace(exhausted_since=NOW - 30.0), ENDING, SILENT],
             "no thread of 2 workers has been free for 12 s",
@@ -148,12 +148,12 @@ def test_probes_are_answered_by_states(tmp_path: Path) -> None:
     assert answered("/livez", tmp_path) == (200, "alive\n")
     assert answered("/readyz", tmp_path) == (503, "no worker accepts connections\n")
     file.update(state())
-    assert answered("/readyz", tmp_path) == (200, "ready: 1 of 1 worker\n")
+    assert answered("/readyz", tmp_path) == (200, "ready: 1 of 1 workers\n")
     file.update(state(exhausted_since=time.monotonic() - 9))
     assert answered("/livez", tmp_path) == (200, "alive\n")
     assert answered("/readyz", tmp_path) == (
         503,
-        "no thread of 1 worker has been free for 9 s\n",
+        "no thread of 1 workers has been free for 9 s\n",
     )
     file.update(state(beat_at=time.monotonic() - 70, lost_after_s=60.0))
     status, text = answered("/livez", tmp_path)

@@ -53,7 +53,7 @@ def test_probes_while_every_thread_is_busy(
         contextlib.ExitStack() as stack,
         fast_worker(attributes=attributes, configuration=_SOON) as server,
     ):
-        wait_for(says("/readyz", 200, "ready: 1 of 1 worker"), "it is ready")
+        wait_for(says("/readyz", 200, "ready: 1 of 1 workers"), "it is ready")
         assert ask("/readyz").header("Cache-Control") == "no-store"
         slow = Connection(server.address, receive_buffer=4096)
         slow.send_request("/file?secret=1")
@@ -61,7 +61,7 @@ def test_probes_while_every_thread_is_busy(
         for _ in range(THREADS):
             busy = stack.enter_context(Connection(server.address))
             busy.send_request(f"/until{go}")
-        wait_for(says("/readyz", 503, "no thread of 1 worker has been free"), "it is not ready")
+        wait_for(says("/readyz", 503, "no thread of 1 workers has been free"), "it is not ready")
         assert says("/livez", 200, "alive")()
 
         def top_tells() -> bool:

@@ -166,12 +166,8 @@ def readiness(workers: Sequence[State], now: float) -> tuple[bool, str]:
     free = sum(worker.exhausted_s(now) <= worker.unready_after_s for worker in serving)
     if not free:
         least_s = min(worker.exhausted_s(now) for worker in serving)
-        return False, f"no thread of {_workers(len(serving))} has been free for {least_s:.0f} s"
-    return True, f"ready: {free} of {_workers(len(serving))}"
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker" if count == 1 else f"{count} workers"
+        return False, f"no thread of {len(serving)} workers has been free for {least_s:.0f} s"
+    return True, f"ready: {free} of {len(serving)} workers"
 
 
 class StateFile:
