@@ -202,11 +202,10 @@ def test_options_in_configuration_apply_to_subclass_only(names: Any) -> None:
 
 
 def test_other_names_in_configuration_are_ignored(names: Any) -> None:
-    names.check_host = ModuleType("check_host")
-    names.buffer_bodies = lambda: None
     names.metrics, names.check, names.timeout = True, 1, 30
+    before = {name: getattr(FastWorker, name) for name in own_options.ATTRIBUTES}
     configure(FastWorker, FastWorker)
-    assert FastWorker.check_host is FastWorker.buffer_bodies is True
+    assert before == {name: getattr(FastWorker, name) for name in own_options.ATTRIBUTES}
 
 
 @pytest.mark.parametrize(
@@ -225,6 +224,7 @@ def test_other_names_in_configuration_are_ignored(names: Any) -> None:
         ("body_timeout_s", (30,), "FastWorker.body_timeout_s=(30,): expected seconds above 0"),
         ("max_rss_bytes", Decimal("NaN"), "expected bytes above 0"),
         ("check_host", {"a"}, "FastWorker.check_host={'a'}: expected True or False"),
+        ("check_host", math, "FastWorker.check_host=<module 'math'"),
     ],
 )
 def test_wrong_option_in_configuration_is_refused(

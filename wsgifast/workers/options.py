@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
-from numbers import Number
 from threading import TIMEOUT_MAX
 from typing import Any
 
@@ -124,8 +123,6 @@ def check_names(names: Mapping[str, Any]) -> None:
 _config: str | None = None
 # Each class's options as they are without a configuration.
 _own: dict[type, dict[str, Any]] = {}
-# A name with a value of these types is meant as an option, even if the value is wrong.
-_VALUES = (Number, str, bytes, list, tuple, set, dict, type(None))
 # The options of the last valid configuration; empty until there is one.
 _in_use: dict[str, Any] = {}
 
@@ -173,13 +170,9 @@ def configure(worker: type, base: type) -> None:
 
 
 def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, Any]:
-    """The names in a module that are options; a function or class of such a name is not one."""
+    """The names in a module that are options."""
     check_names(names)
-    given = {
-        name: names[name]
-        for name in ATTRIBUTES
-        if name in names and isinstance(names[name], _VALUES)
-    }
+    given = {name: names[name] for name in ATTRIBUTES if name in names}
     for name, value in given.items():
         if (own := _own[worker][name]) != _own[base][name]:
             raise InvalidWorkerOption(
