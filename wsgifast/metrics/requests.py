@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
@@ -224,7 +223,8 @@ class RequestMetrics:
         self._on_first = on_first
         self.records: list[Any] = []
         self._reset()
-        _instances.add(self)
+        # A forked worker counts from zero: its parent reports what it has counted by itself.
+        os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -422,15 +422,3 @@ def _added_up(
         found[labels] = value
     for labels, value in found.items():
         yield Point(metric, labels, value)
-
-
-# A forked worker counts from zero: its parent reports what it has counted by itself.
-_instances: weakref.WeakSet[RequestMetrics] = weakref.WeakSet()
-
-
-def _reset_after_fork() -> None:
-    for instance in _instances:
-        instance._reset()
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)
