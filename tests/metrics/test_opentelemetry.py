@@ -70,6 +70,8 @@ def test_requests_are_recorded_by_instruments(telemetry: Telemetry) -> None:
     assert failed.explicit_bounds == CATALOGUE["http_server_request_duration_seconds"].bounds
     size = metrics["http.server.response.body.size"]
     assert [each.sum for each in size.data.data_points] == [1000, 1]
+    responses = metrics["wsgifast.responses"].data.data_points
+    assert {each.attributes["http.route"] for each in responses} == {"/items/<id>", "unknown"}
     (repaired,) = metrics["wsgifast.responses_repaired"].data.data_points
     assert (repaired.value, dict(repaired.attributes)) == (1, {"http.route": "/items/<id>"})
     length_errors = metrics["wsgifast.content_length_errors"].data.data_points

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from ..checks import needs
-from .catalogue import ATTRIBUTES, CATALOGUE, REQUEST_LABELS, UNKNOWN, Metric
+from .catalogue import ATTRIBUTES, CATALOGUE, REQUEST_LABELS, Metric
 from .collecting import Point, collect_process, observers
 from .requests import Answered, LengthError, RequestMetrics
 
@@ -75,12 +75,8 @@ class Instruments(RequestMetrics):
         names = [ATTRIBUTES[label] for label in metric.labels]
         for point in self._points(metric):
             if isinstance(point.value, (int, float)):
-                known = {
-                    name: value
-                    for name, value in zip(names, point.labels, strict=True)
-                    if value != UNKNOWN
-                }
-                yield metrics.Observation(point.value, known)
+                attributes = dict(zip(names, point.labels, strict=True))
+                yield metrics.Observation(point.value, attributes)
 
     def _points(self, metric: Metric) -> list[Point]:
         """The points of one metric. The SDK calls each instrument's callback in turn; all of them
