@@ -8,7 +8,6 @@ once a second; the process that is scraped adds up the files of all.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 import time
@@ -68,13 +67,8 @@ def reporter() -> FileReporter:
     made = FileReporter()
     every_second.add(made.report_if_active)
     os.register_at_fork(after_in_child=made.begin_anew)
-    atexit.register(_report_at_exit, made)
+    atexit.register(every_second.call, [made.report])
     return made
-
-
-def _report_at_exit(made: FileReporter) -> None:
-    with contextlib.suppress(Exception):  # it was reported before, if at all possible
-        made.report()
 
 
 class PointCollector:
