@@ -69,14 +69,10 @@ class TLSContexts:
             else:
                 return
         self._context = self.last_good
-        goes_on = "no connection can be accepted"
-        if self._context is not None:
-            goes_on = "what was read before is used"
         self.log.error(
-            "TLS: %s cannot be used: %s; %s until they change",
+            "TLS: %s cannot be used: %s; the last that worked are used, if any, until they change",
             " and ".join(self._files) or "the ssl_context hook",
             self._error,
-            goes_on,
         )
 
 
