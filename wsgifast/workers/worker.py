@@ -126,6 +126,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     # gunicorn's own, named here because it ships no types.
     alive: bool
+    nr: int  # of requests, at the last heartbeat
 
     server: Server | None = None
     _responses: ResponseRecorder | None = None
@@ -259,6 +260,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Send gunicorn's heartbeat; return whether the worker goes on."""
         self.beaten_at = time.monotonic()
         self.notify()
+        if self.server is not None:
+            self.nr = self.server.requests
         if self.life.stage == BOOTING:
             self.log.info("Worker ready (pid: %s)", os.getpid())
             self._enter(READY)
@@ -346,12 +349,3 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             except Exception:
                 self.log.exception("Error in the access log")
         return answering.status, page.size
-
-    @property
-    def nr(self) -> int:
-        """How many requests it has had; gunicorn's name for it."""
-        return 0 if self.server is None else self.server.requests
-
-    @nr.setter
-    def nr(self, count: int) -> None:
-        """Nothing: gunicorn begins to count."""
