@@ -57,8 +57,6 @@ class GunicornParser:
         # the same answer.
         answers = {"_peer_is_trusted_proxy": lambda req: trusted}
         self._request_class = type(kind.__name__, (_Persistence, kind), answers)
-        # The last valid Host headers: most requests have the same.
-        self._hosts: list[str] | None = None
         self.head_limit_bytes = _head_limit_bytes(settings)
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
@@ -71,9 +69,7 @@ class GunicornParser:
             raise MalformedRequest(str(error)) from error
         if self.checks_host:
             hosts = [value for name, value in req.headers if name == "HOST"]
-            if hosts != self._hosts:
-                check_host(hosts, http11=req.version >= (1, 1))
-                self._hosts = hosts or None  # none at all is valid for HTTP/1.0 only
+            check_host(hosts, http11=req.version >= (1, 1))
         fields = header_fields(req.headers)
         script_name = None
         if "HTTP_SCRIPT_NAME" in fields:
@@ -164,20 +160,11 @@ class _Persistence:
     headers: list[tuple[str, str]]
     must_close: bool
 
-    # Cached: it is called several times for each request.
-    _is_last: bool | None = None
-
     def should_close(self) -> bool:
-        if self.must_close:
+        if self.must_close or self.method == "CONNECT":  # the bytes of a tunnel are not a request
             return True
-        is_last = self._is_last
-        if is_last is None:
-            http11 = self.version >= (1, 1)
-            options = [value for name, value in self.headers if name == "CONNECTION"]
-            is_last = not (wants_to_persist(options, http11=http11) if options else http11)
-            # The bytes of a tunnel are not a request.
-            self._is_last = is_last = is_last or self.method == "CONNECT"
-        return is_last
+        options = [value for name, value in self.headers if name == "CONNECTION"]
+        return not wants_to_persist(options, http11=self.version >= (1, 1))
 
 
 def _proxy(req: Any) -> dict[str, Any] | None:
