@@ -112,18 +112,17 @@ def unfit_threads() -> str | None:
             "This Python runs without the GIL (free threading), which FastWorker does not support: "
             "set PYTHON_GIL=1 in gunicorn's environment, or use `-k gthread`"
         )
-    library = None
     gevent = sys.modules.get("gevent.monkey")
-    if gevent is not None and gevent.is_module_patched("threading"):
-        library = "gevent"
     eventlet = sys.modules.get("eventlet.patcher")
-    if eventlet is not None and eventlet.is_monkey_patched("thread"):
-        library = "eventlet"
-    if library is None:
+    if gevent is not None and gevent.is_module_patched("threading"):
+        library, worker = "gevent", "use `-k gevent`, or "
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        library, worker = "eventlet", ""  # gunicorn has none for it any more
+    else:
         return None
     return (
         f"The app, or what it imports, has replaced threads and sockets by {library}'s (monkey "
-        f"patching). FastWorker needs the real ones: use `-k {library}`, or leave the patching away"
+        f"patching). FastWorker needs the real ones: {worker}leave the patching away"
     )
 
 
