@@ -184,26 +184,24 @@ class _Body:
         self._end = end
         self._body = body
         self._size = 0
-        self._begun = self._over = False
+        self._left = False  # begun, and neither at its end nor failed
 
     def __iter__(self) -> Iterator[bytes]:
-        self._begun = True
+        self._left = True
         try:
             for chunk in self._body:
                 self._size += len(chunk)
                 yield chunk
-        except GeneratorExit:
+        except Exception:
+            self._left = False
             raise
-        except BaseException:
-            self._over = True
-            raise
-        self._over = True
+        self._left = False
 
     def close(self) -> None:
         try:
             close_body(self._body)
         finally:
-            self._end(self._size, left=self._begun and not self._over)
+            self._end(self._size, left=self._left)
 
 
 def call_noting_pattern(
