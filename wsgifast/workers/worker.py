@@ -190,7 +190,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def init_process(self) -> None:
         self.beaten_at = time.monotonic()  # a probe may ask before the first heartbeat
-        self.tpool = None  # ours are in the server's pool
         # Not gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
 
