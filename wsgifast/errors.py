@@ -136,8 +136,6 @@ class MissingExtra(WSGIFastError, ImportError):
         super().__init__(
             f"{part} needs {package}, which is not installed: pip install 'wsgifast[{extra}]'"
         )
-        self.package = package
-        self.extra = extra
 
 
 def _is_of_content(name: str) -> bool:
