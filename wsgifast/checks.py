@@ -1,12 +1,11 @@
 """Checks that all packages share: of option values, of apps, and of packages that may be missing.
 
-Beside them: how a value or a size is written in a message, and packages that import their modules
-on first use.
+Beside them: how a size is written in a message, and packages that import their modules on first
+use.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -70,25 +69,11 @@ def checked_timeout(value: Any, name: str = "timeout") -> float | None:
     """
     if value is None:
         return None
-    try:
-        seconds = math.nan if isinstance(value, (str, bytes, bool)) else float(value)
-    except OverflowError:  # an integer that is too large for a float
-        seconds = math.inf if value > 0 else math.nan
-    except (TypeError, ValueError):
-        seconds = math.nan
-    if not seconds >= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ConfigurationError(
-            f"{name}={shown(value)}: seconds from 0 on; math.inf or None for no limit"
+            f"{name}={value!r}: seconds from 0 on; math.inf or None for no limit"
         )
-    return None if seconds > LONGEST_S else seconds
-
-
-def shown(value: object) -> str:
-    """Return repr(value), or the size of an integer whose digits are too many for repr()."""
-    try:
-        return repr(value)
-    except ValueError:
-        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else "a value"
+    return None if value > LONGEST_S else float(value)
 
 
 def size_text(size: float) -> str:

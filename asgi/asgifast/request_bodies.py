@@ -21,7 +21,7 @@ import time
 from functools import partial
 from typing import NamedTuple, cast
 
-from wsgifast.checks import is_count, shown
+from wsgifast.checks import is_count
 from wsgifast.compression.decoding import BodyLimits, RequestDecoder
 from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError
 from wsgifast.files.temporary import Budget, TemporaryFile
@@ -251,7 +251,7 @@ def buffer_bytes(buffer_bodies: object) -> int:
         return _DEFAULT_BYTES if buffer_bodies else 0
     if not is_count(buffer_bodies, least=1):
         raise ConfigurationError(
-            f"buffer_bodies={shown(buffer_bodies)}: True, False, or the most bytes of a body"
+            f"buffer_bodies={buffer_bodies!r}: True, False, or the most bytes of a body"
         )
     return cast(int, buffer_bodies)
 

@@ -42,7 +42,6 @@ from wsgifast import ConfigurationError, StaticFiles
         ({"recheck_s": -1}, "recheck_s=-1"),
         ({"recheck_s": float("nan")}, "recheck_s=nan"),
         ({"recheck_s": 10**400}, f"recheck_s={10**400}: seconds"),
-        ({"recheck_s": 10**5000}, "recheck_s=an integer of 16610 bits: seconds"),
         ({"app": "module:app"}, "app='module:app'"),
         ({"directory": ""}, "directory=''"),
         ({"directory": None}, "directory=None"),

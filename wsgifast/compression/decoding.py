@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ..checks import check_switches, is_count, shown
+from ..checks import check_switches, is_count
 from ..errors import BodyTooLarge, ConfigurationError, MalformedRequest, RequestError
 from ..http.framing import list_members
 from .codings import MAX_ZSTD_WINDOW_LOG, ZSTD_MODULE, available_codings
@@ -34,7 +34,7 @@ def checked_limits(body_limit_bytes: object, decompress: object) -> BodyLimits |
     """
     if body_limit_bytes is not None and not is_count(body_limit_bytes):
         raise ConfigurationError(
-            f"body_limit_bytes={shown(body_limit_bytes)}: bytes, 0 or more; None for no limit"
+            f"body_limit_bytes={body_limit_bytes!r}: bytes, 0 or more; None for no limit"
         )
     check_switches(decompress=decompress)
     if body_limit_bytes is None and not decompress:

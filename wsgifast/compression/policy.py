@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ..checks import check_switches, is_count, list_of_text, shown
+from ..checks import check_switches, is_count, list_of_text
 from ..errors import ConfigurationError
 from ..http.framing import has_body, list_members
 from ..http.head import TOKEN
@@ -107,9 +107,7 @@ class Compression:
     ) -> None:
         check_switches(event_streams=event_streams, padding=padding)
         if not is_count(min_bytes):
-            raise ConfigurationError(
-                f"min_bytes is a number of bytes from 0 on, not {shown(min_bytes)}"
-            )
+            raise ConfigurationError(f"min_bytes is a number of bytes from 0 on, not {min_bytes!r}")
         self.codings = tuple(checked_codings(codings))
         if not self.codings:
             raise ConfigurationError("codings=[]: name one, such as 'gzip'")
@@ -312,8 +310,7 @@ def _checked_levels(levels: Mapping[str, int] | None) -> dict[str, int]:
             )
         if not is_count(level) or level not in allowed:
             raise ConfigurationError(
-                f"{coding}'s level is a number from {allowed[0]} to {allowed[-1]}, "
-                f"not {shown(level)}"
+                f"{coding}'s level is a number from {allowed[0]} to {allowed[-1]}, not {level!r}"
             )
         checked[coding] = level
     return checked

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 from urllib.parse import quote
 
-from ..checks import Interface, check_app, check_switches, is_count, is_number, shown
+from ..checks import Interface, check_app, check_switches, is_count, is_number
 from ..compression.codings import CODING_PACKAGES, available_codings
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
@@ -149,7 +149,7 @@ class StaticFilesBase(Generic[AppT]):
         if etag not in ("stat", "content", None):
             raise ConfigurationError(f"etag={etag!r}: 'stat', 'content' or None")
         if not is_number(recheck_s, least=0, most=math.inf):
-            raise ConfigurationError(f"recheck_s={shown(recheck_s)}: seconds, from 0 on")
+            raise ConfigurationError(f"recheck_s={recheck_s!r}: seconds, from 0 on")
         if fallback is not None:
             if app is not None:
                 raise ConfigurationError(

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from ..checks import configuration_names, is_number, needs, shown
+from ..checks import configuration_names, is_number, needs
 from ..errors import ConfigurationError
 from ..metrics.setup import metrics_address
 from ..server.options import Options
@@ -70,7 +70,7 @@ def check_attributes(worker: Any, base: type) -> None:
     for name, (expected, is_allowed) in ATTRIBUTES.items():
         value = getattr(worker, name)
         if not is_allowed(value):
-            raise InvalidWorkerOption(f"FastWorker.{name}={shown(value)}: expected {expected}")
+            raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected {expected}")
     try:
         limits_of_environment()
         if worker.metrics_bind is not None:
@@ -88,7 +88,7 @@ def check_settings(cfg: Any) -> None:
         value = getattr(cfg, name)
         if not is_number(value, least=0, most=TIMEOUT_MAX):
             raise InvalidWorkerOption(
-                f"{name}={shown(value)}: expected seconds, {TIMEOUT_MAX:.0f} at most"
+                f"{name}={value!r}: expected seconds, {TIMEOUT_MAX:.0f} at most"
             )
     if cfg.http2_cleartext == "upgrade":
         raise InvalidWorkerOption(

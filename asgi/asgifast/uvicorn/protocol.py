@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from wsgifast.checks import needs, shown
+from wsgifast.checks import needs
 from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGIFastError
 from wsgifast.sockets.client_limits import (
     CONNECTIONS_PER_ADDRESS,
@@ -168,9 +168,7 @@ class FileSending(_Base):
             default = getattr(FileSending, name)
             value = vars(cls).get(name, default)
             if value != default and not is_allowed(value):
-                raise ConfigurationError(
-                    f"{cls.__name__}.{name}={shown(value)}: expected {expected}"
-                )
+                raise ConfigurationError(f"{cls.__name__}.{name}={value!r}: expected {expected}")
         for name, value in limits_of_environment().items():
             setattr(cls, name, value)
 
