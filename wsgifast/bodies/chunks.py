@@ -62,16 +62,10 @@ def to_bytes(
 def _encoded(text: str, charset: str, app: object) -> bytes:
     try:
         return text.encode(charset)
-    except LookupError:
-        raise BodyError(
-            f"{app_name(app)} returned text with the charset {charset!r} in its Content-Type, "
-            "which Python does not know; return bytes, or name a known charset"
-        ) from None
-    except UnicodeEncodeError as error:
+    except (LookupError, UnicodeError) as error:
         raise BodyError(
             f"{app_name(app)} returned text that its Content-Type's charset {charset!r} cannot "
-            f"express: {text[error.start : error.end]!r} at character {error.start}; "
-            "use charset=utf-8 or return bytes"
+            f"express: {error}; use charset=utf-8 or return bytes"
         ) from None
 
 
