@@ -47,13 +47,6 @@ MEASURED_CHUNKS: Final = 1_000_000
 _EVERY_S = 3600.0
 # Endpoints that are remembered; beyond them no finding is logged until one is forgotten.
 _MOST_ENDPOINTS = 1000
-_SHOWN_CHARACTERS = 80
-
-_KINDS = {
-    "list": "a list of {} chunks",
-    "iterator": "an iterator of {} chunks",
-    "messages": "{} body messages",
-}
 
 
 @dataclass
@@ -187,12 +180,16 @@ class Reports:
             return
         logger.log(
             logging.INFO if id_ in self._mended else logging.WARNING,
-            "%s: %s (%s %s) returns %s; wsgifast doctor --explain %s says more",
+            # The client's texts have no control characters, and 80 characters at most.
+            "%s: %s (%.80a %.80a) returns %d chunks (%s), median %s; wsgifast doctor --explain %s "
+            "says more",
             id_,
             endpoint,
-            _shown(method),
-            _shown(path),
-            _described(id_, seen),
+            method,
+            path,
+            seen.chunks.passed,
+            seen.kind,
+            size_text(seen.chunks.median),
             id_,
         )
 
@@ -211,18 +208,6 @@ class Reports:
 def _looks_like_a_file(chunks: Chunks) -> bool:
     sizes = chunks.sizes
     return len(sizes) > 1 and stream_kind(len(sizes), sizes[0], chunks.total) == "stream-blocks"
-
-
-def _described(id_: str, seen: BodySeen) -> str:
-    what = _KINDS[seen.kind].format(f"{seen.chunks.passed:,}")
-    text = f"{what}, median {size_text(seen.chunks.median)}"
-    return f"{text}, as a file is read" if id_ in ("WF008", "WF031") else text
-
-
-def _shown(text: str) -> str:
-    """Return a client's text for a log line: without control characters, and not too long."""
-    text = ascii(text)[1:-1]
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
 class Examined:
