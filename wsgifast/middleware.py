@@ -7,7 +7,6 @@ import logging
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
-from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from .bodies.access_log import CHUNKS, LENGTH_ERROR, SENT_AS
@@ -37,7 +36,7 @@ from .compression.policy import Compression, compress_response, compression_for
 from .errors import BodyError, RequestError
 from .files.app_files import front_server_of
 from .metrics import recorder_for, spans_for
-from .metrics.instrumented import FRAMEWORKS, Instrumented, call_noting_pattern
+from .metrics.instrumented import Instrumented, call_noting_pattern
 from .metrics.requests import RECORDER, Recorder
 from .sockets.options import owned_socket, set_nodelay
 
@@ -161,9 +160,6 @@ class WSGIFast:
             )
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = _with_dictionary(self._call, self.compression.dictionary)
-        # Whether one of FRAMEWORKS is loaded, and how many modules were when it was looked for.
-        self._has_framework = False
-        self._modules = 0
         self._instrumented: WSGIApplication | None = None
         self._recorded_by: object = None
         if self.body_limits is not None:
@@ -198,10 +194,7 @@ class WSGIFast:
             head.may_compress(self.compression)
         body: Any = None
         try:
-            if RECORDER in environ and (
-                self._has_framework
-                or (len(modules) != self._modules and self._look_for_framework())
-            ):
+            if RECORDER in environ:
                 body = call_noting_pattern(self._call, environ, head.start)
             else:
                 body = self._call(environ, head.start)
@@ -274,12 +267,6 @@ class WSGIFast:
             if head.status is not None:
                 head.forward()
         return Stream(head, body, coalesce=self.coalesce)
-
-    def _look_for_framework(self) -> bool:
-        """Whether one of FRAMEWORKS is loaded; an app may load it at its first request."""
-        self._modules = len(modules)
-        self._has_framework = not modules.keys().isdisjoint(FRAMEWORKS)
-        return self._has_framework
 
     def _set_nodelay(self, environ: WSGIEnvironment) -> None:
         """Set TCP_NODELAY once for each connection."""

@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from tests.asgi.support import call, scope_of
 from tests.support.notes import Notes
 from tests.support.wsgi import Server, new_environ
-from wsgifast import WSGIFast, middleware
+from wsgifast import WSGIFast
 
 
 def _pattern(app: Any, path: str, **options: Any) -> str | None:
@@ -48,13 +48,13 @@ def test_pattern_of_bottle() -> None:
 
 
 def test_pattern_of_a_framework_that_is_loaded_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "FRAMEWORKS", frozenset({"a_late_framework"}))
     app = bottle.Bottle()
     app.route("/", callback=lambda: "hello")
     notes = Notes()
     wrapped = WSGIFast(app, metrics=notes)
-    Server(wrapped).finish()
-    monkeypatch.setitem(sys.modules, "a_late_framework", sys)
+    with monkeypatch.context() as before:
+        before.delitem(sys.modules, "bottle")
+        Server(wrapped).finish()
     Server(wrapped).finish()
     assert [request.pattern for request in notes.requests] == [None, "/"]
 

@@ -209,7 +209,7 @@ def call_noting_pattern(
 ) -> Any:
     """Call a WSGI app, and put the URL pattern of its framework into the environ.
 
-    Needed only if one of FRAMEWORKS is loaded.
+    An app may load its framework at its first request.
     """
     if _FLASK in modules:
         start_response = partial(_start_noting, environ, start_response)
