@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -66,23 +65,13 @@ class BodyLimits(NamedTuple):
         if not names:
             return None
         coding = "gzip" if names[0] == "x-gzip" else names[0]
-        if len(names) > 1 or coding not in decodable():
-            accepted = ", ".join(decodable())
+        if len(names) > 1 or coding not in available_codings():
+            accepted = ", ".join(available_codings())
             refused = RequestError(415, f"A Content-Encoding of {accepted} is accepted here")
             refused.headers = (("Accept-Encoding", accepted),)  # RFC 9110, section 12.5.3
             raise refused
         limit = _DECODED_BYTES if self.limit_bytes is None else self.limit_bytes
         return RequestDecoder(coding, limit)
-
-
-@lru_cache(1)
-def decodable() -> tuple[str, ...]:
-    """Return the codings that are decoded here; brotli before 1.2 could not be stopped."""
-    return tuple(
-        coding
-        for coding in available_codings()
-        if coding != "br" or hasattr(import_module("brotli").Decompressor, "can_accept_more_data")
-    )
 
 
 class RequestDecoder:
