@@ -152,10 +152,7 @@ class ResponseCoding:
         method = self.method
         if code == 304:
             return self._not_modified(headers)
-        # Most responses are this one.
-        if (code != 200 or method != "GET") and not (
-            has_body(method, code) or (method == "HEAD" and has_body("GET", code))
-        ):
+        if not has_body("GET" if method == "HEAD" else method, code):
             return None
         content_type, _ = kind_of_head(headers)
         if content_type is None:
