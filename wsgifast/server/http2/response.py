@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from h2.exceptions import ProtocolError
 
-from ...bodies.content_coding import ContentCoding
-from ...bodies.streams import Stream
 from ...errors import BodyError, ClientGone
 from ...http.head import raw_headers, trailer_fields
 from ...sockets.client_limits import ClientWait
@@ -61,30 +59,17 @@ class HTTP2Response(Response):
     def should_close(self) -> bool:
         return self.must_close  # Connection headers do not apply
 
+    def write_body(self, body: Any, file_wrapper: type) -> None:
+        super().write_body(body, file_wrapper)
+        if not self.missing:  # or it is reset, so that it does not look complete
+            self._stream.end(self.sent, self._trailers)
+
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         length, size = self.length, self.sent + sum(map(len, blocks))
         if not self._trailers and (length is None or length <= size):
             # END_STREAM goes on the last DATA frame.
             self._stream.stream_sender.ends_after = size if length is None else length
         super().write_all(blocks)
-        self._end_stream()
-
-    def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
-        super().write_segments(segments)
-        self._end_stream()
-
-    def write_coded(self, stream: Stream, coding: ContentCoding) -> None:
-        super().write_coded(stream, coding)
-        if coding.compressor is not None:
-            self._end_stream()
-
-    def close(self) -> None:
-        super().close()
-        self._end_stream()
-
-    def _end_stream(self) -> None:
-        if not self.missing:  # or it is reset, so that it does not look complete
-            self._stream.end(self.sent, self._trailers)
 
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
         self._stream.send_interim([(b":status", b"103"), *_encoded(fields)])
