@@ -207,18 +207,12 @@ class Stream:
             if (upload := self._upload) is not None:
                 upload.fail(ClientGone(str(error)))
             if state is READY or state is RECEIVING:
-                self.state = OVER
-        if state is SENDING:
+                self.state = SENDING  # its app is not called any more
+        if state is not RUNNING:
             self.finish()
-        elif state is READY or state is RECEIVING:
-            self._drop_body()
-            self._mux.connection.end_stream(self)
 
     def close(self) -> None:
         """Give up after an internal error."""
-        with self._mux.lock:
-            if self.state is not OVER:
-                self.state = SENDING
         self.finish()
 
     def finish(self) -> None:
@@ -227,18 +221,13 @@ class Stream:
             if self.state is OVER:
                 return
             self.state = OVER
-        if self.exchange is not None:
-            self._mux.core.end_exchange(self.output, self.exchange, time.monotonic())
-        self._drop_body()
-        self._mux.connection.end_stream(self)
-
-    def _drop_body(self) -> None:
         exchange, self.exchange = self.exchange, None
-        if exchange is not None and exchange.body is not None:
-            exchange.body.close()
+        if exchange is not None:
+            self._mux.core.end_exchange(self.output, exchange, time.monotonic())
         if self._spool is not None:
             self._spool.close()
             self._spool = None
+        self._mux.connection.end_stream(self)
 
     # Called by its output queue, under the lock
 
