@@ -17,7 +17,6 @@ from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
 from h2.exceptions import (
     DenialOfServiceError,
-    FlowControlError,
     FrameTooLargeError,
     InvalidBodyLengthError,
     ProtocolError,
@@ -211,14 +210,12 @@ class Frames(H2Connection):
         Does what h2's send_data() would do for each frame, which takes several times as long as
         encrypting it.
 
+        :param data: no more than the windows allow.
         :param end_stream: set END_STREAM on the last frame.
         :returns: the number of frames.
-        :raises h2.exceptions.ProtocolError: if it exceeds a window, or the stream's state does not
-            allow it.
+        :raises h2.exceptions.ProtocolError: if the stream's state does not allow it.
         """
         size = len(data)
-        if size > min(self.window, self.stream_window(number)):
-            raise FlowControlError(f"{size} bytes are more than the windows of stream {number}")
         stream = self._get_stream_by_id(number)
         self.state_machine.process_input(ConnectionInputs.SEND_DATA)
         stream.state_machine.process_input(StreamInputs.SEND_DATA)
