@@ -46,11 +46,10 @@ HURRIED_S = 3.0
 # How long to wait after running out of descriptors.
 _PAUSE_S = 0.2
 # The least time between two warnings about that, and between two that the worker is full.
-_WARN_AGAIN_S = 10.0
+_WARN_AGAIN_S = 60.0
+_FULL = "All %d %s are taken: new ones wait until others close"
 # No room for a connection, or for watching a listener (epoll_ctl(2)).
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
-# A full worker is warned about again only after it has gone below this share of its limit.
-_FULL_UNTIL = 0.9
 
 
 class Acceptor:
@@ -69,9 +68,7 @@ class Acceptor:
         self._limit = server.options.worker_connections
         self._lock = threading.Lock()
         self._resume_at = 0.0
-        self._warned_at = -_WARN_AGAIN_S
-        self._full = False
-        self._warned_full_at = -_WARN_AGAIN_S
+        self._warned_at: dict[str, float] = {}  # of each text; monotonic
         self.listening = False
         self._closed = False
         self._accepting = 0  # threads in a turn
@@ -116,8 +113,6 @@ class Acceptor:
 
     def on_closed(self) -> None:
         """A connection has closed its descriptor: there is room again."""
-        if self._full and len(self._connections) <= self._limit * _FULL_UNTIL:
-            self._full = False
         if not self.listening:
             self._resume_at = 0.0
             self.update()
@@ -167,10 +162,10 @@ class Acceptor:
                 # Before another thread may close the connection and make room again.
                 if len(self._connections) >= self._limit:
                     self.update()
-                    self._warn_that_it_is_full("worker_connections", self._limit)
+                    self._warn(_FULL, self._limit, "worker_connections")
                 elif len(self._handshakes) >= MOST_HANDSHAKES:
                     self.update()
-                    self._warn_that_it_is_full("TLS handshakes", MOST_HANDSHAKES)
+                    self._warn(_FULL, MOST_HANDSHAKES, "TLS handshakes")
                 connection.begin()
             if not self.listening:
                 return
@@ -204,19 +199,11 @@ class Acceptor:
 
     def _pause(self, error: OSError) -> None:
         """Accept nothing for a moment."""
-        now = time.monotonic()
-        if now - self._warned_at >= _WARN_AGAIN_S:
-            self._warned_at = now
-            self._server.log.warning("Cannot accept: %s; trying again soon", error)
-        self._resume_at = now + _PAUSE_S
+        self._warn("Cannot accept: %s; trying again soon", error)
+        self._resume_at = time.monotonic() + _PAUSE_S
 
-    def _warn_that_it_is_full(self, of: str, limit: int) -> None:
-        if self._full:
-            return
-        self._full = True
+    def _warn(self, text: str, *args: object) -> None:
         now = time.monotonic()
-        if now - self._warned_full_at >= _WARN_AGAIN_S:
-            self._warned_full_at = now
-            self._server.log.warning(
-                "All %d %s are taken: new ones wait until others close", limit, of
-            )
+        if now - self._warned_at.get(text, -_WARN_AGAIN_S) >= _WARN_AGAIN_S:
+            self._warned_at[text] = now
+            self._server.log.warning(text, *args)
