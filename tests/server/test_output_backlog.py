@@ -103,7 +103,7 @@ def test_output_of_usual_size_stays_in_memory(content: int) -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_output_stays_in_memory_where_no_temporary_file_can_be_written(
-    full: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **kwargs: object) -> int:
         raise OSError(errno.ENOSPC if full else errno.EMFILE, "no room")
@@ -112,11 +112,10 @@ def test_output_stays_in_memory_where_no_temporary_file_can_be_written(
     shared = rules(memory_bytes=0, warnings=warnings)
     with giving_back(shared) as (near,), monkeypatch.context() as patch:
         patch.setattr(*((os, "pwrite") if full else (tempfile, "TemporaryFile")), refuse)
-        for seconds, times in ((0, 1), (5, 1), (5, 2)):
-            clock.now += seconds
+        for _ in range(3):
             near.queue.write_all([CONTENT] * 5)
             # Once for each is too often: the log may be on the same disk.
-            assert [line[-7:] for line in warnings].count("no room") == times
+            assert [line[-7:] for line in warnings].count("no room") == 1
         assert near.receive_in_turn(15 * len(CONTENT)) == 15 * CONTENT
 
 

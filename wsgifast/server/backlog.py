@@ -312,7 +312,8 @@ class Backlog:
                 self.use(file.fileno())
             return self._spill_file.append(b"".join(buffers))
         except OSError as error:
-            self._memory.warn_of_failed_spill(error)
+            text = "Output stays in memory, as it cannot be written to a temporary file: %s"
+            self._memory.warn_once(text, error)
             return None
 
     # Sending

@@ -15,7 +15,6 @@ import errno
 import os
 import tempfile
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from .output import OutputQueue
     from .server import Server
 
-# The least time between two warnings about a failed spill: the log may be on the same disk.
-_WARN_AGAIN_S = 10.0
 # Concurrent reads of one device: enough for a disk to order its seeks, and for a network file
 # system to hide its latency.
 _PER_DEVICE = 4
@@ -104,8 +101,7 @@ class OutputMemory(Budget):
         super().__init__(limit_bytes)
         self.disk = disk
         self._warn = warn
-        self._warned = False
-        self._warned_at = -_WARN_AGAIN_S  # of a failed spill; monotonic
+        self._warned = set[str]()
 
     @property
     def most_of_one(self) -> int:
@@ -119,25 +115,21 @@ class OutputMemory(Budget):
     def take(self, size: int) -> bool:
         if super().take(size):
             return True
-        with self._lock:
-            warned, self._warned = self._warned, True
-        if not warned:
-            self._warn(
-                "Slow clients leave more than %d bytes waiting in memory: from now on what "
-                "exceeds it goes to temporary files in %s",
-                self._limit_bytes,
-                tempfile.gettempdir(),
-            )
+        self.warn_once(
+            "Slow clients leave more than %d bytes waiting in memory: from now on what "
+            "exceeds it goes to temporary files in %s",
+            self._limit_bytes,
+            tempfile.gettempdir(),
+        )
         return False
 
-    def warn_of_failed_spill(self, error: OSError) -> None:
-        """Log, now and then, that output stays in memory beyond the limit."""
-        now = time.monotonic()
+    def warn_once(self, text: str, *args: object) -> None:
+        """Log a text for the first time only: the log may be on the same disk."""
         with self._lock:
-            if now - self._warned_at < _WARN_AGAIN_S:
-                return
-            self._warned_at = now
-        self._warn("Output stays in memory, as it cannot be written to a temporary file: %s", error)
+            warned = text in self._warned
+            self._warned.add(text)
+        if not warned:
+            self._warn(text, *args)
 
 
 class DiskThreads:
