@@ -165,7 +165,7 @@ class Near:
 
     @property
     def disk_threads(self) -> int:
-        return self.rules.disk._threads
+        return sum(device.threads for device in self.rules.disk._devices.values())
 
     # The client.
 

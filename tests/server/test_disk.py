@@ -1,10 +1,11 @@
-"""The disk threads: devices that hang, taking turns, errors, and the end of idle threads."""
+"""The disk threads: devices that hang, errors, and the end of idle threads."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 
 import pytest
 
@@ -66,21 +67,8 @@ def test_device_that_hangs_leaves_the_others_their_threads(disks: Disks) -> None
     disks.wait_for(lambda: disks.done.count("hung") == 20)
 
 
-def test_devices_take_turns(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "_MOST", 1)
-    disks.threads.submit(1, disks.hang)
-    disks.wait_for(lambda: disks.hanging == 1)
-    for name in ("a", "b", "c"):
-        disks.submit(1, name)
-    disks.submit(2, "other")
-    disks.go.set()
-    disks.wait_for(lambda: len(disks.done) == 5)
-    assert disks.done[0] == "hung"
-    assert disks.done.index("other") <= 2
-
-
 def test_error_in_a_job_ends_no_thread(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "_MOST", 1)
+    monkeypatch.setattr(disk, "_PER_DEVICE", 1)
     error = RuntimeError("a defect")
 
     def fail() -> None:
@@ -109,6 +97,25 @@ def test_disk_threads_end_when_idle(disks: Disks, monkeypatch: pytest.MonkeyPatc
         assert not thread.is_alive()
     disks.submit(1, "second")
     disks.wait_for(lambda: disks.done == ["first", "second"])
+
+
+def test_job_queued_while_a_thread_gives_up_waiting_is_run(disks: Disks) -> None:
+    class Late(SimpleQueue[Callable[[], object]]):
+        waits = 0
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Callable[[], object]:
+            self.waits += 1
+            if self.waits == 1:
+                raise Empty
+            return super().get(block, timeout)
+
+    disks.threads._devices[1] = device = disk._Device(Late())
+    device.jobs.put(lambda: disks.note("first"))
+    device.unfinished = 1
+    disks.submit(1, "second")
+    disks.wait_for(lambda: disks.done == ["first", "second"])
+    wait_for(lambda: not device.unfinished, "both are done", PATIENCE_S)
+    assert device.threads == 1
 
 
 def test_system_that_starts_no_thread_fails_jobs_without_one(
