@@ -58,7 +58,7 @@ def rules(
     response_on_disk_bytes: int = 1 << 30,
     responses_on_disk_bytes: int = 1 << 40,
     share_work: Callable[[], object] = lambda: None,
-    request_tick: Callable[[], bool] = lambda: True,
+    request_tick: Callable[[], object] = lambda: None,
     waits_for_disk: bool = True,
 ) -> OutputRules:
     """The rules of a worker.

@@ -52,11 +52,11 @@ class Harness:
         self._transfers: dict[int, Callable[[int], object]] = {}
         self._sockets = contextlib.ExitStack()
         self.stopping = False
-        self._monitor = threading.Thread(target=self._monitor_on, name="monitor")
+        self.monitor = threading.Thread(target=self._monitor_on, name="monitor")
         before = set(threading.enumerate())
         self.pool.start()
         self.threads = sorted(set(threading.enumerate()) - before, key=lambda t: t.name)
-        self._monitor.start()
+        self.monitor.start()
 
     def deliver(self, app: App) -> None:
         """Let an event be the app's start."""
@@ -110,7 +110,7 @@ class Harness:
     def stop(self) -> None:
         self.stopping = True
         self.pool.monitor.interrupt()
-        self._monitor.join(PATIENCE_S)
+        self.monitor.join(PATIENCE_S)
         self.pool.stop()
         for thread in self.threads:
             thread.join(PATIENCE_S)

@@ -199,7 +199,7 @@ def test_blocks_held_back_are_sent_before_body_is_closed(make_bench: MakeBench) 
 
     watched = Noting(lambda watched: Iterable(iter([b"first", b"second", b"last"]), watched))
     bench = make_bench(watched)
-    bench.server.pool.monitor.ticking = True
+    bench.hold_blocks_back()
     client = bench.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
     assert watched.closed == 1

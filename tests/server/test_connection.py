@@ -316,7 +316,7 @@ def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench)
 
     bench = make_bench(app)
     bench.log_no_access()  # which would ask for the lock too
-    bench.server.pool.monitor.ticking = True
+    bench.hold_blocks_back()
     client = bench.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
     assert client.receive_all_there_is().endswith(b"\r\n\r\nfirst, second")

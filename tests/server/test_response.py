@@ -254,7 +254,7 @@ def test_last_block_of_known_length_is_not_held_back(make_bench: MakeBench) -> N
             seen.append(client.receive_all_there_is()[-2:])
 
     bench = make_bench(app)
-    bench.server.pool.monitor.ticking = True
+    bench.hold_blocks_back()
     client = bench.connect()
     client.run_request()
     assert seen == [b"\n1", b"", b"23"]

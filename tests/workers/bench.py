@@ -216,6 +216,8 @@ class Bench:
         self.server = self.worker.server = self.worker.make_server()
         disk: Any = self.server.output_rules.disk
         disk.submit_temporary = lambda job: job()
+        rules: Any = self.server.output_rules
+        rules.hold_back = lambda queue: queue.flush()  # as no monitor ticks
         self._pool = self.server.pool  # a test may put another one into its place
         self.thread = self._pool._members[0]  # the only one
         self._pool._by_ident[threading.get_ident()] = self.thread
@@ -331,6 +333,11 @@ class Bench:
 
     def sweep(self) -> None:
         self.server._sweep()
+
+    def hold_blocks_back(self) -> None:
+        """Let blocks of a stream wait for a tick that comes when the test says."""
+        rules: Any = self.server.output_rules
+        del rules.hold_back
 
     def send_goaways(self) -> None:
         """Tell HTTP/2's clients that the worker is to end."""

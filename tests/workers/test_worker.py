@@ -216,7 +216,7 @@ def test_pool_has_the_threads_of_settings(make_bench: MakeBench) -> None:
 
 def test_held_blocks_are_sent_at_tick(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
-    bench.server.pool.monitor.ticking = True
+    bench.hold_blocks_back()
     client = bench.connect()
     write_next = client.near.output.begin_stream(b"one", frame=None, may_run_ahead=False)
     write_next(b"two")

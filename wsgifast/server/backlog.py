@@ -100,8 +100,9 @@ class HeldBlocks:
                 return
         elif behind and size < self._most_held and queue.error is None:
             rules = self._rules
-            if queue in rules.queues or rules.hold_back(queue):
-                return
+            if queue not in rules.queues:
+                rules.hold_back(queue)
+            return
         with queue.lock:
             data = self.take()
         if data:

@@ -69,12 +69,10 @@ class Monitor:
     """Watches the leader of a pool, and has it replaced when its turn takes too long.
 
     :param on_tick: see :meth:`.Server.on_tick`.
-    :ivar ticking: whether it watches, so that a requested tick comes.
     :ivar guard_at: a thread that begins a turn after this time calls :meth:`guard`; monotonic.
     """
 
     def __init__(self, pool: Pool, on_tick: Callable[[], bool]) -> None:
-        self.ticking = False
         self.guard_at = 0.0
         self._pool = pool
         self._on_tick = on_tick
@@ -91,7 +89,6 @@ class Monitor:
         """
         now = time.monotonic()
         deadline = now + seconds
-        self.ticking = True
         while not self._interrupted:
             # Before looking: a thread that requests a tick or begins a turn from here on sets the
             # alarm.
@@ -121,12 +118,11 @@ class Monitor:
         if not (self._tick_requested or self._interrupted):
             self._alarm.set(self._patience_s + half)
 
-    def request_tick(self) -> bool:
-        """Have `on_tick` called within TICK_S; False if the monitor does not watch."""
+    def request_tick(self) -> None:
+        """Have `on_tick` called within TICK_S; as soon as the monitor begins to watch."""
         if not self._tick_requested:
             self._tick_requested = True
             self._alarm.set(TICK_S)
-        return self.ticking
 
     def interrupt(self) -> None:
         """Make :meth:`watch`, or its next call, return; safe in a signal handler."""

@@ -66,14 +66,10 @@ class OutputRules:
 
     # Queues that hold blocks back
 
-    def hold_back(self, queue: OutputQueue) -> bool:
-        """Have a queue flushed at the next tick; False if there will be none."""
-        if not self._request_tick():
-            return False
+    def hold_back(self, queue: OutputQueue) -> None:
+        """Have a queue flushed at the next tick."""
         self.queues.add(queue)
-        if not self._request_tick():
-            queue.flush()  # the monitor has stopped meanwhile
-        return True
+        self._request_tick()
 
     def tick(self) -> bool:
         """Send what is held back; returns whether there was anything. Never blocks."""
