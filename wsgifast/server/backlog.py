@@ -36,9 +36,6 @@ _COALESCED_BYTES = 64 * 1024
 # The same of blocks that are compressed when they are framed: by whatever thread takes them, under
 # the queue's lock.
 _COMPRESSED_BYTES = 16 * 1024
-# What may wait there however little memory is left: a single block would be a system
-# call, or a write to a temporary file.
-_WAITING_ANYWAY_BYTES = 16 * 1024
 # Free space that is left on the file system of the temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
 
@@ -50,7 +47,8 @@ class HeldBlocks:
     between them: CPython copies a list in one step, and what is appended later stays.
 
     Before a slow client, blocks wait here too: its queue takes them once it has nothing else to
-    send, or when there are many. Nobody needs to hurry, so no tick is requested.
+    send, or when there are many. Nobody needs to hurry, so no tick is requested. They count as no
+    memory that waits for clients: the end of the app's turn queues them.
 
     :param frame: frames blocks that are sent together, as one chunk; None for no framing.
     :param most_waiting: how many bytes may wait there.
@@ -60,8 +58,8 @@ class HeldBlocks:
     """
 
     __slots__ = (
-        "_frame", "_last_block", "_most_held", "_most_waiting", "_queue", "_reserved", "_rules",
-        "blocks", "size",
+        "_frame", "_last_block", "_most_held", "_most_waiting", "_queue", "_rules", "blocks",
+        "size",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +79,6 @@ class HeldBlocks:
         self._last_block = time.monotonic()  # when the app handed it over
         self._most_held = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
         self._most_waiting = _COMPRESSED_BYTES if compresses else most_waiting
-        self._reserved = 0  # the writer sets it, and who takes the blocks resets it
 
     def write(self, block: bytes) -> None:
         """As :meth:`.OutputQueue.write`, but the block may be held back for the next one."""
@@ -96,7 +93,7 @@ class HeldBlocks:
         if queue.draining:
             # Its thread sets `draining` to False before it takes the blocks for the last time: it
             # finds this one.
-            if size < (self._reserved or self._reserve()) and queue.error is None:
+            if size < self._most_waiting and queue.error is None:
                 return
         elif behind and size < self._most_held and queue.error is None:
             rules = self._rules
@@ -113,21 +110,8 @@ class HeldBlocks:
         taken = self.blocks[:]
         del self.blocks[: len(taken)]
         self.size = 0
-        reserved = self._reserved
-        if reserved:
-            self._reserved = 0
-            self._rules.memory.count(-reserved)
         data = b"".join(taken)
         return self._frame(data) if self._frame is not None and data else data
-
-    def _reserve(self) -> int:
-        """Reserve memory for blocks that wait before a slow client; returns how many bytes."""
-        size = self._most_waiting
-        if not self._rules.memory.take(size):
-            size = min(size, _WAITING_ANYWAY_BYTES)
-            self._rules.memory.count(size)
-        self._reserved = size
-        return size
 
 
 class Spilling:

@@ -104,8 +104,6 @@ class OutputQueue:
         self._dropped = 0  # bytes that an error has dropped
         self.closing = False
         self.may_run_ahead = False
-        if self.held is not None:
-            self.held.take()
         self.held = None  # of a stream
         if self.backlog is not None:
             self.backlog.close()
