@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import socket
 from typing import Any
@@ -64,8 +63,6 @@ def _run(options: argparse.Namespace) -> int:
             f"Serving {printable(os.path.abspath(options.directory))} on http://{listening}/ "
             "(press Ctrl-C to stop)"
         )
-        if not _is_loopback(address.host):
-            show("Everyone who can reach this machine can read it.")
         try:
             check_gunicorn()
         except (ImportError, WSGIFastError):  # there is none that FastWorker works with
@@ -89,10 +86,7 @@ def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
         def load(self) -> StaticFiles:
             return app
 
-    try:
-        Application().run()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
+    Application().run()
     return 0
 
 
@@ -108,10 +102,3 @@ def _serve_with_wsgiref(app: StaticFiles, listener: socket.socket) -> int:
         server.set_app(app)
         server.serve_forever()
     return 0
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
