@@ -115,12 +115,10 @@ def test_output_file_that_cannot_be_written_is_refused_first(
     check_writable("--html", str(taken))
     check_writable("--html", str(tmp_path / "new"))
     assert [*tmp_path.iterdir()] == [taken]
+    for path in (tmp_path, tmp_path / "missing" / "new"):
+        with pytest.raises(ConfigurationError, match=f"--html {path}: no file can be written"):
+            check_writable("--html", str(path))
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for any user but root
-    for path, reason in (
-        (tmp_path, "Is a directory"),
-        (tmp_path / "missing" / "new", "No such file or directory"),
-        (taken, "Permission denied"),
-        (tmp_path / "new", "Permission denied"),
-    ):
-        with pytest.raises(ConfigurationError, match=f"--html {path}: {reason}"):
+    for path in (taken, tmp_path / "new"):
+        with pytest.raises(ConfigurationError, match=f"--html {path}: no file can be written"):
             check_writable("--html", str(path))

@@ -108,7 +108,9 @@ def test_html_page_has_findings_and_charts(tmp_path: Path) -> None:
 def test_unwritable_page_is_refused_before_any_request(tmp_path: Path) -> None:
     ended = doctor(APP, "/list", "--html", str(tmp_path))
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"wsgifast: --html {tmp_path}: Is a directory\n"
+    assert (
+        ended.stderr == f"wsgifast: --html {tmp_path}: no file can be written there; name another\n"
+    )
 
 
 def test_well_shaped_django_app_has_no_finding() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
 import signal
@@ -154,16 +153,6 @@ def seconds(text: str) -> float:
     return found
 
 
-def check_readable(option: str, path: str | None) -> None:
-    """:raises ConfigurationError: if an option's file cannot be read."""
-    if path is not None:
-        try:
-            with open(path, "rb"):
-                pass
-        except OSError as error:
-            raise ConfigurationError(f"{option} {path}: {error.strerror}") from None
-
-
 def check_certificate(certfile: str | None, keyfile: str | None) -> None:
     """:raises ConfigurationError: if TLS cannot be served with them."""
     if certfile is None:
@@ -178,26 +167,19 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
 
     try:
         ssl.create_default_context().load_cert_chain(certfile, keyfile, password)
-    except ssl.SSLError as error:
+    except OSError as error:
         if not asked:
             both = certfile if keyfile is None else f"{certfile} --keyfile {keyfile}"
             raise ConfigurationError(
-                f"--certfile {both}: {error}; expected a certificate and its key in PEM"
+                f"--certfile {both}: {error.strerror}; expected a certificate and its key in PEM"
             ) from None
 
 
 def check_writable(option: str, path: str) -> None:
     """:raises ConfigurationError: if an option's file cannot be written; nothing is written yet."""
-    folder = os.path.dirname(path) or "."
-    number = 0
-    if os.path.isdir(path):
-        number = errno.EISDIR
-    elif not os.path.isdir(folder):
-        number = errno.ENOENT
-    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        number = errno.EACCES
-    if number:
-        raise ConfigurationError(f"{option} {path}: {os.strerror(number)}")
+    place = path if os.path.exists(path) else os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(place, os.W_OK):
+        raise ConfigurationError(f"{option} {path}: no file can be written there; name another")
 
 
 def address_of(bind: str) -> Address:
@@ -213,12 +195,8 @@ def address_of(bind: str) -> Address:
 
 def cannot_listen(bind: str, error: OSError) -> WSGIFastError:
     """The error if no socket can listen at the address that --bind names."""
-    # create_server() appends the address, which is named already, and makes an OSError of any; the
-    # numbers of getaddrinfo()'s are negative, and none of errno's.
-    if error.errno is None or error.errno < 0:
-        reason = (error.strerror or str(error)).partition(" (while attempting")[0]
-    else:
-        reason = os.strerror(error.errno)
+    # create_server() appends the address, which is named already.
+    reason = (error.strerror or str(error)).partition(" (while attempting")[0]
     return WSGIFastError(f"cannot listen on {bind}: {reason}; name another address with --bind")
 
 

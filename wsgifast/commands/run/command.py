@@ -26,7 +26,6 @@ from ..arguments import (
     address_of,
     cannot_listen,
     check_certificate,
-    check_readable,
     check_writable,
     count,
     option,
@@ -155,9 +154,6 @@ def _run(options: argparse.Namespace) -> int:
         return _check(options)
     if options.json:
         raise ConfigurationError("--json goes with --check")
-    for name in ("certfile", "keyfile", "config"):
-        if not (getattr(options, name) or "").startswith("python:"):  # gunicorn's, for a module
-            check_readable(f"--{name}", getattr(options, name))
     check_certificate(options.certfile, options.keyfile)
     plan = planned(options)
     if plan.bind is not None:
@@ -192,6 +188,8 @@ def planned(options: argparse.Namespace) -> Plan:
     # The server, or the app, may change the working directory.
     for name in ("certfile", "keyfile", "config"):
         if (path := getattr(options, name)) and not path.startswith("python:"):
+            if not os.path.isfile(path):
+                raise ConfigurationError(f"--{name} {path}: there is no such file")
             setattr(options, name, os.path.abspath(path))
     if options.metrics is not None:
         metrics_address(options.metrics, "--metrics")
