@@ -23,7 +23,7 @@ from wsgifast.commands.bench.report import (
     verdict,
 )
 from wsgifast.commands.bench.results import Difference, Ratio, Result, interval
-from wsgifast.commands.bench.runner import alternate, run
+from wsgifast.commands.bench.runner import run
 from wsgifast.commands.bench.tables import (
     REQUESTS,
     Client,
@@ -115,13 +115,24 @@ def test_base_of_a_row_runs_again_at_the_end_of_each_round(ours: str | None, ord
 
 def test_contenders_take_turns() -> None:
     order: list[str] = []
-    found = alternate({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3)
+
+    def runs(name: str) -> Client:
+        def run(task: Task) -> Load:
+            order.append(name)
+            return Load(1, 0, 0, 1.0)
+
+        return run
+
+    contenders = tuple(Contender(name, client=runs(name)) for name in "ab")
+    (result,) = run(Table("test", "A test", [Row("k", "t", contenders, client())]), Profile(1.0, 3))
     assert order == ["a", "b"] * 3
-    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
+    assert {name: len(loads) for name, loads in result.runs.items()} == {"a": 3, "b": 3}
 
 
 def test_first_round_is_done_whatever_the_time() -> None:
-    assert len(alternate({"a": lambda: 1}, rounds=9, seconds=-1.0)["a"]) == 1
+    row = Row("a.key", "a title", (Contender("a"),), client(1, 2))
+    (result,) = run(Table("test", "A test", [row]), Profile(1.0, 9, row_seconds=-1.0))
+    assert len(result.runs["a"]) == 1
 
 
 POSITIVE = st.floats(0.01, 100.0)

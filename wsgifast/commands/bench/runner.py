@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..arguments import STATUS_INTERRUPTED, STATUS_NOT_STARTED, write_file
 from ..terminal import Progress, output_width, progress_line, show
@@ -28,7 +27,6 @@ from .processes import HOST, RunningServer, Server, ServerFailed, running_server
 from .report import as_html, as_json, machine, now, results_text, rows_figures
 from .results import Result
 from .tables import (
-    MIN_ROUNDS,
     Client,
     Contender,
     Load,
@@ -45,7 +43,6 @@ from .tables import (
 _MAY_END_S = 3.0
 # A contender's second run in a round, where there is one.
 _AGAIN = "the first again, for the noise"
-T = TypeVar("T")
 
 
 def run(table: Table, profile: Profile) -> list[Result]:
@@ -85,38 +82,16 @@ def run_rows(
             base = row.ours or row.contenders[0].name
             if profile.noise and len(runs) > 1:
                 runs[_AGAIN] = runs[base]
-            rounds = row.rounds or profile.rounds
-            samples = alternate(
-                runs, rounds=rounds, seconds=profile.row_seconds, progress=report_step
-            )
+            samples: dict[str, list[Load]] = {name: [] for name in runs}
+            rounds, begun = row.rounds or profile.rounds, time.monotonic()
+            for turn in range(1, rounds + 1):
+                if turn > 1 and time.monotonic() - begun > profile.row_seconds:
+                    break
+                for name, measured in runs.items():
+                    report_step(f"{turn}/{rounds} {name}")
+                    samples[name].append(measured())
             again = samples.pop(_AGAIN, [])
             yield Result(row, samples, seen, changes, again)
-
-
-def alternate(
-    contenders: Mapping[str, Callable[[], T]],
-    *,
-    rounds: int = MIN_ROUNDS,
-    seconds: float = math.inf,
-    progress: Callable[[str], object] = lambda step: None,
-) -> dict[str, list[T]]:
-    """Run every contender once a round, in their order: A B A B A B ...
-
-    :param contenders: name -> one bounded measurement.
-    :param rounds: measurements of each; MIN_ROUNDS or more for a figure to be published.
-    :param seconds: no round but the first is begun after this time.
-    :param progress: called before each measurement with what runs now, such as "2/5 wrapped".
-    :returns: name -> its results, one for each round.
-    """
-    results: dict[str, list[T]] = {name: [] for name in contenders}
-    begun = time.monotonic()
-    for number in range(1, rounds + 1):
-        if number > 1 and time.monotonic() - begun > seconds:
-            break
-        for name, run in contenders.items():
-            progress(f"{number}/{rounds} {name}")
-            results[name].append(run())
-    return results
 
 
 class _Servers:
