@@ -158,7 +158,7 @@ def test_ratio_on_a_busy_machine_is_no_verdict() -> None:
     assert "unclear (0.193..4.5)" in results_text([busy])
     (said,) = problems([busy])
     assert said == (
-        "the machine is busy: two figures of the same server differ by up to 3 times, so 1 of 1 "
+        "two figures of the same server differ by up to 3 times, so 1 of 1 "
         "ratios are unclear: run it again on a quiet machine, or with more or longer rounds"
     )
 
@@ -241,7 +241,6 @@ def test_problem_of_many_rows_stays_one_short_line() -> None:
     rates = {"a": (10, 10, 10), "b": (20, 40, 10), "c": (11, 12, 13)}
     lines = problems([compared(rates) for _ in range(4)])
     assert max(map(len, lines)) < 110
-    assert any("rounds disagree in 4 of 8 ratios" in line for line in lines)
     assert any(line.endswith("a <title>, c and 9 more") for line in lines)
 
 

@@ -29,10 +29,6 @@ READING = (
     "MB are 10^6 bytes. Clients and servers share this machine, over loopback: trust the ratios, "
     "not the absolute figures."
 )
-# On a quiet machine the highest of five ratios is a tenth above the lowest.
-UNSTEADY = 1.5
-# On a quiet machine two runs of a server are a few percent apart.
-BUSY_NOISE = 1.25
 
 
 @dataclass(frozen=True)
@@ -177,19 +173,12 @@ def problems(results: Sequence[Result]) -> list[str]:
         lines.append(f"the client was the limit, the server can do more: {_listed(by_client)}")
     found = [r.ratio(name, r.row.unit.rate) for r in results for name in r.runs]
     ratios = [ratio for ratio in found if ratio]
-    unclear = [ratio for ratio in ratios if not ratio.is_clear]
-    noises = [noise for r in results if (noise := r.noise(r.row.unit.rate)) is not None]
-    if noises and (unclear or max(noises) > BUSY_NOISE):
-        busy = "the machine is busy: " if max(noises) > BUSY_NOISE else ""
-        said = f"{busy}two figures of the same server differ by up to {max(noises):.3g} times"
-        if unclear:
-            said += f", so {len(unclear)} of {len(ratios)} ratios are unclear"
-        lines.append(f"{said}: run it again on a quiet machine, or with more or longer rounds")
-    unsteady = [r for r in ratios if r.noise is None and r.high > UNSTEADY * r.low]
-    if unsteady:
+    noises = [ratio.noise or 1.0 for ratio in ratios if not ratio.is_clear]
+    if noises:
         lines.append(
-            f"the rounds disagree in {len(unsteady)} of {len(ratios)} ratios: run it "
-            "again on a quiet machine, or for longer"
+            f"two figures of the same server differ by up to {max(noises):.3g} times, so "
+            f"{len(noises)} of {len(ratios)} ratios are unclear: run it again on a quiet machine, "
+            "or with more or longer rounds"
         )
     few = [r.row.title for r in results if len(next(iter(r.runs.values()))) < MIN_ROUNDS]
     if few:
