@@ -18,7 +18,7 @@ from typing import Any
 from .. import page
 from ..terminal import cell_text, printable, tables
 from .results import Difference, Ratio, Result
-from .tables import MIN_ROUNDS, Profile, Seen, Table
+from .tables import MIN_ROUNDS, Profile, Table
 
 READING = (
     "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
@@ -154,18 +154,18 @@ def problems(results: Sequence[Result]) -> list[str]:
         for name in result.runs:
             for error, count in result.errors(name).items():
                 lines.append(f"{title}, {name}: {count} x {error}")
-        if result.loses_coding:
-            lines.append(f"{title}: the bodies differ ({_codings(result.bodies)})")
-        elif result.differs:
-            sizes = ", ".join(f"{n} {s.body_bytes:,} bytes" for n, s in result.bodies.items())
-            lines.append(f"{title}: the bodies differ ({sizes})")
+        if result.differs:
+            sent = ", ".join(
+                f"{name} {seen.body_bytes:,} bytes{seen.coding and f' in {seen.coding}'}"
+                for name, seen in result.bodies.items()
+            )
+            why = "; why: wsgifast doctor --explain WF024" if result.loses_coding else ""
+            lines.append(f"{title}: the bodies differ ({sent}{why})")
         elif result.changes:
             lines.append(
                 f"{title}: the body changes with each request, or start of the app, so it was not "
                 "compared"
             )
-        if result.codings_differ and not result.loses_coding:
-            lines.append(f"{title}: other codings ({_codings(result.bodies)})")
     by_client = [
         f"{r.row.title}, {name}" for r in results for name in r.runs if r.busy(name) == "client"
     ]
@@ -184,14 +184,6 @@ def problems(results: Sequence[Result]) -> list[str]:
     if few:
         lines.append(f"fewer than {MIN_ROUNDS} rounds are too few to rely on: {_listed(few)}")
     return lines
-
-
-def _codings(bodies: Mapping[str, Seen]) -> str:
-    """The coding of each contender's body; and the finding that explains it if one is lost."""
-    first, *others = bodies.values()
-    sent = ", ".join(f"{name} sends {seen.coding or 'no coding'}" for name, seen in bodies.items())
-    lost = first.coding and any(not seen.coding for seen in others)
-    return f"{sent}{'; why: wsgifast doctor --explain WF024' if lost else ''}"
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:
