@@ -151,7 +151,6 @@ _CODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "X-GZIP": lambda body: gzip.compress(body[:3]) + gzip.compress(body[3:]),
     "deflate": zlib.compress,
-    "Deflate": lambda body: zlib.compress(body)[2:-4],  # without zlib's frame
     "br": brotli.compress,
     "zstd": lambda body: zstandard.compress(body[:3]) + zstandard.compress(body[3:]),
 }

@@ -78,13 +78,6 @@ def decoded(body: bytes, codings: str) -> bytes | None:
     return body
 
 
-def _deflate(body: bytes) -> bytes:
-    try:
-        return zlib.decompress(body)
-    except zlib.error:  # some servers send it without zlib's frame
-        return zlib.decompress(body, -zlib.MAX_WBITS)
-
-
 def _by_module(name: str) -> Callable[[bytes], bytes]:
     return lambda body: cast(bytes, importlib.import_module(name).decompress(body))
 
@@ -94,7 +87,7 @@ _DECODERS: dict[str, Callable[[bytes], bytes]] = {
     "identity": bytes,
     "gzip": gzip.decompress,
     "x-gzip": gzip.decompress,
-    "deflate": _deflate,
+    "deflate": zlib.decompress,
     "br": _by_module("brotli"),
     "zstd": _by_module(ZSTD_MODULE),
 }
