@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigurationError
 from ...static import StaticFiles
 from .. import loading
 
@@ -77,13 +76,8 @@ def wrapped_by_environment() -> Any:
     """:func:`wrapped` with the arguments that the environment variable WSGIFAST_RUN has.
 
     With "json_log" among them, uvicorn's logs are in JSON from now on.
-
-    :raises ConfigurationError: if it is not set.
     """
-    arguments = os.environ.get(ARGUMENTS)
-    if arguments is None:
-        raise ConfigurationError(f"{ARGUMENTS} is not set: wsgifast run sets it")
-    options = json.loads(arguments)
+    options = json.loads(os.environ[ARGUMENTS])
     if options.pop("json_log", False):
         from asgifast.json_log import log_json
 
