@@ -45,7 +45,7 @@ def ids(
     **of_app: Any,
 ) -> list[str]:
     loaded = Loaded(configured={**GOOD, **changed}, **of_app)
-    container = Container(2.0, "quota", 2**30, "limit")
+    container = Container(2.0, "quota", 2**30)
     found = findings(server, loaded, container, **{**MACHINE, **(machine or {})})
     return [id for id, _ in found]
 

@@ -32,7 +32,7 @@ def _container(monkeypatch: pytest.MonkeyPatch) -> None:
     """One with 3 CPUs and half a gigabyte, and an environment that configures nothing."""
     for name in ("WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS", "GUNICORN_CMD_ARGS"):
         monkeypatch.delenv(name, raising=False)
-    found = Container(3.0, "quota", 512 * 2**20, "limit")
+    found = Container(3.0, "quota", 512 * 2**20)
     monkeypatch.setattr("wsgifast.commands.run.command.read_container", lambda: found)
 
 

@@ -25,7 +25,7 @@ def lay_out(root: Path, files: Mapping[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({}, Container(8.0, "affinity", 16384 * MIB, "machine")),
+        ({}, Container(8.0, "affinity", 16384 * MIB)),
         (
             V2 | {
                 "sys/fs/cgroup/shop.slice/shop.service/cpu.max": "150000 100000\n",
@@ -33,17 +33,17 @@ def lay_out(root: Path, files: Mapping[str, str]) -> Path:
                 "sys/fs/cgroup/shop.slice/memory.max": f"{512 * MIB}\n",
                 "sys/fs/cgroup/shop.slice/cpu.max": "max 100000\n",
             },
-            Container(1.5, "quota", 512 * MIB, "limit"),
+            Container(1.5, "quota", 512 * MIB),
         ),
         # In a container the limits stand in the mount itself, whatever the path.
         (
             {"proc/self/cgroup": "0::/../../kubepods/pod1\n"}
             | {"sys/fs/cgroup/cpu.max": "200000 100000", "sys/fs/cgroup/memory.max": str(MIB)},
-            Container(2.0, "quota", MIB, "limit"),
+            Container(2.0, "quota", MIB),
         ),
         (
             V2 | {"sys/fs/cgroup/cpu.max": "9900000 100000"},
-            Container(8.0, "affinity", 16384 * MIB, "machine"),
+            Container(8.0, "affinity", 16384 * MIB),
         ),
         (
             V1 | {
@@ -52,18 +52,18 @@ def lay_out(root: Path, files: Mapping[str, str]) -> Path:
                 "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{256 * MIB}\n",
                 "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
             },
-            Container(0.5, "quota", 256 * MIB, "limit"),
+            Container(0.5, "quota", 256 * MIB),
         ),
         (
             V1 | {
                 "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
                 "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
             },
-            Container(8.0, "affinity", 16384 * MIB, "machine"),
+            Container(8.0, "affinity", 16384 * MIB),
         ),
         (
             V2 | {"sys/fs/cgroup/cpu.max": "many\n"},
-            Container(8.0, "affinity", 16384 * MIB, "machine"),
+            Container(8.0, "affinity", 16384 * MIB),
         ),
     ],
 )  # fmt: skip
@@ -79,26 +79,26 @@ def test_limits_of_cgroups(
     ("container", "worker_mib", "count", "reason"),
     [
         (
-            Container(2.0, "quota", 1024 * MIB, "limit"), 64, 2,
+            Container(2.0, "quota", 1024 * MIB), 64, 2,
             "2 workers: 2 CPUs of the quota; memory would allow 9",
         ),
         (
-            Container(1.5, "quota", 1024 * MIB, "limit"), 64, 2,
+            Container(1.5, "quota", 1024 * MIB), 64, 2,
             "2 workers: 1.5 CPUs of the quota; memory would allow 9",
         ),
         (
-            Container(1.0, "machine", 1024 * MIB, "machine"), 64, 1,
+            Container(1.0, "machine", 1024 * MIB), 64, 1,
             "1 worker: 1 CPU of the machine; memory would allow 9",
         ),
-        (Container(0.2, "quota", 1024 * MIB, "limit"), 0, 1, "1 worker: 0.2 CPUs of the quota"),
+        (Container(0.2, "quota", 1024 * MIB), 0, 1, "1 worker: 0.2 CPUs of the quota"),
         (
-            Container(8.0, "machine", 512 * MIB, "limit"), 100, 1,
-            "1 worker: 512 MiB of memory (the limit), and 100 MiB for each that has imported the "
+            Container(8.0, "machine", 512 * MIB), 100, 1,
+            "1 worker: 512 MiB of memory, and 100 MiB for each that has imported the "
             "app; 8 CPUs of the machine",
         ),
         (
-            Container(2.0, "quota", 128 * MIB, "limit"), 200, 1,
-            "1 worker: 128 MiB of memory (the limit), and 200 MiB for each that has imported the "
+            Container(2.0, "quota", 128 * MIB), 200, 1,
+            "1 worker: 128 MiB of memory, and 200 MiB for each that has imported the "
             "app; 2 CPUs of the quota; that is too little for one and another while it is replaced",
         ),
     ],

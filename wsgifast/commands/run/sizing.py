@@ -20,8 +20,8 @@ from ...checks import size_text
 _GROWTH = 1.5
 # Left to the arbiter, the process that is scraped, and the kernel's socket buffers.
 _OTHERS_BYTES = 64 * 1024 * 1024
-# What cgroup v1 has where there is no limit is a little less than 2**63.
-_UNLIMITED_BYTES = 2**60
+# What temporary files take up, by the kinds of file systems where they should not be.
+_SCARCE = {"tmpfs": "memory", "ramfs": "memory", "overlay": "the container's writable layer"}
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,11 @@ class Container:
 
     :ivar cpus: perhaps a part of one.
     :ivar cpus_by: what limits them: "quota", "affinity", or "machine".
-    :ivar memory_by: "limit" of the container, or "machine".
     """
 
     cpus: float
     cpus_by: str
     memory_bytes: int
-    memory_by: str
 
 
 def read_container(root: Path = Path("/"), affinity: int | None = None) -> Container:
@@ -54,12 +52,8 @@ def read_container(root: Path = Path("/"), affinity: int | None = None) -> Conta
     for quota in _quotas(root):
         if quota < cpus:
             cpus, cpus_by = quota, "quota"
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory_by = "machine"
-    for limit in _memory_limits(root):
-        if limit < memory_bytes:
-            memory_bytes, memory_by = limit, "limit"
-    return Container(cpus, cpus_by, memory_bytes, memory_by)
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Container(cpus, cpus_by, min([machine_bytes, *_memory_limits(root)]))
 
 
 def size(container: Container, worker_bytes: int, *, spare: int) -> tuple[int, str]:
@@ -78,9 +72,8 @@ def size(container: Container, worker_bytes: int, *, spare: int) -> tuple[int, s
         return by_cpus, f"{_workers(by_cpus)}: {cpus}; memory would allow {by_memory}"
     workers = max(1, by_memory)
     reason = (
-        f"{size_text(container.memory_bytes)} of memory "
-        f"({'the limit' if container.memory_by == 'limit' else 'the machine'}), and "
-        f"{size_text(worker_bytes)} for each that has imported the app; {cpus}"
+        f"{size_text(container.memory_bytes)} of memory, and {size_text(worker_bytes)} for each "
+        f"that has imported the app; {cpus}"
     )
     if by_memory < 1:
         reason += "; that is too little for one and another while it is replaced"
@@ -99,18 +92,12 @@ def temporary_note(folder: str | None = None, root: Path = Path("/")) -> str | N
         kinds[before.split()[4].replace("\\040", " ")] = after.split()[0]
     within = [each for each in kinds if folder == each or folder.startswith(f"{each.rstrip('/')}/")]
     kind = kinds[max(within, key=len)] if within else ""
-    if kind in ("tmpfs", "ramfs"):
-        return (
-            f"{folder} is in memory ({kind}): large uploads and what waits for slow clients are "
-            "stored there and count as memory of this container; set TMPDIR to a directory on a "
-            "disk"
-        )
-    if kind in ("overlay", "overlayfs"):
-        return (
-            f"{folder} is in the container's writable layer ({kind}): large uploads and what waits "
-            "for slow clients count against its storage; set TMPDIR to a volume"
-        )
-    return None
+    if kind not in _SCARCE:
+        return None
+    return (
+        f"{folder} is in {_SCARCE[kind]} ({kind}): large uploads and what waits for slow clients "
+        "take up space there; set TMPDIR to a directory on a disk, such as a volume"
+    )
 
 
 def _workers(count: int) -> str:
@@ -130,7 +117,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
     for folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             for word in _words(folder / name):
-                if word.isdigit() and int(word) < _UNLIMITED_BYTES:
+                if word.isdigit():  # else "max"; without a limit cgroup v1 has almost 2**63
                     yield int(word)
 
 
