@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +103,26 @@ def test_metric_that_is_missing_is_none() -> None:
     found = view(nothing, nothing)
     for value in (found.workers, found.requests_per_s, found.p99_s, found.cpu, found.threads):
         assert value is None
-    assert lines(found, "here")[2:] == [
-        "requests  -, - with 5xx",
-        "bytes     -/s of bodies, -/s by sendfile",
-    ]
+    assert lines(found, "here")[2:] == ["requests  -, - with 5xx, p50 -, p99 -"]
 
 
 def test_view_is_written_as_text() -> None:
     found = view(parsed(BEFORE, 100.0), parsed(AFTER, 102.0))
     text = lines(found, "127.0.0.1:9100")
-    assert text[0] == "127.0.0.1:9100: 2 workers, over 2.0 s"
-    assert "threads   8 of 8 busy, 12 requests waiting" in text
-    assert "requests  112.0/s, 2.0/s with 5xx, p50 5.6 ms, p99 1 s" in text
-    assert "bytes     97.7 KiB/s of bodies, -/s by sendfile" in text
-    assert "clients   97 connected: 90 idle, 7 sending" in text
-    assert "memory    100 MiB (50 MiB, 50 MiB), 1.50 processors in use" in text
-    slowest = "/report/<int:year> 12.0 2.0 640 ms 1 s 0 B"
+    assert text[:8] == [
+        "127.0.0.1:9100, over 2 s",
+        "",
+        "workers   2, 100 MiB (11: 50 MiB, 12: 50 MiB), 1.5 processors in use",
+        "threads   8 of 8 busy, none free - of the time, 12 waiting for one, wait p99 -",
+        "requests  112.0/s, 2.0/s with 5xx, p50 5.6 ms, p99 1 s",
+        "bytes     97.7 KiB/s of bodies, - by sendfile",
+        "clients   97 (idle: 90, sending: 7), - in the accept queue",
+        "slow      7 of them, - queued, - in files, - left, - timed out",
+    ]
+    shares = replace(found, none_free=0.25, wait_p99_s=0.0021, accept_backlog=3)
+    assert "25% of the time, 12 waiting for one, wait p99 2.1 ms" in lines(shares, "here")[3]
+    assert lines(shares, "here")[6].endswith("3 in the accept queue")
+    slowest = "/report/<int:year> 12.0/s 2.0/s 640 ms 1 s 0 B/s"
     assert " ".join(text[-2].split()) == slowest
     (line,) = lines(found, "here", most=1)[-1:]
     assert " ".join(line.split()) == slowest

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..metrics.setup import VARIABLE, metrics_address
 from ..sockets.options import Address
 from .arguments import add_parser, count, option, seconds
 from .client import HTTPClient, NoAnswer
-from .terminal import fitted, output_width, printable, show, table
+from .terminal import cell_text, fitted, output_width, show, table
 
 _DEFAULT_ADDRESS = "127.0.0.1:9100"
 _INTERVAL_S = 2.0
@@ -92,105 +92,70 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def lines(view: View, address: str, *, most: int = 20, width: int | None = None) -> list[str]:
-    """The lines of a view.
+    """The lines of a view; what the server does not report is "-", or left out with its line.
 
     :param most: endpoints, and clients.
     :param width: in columns: in wider tables patterns and paths are cut.
     """
-    text = [f"{address}: {_counted(view.workers, 'worker')}, over {view.seconds:.1f} s", ""]
-    if view.threads is not None:
-        text.append(
-            f"threads   {view.threads_busy} of {view.threads} busy, "
-            f"{_counted(view.requests_waiting, 'request')} waiting"
-            f"{_optional(', none free %s of the time', _percent(view.none_free))}"
-            f"{_optional(', wait p99 %s', _time(view.wait_p99_s))}"
-        )
-    text.append(
-        f"requests  {_rate(view.requests_per_s)}, {_rate(view.errors_per_s)} with 5xx"
-        f"{_optional(', p50 %s', _time(view.p50_s))}{_optional(', p99 %s', _time(view.p99_s))}"
-    )
-    text.append(
-        f"bytes     {_size(view.body_bytes_per_s)}/s of bodies, "
-        f"{_size(view.sendfile_bytes_per_s)}/s by sendfile"
-    )
-    if view.connections:
-        states = ", ".join(f"{n:,} {state}" for state, n in view.connections.items() if n)
-        text.append(
-            f"clients   {sum(view.connections.values()):,} connected{_optional(': %s', states)}"
-            f"{_optional('; %s in the accept queue', view.accept_backlog)}"
-        )
-    if view.slow_clients is not None:
-        text.append(
-            f"slow      {_counted(view.slow_clients, 'client')}, "
-            f"{_size(view.queued_bytes)} queued, {_size(view.spooled_bytes)} in files, "
-            f"{_rate(view.clients_left_per_s)} left, {_rate(view.timeouts_per_s)} timed out"
-        )
-    if view.memory_bytes:
-        each = ", ".join(_size(size) for size in view.memory_bytes.values())
-        cpu = "" if view.cpu is None else f", {view.cpu:.2f} processors in use"
-        text.append(f"memory    {_size(sum(view.memory_bytes.values()))} ({each}){cpu}")
-    if view.endpoints:
-        rows = [
-            (
-                printable(each.pattern),
-                f"{each.requests_per_s:,.1f}",
-                f"{each.errors_per_s:,.1f}",
-                _time(each.p50_s),
-                _time(each.p99_s),
-                _size(each.body_bytes_per_s),
-            )
-            for each in view.endpoints[:most]
-        ]
-        columns = ("slowest endpoints", "requests/s", "5xx/s", "p50", "p99", "bytes/s")
-        text += ["", *_table(columns, rows, 0, width)]
-    if view.clients:
-        slow = [
-            (
-                printable(each.client),
-                f"{_size(each.bytes_per_s)}/s",
-                _size(each.queued_bytes),
-                _time(each.waited_s),
-                printable(each.path),
-            )
-            for each in view.clients[:most]
-        ]
-        titles = ("slowest clients", "takes", "queued", "for", "path")
-        text += ["", *_table(titles, slow, 4, width)]
+    values = {name: value for name, value in vars(view).items() if not isinstance(value, list)}
+    shown = {name: _shown(name, value) for name, value in values.items()}
+    text = [f"{address}, over {shown['seconds']} s", ""]
+    text += [line.format(**shown) for name, line in _LINES.items() if shown[name] != "-"]
+    for titles, found in ((_ENDPOINTS, view.endpoints), (_CLIENTS, view.clients)):
+        if found:
+            rows = [[_shown(name, getattr(each, name)) for name in titles] for each in found[:most]]
+            least = {n: _LEAST_COLUMNS for n, name in enumerate(titles) if name in _LONG}
+            columns, *cells = fitted([[*titles.values()], *rows], width, least)
+            text += ["", *table(columns, cells).splitlines()]
     return text
 
 
-def _table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], long: int, width: int | None
-) -> list[str]:
-    """:param long: the number of the column that is cut where the table is too wide."""
-    titles, *cells = fitted([columns, *rows], width, {long: _LEAST_COLUMNS})
-    return table(titles, cells).splitlines()
+# By the value without which there is no such line.
+_LINES = {
+    "workers": "workers   {workers}, {memory_bytes}, {cpu} processors in use",
+    "threads": "threads   {threads_busy} of {threads} busy, none free {none_free} of the time, "
+    "{requests_waiting} waiting for one, wait p99 {wait_p99_s}",
+    "seconds": "requests  {requests_per_s}, {errors_per_s} with 5xx, p50 {p50_s}, p99 {p99_s}",
+    "body_bytes_per_s": "bytes     {body_bytes_per_s} of bodies, {sendfile_bytes_per_s} by "
+    "sendfile",
+    "connections": "clients   {connections}, {accept_backlog} in the accept queue",
+    "slow_clients": "slow      {slow_clients} of them, {queued_bytes} queued, {spooled_bytes} in "
+    "files, {clients_left_per_s} left, {timeouts_per_s} timed out",
+}
+# The titles of columns.
+_ENDPOINTS = {
+    "pattern": "slowest endpoints", "requests_per_s": "requests", "errors_per_s": "5xx",
+    "p50_s": "p50", "p99_s": "p99", "body_bytes_per_s": "bodies",
+}  # fmt: skip
+_CLIENTS = {
+    "client": "slowest clients", "bytes_per_s": "takes", "queued_bytes": "queued",
+    "waited_s": "for", "path": "path",
+}  # fmt: skip
+_LONG = ("pattern", "path")
 
 
-def _counted(count: int | None, what: str) -> str:
-    return f"- {what}s" if count is None else f"{count:,} {what}{'' if count == 1 else 's'}"
+def _shown(name: str, value: Any) -> str:
+    """A value in the unit with which its name ends."""
+    if isinstance(value, Mapping):
+        each = ", ".join(f"{key}: {_shown(name, part)}" for key, part in value.items() if part)
+        return f"{_shown(name, sum(value.values()))} ({each})" if value else "-"
+    for end, form in _FORMATS.items():
+        if value is not None and name.endswith(end):
+            return form(value)
+    return cell_text(value)
 
 
-def _optional(text: str, value: object) -> str:
-    return "" if value in (None, "", "-", 0) else text % value
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}/s"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
+def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _size(size: float | None) -> str:
-    return "-" if size is None else size_text(size)
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "bytes_per_s": lambda value: f"{size_text(value)}/s",
+    "_per_s": "{:,.1f}/s".format,
+    "bytes": size_text,
+    "_free": "{:.0%}".format,
+    "_s": _time,
+}
 
 
 @dataclass(frozen=True)
