@@ -19,7 +19,6 @@ from typing import Any
 
 from ..checks import needs, size_text
 from ..errors import WSGIFastError
-from ..metrics.catalogue import CONNECTION_STATES
 from ..metrics.setup import VARIABLE, metrics_address
 from ..sockets.options import Address
 from .arguments import add_parser, count, option, seconds
@@ -338,12 +337,12 @@ def view(before: Scrape, after: Scrape, clients: Sequence[Client] | None = None)
         sendfile_bytes_per_s=rate("wsgifast_sendfile_bytes_total"),
         clients_left_per_s=rate("wsgifast_clients_left_total"),
         timeouts_per_s=rate("wsgifast_timeouts_total"),
-        connections=_by_label(after, "wsgifast_connections", "state", CONNECTION_STATES),
+        connections=_by_label(after, "wsgifast_connections", "state"),
         slow_clients=gauge("wsgifast_slow_clients"),
         queued_bytes=gauge("wsgifast_output_queued_bytes"),
         spooled_bytes=gauge("wsgifast_output_spooled_bytes"),
         accept_backlog=gauge("wsgifast_accept_backlog"),
-        memory_bytes=_by_label(after, "wsgifast_worker_memory_bytes", "pid", ()),
+        memory_bytes=_by_label(after, "wsgifast_worker_memory_bytes", "pid"),
         cpu=rate("wsgifast_worker_cpu_seconds_total"),
         endpoints=_endpoints(counts, durations, sizes, seconds),
         clients=clients,
@@ -424,8 +423,6 @@ def _by_pattern(counters: Mapping[Labels, float]) -> Mapping[str, dict[Labels, f
     return found
 
 
-def _by_label(scrape: Scrape, name: str, of: str, order: Sequence[str]) -> dict[str, int]:
+def _by_label(scrape: Scrape, name: str, of: str) -> dict[str, int]:
     samples = scrape.samples.get(name, {})
-    found = {dict(key).get(of, ""): round(value) for key, value in samples.items()}
-    first = [key for key in order if key in found]
-    return {key: found[key] for key in [*first, *sorted(found.keys() - set(first))]}
+    return dict(sorted((dict(key).get(of, ""), round(value)) for key, value in samples.items()))
