@@ -154,10 +154,8 @@ def test_endpoints_that_take_bodies_of_any_size_are_named() -> None:
     finding = found(examine(starlette_app()))["WF033"]
     assert finding.severity == "info"
     assert f"{finding.endpoint.method} {finding.endpoint.name}" == "PUT /both"
-    assert finding.what == (
-        "takes a body of any size; so do POST /save0, POST /save1, POST /save2 and 2 more"
-    )
-    assert finding.detail["endpoints"][-1] == "POST /save4"
+    others = ", ".join(f"POST /save{number}" for number in range(5))
+    assert finding.what == f"takes a body of any size; so do {others}"
     assert found(examine(flask_app(None)))["WF033"].endpoint.name == "/save"
 
 

@@ -10,7 +10,6 @@ import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_shape
 from ...bodies.streams import is_event_stream
@@ -114,8 +113,6 @@ _SMALL_BYTES = 1000
 # A compressed copy that is kept costs no more than the file. One made for each request costs more,
 # by little if the file shrinks easily.
 _COSTS_MORE = 1.1
-# Endpoints that one finding names.
-_MOST_NAMED = 3
 
 _MENDED = "nothing: the wrapper that the app has mends it"
 # A wrapper that sends so many times as often as one with coalesce=True does not coalesce.
@@ -203,26 +200,14 @@ def _why_not_reached(raw: Recording) -> str | None:
 def _finding(
     id_: str, seen: Observation, what: str, fix: str, cost: str = "", saves_s: float = 0.0
 ) -> Finding:
-    raw = seen.raw
-    detail = {
-        "returned": raw.returned,
-        "status": raw.status,
-        "chunks": raw.chunks.count,
-        "median_chunk_bytes": raw.chunks.median,
-        "body_bytes": raw.chunks.total,
-        "sent_as": seen.wrapped.sent_as,
-        "costs_cpu_ms": {name: round(c.cpu_s * 1e3, 3) for name, c in seen.costs.items()},
-        "costs_wall_ms": {name: round(c.wall_s * 1e3, 3) for name, c in seen.costs.items()},
-        "sends": {name: c.sends for name, c in seen.costs.items()},
-    }
-    return finding_at(id_, seen.endpoint, what, fix, cost, saves_s=saves_s, detail=detail)
+    return finding_at(id_, seen.endpoint, what, fix, cost, saves_s)
 
 
 def finding_at(
-    id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "", **more: Any
+    id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "", saves_s: float = 0.0
 ) -> Finding:
     """A finding about an endpoint, of the catalogue's severity."""
-    return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix, **more)
+    return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix, saves_s)
 
 
 def _failure(seen: Observation) -> Finding | None:
@@ -396,12 +381,10 @@ def unlimited_uploads(endpoints: Sequence[tuple[str, str]], source: str) -> Find
     :param endpoints: method and pattern of each, at least one.
     """
     (method, pattern), *others = endpoints
-    names = ", ".join(f"{m} {p}" for m, p in others[:_MOST_NAMED])
-    more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+    names = ", ".join(f"{m} {p}" for m, p in others)
     endpoint = Endpoint(pattern, pattern, source, method)
-    what = "takes a body of any size" + (f"; so do {names}{more}" if others else "")
-    detail = {"endpoints": [f"{m} {p}" for m, p in endpoints]}
-    return finding_at("WF033", endpoint, what, "body_limit_bytes=...", detail=detail)
+    what = "takes a body of any size" + (f"; so do {names}" if others else "")
+    return finding_at("WF033", endpoint, what, "body_limit_bytes=...")
 
 
 def _has_validator(recording: Recording) -> bool:

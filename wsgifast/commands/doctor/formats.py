@@ -145,7 +145,7 @@ def _data(report: Report) -> dict[str, Any]:
                 **_named(f, "id", "key", "severity"),
                 "title": CATALOGUE[f.id].title,
                 **_named(f.endpoint, "method", "url", "name"),
-                **_named(f, "what", "cost", "fix", "saves_s", "detail"),
+                **_named(f, "what", "cost", "fix", "saves_s"),
             }
             for f in report.findings
         ],

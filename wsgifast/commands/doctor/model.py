@@ -194,7 +194,6 @@ class Finding:
     :ivar what: what the endpoint returns, in a few words.
     :ivar cost: such as "412 -> 46 ms"; may be empty.
     :ivar fix: what to do, in a few words.
-    :ivar detail: figures behind it, for JSON and HTML.
     """
 
     id: str
@@ -204,7 +203,6 @@ class Finding:
     cost: str
     fix: str
     saves_s: float = 0.0
-    detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
