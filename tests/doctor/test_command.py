@@ -162,7 +162,7 @@ def test_output_of_the_app_is_not_in_the_report(tmp_path: Path) -> None:
         ("400 Bad Request", [], "--header 'Host: its.name'"),
         ("302 Found", [("Location", "/accounts/login/?next=/")], "--cookie"),
         ("301 Moved", [("Location", "https://localhost/")], "--header 'X-Forwarded-Proto: https'"),
-        ("404 Not Found", [], "name paths that the app answers"),
+        ("404 Not Found", [], "(404): name paths that the app answers"),
     ],
 )
 def test_report_without_endpoints_names_the_way_in(
@@ -179,7 +179,7 @@ def test_report_without_endpoints_names_the_way_in(
     for form in ("text", "json", "github"):
         ended = doctor(str(tmp_path / "gate.py"), "/", "/a", "--format", form)
         assert ended.returncode == 2
-        assert ended.stderr.startswith("wsgifast: nothing was reached: ")
+        assert ended.stderr.startswith("wsgifast: nothing was reached (")
         assert way_in in ended.stderr
     ended = doctor(str(tmp_path / "gate.py"), "/", "--header", "Host: shop.example")
     assert (ended.returncode, ended.stdout) == (0, "1 endpoint: 1 good.\n")

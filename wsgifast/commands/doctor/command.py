@@ -30,12 +30,14 @@ from ..terminal import next_steps, output_width, printable, progress_line, show
 from . import examine
 from .endpoints import Fetch, from_access_log, from_openapi, from_paths, from_urls_file
 from .findings import explain
-from .formats import FORMATS, as_html, as_text, baseline_of
+from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
 from .model import SEVERITIES, Endpoint, Found, Report
 from .search import Allow
 
 # Paths in the suggested command: each takes about 15 seconds.
 _MOST_TO_MEASURE = 3
+# Reasons why nothing was reached, in the last line; the report has all of them.
+_MOST_REASONS = 3
 # Options that do not go with --live.
 _OF_APPS = ("urls", "access_log", "openapi", "value", "all", "unsafe")
 
@@ -221,26 +223,12 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
     if options.html:
         write_file(options.html, as_html(report))
     if not report.observations and not report.of("wrong", "slow"):
-        show(f"wsgifast: nothing was reached: {_way_in(report)}", error=True)
+        reasons = "; ".join(reason for reason, _ in by_reason(report.unreached)[:_MOST_REASONS])
+        hint = "name paths that the app answers"
+        show(f"wsgifast: nothing was reached ({reasons}): {hint}", error=True)
         return STATUS_USAGE
     worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
     return STATUS_PART_FAILED if report.of(*worse) else 0
-
-
-def _way_in(report: Report) -> str:
-    """What to try where no endpoint was reached."""
-    reasons = " ".join(left.reason for left in report.unreached)
-    ways = {
-        "--all": "--all requests what may change something, or name paths",
-        "--unsafe": "--unsafe uses other methods than GET and HEAD",
-        "400": "--header 'Host: its.name' for an app that checks the host",
-        "X-Forwarded-Proto": "--header 'X-Forwarded-Proto: https' for one that wants TLS",
-        "--cookie": "--cookie or --header for one that wants a login",
-        " to /": "the path to which a redirect leads",
-        "--value": "--value NAME=X for parameters in URLs",
-    }
-    tried = [way for sign, way in ways.items() if sign in reasons]
-    return "; ".join(tried or ["name paths that the app answers, with --header if it needs any"])
 
 
 def _next_steps(report: Report, app: str | None) -> str:

@@ -62,21 +62,27 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
     return "\n".join(lines)
 
 
-def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[str]:
-    """A line for each reason; missing values last, of which a large app has many kinds."""
-    by_reason: dict[str, list[str]] = {}
+def by_reason(unreached: Iterable[Unreached]) -> list[tuple[str, list[str]]]:
+    """Reasons with the names of their endpoints, the most frequent first; missing values last.
+
+    A large app has many kinds of the latter.
+    """
+    found: dict[str, list[str]] = {}
     for left in unreached:
         name = _at_most(printable(f"{left.method} {left.name}"), _MOST_COLUMNS[1])
-        by_reason.setdefault(_at_most(printable(left.reason), _MOST_REASON), []).append(name)
-    groups = sorted(
-        by_reason.items(), key=lambda group: (group[0].startswith("needs "), -len(group[1]))
-    )
+        found.setdefault(_at_most(printable(left.reason), _MOST_REASON), []).append(name)
+    return sorted(found.items(), key=lambda group: (group[0].startswith("needs "), -len(group[1])))
+
+
+def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[str]:
+    """A line for each reason."""
+    groups = by_reason(unreached)
     for reason, names in groups[:_MOST_REASONS]:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         line = f"  {len(names)} not reached ({reason}): {', '.join(names[:_MOST_NAMES])}{more}"
         yield line if width is None else cut(line, max(width, _LEAST_WIDTH)).rstrip()
-    if len(by_reason) > _MOST_REASONS:
-        yield f"  and {len(by_reason) - _MOST_REASONS} more reasons: --format json has them all"
+    if len(groups) > _MOST_REASONS:
+        yield f"  and {len(groups) - _MOST_REASONS} more reasons: --format json has them all"
 
 
 def _at_most(text: str, columns: int) -> str:
