@@ -161,15 +161,10 @@ _MOST_BYTES = 4 * 1024 * 1024
 _LOADED_LINKS = frozenset(
     {"stylesheet", "icon", "apple-touch-icon", "mask-icon", "manifest", "modulepreload", "preload"}
 )
-_LOADED = {
-    "img": ("src",),
-    "script": ("src",),
-    "source": ("src",),
-    "video": ("src", "poster"),
-    "audio": ("src",),
-    "track": ("src",),
-}
-_LED_TO = {"a": "href", "area": "href", "iframe": "src", "frame": "src", "link": "href"}
+_LOADED = frozenset({"audio", "img", "script", "source", "track", "video"})
+_LINKS = dict.fromkeys(("a", "area", "link"), "href") | dict.fromkeys(
+    ("frame", "iframe", *_LOADED), "src"
+)
 
 
 def links_of(answer: Recording, url: str, host: str) -> dict[str, bool]:
@@ -230,25 +225,11 @@ class _Page(HTMLParser):
         given = {name: value for name, value in attrs if value}
         if tag == "base" and not self.base:
             self.base = given.get("href", "")
-        loaded = _LOADED.get(tag, ())
-        if tag == "link" and _LOADED_LINKS & set(given.get("rel", "").lower().split()):
-            loaded = ("href",)
-        elif tag == "input" and given.get("type", "").lower() == "image":
-            loaded = ("src",)
-        if loaded:
-            urls = [given[name] for name in loaded if name in given]
-            if tag in ("img", "source"):
-                urls += _sources(given.get("srcset", ""))
-            self.found += [(url, True) for url in urls]
-        elif tag in _LED_TO and _LED_TO[tag] in given:
-            self.found.append((given[_LED_TO[tag]], False))
-
-
-def _sources(srcset: str) -> Iterator[str]:
-    """The URLs of `srcset`: candidates end with a comma, and may have a width or a density."""
-    for candidate in re.split(r",\s+|\s+[0-9.]+[wx]\s*,", srcset):
-        if candidate.strip():
-            yield candidate.split()[0]
+        url = given.get(_LINKS.get(tag, ""))
+        if url is not None:
+            kinds = set(given.get("rel", "").lower().split())
+            is_loaded = tag in _LOADED or (tag == "link" and bool(_LOADED_LINKS & kinds))
+            self.found.append((url, is_loaded))
 
 
 def _strings(text: str) -> Iterator[str]:
