@@ -341,7 +341,7 @@ READS: dict[str, Any] = {"responses": {"200": JSON_ITEMS}}
         ({"get": READS}, True),
         ({"get": {"responses": {"200": JSON_ITEMS, "404": {"description": ""}}}}, True),
         ({"get": {"responses": {200: {"content": {"image/png": {}}}}}}, True),
-        ({"get": {"responses": {"200": {"schema": ITEMS}}}}, True),
+        ({"get": {"responses": {"200": {"schema": ITEMS}}}}, False),
         ({"get": {"responses": {"200": {"$ref": "#/components/responses/Items"}}}}, True),
         ({"get": READS, "post": {"summary": "Add one"}}, True),
         # A method is not evidence.

@@ -174,8 +174,6 @@ def filled_by_prefix(pattern: str, values: Mapping[str, str]) -> str | None:
 
 # What the app answers to a path of its own: the body of a 200.
 Fetch = Callable[[str], bytes]
-# A variable of a server's URL.
-_VARIABLE = re.compile(r"\{(.+?)\}")
 
 
 def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
@@ -218,7 +216,7 @@ def _is_read_only(document: Mapping[str, Any], item: Mapping[str, Any], method: 
     Its method is not enough: many frameworks let GET call any function, and list it as one. The
     operation has to describe the representation that it returns (RFC 9110 9.3.1: GET is a transfer
     of one), other than a page or a text; to take no body; to answer with no status of an action,
-    such as 201; and not to be offered by another method as well.
+    such as 201; and not to be offered by another method as well. That of Swagger 2.0 never is.
     """
     operation = item[method]
     if method not in ("get", "head") or "requestBody" in operation:
@@ -236,15 +234,13 @@ def _is_read_only(document: Mapping[str, Any], item: Mapping[str, Any], method: 
     return (
         bool(good)
         and good.keys() <= {"200", "206", "2XX"}
-        and all(_describes(document, _followed(document, answer)) for answer in good.values())
+        and all(_describes(_followed(document, answer)) for answer in good.values())
     )
 
 
-def _describes(document: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
+def _describes(answer: Mapping[str, Any]) -> bool:
     """Whether a response describes a representation: of JSON its parts, or data of another type."""
-    content = answer.get("content")
-    if content is None:  # Swagger 2.0
-        content = {"application/json": answer} if "schema" in answer else {}
+    content = answer.get("content", {})
     return bool(content) and all(_describes_type(*each) for each in content.items())
 
 
@@ -272,13 +268,12 @@ def _followed(document: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
 def _base(at: str, *levels: Mapping[str, Any]) -> str:
     """The path of the first server of the innermost level that has any (OpenAPI 3), or basePath.
 
+    A server's variable is a parameter of the pattern.
+
     :param at: the document's own path, to which a server's may be relative.
     """
-    server = next((level["servers"][0] for level in reversed(levels) if level.get("servers")), None)
-    url: str = levels[0].get("basePath", "/")
-    if server is not None:
-        variables = server.get("variables", {})
-        url = _VARIABLE.sub(lambda match: str(variables[match[1]]["default"]), server["url"])
+    servers = next((level["servers"] for level in reversed(levels) if level.get("servers")), None)
+    url: str = servers[0]["url"] if servers else levels[0].get("basePath", "/")
     return urlsplit(urljoin(at, url)).path.rstrip("/")
 
 
