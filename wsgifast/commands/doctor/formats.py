@@ -181,16 +181,6 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
 }  # fmt: skip
 
 
-_NAMES = {
-    "raw": "as it is",
-    "wrapped": "wrapped",
-    "coalesced": "wrapped, coalesce=True",
-    "sendfile": "wrapped, by sendfile",
-    "coded": "compressed by the app",
-    "pathsend=True": "ASGIFast(app, pathsend=True), by sendfile",
-}
-
-
 def as_html(report: Report) -> str:
     """The whole page."""
     findings = "".join(_finding(report, finding) for finding in report.findings)
@@ -243,7 +233,7 @@ def _bars(seen: Observation) -> str:
     for name, cost in seen.costs.items():
         times = seen.costs["raw"].cpu_s / cost.cpu_s if cost.cpu_s else 1.0
         text = f"{cost.cpu_s * 1e3:,.2f} ms"
-        bars.append((_NAMES.get(name, name), (times, times, times), text, times >= 1))
+        bars.append((name, (times, times, times), text, times >= 1))
     return ratio_chart(bars)
 
 
