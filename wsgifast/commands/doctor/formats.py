@@ -17,9 +17,9 @@ from .model import Finding, Observation, Report, Severity, Unreached
 JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
 _LEAST_WIDTH = 60
-# The most of each column, however much room there is: id, endpoint, what it returns, CPU time, what
-# to do. Texts of exceptions are long; --format json and the page have all of them.
-_MOST_COLUMNS = (5, 40, 60, 60, 80)
+# The most of each column, however much room there is: id, endpoint, what it returns. Texts of
+# exceptions are long; --format json and the page have all of them.
+_MOST_COLUMNS = (5, 40, 60)
 _MOST_REASON = 120
 # Of the columns that are cut first: what it returns, and the endpoint.
 _LEAST = {2: 16, 1: 12}
@@ -33,28 +33,23 @@ _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": 
 def as_text(report: Report, *, width: int | None = None, colours: bool = False) -> str:
     """A table, worst first, and what was not reached.
 
-    :param width: columns; None is one line for each finding, however long.
+    What to do and the CPU time have lines of their own: they are never cut.
+
+    :param width: columns; None for any.
     """
     lines = [_WRAPPED, ""] if report.was_wrapped else []
     findings = report.findings
     if findings:
-        cells = [("", "endpoint", "what it returns", "CPU time", "what to do")]
-        cells += [(f.id, _endpoint(f), printable(f.what), f.cost, f.fix) for f in findings]
+        cells = [("", "endpoint", "what it returns", "what to do", "CPU time")]
+        cells += [(f.id, _endpoint(f), printable(f.what), f.fix, f.cost) for f in findings]
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
         bounded = [list(map(_at_most, row, _MOST_COLUMNS)) for row in cells]
-        # What to do is what one copies, and both figures belong together: where the table is too
-        # wide, they have lines of their own.
-        shown = fitted(bounded, None, {})
-        is_wide = width is None or width_of("  ".join(shown[0])) <= width
-        if not is_wide:
-            shown = fitted([row[:3] for row in bounded], max(width or 0, _LEAST_WIDTH), _LEAST)
-        for row, severity, (*_, cost, fix) in zip(shown, severities, cells, strict=True):
+        shown = fitted(bounded, None if width is None else max(width, _LEAST_WIDTH), _LEAST)
+        for row, severity, (*_, fix, cost) in zip(shown, severities, cells, strict=True):
             line = "  ".join(row).rstrip()
             if colours and severity is not None:
                 line = f"{_COLOURS[severity]}{line[:5]}{RESET}{line[5:]}"
-            lines.append(line)
-            if not is_wide:
-                lines += [f"{_FIX_INDENT}{text}" for text in (fix, cost) if text]
+            lines += [line, *(f"{_FIX_INDENT}{text}" for text in (fix, cost) if text)]
         lines.append("")
     lines.append(summary(report))
     for line in _not_reached(report.unreached, width):
