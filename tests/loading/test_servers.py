@@ -264,7 +264,7 @@ def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
         ("asgi_app:app", "--interface wsgi", "--interface wsgi: asgi_app:app is an ASGI app"),
         ("asgi_app:app", "--interface asgi2", "--interface asgi2: asgi_app:app is an ASGI app"),
         ("wsgi_app:app", "other:app", "other:app names another app than wsgi_app:app"),
-        ("wsgi_app:app", "--paste app.ini", "--paste"),
+        ("wsgi_app:app", "--paste app.ini", "/app.ini names another app than wsgi_app:app"),
         ("wsgi_below:app", "--chdir src --nope", "--nope"),
         ("nowhere:app", "--chdir src", "there is no module 'nowhere'"),
         ("nowhere:app", "--app-dir src", "there is no module 'nowhere'"),

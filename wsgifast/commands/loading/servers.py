@@ -176,11 +176,6 @@ def load_for(
 
 def check_one_app(loaded: Loaded, target: str) -> None:
     """:raises ConfigurationError: if the server's own options name another app, too."""
-    if "paste" in loaded.settings:
-        raise ConfigurationError(
-            f"gunicorn's --paste {loaded.settings['paste']} names another app than {target}, which "
-            "would be served as it is: leave it out, and name a module that makes the app"
-        )
     if "app" in loaded.settings:
         raise ConfigurationError(
             f"{loaded.settings['app']} names another app than {target}: leave one of them out"
@@ -378,8 +373,6 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
     }
     if hooks := _HOOKS & application.found:
         settings["hooks"] = sorted(hooks)
-    if cfg.paste is not None:
-        settings["paste"] = str(cfg.paste)
     if application.app_uri != target:
         settings["app"] = application.app_uri
     configured = {
