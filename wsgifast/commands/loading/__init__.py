@@ -362,12 +362,7 @@ def _of_file(path: str, target: str) -> ModuleType:
         return _imported(".".join(parts), target)
     *packages, own = [*parts[:-1], re.sub(r"\W", "_", parts[-1])]
     if packages:
-        package = _imported(".".join(packages), target)
-        if not _is_of(package, file.parent / "__init__.py"):
-            raise AppNotLoaded(
-                f"{target}: its package has the name of another module, {package.__name__}"
-                f"{other_file(package)}; rename its directory"
-            )
+        _imported(".".join(packages), target)
     name = ".".join([*packages, own])
     while name in sys.modules and not _is_of(sys.modules[name], file):
         name += "_"
