@@ -266,8 +266,8 @@ def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
         ("wsgi_app:app", "other:app", "other:app names another app than wsgi_app:app"),
         ("wsgi_app:app", "--paste app.ini", "/app.ini names another app than wsgi_app:app"),
         ("wsgi_below:app", "--chdir src --nope", "--nope"),
-        ("nowhere:app", "--chdir src", "there is no module 'nowhere'"),
-        ("nowhere:app", "--app-dir src", "there is no module 'nowhere'"),
+        ("nowhere:app", "--chdir src", "No module named 'nowhere'"),
+        ("nowhere:app", "--app-dir src", "No module named 'nowhere'"),
     ],
 )
 def test_option_that_cannot_count_is_named(

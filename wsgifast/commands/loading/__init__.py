@@ -415,7 +415,12 @@ def _imported(name: str, target: str, file: Path | None = None) -> ModuleType:
             raise
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (name == missing or name.startswith(f"{missing}.")):
-            raise AppNotLoaded(f"{target}: {_missing(missing, name, str(error))}") from None
+            folders = [".", *(path or "." for path in sys.path[:2])]
+            hint = did_you_mean(name, [module.name for module in pkgutil.iter_modules(folders)])
+            raise AppNotLoaded(
+                f"{target}: {error}{hint}; run this in the directory that contains it, with the "
+                "Python of its environment"
+            ) from None
         raise AppNotLoaded(f"{target}: importing {name} failed: {described(error)}") from error
 
 
@@ -433,22 +438,6 @@ def _executed(name: str, file: Path) -> ModuleType:
         sys.modules.pop(name, None)
         raise
     return module
-
-
-def _missing(missing: str, name: str, text: str) -> str:
-    """What to do about a module of the target's own name, or its package, that is not there."""
-    if text.endswith("is not a package"):
-        parent = missing.rpartition(".")[0]
-        of = getattr(sys.modules.get(parent), "__file__", None) or "built into Python"
-        return f"there is no module {missing!r}: {parent} ({of}) is a module and not a package"
-    folders = [".", *(path or "." for path in sys.path[:2])]
-    hint = did_you_mean(name, [module.name for module in pkgutil.iter_modules(folders)])
-    if Path(f"{name}.py").is_file():
-        hint = f" (did you mean the file {name}.py?)"
-    return (
-        f"there is no module {missing!r} here{hint}; run this in the directory that contains it, "
-        "with the Python of its environment"
-    )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
