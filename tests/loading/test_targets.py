@@ -37,7 +37,7 @@ def loaded(target: str) -> Loaded:
         "site.py",  # imported before any other
         "string.py",
         "sys.py",  # built into Python
-        "antigravity.py",  # Python's own, and imported by nobody
+        "tabnanny.py",  # Python's own, and imported by nobody
         "gunicorn.py",  # a package that a server has
         "app.v2.py",
         "2024-app.py",
@@ -121,7 +121,7 @@ of_class = Factory()
         ("named()", "factory:named() has returned None"),
         ("fails()", "factory:fails() failed: LookupError: the reason"),
         ("other()", "factory:other() has returned the app builtins.int, neither a WSGI nor"),
-        ("needs()", """may need arguments, as in 'factory:needs("value")'"""),
+        ("needs()", "needs() failed: TypeError: needs() missing 1 required positional argument"),
         ("asgi", "If it makes one, write 'factory:asgi()'"),
     ],
 )

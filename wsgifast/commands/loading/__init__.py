@@ -13,6 +13,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import pkgutil
 import re
@@ -234,25 +235,17 @@ def _only_app(module: Any, target: str) -> str:
 def _evaluated(module: Any, expression: str, target: str) -> Any:
     """Attributes joined by dots, and at most one call with literal arguments."""
     name, arguments, keywords, is_call = _parsed(expression, target)
-    app: Any = module
-    for part in name.split("."):
-        try:
-            app = getattr(app, part)
-        except AttributeError:
-            hint = other_file(module) or did_you_mean(part, dir(app))
-            raise AppNotLoaded(f"{target}: {module.__name__} has no {name!r}{hint}") from None
+    try:
+        app = operator.attrgetter(name)(module)
+    except AttributeError:
+        hint = other_file(module) or did_you_mean(name, dir(module))
+        raise AppNotLoaded(f"{target}: {module.__name__} has no {name!r}{hint}") from None
     if not is_call:
         return app
-    function = app
     try:
-        app = function(*arguments, **keywords)
+        app = app(*arguments, **keywords)
     except Exception as error:
-        hint = ""
-        if isinstance(error, TypeError) and not arguments and not keywords:
-            with contextlib.suppress(TypeError, ValueError):
-                if inspect.signature(function).parameters:
-                    hint = f"; it may need arguments, as in '{module.__name__}:{name}(\"value\")'"
-        raise AppNotLoaded(f"{target}: {name}() failed: {described(error)}{hint}") from error
+        raise AppNotLoaded(f"{target}: {name}() failed: {described(error)}") from error
     if app is None:
         raise AppNotLoaded(f"{target}: {name}() {_RETURNED_NONE}")
     return app
@@ -292,10 +285,6 @@ def django_settings() -> Any:
     """Django's settings; None where no app has configured them."""
     settings = getattr(sys.modules.get("django.conf"), "settings", None)
     return settings if settings is not None and settings.configured else None
-
-
-# They open a browser, or print.
-_NOT_TO_IMPORT = ("antigravity", "this")
 
 
 class AppNotLoaded(WSGIFastError, RuntimeError):
@@ -371,8 +360,6 @@ def _of_file(path: str, target: str) -> ModuleType:
 
 def _import_pythons_own(name: str) -> None:
     """Import a module of Python's own before one of its name: others of its own import it."""
-    if name in _NOT_TO_IMPORT:
-        return
     before = sys.path[:]
     own = sysconfig.get_path("stdlib")
     sys.path[:] = [p for p in before if p.startswith(own) and not p.endswith("-packages")]
@@ -432,11 +419,7 @@ def _executed(name: str, file: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # frameworks look there for the app's folder
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
+    spec.loader.exec_module(module)
     return module
 
 
