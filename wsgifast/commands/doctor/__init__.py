@@ -23,7 +23,7 @@ from .endpoints import NAMED, Fetch, from_paths
 from .examination import Record, observer
 from .findings import CATALOGUE, add_to, explain, findings_of, known_ids, unlimited_uploads
 from .formats import as_text
-from .frameworks import UPLOADING, from_framework
+from .frameworks import from_framework
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
 from .search import Allow, Search
 
@@ -99,14 +99,11 @@ def examine(
     wrapped = given if was_wrapped else None
     with observer(app, interface, wrapped, limit_s=limit_s) as (record, observe):
         report.framework, listed, unlimited = from_framework(app, values or {})
+        is_named = endpoints is not None or found is not None
         if endpoints is not None:
-            unlimited = []
             listed = _given(endpoints)
         elif found is not None:
             named = found(_fetcher(record, headers, limit_s))
-            uploads = [(e.method, e.name) for e in named if e.method in UPLOADING]
-            if not (uploads and report.framework):
-                unlimited = uploads
             listed = [*named, *(listed if all_endpoints is True else ())]
         elif all_endpoints and not listed:
             listed = [Endpoint("/", "/", "the root")]
@@ -136,8 +133,8 @@ def examine(
             for left in dict.fromkeys(report.unreached)
             if (left.method, left.name) not in reached
         ]
-    if unlimited and not _limits_bodies(given):
-        report.findings.append(unlimited_uploads(unlimited, report.framework or "named"))
+    if unlimited and not is_named and not _limits_bodies(given):
+        report.findings.append(unlimited_uploads(unlimited))
     report.finish(silenced)
     return report
 

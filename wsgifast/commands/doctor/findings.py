@@ -375,14 +375,14 @@ def _members(recording: Recording, name: str) -> set[str]:
     return {member.partition("=")[0].strip() for member in list_members(",".join(lines))}
 
 
-def unlimited_uploads(endpoints: Sequence[tuple[str, str]], source: str) -> Finding:
+def unlimited_uploads(endpoints: Sequence[tuple[str, str]]) -> Finding:
     """The finding about request bodies of any size.
 
     :param endpoints: method and pattern of each, at least one.
     """
     (method, pattern), *others = endpoints
     names = ", ".join(f"{m} {p}" for m, p in others)
-    endpoint = Endpoint(pattern, pattern, source, method)
+    endpoint = Endpoint(pattern, pattern, "framework", method)
     what = "takes a body of any size" + (f"; so do {names}" if others else "")
     return finding_at("WF033", endpoint, what, "body_limit_bytes=...")
 

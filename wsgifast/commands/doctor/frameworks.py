@@ -43,7 +43,7 @@ _PACKAGES = frozenset({"django", "fastapi", "flask", "quart", "starlette", "werk
 
 
 # Methods with a body that an app reads.
-UPLOADING = frozenset({"PATCH", "POST", "PUT"})
+_UPLOADING = frozenset({"PATCH", "POST", "PUT"})
 
 
 class Listed(NamedTuple):
@@ -71,7 +71,7 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
         (method, each.pattern): None
         for each in routes
         for method in sorted(each.methods if each.unlimited is None else each.unlimited)
-        if method in UPLOADING
+        if method in _UPLOADING
     }
     found: dict[tuple[str, str], Endpoint | Unreached] = {}
     source = name or "static files"
