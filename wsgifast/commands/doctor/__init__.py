@@ -157,15 +157,11 @@ def _given(endpoints: Iterable[str | Endpoint]) -> Found:
 def _fetcher(record: Record, headers: tuple[tuple[str, str], ...], limit_s: float) -> Fetch:
     def fetch(path: str) -> bytes:
         raw = record(Endpoint(path, path, "fetched", headers=headers))
-        if raw.timed_out:
+        if raw.timed_out or raw.status != 200:
+            answer = raw.error or raw.problem or raw.status or f"nothing within {limit_s:g} s"
             raise ConfigurationError(
-                f"the app does not answer GET {path} within {limit_s:g} s: give a longer --timeout"
-            )
-        if raw.status != 200:
-            answer = raw.error or raw.problem or raw.status or "nothing"
-            raise ConfigurationError(
-                f"the app answers {answer} to GET {path}, and not 200; "
-                "a page behind a login may need --header or --cookie"
+                f"the app answers {answer} to GET {path}, and not 200 in time; "
+                "--header or --cookie may help, or a longer --timeout"
             )
         return bytes(raw.body)
 
