@@ -229,7 +229,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
     async def _receive(self) -> dict[str, Any]:
         if not self._body_sent:
             self._body_sent = True
-            return {"type": "http.request", "body": self._endpoint.body, "more_body": False}
+            return {"type": "http.request", "body": b"", "more_body": False}
         await self._ended.wait()
         return {"type": "http.disconnect"}
 

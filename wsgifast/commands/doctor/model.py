@@ -34,7 +34,6 @@ class Endpoint:
     method: str = "GET"
     evidence: str = ""
     headers: tuple[tuple[str, str], ...] = ()
-    body: bytes = b""
     requests: int | None = None
 
 

@@ -10,7 +10,6 @@ that an app opens for its body.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import socket
 import sys
@@ -371,24 +370,16 @@ def _environ(endpoint: Endpoint) -> dict[str, Any]:
         "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
         "QUERY_STRING": query,
         "SERVER_NAME": "localhost",
-        "SERVER_PORT": "80",
         "SERVER_PROTOCOL": "HTTP/1.1",
         "SERVER_SOFTWARE": "wsgifast-doctor",
         "REMOTE_ADDR": "127.0.0.1",
         "RAW_URI": endpoint.url,
-        "HTTP_HOST": "localhost",
-        "wsgi.version": (1, 0),
-        "wsgi.url_scheme": "http",
-        "wsgi.input": io.BytesIO(endpoint.body),
         "wsgi.input_terminated": True,
         "wsgi.errors": sys.stderr,
         "wsgi.multithread": True,
-        "wsgi.multiprocess": False,
-        "wsgi.run_once": False,
         "wsgi.file_wrapper": FileWrapper,
     }
-    if endpoint.body:
-        environ["CONTENT_LENGTH"] = str(len(endpoint.body))
+    util.setup_testing_defaults(environ)
     given: dict[str, str] = {}
     for name, value in endpoint.headers:
         key = header_key(name.upper())
