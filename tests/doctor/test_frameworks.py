@@ -79,23 +79,6 @@ def test_framework_is_found_in_a_closure_and_under_any_name() -> None:
     assert from_framework(Wrapper(), {})[0] == "flask"
 
 
-def test_framework_is_found_in_slots() -> None:
-    class Base:
-        __slots__ = "app"
-        app: Any
-
-        def __call__(self, environ: Any, start_response: Any) -> Any:
-            return self.app(environ, start_response)
-
-    class Middleware(Base):
-        __slots__ = ("other",)
-        other: Any
-
-    outer, inner = Middleware(), Middleware()
-    outer.app, inner.other = inner, flask_app()
-    assert from_framework(outer, {})[0] == "flask"
-
-
 def test_app_mounted_in_middleware_has_its_routes_listed() -> None:
     app = Starlette(routes=[Mount("/shop", app=GZipMiddleware(starlette_app()))])
     endpoints, unreached = parted(from_framework(app, {}).found)

@@ -132,10 +132,6 @@ def _layers(app: Any) -> Iterator[Any]:
                 waiting.append(cell.cell_contents)
         if isinstance(own := getattr(inner, "__dict__", None), dict):
             waiting += own.values()
-        for kind in type(inner).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            names = (slots,) if isinstance(slots, str) else slots
-            waiting += (getattr(inner, name, None) for name in names)
         if is_a(inner, "channels.routing", "ProtocolTypeRouter"):
             waiting.append(inner.application_mapping.get("http"))
 
