@@ -47,7 +47,6 @@ class Answer:
     :ivar missing: how many bytes of its Content-Length did not come.
     :ivar body_s: seconds from the end of the head to the end of the body.
     :ivar closes: the connection ends with it.
-    :ivar version: 10 for HTTP/1.0, 11 for HTTP/1.1.
     """
 
     status: int
@@ -57,7 +56,6 @@ class Answer:
     seconds: float
     body_s: float
     closes: bool
-    version: int
 
     def header(self, name: str) -> str | None:
         return header_value(self.headers, name.lower())
@@ -196,7 +194,6 @@ class HTTPClient:
             ended - began,
             ended - at_head,
             response.will_close,
-            response.version,
         )
 
     def read_slowly(self, url: str) -> socket.socket:

@@ -28,8 +28,6 @@ _HOLDING_BYTES = 1024 * 1024
 # Slow readers stop others that wait so many times as long as before, and at least this long.
 _STOPPED = 10.0
 _STOPPED_S = 0.25
-# HTTP/1.1 alone does not: gunicorn's sync worker closes each connection.
-_KEEPS_OPEN = "a server that keeps connections open: gunicorn's gthread or FastWorker"
 
 
 def look_at(
@@ -98,7 +96,7 @@ def _length(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[F
 
 def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     if first.closes:
-        fix = "serve HTTP/1.1" if first.version < 11 else _KEEPS_OPEN
+        fix = "a server that keeps connections open: gunicorn's gthread or FastWorker"
         yield finding_at("WF041", endpoint, "the connection ends with it", fix)
         return
     if len(first.body) > _SMALL_BYTES:
