@@ -141,6 +141,12 @@ def starlette_app() -> Starlette:
     )
 
 
+def limited_starlette_app() -> Starlette:
+    app = starlette_app()
+    app.max_body_size = 1_000_000  # type: ignore[attr-defined,unused-ignore]
+    return app
+
+
 def flask_app(limit: int | None) -> flask.Flask:
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = limit
@@ -162,6 +168,8 @@ def test_limited_bodies_and_endpoints_that_take_none_are_not_found() -> None:
     named = [Endpoint("/save0", "/save0", "test", "POST")]
     for report in (
         examine(flask_app(1_000_000)),
+        examine(limited_starlette_app()),
+        examine(asgifast.ASGIFast(limited_starlette_app())),
         examine(only_gets),
         examine(starlette_app(), ["/"]),
         examine(starlette_app(), named),

@@ -133,16 +133,17 @@ def examine(
             for left in dict.fromkeys(report.unreached)
             if (left.method, left.name) not in reached
         ]
-    if unlimited and not is_named and not _limits_bodies(given):
+    if unlimited and not is_named and not _limits_bodies(given, app):
         report.findings.append(unlimited_uploads(unlimited))
     report.finish(silenced)
     return report
 
 
-def _limits_bodies(app: Any) -> bool:
-    """Whether a wrapper of the app's has `body_limit_bytes`."""
-    limits = (getattr(each, "body_limits", None) for each in (app, getattr(app, "wsgi_app", None)))
-    return any(getattr(each, "limit_bytes", None) is not None for each in limits)
+def _limits_bodies(given: Any, app: Any) -> bool:
+    """Whether a wrapper of the app's has `body_limit_bytes`, or Starlette a `max_body_size`."""
+    wrappers = (given, getattr(given, "wsgi_app", None))
+    limits = [getattr(getattr(each, "body_limits", None), "limit_bytes", None) for each in wrappers]
+    return any(each is not None for each in (*limits, getattr(app, "max_body_size", None)))
 
 
 def _given(endpoints: Iterable[str | Endpoint]) -> Found:
