@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -276,9 +276,9 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
 _READERS: Sequence[Callable[[Any], _Routes | None]] = (_dispatcher, _werkzeug, _django, _starlette)
 
 
-# Of a folder that are requested, and of its entries that are looked at.
+# Of a folder that are requested, and that are looked at.
 _MOST_FILES = 3
-_MOST_ENTRIES = 5000
+_MOST_SEEN = 5000
 
 # The files of a folder: their URL paths, each with the path of the file.
 Files = Mapping[str, str]
@@ -297,37 +297,32 @@ def files_served_by(app: Any) -> Files | None:
         return files_below(app._lookup.prefix, [each.path for each in app._lookup.directories])
     if is_a(app, "starlette.staticfiles", "StaticFiles"):
         return files_below("/", app.all_directories)
-    for package in ("whitenoise", "servestatic"):
-        for name in ("WhiteNoise", "ServeStaticBase"):
-            if is_a(app, f"{package}.base", name):
-                found = {
-                    quote(url, safe="/"): served.alternatives[-1][1]  # the largest
-                    for url, served in app.files.items()
-                    if hasattr(served, "alternatives") and _is_shown(url)  # not a redirect
-                }
-                for directory, prefix in app.directories:
-                    found |= files_below(prefix, [directory])
-                return found
-    return None
+    kinds = (("whitenoise.base", "WhiteNoise"), ("servestatic.base", "ServeStaticBase"))
+    if not any(is_a(app, *kind) for kind in kinds):
+        return None
+    found = {
+        quote(url, safe="/"): served.alternatives[-1][1]  # the largest
+        for url, served in app.files.items()
+        if hasattr(served, "alternatives") and _is_shown(url)  # not a redirect
+    }
+    for directory, prefix in app.directories:
+        found |= files_below(prefix, [directory])
+    return found
 
 
 def files_below(prefix: str, directories: Iterable[str | os.PathLike[str]]) -> Files:
     """The files in directories, under a prefix that ends with a slash; hidden ones left out."""
     return {
-        prefix + quote(os.path.relpath(path, top).replace(os.sep, "/"), safe="/"): path
+        prefix + quote(os.path.relpath(path, top), safe="/"): path
         for top in [str(os.fspath(each)) for each in directories]
-        for path in _files(top)
+        for path in islice(_files(top), _MOST_SEEN)
     }
 
 
 def _files(top: str) -> Iterator[str]:
-    entries = 0
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            entries += 1
-            if entries > _MOST_ENTRIES:
-                return
             path = os.path.join(folder, name)
             if _is_shown(name) and os.path.isfile(path) and not os.path.islink(path):
                 yield path
