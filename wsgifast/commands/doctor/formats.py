@@ -201,16 +201,13 @@ def as_html(report: Report) -> str:
 
 def _finding(report: Report, finding: Finding) -> str:
     entry = CATALOGUE[finding.id]
-    endpoint = finding.endpoint
-    seen = next((each for each in report.observations if each.endpoint is endpoint), None)
+    seen = next((s for s in report.observations if s.endpoint is finding.endpoint), None)
     fixes = "".join(
         f"<li>{escaped(name)}: <code>{escaped(fix)}</code></li>"
         for name, fix in entry.fixes.items()
     )
-    often = f" <span class=soft>{endpoint.requests:,} requests</span>" if endpoint.requests else ""
     return f"""<article class="{finding.severity}">
-<h3><span class="id">{finding.id}</span><code>{escaped(f"{endpoint.method} {endpoint.name}")}</code>
-{often}</h3>
+<h3><span class="id">{finding.id}</span><code>{escaped(_endpoint(finding))}</code></h3>
 <p>{escaped(f"{finding.what}. {finding.cost}".rstrip())}</p>
 {_bars(seen) if seen is not None and finding.severity == "slow" else ""}
 <p><strong>{escaped(finding.fix)}</strong></p>
