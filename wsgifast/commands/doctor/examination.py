@@ -215,8 +215,6 @@ def changes(
         for way in ways:
             for kind, what in _lasting(contenders, way, asked, own, first(way, asked)).items():
                 found.setdefault(kind, what)
-    if "failure" in found or "status" in found:  # the rest follows from it
-        found = {kind: found[kind] for kind in ("failure", "status") if kind in found}
     return found
 
 
