@@ -37,24 +37,14 @@ from wsgifast.sockets import (
     recv_exactly_into,
 )
 from wsgifast.sockets import receive as receive_module
-from wsgifast.sockets.coalescing import flusher
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: larger than a socket's buffer at the start
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no other thread ran, not even the one that sends."""
-    monkeypatch.setattr(threading, "active_count", lambda: 1 + flusher.runs)
-
-
-@pytest.fixture(params=["tcp", "tcp, alone", "unix", "tls", "tcp with timeout", "tls with timeout"])
+@pytest.fixture(params=["tcp", "unix", "tls", "tcp with timeout", "tls with timeout"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Two ends of a connection: we send on `near` and receive on `far`."""
     kind, _, timeout = request.param.partition(" with ")
-    kind, _, is_alone = kind.partition(", ")
-    if is_alone:
-        request.getfixturevalue("alone")
     make = {"tcp": tcp_pair, "unix": unix_pair, "tls": tls_pair}[kind]
     with make() as made:
         if timeout:
@@ -145,41 +135,22 @@ def test_receive_of_size_0_makes_no_call() -> None:
     assert count.calls == 0
 
 
-def test_receive_on_a_blocking_socket_takes_one_call() -> None:
-    count = ReceiveCount()
-    with tcp_pair() as pair, sending(pair.near, *[DATA[:1000]] * 100):
-        recv_exactly(pair.far, 100_000, count=count)
-    assert (count.calls, count.received) == (1, 100_000)
-
-
-@pytest.mark.usefixtures("alone")
-def test_large_receive_without_other_threads_takes_two_calls() -> None:
-    count = ReceiveCount()
-    with tcp_pair() as pair:
-        with sending(pair.near, DATA[:-1], DATA[-1:], b"next"):
-            assert recv_exactly(pair.far, len(DATA), count=count) == DATA
-        assert count.calls == 2
-        assert pair.far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
-        assert recv_exactly(pair.far, 4) == b"next"
-
-
-@pytest.mark.parametrize(("make", "threads"), [(tcp_pair, 2), (unix_pair, 1)])
-def test_large_receive_beside_threads_or_without_tcp_takes_one_call(
-    make: Callable[[], contextlib.AbstractContextManager[Pair]],
-    threads: int,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("make", [tcp_pair, unix_pair])
+@pytest.mark.parametrize("parts", [[DATA[:1000]] * 100, [DATA[:-1], DATA[-1:]]])
+def test_receive_on_a_blocking_socket_takes_one_call(
+    make: Callable[[], contextlib.AbstractContextManager[Pair]], parts: list[bytes]
 ) -> None:
-    monkeypatch.setattr(threading, "active_count", lambda: threads + flusher.runs)
+    whole = b"".join(parts)
     count = ReceiveCount()
-    with make() as pair, sending(pair.near, DATA):
-        assert recv_exactly(pair.far, len(DATA), count=count) == DATA
-    assert count.calls == 1
+    with make() as pair, sending(pair.near, *parts, b"next"):
+        assert recv_exactly(pair.far, len(whole), count=count) == whole
+        assert recv_exactly(pair.far, 4) == b"next"
+    assert (count.calls, count.received) == (1, len(whole))
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("end", [socket.socket.close, reset])
 def test_large_receive_that_ends_early_raises(end: Callable[[socket.socket], None]) -> None:
-    """The peer sends less than would wake the receiver, and is gone."""
+    """The kernel waits for all of it, and the peer is gone."""
     with tcp_pair() as pair:
         timer = threading.Timer(0.1, end, [pair.near])
         pair.near.sendall(b"half")
@@ -188,7 +159,6 @@ def test_large_receive_that_ends_early_raises(end: Callable[[socket.socket], Non
             recv_exactly(pair.far, len(DATA))
         timer.join()
         assert end is reset or caught.value.partial == b"half"
-        assert pair.far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
 
 
 def test_count_adds_up_and_includes_failed_receives() -> None:
@@ -235,7 +205,6 @@ def test_signal_does_not_end_the_receive() -> None:
     assert count.calls >= 2
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("size", [10, len(DATA)])
 def test_error_in_a_signal_handler_is_raised(size: int) -> None:
     class Stop(Exception):
@@ -252,7 +221,6 @@ def test_error_in_a_signal_handler_is_raised(size: int) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(Stop):
                 recv_exactly(pair.far, size, count=count)
-            assert pair.far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

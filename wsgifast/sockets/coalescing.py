@@ -272,29 +272,26 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
 
 
 class Flusher:
-    """The thread that sends what coalescing writers have gathered, started for the first one.
-
-    :ivar runs: whether it has been started.
-    """
+    """The thread that sends what coalescing writers have gathered, started for the first one."""
 
     def __init__(self) -> None:
         self._watched: dict[CoalescingWriter, None] = {}
         self._wake = WakeEvent()
         self._starting = threading.Lock()
-        self.runs = False
+        self._runs = False
 
     def watch(self, writer: CoalescingWriter) -> None:
         """Look at a writer until it is idle.
 
         :raises RuntimeError: if no thread can be started.
         """
-        if not self.runs:
+        if not self._runs:
             with self._starting:
-                if not self.runs:
+                if not self._runs:
                     thread = threading.Thread(target=self._run, name="wsgifast-flusher")
                     thread.daemon = True
                     thread.start()
-                    self.runs = True
+                    self._runs = True
         self._watched[writer] = None
         self._wake.set()
 
@@ -327,7 +324,7 @@ class Flusher:
         self._watched = {}
         self._wake = WakeEvent()
         self._starting = threading.Lock()
-        self.runs = False
+        self._runs = False
         for writer in inherited:
             writer.forget()
 

@@ -2,8 +2,8 @@
 
 A loop over recv() costs a call, an object and a wait for the GIL for each piece. Here the bytes go
 straight to their final place. On a blocking socket the kernel does the whole loop (MSG_WAITALL), so
-that a busy thread delays the receive once and not for each piece; without other threads, the kernel
-is asked to wake this one less often. With a time limit, each call takes all that is there.
+that a busy thread delays the receive once and not for each piece. With a time limit, each call
+takes all that is there.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ import math
 import os
 import select
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ..checks import LONGEST_S, checked_timeout
 from ..errors import WSGIFastError
-from .coalescing import flusher
 from .options import SocketInUse, is_plain_socket, is_tls_socket
 
 if TYPE_CHECKING:
@@ -29,10 +26,6 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-# One and a half segments over loopback.
-_LOW_WATER_BYTES = 96 * 1024
-# For smaller receives it saves too little.
-_LARGE_BYTES = 512 * 1024
 # The sockets that are received from, by id(): a second receive would take bytes of the first.
 _receiving: dict[int, object] = {}
 os.register_at_fork(after_in_child=_receiving.clear)
@@ -295,39 +288,7 @@ def _receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
         return _by_the_sockets_own_timeout(sock, deadline) if has_limit else sock.recv_into
     if has_limit:
         return _by_poll(sock, deadline)
-    is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
-    # The flusher does not count: it sleeps most of the time.
-    is_alone = threading.active_count() - flusher.runs == 1
-    if is_tcp and is_alone and sys.platform == "linux":
-        return _in_large_steps(sock)
     return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
-
-
-def _in_large_steps(sock: socket.socket) -> Receive:
-    """For plain TCP sockets on Linux: sleep until a large amount has arrived.
-
-    The kernel wakes a receiver of MSG_WAITALL for each segment, at a cost for both sides. With a
-    low-water mark (SO_RCVLOWAT) it waits for a larger amount, and would never wake for a rest below
-    the mark: so the rest is received by another call, without the mark. Not used if there are other
-    threads: each call may have to wait for the GIL, and a thread that watches the socket would be
-    affected by the mark.
-    """
-
-    def receive(rest: memoryview) -> int:
-        size = len(rest) - _LOW_WATER_BYTES
-        if size < _LARGE_BYTES:
-            return sock.recv_into(rest, 0, socket.MSG_WAITALL)
-        try:
-            own = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER_BYTES)
-        except OSError:  # MPTCP sockets of older kernels
-            return sock.recv_into(rest, 0, socket.MSG_WAITALL)
-        try:
-            return sock.recv_into(rest, size, socket.MSG_WAITALL)
-        finally:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, own)
-
-    return receive
 
 
 def _by_poll(sock: socket.socket, deadline: float) -> Receive:
