@@ -292,29 +292,15 @@ def _receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
 
 
 def _by_poll(sock: socket.socket, deadline: float) -> Receive:
-    """For plain sockets: receive what is there, and wait only if there is nothing."""
-    if sock.gettimeout() is None:
-
-        def attempt(rest: memoryview) -> int:
-            return sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
-
-    else:
-        # The descriptor is non-blocking. socket.recv_into would call poll() first each time.
-        def attempt(rest: memoryview) -> int:
-            return os.readv(sock.fileno(), [rest])
-
+    """For plain sockets: wait until something is there, and receive all of it."""
     poller = select.poll()
     poller.register(sock.fileno(), select.POLLIN)
 
     def receive(rest: memoryview) -> int:
-        while True:
-            try:
-                return attempt(rest)
-            except BlockingIOError:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError from None
-                poller.poll(min(left, LONGEST_S) * 1e3)
+        left = max(0.0, deadline - time.monotonic())
+        if not poller.poll(None if left > LONGEST_S else left * 1e3):
+            raise TimeoutError
+        return os.readv(sock.fileno(), [rest])
 
     return receive
 
