@@ -287,6 +287,12 @@ def test_messages_of_several_threads_stay_whole_and_in_order() -> None:
         assert own == [b"%04d:%010d;" % (name, number) for number in range(messages)]
 
 
+def waiting(writer: SharedCoalescingWriter) -> int:
+    """How many threads wait for it."""
+    condition: Any = writer._changed
+    return len(condition._waiters)
+
+
 def test_writes_to_a_full_queue_wait_and_raise_on_errors() -> None:
     """One thread is held by a peer that reads nothing; others fill the queue and then wait."""
     outcomes: list[str] = []
@@ -310,7 +316,7 @@ def test_writes_to_a_full_queue_wait_and_raise_on_errors() -> None:
         assert outcomes == ["written"]
         waiter = threading.Thread(target=send, args=(200,))
         waiter.start()
-        wait_for(lambda: writer._waiting == 1, "the third message waits for room")
+        wait_for(lambda: waiting(writer) == 1, "the third message waits for room")
         assert writer._size == 900
         pair.far.close()  # with unread data: a reset
         sender.join()
@@ -334,7 +340,7 @@ def test_flush_and_close_wait_for_the_sender() -> None:
         closer = threading.Thread(target=writer.close)
         flusher.start()
         closer.start()
-        wait_for(lambda: writer._waiting == 2, "flush and close wait")
+        wait_for(lambda: waiting(writer) == 2, "flush and close wait")
         with pytest.raises(WriterClosed):
             writer.write(b"late")
         assert recv_exactly(pair.far, size + 3, timeout=60)[-3:] == b"end"

@@ -69,7 +69,6 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
         # Guards all of this. The condition is notified when a batch is taken, and when it is sent.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._waiting = 0
         self._runs = False
         self._wake_event = WakeEvent()
 
@@ -90,7 +89,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
                 and not self._closed
                 and self._failure is None
             ):
-                self._wait()
+                self._changed.wait()
             self._refuse()
             self._queue.append(data)
             self._size += size
@@ -119,8 +118,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
             if self._closed:
                 return
             self._closed = True
-            if self._waiting:
-                self._changed.notify_all()
+            self._changed.notify_all()
             self._wait_until_sent()
             self._wake_event.set()
 
@@ -136,17 +134,10 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
     def _wait_until_sent(self, timeout: float | None = None) -> None:
         written = self._written  # other threads may go on writing all the time
         while self._sent < written and self._failure is None:
-            if not self._wait(timeout):
+            if not self._changed.wait(timeout):
                 return
         if self._failure is not None:
             raise again(self._failure)
-
-    def _wait(self, timeout: float | None = None) -> bool:
-        self._waiting += 1
-        try:
-            return self._changed.wait(timeout)
-        finally:
-            self._waiting -= 1
 
     def _leave_to_thread(self) -> None:
         """Let the writer's thread send in place of this one."""
@@ -183,8 +174,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
         with self._lock:
             batch, self._queue = self._queue, []
             size, self._size = self._size, 0
-            if self._waiting:
-                self._changed.notify_all()
+            self._changed.notify_all()
         try:
             send_all(self._sock, batch)
             done = True
@@ -200,8 +190,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
                     self._failure = failure
                     self._queue, self._size = [], 0
                 more = self._sending = bool(self._queue)
-                if self._waiting:
-                    self._changed.notify_all()
+                self._changed.notify_all()
         return more
 
     # At the end of the process
