@@ -156,7 +156,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.close_connection = True  # not as it reads Connection
             if not parsed:
                 return
-            length, expects_continue = check_head(self.requestline, self.headers)
+            length = check_head(self.requestline, self.headers)
         except RequestError as error:
             self.send_error(error.status, str(error))
             return
@@ -165,10 +165,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             return
         finally:
             self.rfile = self._stream
-        self._respond(length, expects_continue)
-
-    def handle_expect_100(self) -> bool:
-        return True  # RequestBody sends 100 when the application reads
+        self._respond(length)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer with an error page, in one send, and close the connection."""
@@ -185,16 +182,14 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     # One request.
 
-    def _respond(self, length: int | None, expects_continue: bool) -> None:
+    def _respond(self, length: int | None) -> None:
         http11 = not self.requestline.endswith("HTTP/1.0")
         options = self.headers.get_all("Connection", [])
         wants_more = wants_to_persist(options, http11=http11) and self.command != "CONNECT"
 
         def may_stay() -> bool:
-            # A client that still waits for 100 may send its body after this response, or not.
             return (
                 wants_more
-                and body.send_continue is None
                 and not body.exceeds(UNREAD_BODY_BYTES)
                 and not self._waiting.is_server_stopping()
                 and not self._waiting.is_other_client_locked_out()
@@ -203,13 +198,9 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         def new_response() -> Response:
             return Response(self._outlet, self, http11=http11, may_stay=may_stay)
 
-        def send_continue() -> None:
-            if not response.headers_sent:
-                self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
         response = new_response()
         decoder = ChunkDecoder(line_limit=_LINE_BYTES) if length is None else LengthDecoder(length)
-        body = RequestBody(self._stream, decoder, send_continue if expects_continue else None)
+        body = RequestBody(self._stream, decoder)
         environ = self.basic_environ()
         environ["wsgi.input"] = io.BufferedReader(body, _INPUT_BYTES)
         environ["wsgi.file_wrapper"] = FileWrapper

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from email.message import Message
 from http import HTTPStatus
 from typing import TYPE_CHECKING, BinaryIO
@@ -58,7 +57,7 @@ class CheckedLines:
         return line
 
 
-def check_head(request_line: str, headers: Message) -> tuple[int | None, bool]:
+def check_head(request_line: str, headers: Message) -> int | None:
     """Check a parsed head, and return where the body ends (RFC 9112, 6.3).
 
     Headers with an underscore in their name are removed: in a WSGI environ they look like the same
@@ -66,8 +65,7 @@ def check_head(request_line: str, headers: Message) -> tuple[int | None, bool]:
     because the application reads the decoded body (RFC 9112, 7.1.3).
 
     :param request_line: without its line end.
-    :returns: the body's length in bytes, None if it is chunked; and whether the client waits for
-        100 (Continue) before it sends the body.
+    :returns: the body's length in bytes; None if it is chunked.
     :raises RequestError: if the head is malformed or ambiguous.
     """
     if not _REQUEST_LINE.fullmatch(request_line):
@@ -82,16 +80,6 @@ def check_head(request_line: str, headers: Message) -> tuple[int | None, bool]:
         del headers[name]
     http11 = not request_line.endswith("HTTP/1.0")
     check_host([host.strip(" \t") for host in headers.get_all("Host", [])], http11=http11)
-    length = _body_length(headers, http11)
-    expectation = ",".join(headers.get_all("Expect", [])).strip().lower()
-    if not http11 or not expectation:  # RFC 9110, 10.1.1: 1.0 clients do not mean it
-        return length, False
-    if expectation != "100-continue":
-        raise RequestError(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected")
-    return length, length != 0
-
-
-def _body_length(headers: Message, http11: bool) -> int | None:
     lengths: list[str] = headers.get_all("Content-Length", [])
     codings = ",".join(headers.get_all("Transfer-Encoding", [])).lower()
     if "Transfer-Encoding" in headers:
@@ -118,22 +106,13 @@ class RequestBody(io.RawIOBase):
 
     :param stream: the connection's buffered input, at the end of the request's head.
     :param decoder: finds the end of the body.
-    :param send_continue: sends "100 Continue"; called at the first read. None if the client does
-        not wait for it.
-    :ivar send_continue: None once the client does not hold the body back any more.
     """
 
-    def __init__(
-        self,
-        stream: io.BufferedReader,
-        decoder: BodyDecoder,
-        send_continue: Callable[[], object] | None,
-    ) -> None:
+    def __init__(self, stream: io.BufferedReader, decoder: BodyDecoder) -> None:
         self._stream = stream
         self._decoder = decoder
         self._content = memoryview(b"")  # decoded, and not read yet
         self._over = False
-        self.send_continue = send_continue
 
     def readable(self) -> bool:
         return True
@@ -177,9 +156,6 @@ class RequestBody(io.RawIOBase):
     def _receive(self, buffer: WriteableBuffer) -> int:
         if self.at_end:
             return 0
-        if self.send_continue is not None:
-            send_continue, self.send_continue = self.send_continue, None
-            send_continue()
         while not self._content and not self._decoder.done:
             received = self._received()
             content, used = self._decoder.decode(received)
