@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -82,19 +82,11 @@ class Response(ResponseWriter):
         if advice is not None:
             kind = type(body).__name__
             raise BodyError(f"the app returned {kind} as its body: {excerpt(body)}; {advice}")
-        super().write_stream(self._sized(body))
+        super().write_stream(body)
 
     def close(self) -> None:
         self._know_size(0)
         super().close()
-
-    def _sized(self, body: Iterable[bytes]) -> Iterator[bytes]:
-        # PEP 3333: the size of the only block is the Content-Length.
-        is_single = _length_of(body) == 1
-        for block in body:
-            if is_single:
-                self._know_size(len(_checked(block)))
-            yield block
 
     def _know_size(self, size: int) -> None:
         """Frame the body by its size, if the head was not sent yet."""
@@ -132,13 +124,6 @@ def _checked(block: object) -> bytes:
     if isinstance(block, bytes):
         return block
     raise not_bytes(block)
-
-
-def _length_of(body: object) -> int | None:
-    try:
-        return len(body)  # type: ignore[arg-type]
-    except (TypeError, AttributeError, NotImplementedError):
-        return None
 
 
 class Outlet:
