@@ -35,7 +35,6 @@ from ..http.chunked import ChunkDecoder, LengthDecoder
 from ..http.framing import wants_to_persist
 from ..sockets.closing import UNREAD_BODY_BYTES, Lingering
 from ..sockets.options import set_nodelay
-from ..sockets.sending import FileTruncated
 from .request import CheckedLines, RequestBody, check_head
 from .response import Outlet, Response
 
@@ -257,10 +256,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         if self.passes_errors_through():
             self._passed_through = error
             return True
-        if isinstance(error, FileTruncated):
-            self.log_error("%s: %s", self.requestline, error)
-        else:
-            self.log_failure(error)
+        self.log_failure(error)
         self._may_send_on = response.headers_sent
         return response.headers_sent
 
