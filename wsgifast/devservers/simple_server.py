@@ -76,10 +76,6 @@ class WSGIServer(simple_server.WSGIServer):
         self.is_stopping = True
         super().shutdown()
 
-    def server_close(self) -> None:
-        self.is_stopping = True
-        super().server_close()
-
 
 class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
     """Serves each connection in a thread of its own."""
@@ -105,8 +101,7 @@ class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
 
         After STOP_S seconds the connections of those that still run are shut down.
         """
-        self.is_stopping = True
-        self.socket.close()
+        self.socket.close()  # is_server_stopping() sees it
         self._join(STOP_S)
         for connection in list(self._serving.values()):
             try:
