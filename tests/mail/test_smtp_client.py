@@ -247,7 +247,7 @@ def test_size_is_sent_only_to_servers_with_the_extension() -> None:
 
 
 def test_failed_source_is_raised_though_the_server_left() -> None:
-    with ScriptedSMTP(answers={"bdat": [None]}) as server:
+    with ScriptedSMTP(answers={"rset": [None]}) as server:
         client = connect(server)
         with pytest.raises(LookupError):
             client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b"))

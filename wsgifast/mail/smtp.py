@@ -38,8 +38,6 @@ Reply: TypeAlias = "tuple[int, bytes]"
 # Commands sent before their replies are read. RFC 2920, 3.1: unread replies must not fill the
 # connection's buffers; a hundred of them are some 10 KiB.
 _PIPELINED_COMMANDS = 100
-# BDAT commands sent before a reply is read, if the size of the message is not known.
-_PIPELINED_CHUNKS = 8
 # A message up to this size is sent with its envelope, before the server has accepted any recipient:
 # if it accepts none, that costs less than the round trip would have. It is also joined with what is
 # before and after it.
@@ -151,7 +149,7 @@ class SMTP(smtplib.SMTP):
         elif pipelined and small:
             code, response = dialogue.reply()
         else:
-            code, response = self._send_chunks(body, _PIPELINED_CHUNKS if pipelined else 1)
+            code, response = self._send_chunks(body)
         if not _is_positive(code):
             self._give_up(code, dialogue)
             raise smtplib.SMTPDataError(code, response)
@@ -217,10 +215,10 @@ class SMTP(smtplib.SMTP):
         self.send(end + b"." + CRLF)
         return self.getreply()
 
-    def _send_chunks(self, body: _Body, window: int) -> Reply:
+    def _send_chunks(self, body: _Body) -> Reply:
         """Send a message by BDAT; return the reply to the last chunk, or the first negative one."""
         if body.size is None:
-            return self._send_unmeasured_chunks(body, window)
+            return self._send_unmeasured_chunks(body)
         end = body.missing_line_end()
         try:
             self.send(b"BDAT %d LAST\r\n" % (body.size + len(end)))
@@ -232,42 +230,25 @@ class SMTP(smtplib.SMTP):
             raise
         return self.getreply()
 
-    def _send_unmeasured_chunks(self, body: _Body, window: int) -> Reply:
+    def _send_unmeasured_chunks(self, body: _Body) -> Reply:
         quoter = Quoter(quoting=False)
         blocks = _gathered(map(quoter.feed, body.blocks()))
         code, response = 250, b""
-        awaited = 0
         last = False
-        while not last:
+        while _is_positive(code) and not last:
             try:
                 block = next(blocks, None)
             except BaseException:
-                self._take_back(awaited)  # no chunk is half sent
+                # Nothing is delivered without the last chunk.
+                with contextlib.suppress(smtplib.SMTPServerDisconnected):
+                    self.rset()
                 raise
             last = block is None
             if block is None:
                 block = quoter.finish()
             self.send(b"BDAT %d%b\r\n%b" % (len(block), b" LAST" if last else b"", block))
-            awaited += 1
-            if awaited == window and not last:
-                awaited -= 1
-                code, response = self.getreply()
-                if not _is_positive(code):
-                    break
-        while awaited:
-            awaited -= 1
-            later = self.getreply()
-            if _is_positive(code):  # the first negative reply has the reason
-                code, response = later
+            code, response = self.getreply()
         return code, response
-
-    def _take_back(self, awaited: int) -> None:
-        """Read the replies to the chunks sent so far, and reset the transaction."""
-        # Nothing is delivered without the last chunk.
-        with contextlib.suppress(smtplib.SMTPServerDisconnected):
-            for _ in range(awaited):
-                self.getreply()
-            self.rset()
 
     def _send_whole(self, body: _Body) -> None:
         """Send a message of known size as it is; after an error the caller has to close()."""
