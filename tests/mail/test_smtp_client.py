@@ -201,14 +201,16 @@ def test_file_or_iterable_is_sent_as_a_message(
     assert (f"size={len(message)}" in server.commands[1]) == (kind == "file")
 
 
-def test_text_blocks_are_repaired_as_a_str_is(features: tuple[str, ...]) -> None:
-    blocks = ["a\r", "\nb\r", "c\n", ".d", "\n", "."]
-    sent = []
-    for message in ("".join(blocks), iter(blocks)):
-        with ScriptedSMTP(features) as server, connect(server) as client:
-            client.sendmail(SENDER, RECIPIENTS, message)
-        sent.append(server.messages)
-    assert sent[0] == sent[1]
+@pytest.mark.parametrize("blocks", [["text"], [b"bytes\r\n", "text"]])
+def test_blocks_of_text_are_refused_and_deliver_nothing(
+    features: tuple[str, ...], blocks: list[Any]
+) -> None:
+    with ScriptedSMTP(features) as server:
+        client = connect(server)
+        with pytest.raises(TypeError, match="str"):
+            client.sendmail(SENDER, RECIPIENTS, iter(blocks))
+        client.close()
+    assert server.messages == []
 
 
 def failing_after(*blocks: bytes) -> Iterator[bytes]:

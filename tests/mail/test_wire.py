@@ -71,16 +71,3 @@ def test_quoted_blocks_equal_the_quoted_whole(blocks: list[bytes]) -> None:
     sent = b"".join(map(quoter.feed, blocks)) + quoter.finish()
     whole = smtplib_quotes(b"".join(blocks))
     assert sent == (whole if whole.endswith(b"\r\n") else whole + b"\r\n")
-
-
-@given(st.lists(WIRE_TEXT))
-def test_text_blocks_get_the_line_ends_of_the_whole(blocks: list[str]) -> None:
-    quoter = wire.Quoter()
-    sent = b"".join(map(quoter.feed, blocks)) + quoter.finish()
-    whole = smtplib_quotes(smtplib_line_ends("".join(blocks)).encode())
-    assert sent == (whole if whole.endswith(b"\r\n") else whole + b"\r\n")
-
-
-def test_unquoted_blocks_get_their_last_line_end_only() -> None:
-    quoter = wire.Quoter(quoting=False)
-    assert [quoter.feed(b"\n.a\r"), quoter.feed(b"\n"), quoter.finish()] == [b"\n.a\r", b"\n", b""]

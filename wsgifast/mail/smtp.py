@@ -42,7 +42,7 @@ _PIPELINED_COMMANDS = 100
 # if it accepts none, that costs less than the round trip would have. It is also joined with what is
 # before and after it.
 _SMALL_MESSAGE_BYTES = 64 * 1024
-Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes | str]"
+Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes]"
 """What :meth:`SMTP.sendmail` takes: see there."""
 
 # The size of reads from a file, and of the blocks that are joined from an iterable.
@@ -91,8 +91,8 @@ class SMTP(smtplib.SMTP):
 
         :param msg: the message. A str must be ASCII, and its line ends become CR LF; bytes are sent
             as they are, with dots doubled for DATA. A binary file is sent from its position to its
-            end, an iterable of bytes or str block by block: neither is read as a whole. Bytes are
-            not copied; a str is copied once, and again if its line ends are not CR LF.
+            end, an iterable of bytes block by block: neither is read as a whole. Bytes are not
+            copied; a str is copied once, and again if its line ends are not CR LF.
         :returns: the refused recipients, each with the server's reply.
         :raises smtplib.SMTPSenderRefused: if the server refuses the sender.
         :raises smtplib.SMTPRecipientsRefused: if it refuses all recipients.
@@ -231,10 +231,9 @@ class SMTP(smtplib.SMTP):
         return self.getreply()
 
     def _send_unmeasured_chunks(self, body: _Body) -> Reply:
-        quoter = Quoter(quoting=False)
-        blocks = _gathered(map(quoter.feed, body.blocks()))
+        blocks = _gathered(body.blocks())
         code, response = 250, b""
-        last = False
+        last, end = False, b""
         while _is_positive(code) and not last:
             try:
                 block = next(blocks, None)
@@ -245,7 +244,8 @@ class SMTP(smtplib.SMTP):
                 raise
             last = block is None
             if block is None:
-                block = quoter.finish()
+                block = b"" if end == CRLF else CRLF
+            end = (end + block[-2:])[-2:]
             self.send(b"BDAT %d%b\r\n%b" % (len(block), b" LAST" if last else b"", block))
             code, response = self.getreply()
         return code, response
@@ -339,7 +339,7 @@ class _Body:
             self._source = message
         else:
             raise TypeError(
-                f"a message is a str, bytes, a binary file or an iterable of bytes or str, not "
+                f"a message is a str, bytes, a binary file or an iterable of bytes, not "
                 f"{type(message).__name__}"
             )
 
@@ -364,7 +364,7 @@ class _Body:
             last = self.data or b""
         return b"" if last.endswith(CRLF) else CRLF
 
-    def blocks(self) -> Iterator[bytes | str]:
+    def blocks(self) -> Iterator[bytes]:
         """Yield the message in blocks: one is quoted while the server handles the one before."""
         if self.data is not None:
             for start in range(0, len(self.data), _BLOCK_BYTES):

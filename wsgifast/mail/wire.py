@@ -77,42 +77,24 @@ def with_crlf(data: bytes) -> bytes:
 
 
 class Quoter:
-    """Quotes data block by block, with the same result as for the whole.
+    """Quotes data block by block, with the same result as for the whole."""
 
-    :param quoting: False for data that needs none (as for BDAT): then only its end is checked.
-    """
-
-    def __init__(self, *, quoting: bool = True) -> None:
-        self._quoting = quoting
-        self._waiting_cr = False
+    def __init__(self) -> None:
         self._last = b"\n"  # the start of the data is the start of a line
 
-    def feed(self, block: bytes | str) -> bytes:
-        """Return the block as it is sent; a str gets CR LF line ends, as in smtplib.
+    def feed(self, block: bytes) -> bytes:
+        """Return the block as it is sent.
 
-        :raises UnicodeEncodeError: if a str is not ASCII.
+        :raises TypeError: for a str.
         """
-        if isinstance(block, str):
-            block = self._text(block)
-        if not block:
-            return b""
+        before, self._last = self._last, (self._last + block[-2:])[-2:]
         out = block
-        if self._quoting:
-            if find_line_dot(block, b"\n") >= 0:
-                out = replace_in_block(block, b"\n.", b"\n..")
-            if self._last.endswith(b"\n") and block.startswith(b"."):
-                out = b"." + out
-        self._last = (self._last + block[-2:])[-2:]
+        if find_line_dot(block, b"\n") >= 0:
+            out = replace_in_block(block, b"\n.", b"\n..")
+        if before.endswith(b"\n") and block.startswith(b"."):
+            out = b"." + out
         return out
 
     def finish(self) -> bytes:
         """Return the line end that the data lacks, if any."""
-        return b"" if self._last == CRLF and not self._waiting_cr else CRLF
-
-    def _text(self, text: str) -> bytes:
-        block = text.encode("ascii")
-        if self._waiting_cr:
-            block = b"\r" + block
-        # Whether a CR at the end is bare depends on the next block.
-        self._waiting_cr = block.endswith(b"\r")
-        return with_crlf(block[:-1] if self._waiting_cr else block)
+        return b"" if self._last == CRLF else CRLF
