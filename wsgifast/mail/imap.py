@@ -36,13 +36,10 @@ class IMAP4(imaplib.IMAP4):
     _literal: bytes | None = None
     _waiting: bytes | None = None
 
-    def open(self, *args: Any, **kwargs: Any) -> None:
+    def open(self, host: str = "", port: int | None = None, timeout: float | None = None) -> None:
         """Connect, as imaplib's open() does; a timeout of math.inf is none."""
-        if len(args) > 2:  # host, port, timeout
-            args = (*args[:2], checked_timeout(args[2]), *args[3:])
-        elif "timeout" in kwargs:
-            kwargs["timeout"] = checked_timeout(kwargs["timeout"])
-        super().open(*args, **kwargs)
+        other_port = {} if port is None else {"port": port}
+        super().open(host, timeout=checked_timeout(timeout), **other_port)
         set_nodelay(self)
 
     def send(self, data: Any) -> None:
