@@ -33,7 +33,6 @@ _MAX_OWNERS = 5
 
 # tcpi_rtt (smoothed) and tcpi_min_rtt (the minimum of the last minutes) in Linux's struct tcp_info
 # (linux/tcp.h), in microseconds.
-_TCP_INFO_RTT = struct.Struct("=68xI")
 _TCP_INFO_RTT_AND_LEAST = struct.Struct("=68xI76xI")
 # Below this round-trip time the peer is on this host or in this rack.
 NEAR_RTT_US = 1_000
@@ -147,18 +146,17 @@ def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> 
     What a slow peer leaves unread counts against the kernel's memory for all TCP connections
     (tcp_mem). The kernel grows send buffers to megabytes, which only a long path needs: the size is
     set if the kernel has measured a short round trip (TCP_INFO), and left to the kernel otherwise.
+    That of a Unix socket is left as it is, too.
 
     :param size: bytes. The kernel doubles it, to allow for its bookkeeping (socket(7)).
     :returns: True if the buffer was set; see :func:`release_send_buffer`. If the peer has gone,
         the next send fails.
     """
-    if sock.family == socket.AF_UNIX:
-        return False  # its default size (208 KiB) is right
     try:
         if not hasattr(socket, "TCP_INFO") or round_trip_us(sock) > NEAR_RTT_US:
             return False
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-    except OSError:
+    except (OSError, struct.error):  # the peer has gone, no TCP socket, or Linux before 4.6
         return False
     return True
 
@@ -182,14 +180,11 @@ def release_send_buffer(sock: SocketLike) -> None:
 def round_trip_us(sock: SocketLike) -> int:
     """Return the minimum round-trip time of a TCP connection, in microseconds.
 
-    The minimum shows how far away the peer is. The smoothed time, which is all that older kernels
-    report, includes delays of a busy peer.
+    The minimum shows how far away the peer is. The smoothed time includes delays of a busy peer.
 
     :raises OSError: if the socket is closed or not TCP.
     """
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT_AND_LEAST.size)
-    if len(info) < _TCP_INFO_RTT_AND_LEAST.size:  # before Linux 4.6
-        return int(_TCP_INFO_RTT.unpack_from(info)[0])
     smoothed, least = _TCP_INFO_RTT_AND_LEAST.unpack(info)
     # Before it is measured, the minimum is the largest number.
     return int(min(smoothed, least))
