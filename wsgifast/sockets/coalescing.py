@@ -68,8 +68,6 @@ _IDLE_LOOKS = 3
 _SHORT_S = 50e-6
 _BUSY_S = 1e-3
 _FULL_S = 10e-3
-# Linux adds a timer slack of 50 us to each wait, so that a shorter one would hardly end earlier.
-_SHORTEST_WAIT_S = 50e-6
 
 
 class SendFailed(WSGIFastError, OSError):
@@ -311,8 +309,8 @@ class Flusher:
                 if not writer.leave():
                     continue
                 self._watched[writer] = None
-                pause = 0.0
-            pauses.append(max(pause, _SHORTEST_WAIT_S))
+                pause = _SHORT_S
+            pauses.append(pause)
         return min(pauses, default=None)
 
     def at_exit(self) -> None:
@@ -321,10 +319,7 @@ class Flusher:
 
     def begin_again(self) -> None:
         inherited = list(self._watched)
-        self._watched = {}
-        self._wake = WakeEvent()
-        self._starting = threading.Lock()
-        self._runs = False
+        Flusher.__init__(self)
         for writer in inherited:
             writer.forget()
 
