@@ -22,16 +22,12 @@ from ..protocols.file_body import SMALL_FILE_BYTES, FileBody
 from ..protocols.receiving import Upload, admit, release
 from ..protocols.response import Response, count
 from ..protocols.transport import Rest
-from .protocol import OPTIONS, FileSending, UnsupportedUvicorn, check
+from .protocol import OPTIONS, FileSending, check
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp
+from uvicorn.protocols.http import auto_zttp_impl, zttp_h2_impl, zttp_impl
 from uvicorn.protocols.utils import get_remote_addr
-
-try:
-    from uvicorn.protocols.http import auto_zttp_impl, zttp_h2_impl, zttp_impl
-except ImportError as error:
-    raise UnsupportedUvicorn(f"it has no zttp protocols: {error}") from error
 
 _OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
 _METHODS = "handle_websocket_upgrade", "send_400_response"
@@ -208,10 +204,6 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     def cycle(self) -> Any:
         """One of the requests in progress, for the metrics, which any thread may ask for."""
         return next(iter(list(self.cycles.values())), None)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.transport.can_sendfile = False  # zttp makes the frames
 
     def _upload(self, cycle: Any) -> Upload:
         return Upload(
