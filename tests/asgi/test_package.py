@@ -56,6 +56,8 @@ class Cycle:
 changed.RequestResponseCycle = Cycle
 """
 OF_H11 = "Cycle has no body, conn, disconnected, message_event, more_body, on_response, receive, "
+OF_NOTHING = "(RequestResponseCycle has no body, conn, disconnected, flow, "
+OF_FLOW = "FlowControl has no _is_writable_event, drain, pause_reading, read_paused, "
 OF_HTTPTOOLS = (
     "Cycle has no body, chunked_encoding, disconnected, expected_content_length, message_ev"
 )
@@ -66,8 +68,8 @@ OF_HTTPTOOLS = (
     [
         ("h11_impl", "H11Protocol", CHANGED_CYCLE, OF_H11),
         ("httptools_impl", "HttpToolsProtocol", CHANGED_CYCLE, OF_HTTPTOOLS),
-        ("h11_impl", "H11Protocol", "del changed.RequestResponseCycle", "no RequestResponseCycle"),
-        ("h11_impl", "H11Protocol", "changed.FlowControl = 'another kind'", "not callable"),
+        ("h11_impl", "H11Protocol", "del changed.RequestResponseCycle", OF_NOTHING),
+        ("h11_impl", "H11Protocol", "changed.FlowControl = 'another kind'", OF_FLOW),
         (
             "h11_impl", "H11Protocol", "del changed.H11Protocol.handle_websocket_upgrade",
             "(H11Protocol has no handle_websocket_upgrade); it is tested",

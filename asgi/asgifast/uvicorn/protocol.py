@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from wsgifast.checks import needs
@@ -51,13 +51,6 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
         )
 
 
-class _Anything:
-    """A constructor's argument, whatever it is."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
 def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> None:
     """Check that uvicorn's internals have what is used of them: a mistake would send wrong bytes.
 
@@ -65,22 +58,17 @@ def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> No
     :param methods: used of its protocol.
     :raises UnsupportedUvicorn: if one is missing.
     """
-    cycle = getattr(module, "RequestResponseCycle", None)
-    base = getattr(module, protocol, None)
-    if cycle is None or base is None:
-        raise UnsupportedUvicorn(f"{module.__name__} has no RequestResponseCycle or {protocol}")
-    try:
-        made = cycle(**dict.fromkeys(inspect.signature(cycle).parameters, _Anything()))
-        flow = module.FlowControl(_Anything())
-    except Exception as error:
-        raise UnsupportedUvicorn(f"RequestResponseCycle or FlowControl: {error}") from error
-    for found, used in (
-        (made, _OF_THE_CYCLE | attributes),
-        (flow, _OF_THE_FLOW),
-        (base, _OF_THE_PROTOCOL.union(methods)),
+    for name, used in (
+        ("RequestResponseCycle", _OF_THE_CYCLE | attributes),
+        ("FlowControl", _OF_THE_FLOW),
+        (protocol, _OF_THE_PROTOCOL.union(methods)),
     ):
-        if missing := sorted(used - set(dir(found))):
-            name = getattr(found, "__name__", type(found).__name__)
+        found = getattr(module, name, None)
+        names = set(dir(found))
+        constructor = getattr(found, "__init__", None)  # which sets the attributes
+        if isinstance(constructor, FunctionType):
+            names.update(constructor.__code__.co_names)
+        if missing := sorted(used - names):
             raise UnsupportedUvicorn(f"{name} has no {', '.join(missing)}")
 
 
