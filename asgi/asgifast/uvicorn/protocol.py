@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from wsgifast.checks import needs
 from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGIFastError
@@ -30,11 +30,6 @@ from ..whole_responses import UVICORN
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
-
-if TYPE_CHECKING:
-    _Base = asyncio.Protocol
-else:
-    _Base = object
 
 _T = TypeVar("_T")
 _ACCEPTED = b"HTTP/1.1 101 "
@@ -103,7 +98,7 @@ async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
 OPTIONS = {"pathsend", *LIMITS}
 
 
-class FileSending(_Base):
+class FileSending(asyncio.Protocol):
     """Mixed into one of uvicorn's protocols.
 
     The first five are options, for a subclass to set. An environment variable comes before it for
