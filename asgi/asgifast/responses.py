@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import OrderedDict
 
 from wsgifast.checks import needs
 from wsgifast.files import Plan, RequestFacts, describe, stat_etag
@@ -19,7 +18,7 @@ with needs("asgifast.FileResponse", "starlette", "asgi"):
 
 # Paths whose files were opened lately, and when (monotonic seconds): another open() finds all that
 # it needs in the kernel's memory.
-_opened: OrderedDict[str, float] = OrderedDict()
+_opened: dict[str, float] = {}
 _REMEMBERED_PATHS = 4096
 _REMEMBERED_S = 60.0
 # Headers that follow from the file's size, whatever it was when the response was made.
@@ -88,12 +87,11 @@ async def _open(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
             found = open_regular(key)
         else:
             found = await in_thread(open_regular, key)
+            if len(_opened) >= _REMEMBERED_PATHS:
+                _opened.clear()
     except FileNotFoundError:  # Starlette's own errors, these two
         raise RuntimeError(f"File at path {path} does not exist.") from None
     except NotAFile:
         raise RuntimeError(f"File at path {path} is not a file.") from None
     _opened[key] = now
-    _opened.move_to_end(key)
-    if len(_opened) > _REMEMBERED_PATHS:
-        _opened.popitem(last=False)
     return found

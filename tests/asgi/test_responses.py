@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +134,16 @@ def test_path_is_opened_in_a_thread_unless_it_was_lately(
         other.write_bytes(DATA)
     monkeypatch.setattr(os, "open", noted)
     monkeypatch.setattr(responses_module, "_REMEMBERED_PATHS", 3)
-    monkeypatch.setattr(responses_module, "_opened", OrderedDict())
+    monkeypatch.setattr(responses_module, "_opened", {})
     monkeypatch.setattr(time, "monotonic", lambda: now)
     assert [in_thread(path), in_thread(path)] == [True, False]
     now += 61
     assert [in_thread(path), in_thread(path)] == [True, False]
     assert [in_thread(other) for other in others[:2]] == [True, True]
     assert not in_thread(path)
-    assert in_thread(others[2]), "which drives out the one that was not asked for the longest"
-    assert not in_thread(path)
-    assert in_thread(others[0])
+    assert in_thread(others[2]), "which is one too many: the others are forgotten"
+    assert not in_thread(others[2])
+    assert [in_thread(path), in_thread(path)] == [True, False]
 
 
 def test_slow_download_keeps_no_plan(tmp_path: Path) -> None:
