@@ -372,11 +372,6 @@ class FileSender:
         note_sent_as(self._scope, "blocks")
         file = parse_zerocopysend(message)
         await self._forward_start()
-        if file.segment is None:
-            await send_unsized(self._send, file.fd, message.get("count"))
-            if not more:
-                await self._send(response_body())
-            return
         await self.send_file(*file.segment, more_body=more)
         file.advance()
 
@@ -460,15 +455,3 @@ async def send_segment(
             await next_turn()
     if size == 0 and not more_body:
         await send(response_body())
-
-
-async def send_unsized(send: Send, fd: int, count: int | None) -> None:
-    """Send what a pipe or a device gives, to its end or up to `count` bytes, with more_body set."""
-    while count is None or count > 0:
-        wanted = BLOCK_BYTES if count is None else min(BLOCK_BYTES, count)
-        block = await in_thread(os.read, fd, wanted)
-        if not block:
-            return
-        if count is not None:
-            count -= len(block)
-        await send(response_body(block, more_body=True))

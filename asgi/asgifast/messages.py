@@ -119,15 +119,13 @@ def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 class RequestedFile(NamedTuple):
     """The file of a zerocopysend message, which stays the app's."""
 
-    fd: int
-    # None for what has no size: a pipe, a device.
-    segment: FileSegment | None
+    segment: FileSegment
     # The file whose position moves, where the message has no offset.
     moving: Any = None
 
     def advance(self) -> None:
         """Move the file's position behind what was sent, where the message has no offset."""
-        if self.moving is None or self.segment is None:
+        if self.moving is None:
             return
         position = self.segment.offset + self.segment.size
         if isinstance(self.moving, int):
@@ -142,8 +140,9 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
     `file` is a descriptor, or has one. Without `offset` the range begins at the file's current
     position, which moves on; without `count` it goes to the end of the file.
 
-    :raises BodyError: if its file has no descriptor, or one whose bytes are others than the file's
-        (a GzipFile, say), or if offset or count is no number of bytes.
+    :raises BodyError: if its file has no descriptor, that of a pipe or a device, from which
+        sendfile takes nothing, or one whose bytes are others than the file's (a GzipFile, say); or
+        if offset or count is no number of bytes.
     """
     file, offset, count = message["file"], message.get("offset"), message.get("count")
     _check_range(ZEROCOPYSEND, offset, count)
@@ -159,7 +158,10 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
             ) from None
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        return RequestedFile(fd, None)
+        raise BodyError(
+            f"{ZEROCOPYSEND} needs a regular file, not a pipe or a device; "
+            "send its bytes with http.response.body"
+        )
     moving = None
     if offset is None:
         moving = file
@@ -174,7 +176,7 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
                 )
             offset = found.offset if found is not None else 0
     left = max(0, status.st_size - offset)
-    return RequestedFile(fd, FileSegment(fd, offset, left if count is None else count), moving)
+    return RequestedFile(FileSegment(fd, offset, left if count is None else count), moving)
 
 
 @dataclass(frozen=True, slots=True)

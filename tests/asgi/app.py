@@ -161,13 +161,6 @@ class Exchange:
         assert os.lseek(fd, 0, os.SEEK_CUR) == 0
         os.close(fd)
 
-    async def zerocopy_pipe(self) -> None:
-        reader, writer = os.pipe()
-        os.write(writer, b"through a pipe")
-        os.close(writer)
-        await self.take(head(), zerocopy(reader))
-        os.close(reader)
-
     async def stall(self) -> None:
         """Block the event loop, as if asgifast's own code did."""
         exec(compile("import time; time.sleep(0)", asgifast.__file__, "exec"))

@@ -48,25 +48,6 @@ async def test_head_of_messages_and_files_has_no_body(
         assert second.startswith(b"HTTP/1.1 200 "), "no byte of a body between the two"
 
 
-async def test_pipe_is_sent_in_chunks_by_our_protocols(protocol: Any) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        reader, writer = os.pipe()
-        try:
-            os.write(writer, b"through the pipe")
-            os.close(writer)
-            await start(send)
-            await send({"type": ZEROCOPYSEND, "file": reader, "count": 7, "more_body": True})
-            await send({"type": ZEROCOPYSEND, "file": reader})
-        finally:
-            os.close(reader)
-
-    async with serving(protocol, app) as client:
-        await client.ask()
-        chunks = await client.until(b"\r\n0\r\n\r\n")
-        assert chunks == b"7\r\nthrough\r\n9\r\n the pipe\r\n0\r\n\r\n"
-        await client.hello()
-
-
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
 async def test_client_that_ends_its_half_of_the_connection_gets_the_file(
     protocol: Any, large: Path, opened: io.BufferedReader, kind: str

@@ -125,7 +125,7 @@ async def test_message_behind_the_last_is_refused(protocol: Any, message: Messag
         {"type": "http.response.body", "body": b"early", "more_body": True},
         {"type": PATHSEND, "path": __file__},
         {"type": PATHSEND},
-        {"type": ZEROCOPYSEND, "file": 0, "offset": 0, "count": 1},
+        {"type": ZEROCOPYSEND, "offset": 0, "count": 1},
     ],
     ids=["body", "path", "large", "file"],
 )
@@ -135,7 +135,8 @@ async def test_message_before_the_head_is_refused(
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(await refusal_of(send({"path": str(large), **message})))
+        with large.open("rb") as file:
+            seen.append(await refusal_of(send({"path": str(large), "file": file, **message})))
         await two_bytes(scope, receive, send)
 
     async with serving(protocol, app) as client:

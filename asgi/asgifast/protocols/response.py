@@ -12,7 +12,6 @@ from wsgifast.files import ByteRange
 from wsgifast.http.framing import chunk, chunk_size_line
 
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
-from ..files import send_unsized
 from ..messages import (
     PATHSEND,
     PLANNED,
@@ -343,11 +342,8 @@ class Response:
     async def _send_zero_copy(self, message: Message, file: RequestedFile | None) -> None:
         """Send a part of a file, which is None if the request is a HEAD."""
         if file is not None and not self.is_bodyless():
-            if file.segment is None:
-                await send_unsized(self.send_part, file.fd, message.get("count"))
-            else:
-                await self._body_class(self, file.fd).send(file.segment)
-                file.advance()
+            await self._body_class(self, file.segment.fd).send(file.segment)
+            file.advance()
         if not message.get("more_body", False):
             await self.finish()
 
