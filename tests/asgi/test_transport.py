@@ -67,12 +67,11 @@ async def test_large_write_leaves_at_once_behind_what_was_coalesced(follows: boo
         assert await read(client, 400_004) == b"head" + b"x" * 200_000 + b"y" * 200_000
 
 
-async def test_close_and_eof_flush_coalesced_writes() -> None:
-    for end in ("close", "write_eof"):
-        async with connected() as (transport, client):
-            transport.write(b"the last words")
-            getattr(transport, end)()
-            assert await read_to_end(client) == b"the last words"
+async def test_close_flushes_coalesced_writes() -> None:
+    async with connected() as (transport, client):
+        transport.write(b"the last words")
+        transport.close()
+        assert await read_to_end(client) == b"the last words"
 
 
 async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
@@ -205,17 +204,8 @@ async def test_held_message_is_dropped_with_the_connection() -> None:
 async def test_other_methods_are_the_real_transports() -> None:
     async with connected() as (transport, client):
         real = transport.real
-        assert transport.is_reading()
         transport.pause_reading()
         assert not real.is_reading()
         transport.resume_reading()
         assert real.is_reading()
-        transport.set_write_buffer_limits(high=10, low=5)
-        assert real.get_write_buffer_limits() == (5, 10)
-        assert transport.can_write_eof()
         assert transport.get_extra_info("peername") == client.getsockname()
-        protocol = transport.get_protocol()
-        other = asyncio.Protocol()
-        transport.set_protocol(other)
-        assert real.get_protocol() is other
-        transport.set_protocol(protocol)

@@ -20,7 +20,7 @@ socket; a file's descriptor is its sender's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -105,10 +105,6 @@ class CoalescingTransport(asyncio.Transport):
             self.flush()
         elif data and self.is_closing is not _lingers:
             self.real.write(data)
-
-    def writelines(self, list_of_data: Iterable[Any]) -> None:
-        for data in list_of_data:
-            self.write(data)
 
     def keep(self, response: Response) -> None:
         """Have a response, which holds messages back, called when the loop's turn ends."""
@@ -275,11 +271,6 @@ class CoalescingTransport(asyncio.Transport):
             return True
         return self.is_receiving is not None and self.is_receiving()
 
-    def write_eof(self) -> None:
-        self._release_kept()
-        self.flush()
-        self.real.write_eof()
-
     @property
     def sends_file(self) -> bool:
         return self._file is not None
@@ -292,7 +283,8 @@ class CoalescingTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self._size + self.real.get_write_buffer_size()
 
-    # The others are the real transport's. Not by __getattr__(), which slows every attribute down.
+    # What else uvicorn calls is the real transport's. Not by __getattr__(), which slows every
+    # attribute down.
 
     def abort(self) -> None:
         self.real.abort()
@@ -300,26 +292,11 @@ class CoalescingTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.real.get_extra_info(name, default)
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self.real.set_protocol(protocol)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self.real.get_protocol()
-
-    def is_reading(self) -> bool:
-        return self.real.is_reading()
-
     def pause_reading(self) -> None:
         self.real.pause_reading()
 
     def resume_reading(self) -> None:
         self.real.resume_reading()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.real.set_write_buffer_limits(high, low)
-
-    def can_write_eof(self) -> bool:
-        return self.real.can_write_eof()
 
 
 def _lingers() -> bool:
