@@ -230,14 +230,7 @@ class Response:
         return bool(self.cycle.response_started)
 
     async def _send_start(self, message: Message) -> None:
-        message, _, is_declared = copied_head(message)
-        cycle = self.cycle
-        if is_declared:
-            cycle.transport.flush_follows = not cycle.flow.write_paused
-        try:
-            await cycle.send(message)
-        finally:
-            cycle.transport.flush_follows = False
+        await self.cycle.send(copied_head(message)[0])
 
     async def returned(self) -> None:
         """The app has returned: send what it sent, as far as that is held."""

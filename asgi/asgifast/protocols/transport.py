@@ -5,7 +5,7 @@ socket; a file's descriptor is its sender's.
 
 - Coalescing: write() keeps small data until the end of the loop's turn, until COALESCED_BYTES are
   there, or until flush(), so that a head and its body leave in one packet. A sender that is about
-  to flush sets `flush_follows`, and no callback is scheduled for the turn's end.
+  to flush sets `flush_follows` meanwhile, and no callback is scheduled for the turn's end.
 - A response that holds small messages back asks to be called at the turn's end (`keep`). It writes
   them then, or holds them for another turn. close(), and any other write at a turn's end, send them
   too; flush() does not, since over HTTP/2 other responses write to the same transport.
@@ -46,7 +46,7 @@ class CoalescingTransport(asyncio.Transport):
 
     :param transport: its protocol must call :meth:`drained` from resume_writing() and :meth:`lost`
         from connection_lost().
-    :ivar flush_follows: whoever writes next will also flush.
+    :ivar flush_follows: whoever writes now will also flush.
     :ivar is_receiving: whether the client is still sending a request, if the protocol can tell.
     :ivar may_grow: the socket's send buffer is limited; None before the first file.
     :ivar unsent: how many bytes of the last file were not sent.
@@ -81,11 +81,6 @@ class CoalescingTransport(asyncio.Transport):
         if type(data) is not bytes and not isinstance(data, (bytes, bytearray, memoryview)):
             data = bytes(memoryview(data))  # now, as at the turn's end nobody could raise it
         size = len(data)
-        if self.flush_follows and 0 < size < COALESCED_BYTES:
-            self.flush_follows = False
-            self._pending.append(data)
-            self._size += size
-            return
         if not size or self.is_closing is _lingers:
             return
         if size >= COALESCED_BYTES and self._file is None:
@@ -95,7 +90,7 @@ class CoalescingTransport(asyncio.Transport):
         self._size += size
         if self._size >= COALESCED_BYTES:
             self.flush()
-        elif not self._turn_scheduled:
+        elif not (self._turn_scheduled or self.flush_follows):
             self._schedule()
 
     def write_now(self, data: bytes) -> None:
@@ -121,13 +116,10 @@ class CoalescingTransport(asyncio.Transport):
     def _release_kept(self) -> None:
         """Have all that is held back written; a flush follows."""
         kept, self._kept = self._kept, ()
-        follows = self.flush_follows
-        try:
-            for response in kept:
-                self.flush_follows = True
-                response.release()
-        finally:
-            self.flush_follows = follows
+        self.flush_follows = True
+        for response in kept:
+            response.release()
+        self.flush_follows = False
 
     def _schedule(self) -> None:
         self._turn_scheduled = True
@@ -156,7 +148,6 @@ class CoalescingTransport(asyncio.Transport):
         return data
 
     def _write_large(self, data: bytes | bytearray | memoryview) -> None:
-        self.flush_follows = False
         if self._pending:
             view = memoryview(data)
             self._pending.append(view[:_LEAD_BYTES])
