@@ -76,21 +76,6 @@ class ChunkDecoder:
     :ivar trailers: the lines of the trailer section, checked, without CRLF.
     """
 
-    __slots__ = (
-        "_body_limit",
-        "_expects",
-        "_extension_bytes",
-        "_is_usual",
-        "_left",
-        "_line_limit",
-        "_start_of_line",
-        "_trailer_bytes",
-        "_trailer_fields",
-        "done",
-        "size",
-        "trailers",
-    )
-
     left: Final = None
 
     def __init__(
