@@ -61,6 +61,21 @@ def test_too_large_upload_is_413(begin: Begin, declared: bool) -> None:
     assert not peer.goaways
 
 
+def test_refused_upload_is_logged_and_not_recorded(begin: Begin) -> None:
+    peer = begin(attributes={"body_limit_bytes": 1000})
+    environs: list[Any] = []
+    peer.bench.server._application.on_answered = lambda _, exchange, __: environs.append(
+        exchange.environ
+    )
+    peer.get(method="POST", body=bytes(2000))
+    ((_, status, _),) = peer.bench.log.requests
+    assert status == "413 Content Too Large"
+    peer.get(method="POST", body=b"ok")
+    refused, answered = environs
+    assert refused is None
+    assert answered is not None
+
+
 def test_upload_that_does_not_come_is_408(begin: Begin) -> None:
     peer = begin()
     answer = peer.get(method="POST", body=b"begun", ends=False)

@@ -166,6 +166,7 @@ class Application:
         if exchange is not None and self.logs_access:
             resp = self._error_response(channel, exchange, status, size)
             self._log_access(resp, exchange, exchange.environ)
+            exchange.environ = None  # the app has not been called: no response is recorded
 
     def _answer(
         self, channel: Channel, exchange: Exchange | None, error: Exception
