@@ -120,6 +120,11 @@ class Plan:
             for segment in self.segments
         ]
 
+    def as_missing(self) -> Plan:
+        """Return the 404 whose page this 200 is; it is no representation of the missing file."""
+        kept = [header for header in self.headers if header[0].lower() not in _OF_ANOTHER_FILE]
+        return Plan(404, kept, self.segments)
+
     def __repr__(self) -> str:
         return f"Plan({self.status}, {list(self.headers)}, {list(self.segments)})"
 
@@ -214,22 +219,6 @@ class Representation:
             # Its Content-Encoding would apply to the multipart body.
             return self._whole
         return self._multipart(ranges, boundary())
-
-    def plan_missing(self, method: str) -> Plan:
-        """Plan a 404 with this file as its page, to a GET or HEAD for another one.
-
-        It depends on neither Range nor preconditions: those apply where the answer would be a
-        success (RFC 9110, sections 13.2.1 and 14.2).
-        """
-        return self._missing_head if method == "HEAD" else self._missing
-
-    @cached_property
-    def _missing(self) -> Plan:
-        return Plan(404, self._headers_without(_OF_ANOTHER_FILE), self._whole.segments)
-
-    @cached_property
-    def _missing_head(self) -> Plan:
-        return Plan(404, self._missing.headers)
 
     @cached_property
     def _whole(self) -> Plan:

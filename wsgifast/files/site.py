@@ -8,7 +8,6 @@ and described by fstat() of the descriptor that is sent.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -199,9 +198,7 @@ class StaticFilesBase(Generic[AppT]):
         """The memory that the cache uses now; at most `cache_bytes`."""
         return self._cache.used_bytes
 
-    def answer_kept(
-        self, facts: RequestFacts, path: str, *, is_missing_page: bool = False
-    ) -> Answer | None:
+    def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
         """Answer a GET or HEAD from the cache; None if :meth:`look_up` has to be called.
 
         It reads no file, and calls stat() and open() only for paths that the kernel has cached: it
@@ -217,7 +214,7 @@ class StaticFilesBase(Generic[AppT]):
         if source is None:
             self._cache.drop(path, kept)
             return None
-        return _answer(facts, kept, source, is_missing_page=is_missing_page)
+        return _answer(facts, kept, source)
 
     def look_up(
         self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
@@ -254,24 +251,18 @@ class StaticFilesBase(Generic[AppT]):
 
     def _answer_missing(self, facts: RequestFacts) -> Answer:
         """Answer 404 to a GET or HEAD, with the site's own page if it has one."""
+        # Range and preconditions apply where the answer would be a success (RFC 9110, sections
+        # 13.2.1 and 14.2).
+        asked = RequestFacts(facts.method, facts.accept_encoding)
         page = self._missing_page
-        answer = self.answer_kept(facts, page, is_missing_page=True)
-        if answer is not None:
-            return answer
-        with contextlib.suppress(Unreadable):
-            found = self._lookup.locate(page)
-            if isinstance(found, FoundFile):
-                answer = self._answer_found(facts, page, found, is_missing_page=True)
-        return answer or _in_memory(_MISSING, facts)
+        answer = self.answer_kept(asked, page) or self.look_up(asked, page)
+        if answer is None or answer[0].status != 200:
+            return _in_memory(_MISSING, facts)
+        plan, fd = answer
+        return plan.as_missing(), fd
 
     def _answer_found(
-        self,
-        facts: RequestFacts,
-        path: str,
-        file: FoundFile,
-        mount: str = "",
-        *,
-        is_missing_page: bool = False,
+        self, facts: RequestFacts, path: str, file: FoundFile, mount: str
     ) -> Answer | None:
         """Answer with an open file: the one that was described is the one that is sent."""
         try:
@@ -279,7 +270,7 @@ class StaticFilesBase(Generic[AppT]):
             if found.cost:
                 self._cache.put(path, found)
             source = found.select(facts.accept_encoding)
-            return _answer(facts, found, source, is_missing_page=is_missing_page, file=file)
+            return _answer(facts, found, source, file)
         finally:
             file.close()
 
@@ -311,12 +302,7 @@ def _directories(
 
 
 def _answer(
-    facts: RequestFacts,
-    found: Found,
-    source: Source,
-    *,
-    is_missing_page: bool,
-    file: FoundFile | None = None,
+    facts: RequestFacts, found: Found, source: Source, file: FoundFile | None = None
 ) -> Answer | None:
     """Answer with an open file, or with a cached one.
 
@@ -345,10 +331,8 @@ def _answer(
         else:
             copy = COPIES.get(FileSegment(file.opened(source.path).fd, 0, wanted.size), coding)
         if copy is not None and copy.body is not None:
-            if not is_missing_page:
-                return copy.plan(facts, wanted.headers, wanted.etag), None
-            wanted = copy.representation(wanted.headers, wanted.etag)
-    plan = wanted.plan_missing(facts.method) if is_missing_page else wanted.plan(facts)
+            return copy.plan(facts, wanted.headers, wanted.etag), None
+    plan = wanted.plan(facts)
     if plan.is_in_memory:
         return plan, None
     fd = source.reopen() if file is None else file.take(source.path)
