@@ -95,6 +95,13 @@ def test_written_delta_is_served_without_the_earlier_release(new: Path, old: Pat
 def test_wrong_earlier_release_is_an_error(
     new: Path, old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for wrong in (new, old / "none"):
+    for wrong in (old / "none", old / "app.0a1b2c3d.js"):
         assert cli.main(["compress", str(new), "--against", str(wrong)]) == 2
         assert str(wrong) in capsys.readouterr().err
+
+
+def test_releases_in_the_directory_itself_can_be_dictionaries(new: Path) -> None:
+    (new / "app.0a1b2c3d.js").write_bytes(SCRIPT)
+    compress(new, codings=["gzip"], against=[new])
+    delta = new / delta_of("app.4e5f6a7b.js", SCRIPT)
+    assert decoded_delta(delta.read_bytes(), SCRIPT) == SCRIPT + b"let more;\n"

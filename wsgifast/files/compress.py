@@ -110,8 +110,7 @@ def compress(
         SHA-256 of the earlier file. Those that were made earlier stay as long as their original.
     :param progress: called as progress(files_done, files_total, relative_path).
     :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
-        coding is unknown, its package is not installed, or an earlier release is no directory, or
-        this one.
+        coding is unknown, its package is not installed, or an earlier release is no directory.
     """
     root = Path(directory)
     if not root.is_dir():
@@ -119,7 +118,10 @@ def compress(
     codings = checked_codings(codings)
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"jobs={jobs}: a number of threads from 1 on")
-    run = _Run(root, codings, overwrite, _read_manifest(root), _earlier_releases(root, against))
+    earlier = [Directory(path) for path in against]
+    if earlier:
+        checked_codings(["zstd"])
+    run = _Run(root, codings, overwrite, _read_manifest(root), earlier)
     skipped = skipped_extensions(skip_extensions)
     paths = sorted(_originals(root, skipped))
     pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)
@@ -292,22 +294,6 @@ class _Run:
         os.unlink(path.rpartition("/")[2], dir_fd=folder)
         del self.made[path]
         self.report.removed.append(path)
-
-
-def _earlier_releases(root: Path, given: Sequence[str | os.PathLike[str]]) -> list[Directory]:
-    for path in given:
-        if not os.path.isdir(path):
-            raise ConfigurationError(f"against={os.fspath(path)!r}: there is no such directory")
-    earlier = [Directory(path) for path in given]
-    if earlier:
-        checked_codings(["zstd"])
-    for directory in earlier:
-        if os.path.samefile(directory.path, root):
-            raise ConfigurationError(
-                f"{directory.path} is the directory itself: name one of an earlier release; deltas "
-                "between the files of one directory are made when they are requested"
-            )
-    return earlier
 
 
 def _original_of(name: str) -> str:
