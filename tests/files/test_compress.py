@@ -62,7 +62,6 @@ def test_siblings_are_written_where_they_save_enough(tree: Path) -> None:
         assert unpack(sibling.read_bytes()) == TEXT
         assert sibling.stat().st_mtime_ns == original.st_mtime_ns
         assert stat.S_IMODE(sibling.stat().st_mode) == 0o640
-    assert report.not_smaller == ["random.dat", "tiny.txt"]
     assert report.original_bytes == len(TEXT) * 3
     assert report.smallest_bytes < report.original_bytes / 10
 
@@ -385,7 +384,6 @@ def test_sibling_that_is_no_file_is_left_alone(tree: Path) -> None:
     write_manifest(tree, *(f"page.html{s}" for s in (".gz", ".br", ".zst")), content=b"")
     report = compress(tree)
     assert report.left_alone == [f"page.html{suffix}" for suffix in (".br", ".gz", ".zst")]
-    assert "page.html" not in report.not_smaller
     assert not report.failed
     assert (tree / "page.html.gz").is_symlink()
     assert target.read_bytes() == b"somebody's"
@@ -454,7 +452,6 @@ def test_command_prints_a_summary_and_exits_by_it(
     assert cli.main(["compress", str(tree), "--codings", " gzip, gzip"]) == 0
     told = capsys.readouterr().out
     assert "2 written, 0 already there, 0 removed" in told
-    assert "; 2 files would not get 5% smaller\n" in told
     assert cli.main(["compress", str(tree), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert cli.main(["compress", str(tree / "none")]) == 2

@@ -16,7 +16,6 @@ from ..compression.codings import (
 from ..compression.dictionaries import train
 from ..compression.response import is_private
 from ..errors import ConfigurationError
-from ..files.coded_copies import MIN_SAVING
 from ..files.compress import CompressReport, compress
 from .arguments import STATUS_PART_FAILED, add_parser, count, option
 from .client import HTTPClient, NoAnswer
@@ -139,6 +138,4 @@ def _summary(report: CompressReport) -> str:
             f"; {size_text(report.original_bytes)} become {size_text(report.smallest_bytes)} "
             f"({saved:.0%} saved)"
         )
-    if left := len(report.not_smaller):
-        text += f"; {left} file{'s' * (left > 1)} would not get {MIN_SAVING:.0%} smaller"
     return text

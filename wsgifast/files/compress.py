@@ -74,8 +74,6 @@ class CompressReport:
     removed: list[str] = field(default_factory=list)
     # Not made here, and older than its original or no regular file.
     left_alone: list[str] = field(default_factory=list)
-    # Originals that have no sibling, since none would save enough.
-    not_smaller: list[str] = field(default_factory=list)
     # Path -> why.
     failed: dict[str, str] = field(default_factory=dict)
     # The total of the originals that have siblings, and of the smallest sibling of each.
@@ -146,7 +144,7 @@ def compress(
     run.remove_orphans()
     _write_manifest(root, run.made)
     report = run.report
-    for names in (report.written, report.current, report.left_alone, report.not_smaller):
+    for names in (report.written, report.current, report.left_alone):
         names.sort()
     return report
 
@@ -208,11 +206,7 @@ class _Run:
                 encode = partial(make_delta, original.content, dictionary, best=True)
                 delta = path + delta_suffix(digest_of(dictionary))
                 self._make_sibling(folder, delta, encode, limit, original)
-        if sizes:
-            return len(original.content), min(sizes)
-        if not any(f"{path}{SIBLING_SUFFIXES[c]}" in self.report.left_alone for c in self.codings):
-            self.report.not_smaller.append(path)
-        return 0, 0
+        return (len(original.content), min(sizes)) if sizes else (0, 0)
 
     def remove_orphans(self) -> None:
         for path in sorted(self.made):
