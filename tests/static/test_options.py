@@ -42,7 +42,7 @@ from wsgifast import ConfigurationError, StaticFiles
         ({"recheck_s": -1}, "recheck_s=-1"),
         ({"recheck_s": float("nan")}, "recheck_s=nan"),
         ({"recheck_s": 10**400}, f"recheck_s={10**400}: seconds"),
-        ({"app": "module:app"}, "app='module:app'"),
+        ({"app": "module:app"}, "'module:app' is no WSGI app: it cannot be called"),
         ({"directory": ""}, "directory=''"),
         ({"directory": None}, "directory=None"),
         ({"directory": b"/srv"}, "directory=b'/srv'"),
@@ -68,21 +68,19 @@ def test_wrong_option_is_named_at_once(site: Path, options: dict[str, Any], mess
 
 @pytest.mark.parametrize("static_files", [StaticFiles, asgifast.StaticFiles])
 @pytest.mark.parametrize(
-    ("arguments", "options", "error", "way_out"),
+    ("arguments", "options", "way_out"),
     [
-        (("site",), {}, TypeError, "'directory'"),
-        (("site",), {"directory": "."}, ConfigurationError, "StaticFiles(directory='site')"),
-        ((), {"directory": ".", "listings": True}, TypeError, "'listings'"),
+        (("site",), {}, "'directory'"),
+        ((), {"directory": ".", "listings": True}, "'listings'"),
     ],
 )
 def test_wrong_argument_names_the_class(
     static_files: Any,
     arguments: tuple[str, ...],
     options: dict[str, Any],
-    error: type[Exception],
     way_out: str,
 ) -> None:
-    with pytest.raises(error) as caught:
+    with pytest.raises(TypeError) as caught:
         static_files(*arguments, **options)
     assert "StaticFiles" in str(caught.value)
     assert way_out in str(caught.value)

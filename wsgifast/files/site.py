@@ -117,11 +117,6 @@ class StaticFilesBase(Generic[AppT]):
         :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
             has an invalid value.
         """
-        if app is not None and not callable(app):
-            raise ConfigurationError(
-                f"app={app!r}: an application, or None; a directory goes by its name, as in "
-                "StaticFiles(directory='site')"
-            )
         if app is not None and self.interface is not None:
             check_app(app, self.interface)
         self.app = app
