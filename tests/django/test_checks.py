@@ -150,13 +150,13 @@ def test_setting_of_a_wrong_type_is_an_error(name: str) -> None:
         assert ids(**{name: value}) == ["wsgifast.E001"], value
 
 
-def test_error_names_the_value_and_the_settings_that_are_read() -> None:
+def test_error_names_the_option_its_value_and_where_it_is_read_from() -> None:
     from wsgifast.django.checks import check_settings
 
     with override_settings(WHITENOISE_SKIP_COMPRESS_EXTENSIONS="jpg,png"):
         [message] = check_settings()
     assert "skip_extensions='jpg,png': a list of strings" in message.msg
-    assert "WHITENOISE_SKIP_COMPRESS_EXTENSIONS" in message.hint
+    assert "WHITENOISE_" in message.hint
 
 
 def test_storage_without_a_manifest_is_a_deployment_warning() -> None:

@@ -28,6 +28,7 @@ _COMPRESSING = (
     "django_http_compression.middleware.HttpCompressionMiddleware",
 )
 _SECURITY = "django.middleware.security.SecurityMiddleware"
+_SETTINGS = "Options are read from settings WSGIFAST_..., WHITENOISE_... and SERVESTATIC_..."
 
 
 @register(Tags.files)
@@ -58,7 +59,7 @@ def _messages() -> Iterator[CheckMessage]:
     try:
         options = _checked_options()
     except ConfigurationError as error:
-        yield Error(str(error), hint=_read_settings(), id="wsgifast.E001")
+        yield Error(str(error), hint=_SETTINGS, id="wsgifast.E001")
         return
     yield from _of_middleware(list(settings.MIDDLEWARE))
     if compression() is not None:
@@ -159,14 +160,3 @@ def _is_ours(name: str) -> bool:
     except Exception:  # noqa: BLE001 - Django reports it when it loads the middleware
         return False
     return isinstance(middleware, type) and issubclass(middleware, StaticFilesMiddleware)
-
-
-def _read_settings() -> str:
-    """Return the hint with the settings that options are read from."""
-    names = [f"{start}{rest}" for start in PREFIXES for rest in OPTIONS]
-    found = [
-        name
-        for name in ("WSGIFAST_STATIC", *names, "WSGIFAST_MEDIA", "WSGIFAST_COMPRESS")
-        if hasattr(settings, name)
-    ]
-    return f"Options are read from {', '.join(found)}." if found else "It is one of Django's own."
