@@ -79,14 +79,10 @@ def _messages() -> Iterator[CheckMessage]:
             "Set the option finders (USE_FINDERS) to False and run collectstatic, or leave "
             "index out.",
         )
-    if not options["finders"] and not (
-        settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT)
-    ):
-        named, hint = "STATIC_ROOT is not set", "Set it to a directory."
-        if settings.STATIC_ROOT:
-            named = f"STATIC_ROOT={str(settings.STATIC_ROOT)!r} is no directory"
-            hint = "Run collectstatic."
-        yield _warning("W003", f"{named}: there are no static files.", hint)
+    root = settings.STATIC_ROOT and os.fspath(settings.STATIC_ROOT)
+    if not options["finders"] and not (root and os.path.isdir(root)):
+        text = f"STATIC_ROOT={root!r} is no directory: there are no static files."
+        yield _warning("W003", text, "Set it, and run collectstatic.")
     for name in dir(settings):
         for start in PREFIXES:
             rest = name.removeprefix(start)
@@ -136,19 +132,13 @@ def _of_middleware(middleware: list[str]) -> Iterator[CheckMessage]:
                 f"{name} is in MIDDLEWARE together with StaticFilesMiddleware.",
                 "Remove it. StaticFilesMiddleware reads its settings.",
             )
-    problem = ""
-    if _SECURITY in middleware[ours:]:
-        problem = (
-            "StaticFilesMiddleware comes before SecurityMiddleware, so that static files lack its "
-            "headers and its redirect."
+    if _SECURITY in middleware[ours:] or set(middleware[:ours]) - {_SECURITY, *_THEIRS}:
+        yield _warning(
+            "W002",
+            "StaticFilesMiddleware is not right after SecurityMiddleware: static files lack its "
+            "headers and redirect, or run through other middleware, too.",
+            "Put it right after SecurityMiddleware.",
         )
-    elif set(middleware[:ours]) - {_SECURITY, *_THEIRS}:
-        problem = (
-            "Other middleware than SecurityMiddleware comes before StaticFilesMiddleware, and runs "
-            "for each static file."
-        )
-    if problem:
-        yield _warning("W002", problem, "Put it right after SecurityMiddleware.")
 
 
 def _is_ours(name: str) -> bool:
