@@ -9,15 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 from django.contrib.staticfiles.storage import ManifestStaticFilesStorage, StaticFilesStorage
 
 from ..files.compress import compress
 from .settings import static_options
-
-__all__ = ["CompressedManifestStaticFilesStorage", "CompressedStaticFilesStorage"]
 
 # The text of Django's error for a reference in a style sheet or script that leads to no file.
 _MISSING_FILE = re.compile(r"The file '(.+?)' could not be found")
@@ -81,10 +78,8 @@ def _compressed(directory: str) -> _Processed:
         skip_extensions=options["skip_extensions"],
         overwrite=True,
     )
-    # Each file once: collectstatic counts them.
-    written = sorted(report.written, key=_original_of)
-    for original, siblings in groupby(written, _original_of):
-        yield original, ", ".join(sorted(siblings)), True
+    for sibling in report.written:
+        yield sibling.rpartition(".")[0], sibling, True
     for path, why in report.failed.items():
         yield path, None, OSError(f"{path}: {why}")
 
@@ -98,10 +93,6 @@ def _name_reference(error: Exception, name: str) -> None:
             f"{name} refers to {missing[1]!r}, which is not among the collected files: correct the "
             f"path in {name} (it is relative to that file), or add the file. {text}",
         )
-
-
-def _original_of(sibling: str) -> str:
-    return sibling.rpartition(".")[0]
 
 
 def _files_below(directory: str) -> Iterator[str]:
