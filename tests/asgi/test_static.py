@@ -274,7 +274,7 @@ def test_kept_file_that_has_changed_blocks_no_loop(
     for content in (b"a" * size, b"b" * (size + 1)):
         file.write_bytes(content)
         assert call(app, scope_of("/file")).body == content
-        assert app.cached_bytes, "the file is kept"
+        assert app._cache.used_bytes, "the file is kept"
         assert call(app, scope_of("/file")).body == content
     file.unlink()
     assert call(app, scope_of("/file")).status == 404

@@ -215,7 +215,6 @@ def test_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -
         ({"codings": ["lzma"]}, "'lzma'"),
         ({"codings": "gzip"}, r"codings='gzip': a list"),
         ({"skip_extensions": "jpg"}, r"skip_extensions='jpg': a list"),
-        ({"jobs": 0}, "jobs=0"),
     ],
 )
 def test_wrong_option_is_refused(tree: Path, options: dict[str, Any], message: str) -> None:

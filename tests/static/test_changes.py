@@ -77,7 +77,7 @@ def test_recheck_counts_for_each_encoding_alone(site: Path, clock: list[float]) 
     app = StaticFiles(directory=site, recheck_s=5)
     for encodings in ("gzip", "br", "identity"):
         call(app, "/app.js", Accept_Encoding=encodings)
-    assert app.cached_bytes
+    assert app._cache.used_bytes
     write_sibling(site / "app.js", ".gz", b"new gzip")  # in place: the directory does not change
     for _ in range(3):
         clock[0] += 2
@@ -215,8 +215,8 @@ def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert app.cached_bytes <= bound
-    assert app.cached_bytes > bound * 0.8, "the cache is not full: nothing was proved"
+    assert app._cache.used_bytes <= bound
+    assert app._cache.used_bytes > bound * 0.8, "the cache is not full: nothing was proved"
     assert used <= bound
 
 

@@ -196,7 +196,7 @@ def test_file_with_a_wrong_size_is_read_to_its_end(path: str, etag: str | None) 
             assert ("etag" in answer.headers) == (etag == "content")
         head = call(app, f"/{name}", "HEAD")
         assert (head.status, head.headers, head.body) == (200, answer.headers, b"")
-    assert app.cached_bytes == 0
+    assert app._cache.used_bytes == 0
 
 
 def test_file_with_a_wrong_size_behind_an_index_a_fallback_and_a_link(tmp_path: Path) -> None:

@@ -250,4 +250,4 @@ def test_cached_file_is_answered_as_an_uncached_one(
     }
     one, other = (call(app, "/app.js", method, **filled) for app in (kept, unkept))
     assert (one.status, one.headers, one.body) == (other.status, other.headers, other.body)
-    assert kept.cached_bytes
+    assert kept._cache.used_bytes

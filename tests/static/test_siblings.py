@@ -142,7 +142,7 @@ def test_unusable_sibling_is_sent_once_it_is_usable(
         answer = call(app, "/app.js", Accept_Encoding="gzip")
         assert answer.body == original.read_bytes()
         assert "vary" not in answer.headers
-    assert app.cached_bytes > 0
+    assert app._cache.used_bytes > 0
     write_sibling(original, ".gz", b"fresh")  # in place: the directory does not change
     settle(*site.glob("app.js*"))
     assert call(app, "/app.js", Accept_Encoding="gzip").body == b"fresh"

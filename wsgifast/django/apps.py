@@ -8,7 +8,6 @@ from django.apps import AppConfig
 class WSGIFastConfig(AppConfig):
     name = "wsgifast.django"
     label = "wsgifast"
-    verbose_name = "wsgifast"
 
     def ready(self) -> None:
         from . import checks  # noqa: F401 - they register themselves

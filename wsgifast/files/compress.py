@@ -114,8 +114,6 @@ def compress(
     if not root.is_dir():
         raise ConfigurationError(f"{root} is not a directory: name the one to compress")
     codings = checked_codings(codings)
-    if jobs is not None and jobs < 1:
-        raise ConfigurationError(f"jobs={jobs}: a number of threads from 1 on")
     earlier = [Directory(path) for path in against]
     if earlier:
         checked_codings(["zstd"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -162,9 +163,7 @@ class HeaderRules:
 
 
 def _extension(path: str) -> str:
-    name = path.rpartition("/")[2]
-    dot = name.rfind(".")
-    return name[dot:].lower() if dot >= 0 else ""
+    return posixpath.splitext(path)[1].lower()
 
 
 def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> ImmutableTest | None:

@@ -188,11 +188,6 @@ class StaticFilesBase(Generic[AppT]):
             )
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
 
-    @property
-    def cached_bytes(self) -> int:
-        """The memory that the cache uses now; at most `cache_bytes`."""
-        return self._cache.used_bytes
-
     def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
         """Answer a GET or HEAD from the cache; None if :meth:`look_up` has to be called.
 
