@@ -65,39 +65,32 @@ class CodedCopy(Kept):
         *,
         ranges: bool = True,
     ) -> Plan:
-        """Plan the answer to a GET or HEAD with the copy; see :meth:`representation`."""
+        """Plan the answer to a GET or HEAD with the copy, which has a validator of its own.
+
+        :param headers: of the uncoded file's answer, with Vary. What is made of the same ones is
+            remembered.
+        :param etag: the uncoded file's; without one the copy has none.
+        :param ranges: whether parts may be requested.
+        """
         # A date is that of the uncoded file, too.
         if facts.if_range is not None and '"' not in facts.if_range:
             facts = facts._replace(range=None)
-        plan = self.representation(headers, etag, ranges=ranges).plan(facts)
-        if plan.status == 200 and plan.segments:
-            TOTALS.count(self.coding, self.uncoded_bytes, len(self.body or b""), 0)
-        return plan
-
-    def representation(
-        self, headers: Sequence[Header], etag: str | None, *, ranges: bool = True
-    ) -> Representation:
-        """Return the copy as what a request may ask ranges of, with a validator of its own.
-
-        That of the same `headers` is remembered.
-
-        :param headers: of the uncoded file's answer, with Vary.
-        :param etag: the uncoded file's; without one the copy has none.
-        """
-        made = self._made
-        if made is not None and made[0] is headers:
-            return made[1]
         assert self.body is not None
-        own = uncoded_headers_dropped(headers)
-        own.append(("Content-Encoding", self.coding))
-        tag = None if etag is None else coded_tag(etag, self.coding, self.checksum)
-        if tag is not None:
-            own.append(("ETag", tag))
-        if ranges:
-            own.append(("Accept-Ranges", "bytes"))
-        representation = Representation(len(self.body), own, body=self.body, ranges=ranges)
-        self._made = headers, representation
-        return representation
+        made = self._made
+        if made is None or made[0] is not headers:
+            own = uncoded_headers_dropped(headers)
+            own.append(("Content-Encoding", self.coding))
+            tag = None if etag is None else coded_tag(etag, self.coding, self.checksum)
+            if tag is not None:
+                own.append(("ETag", tag))
+            if ranges:
+                own.append(("Accept-Ranges", "bytes"))
+            whole = Representation(len(self.body), own, body=self.body, ranges=ranges)
+            made = self._made = headers, whole
+        plan = made[1].plan(facts)
+        if plan.status == 200 and plan.segments:
+            TOTALS.count(self.coding, self.uncoded_bytes, len(self.body), 0)
+        return plan
 
 
 class _CopiesOnDisk:
