@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
@@ -15,6 +17,7 @@ from tests.static.calls import Answered, app_behind, call, call_with, environ_of
 from tests.support.effort import effort
 from tests.support.files import settle
 from wsgifast import StaticFiles
+from wsgifast.files.directory import Directory, Opened
 
 
 def test_directory_redirects_to_its_index(site: Path) -> None:
@@ -161,6 +164,24 @@ def test_directory_with_listing_lists_its_files(site: Path) -> None:
     assert b'"../"' not in call(StaticFiles(directory=site, listing=True, index=None), "/").body
     shown = call(StaticFiles(directory=site, listing=True, hidden_files=True), "/empty/")
     assert b".hidden" in shown.body
+
+
+def test_listing_leaves_out_what_cannot_be_read(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("open.txt", "secret.txt"):
+        (site / "empty" / name).write_text("x")
+    open_ = Directory.open
+
+    def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | None:
+        if names[-1] == "secret.txt":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_(directory, names)
+
+    monkeypatch.setattr(Directory, "open", open_if_readable)
+    page = call(StaticFiles(directory=site, listing=True), "/empty/").body
+    assert b"open.txt" in page
+    assert b"secret" not in page
 
 
 def test_fallback_answers_routes_but_not_missing_assets(site: Path) -> None:

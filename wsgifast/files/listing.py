@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from urllib.parse import quote
 
 from ..checks import size_text
 from .conditions import http_date
-from .directory import Directory, is_served, names_of
+from .directory import Directory, names_of
 from .plan import Header, Plan
 
 _STYLE = (
@@ -71,34 +72,19 @@ def _entries(
         if opened is None:
             continue
         try:
-            with os.scandir(opened.fd) as found:
-                for entry in found:
-                    path = "/".join([*names, entry.name])
-                    if names_of(path, hidden_files=hidden_files) is None:
-                        continue  # it is not served
-                    facts = _facts_of(root, names, entry)
-                    if facts is not None:
-                        entries[entry.name] = facts
+            listed = os.listdir(opened.fd)
         finally:
             os.close(opened.fd)
+        for name in listed:
+            path = [*names, name]
+            if names_of("/".join(path), hidden_files=hidden_files) is None:
+                continue  # it is not served
+            with contextlib.suppress(OSError):  # it cannot be read
+                entry = root.open(path)
+                if entry is not None:
+                    os.close(entry.fd)
+                    entries[name] = entry.facts
     return entries
-
-
-def _facts_of(
-    root: Directory, names: Sequence[str], entry: os.DirEntry[str]
-) -> os.stat_result | None:
-    """Return the stat() of what is served under a name; None if nothing is."""
-    try:
-        if not entry.is_symlink():
-            facts = entry.stat()
-            return facts if is_served(facts) else None
-        opened = root.open([*names, entry.name])
-    except OSError:
-        return None  # gone meanwhile, or not readable
-    if opened is None:
-        return None
-    os.close(opened.fd)
-    return opened.facts
 
 
 def _text(name: str) -> str:
