@@ -16,6 +16,8 @@ from django.contrib.staticfiles.storage import ManifestStaticFilesStorage, Stati
 from ..files.compress import compress
 from .settings import static_options
 
+__all__ = ["CompressedManifestStaticFilesStorage", "CompressedStaticFilesStorage"]
+
 # The text of Django's error for a reference in a style sheet or script that leads to no file.
 _MISSING_FILE = re.compile(r"The file '(.+?)' could not be found")
 
