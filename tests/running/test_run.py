@@ -306,7 +306,7 @@ def test_run_that_cannot_start_says_why_in_one_sentence(tmp_path: Path) -> None:
             ("exampels.mistakes:app", 3, "did you mean 'examples'?"),
             ("examples.mistakes:ap", 3, "did you mean 'app'?"),
             ("tests/", 3, "tests/ is a directory"),
-            (f"{tmp_path}/needs.py", 3, """'needs:create_app("value")'"""),
+            (f"{tmp_path}/needs.py", 3, "missing 1 required positional argument: 'config'"),
             (f"{tmp_path}/broken.py", 3, "no_such_module"),
             (f"{tmp_path}/nothing.py", 3, "None"),
             (f"{tmp_path}/other.py:app", 3, "other.Other is neither a WSGI nor an ASGI app"),
