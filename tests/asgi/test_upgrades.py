@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from typing import Any
 
 import pytest
-from asgifast.messages import Receive, Scope, Send
+from asgifast.messages import ASGIApp, Receive, Scope, Send
 from asgifast.uvicorn import HttpToolsProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,8 +38,10 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": data})
 
 
-async def asked(protocol: Any, pieces: list[bytes], ends: list[bytes]) -> list[bytes]:
-    async with serving(protocol, echo, pathsend=None, ws="none") as client:
+async def asked(
+    protocol: Any, pieces: list[bytes], ends: list[bytes], app: ASGIApp = echo
+) -> list[bytes]:
+    async with serving(protocol, app, pathsend=None, ws="none") as client:
         for piece in pieces:
             await client.send(piece)
             await turns()
@@ -79,6 +82,37 @@ def test_body_behind_h2c_is_never_a_request(cuts: list[int], data: bytes) -> Non
 def test_request_for_h2c_without_a_body_is_answered(protocol: Any) -> None:
     get = b"GET /first HTTP/1.1\r\n" + H2C + b"\r\n"
     asyncio.run(asked(protocol, [get + NEXT, get], [b"/first=", b"/next=", b"/first="]))
+
+
+async def test_many_requests_for_h2c_at_once_are_all_answered(protocol: Any) -> None:
+    get = b"GET /first HTTP/1.1\r\n" + H2C + b"\r\n"
+    await asked(protocol, [get * 600 + NEXT], [b"/next="])
+
+
+async def test_error_behind_h2c_is_logged_once(
+    protocol: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gzip in place of chunked."""
+    async with serving(protocol, echo, pathsend=None, ws="none") as client:
+        await client.send(POST + b"Transfer-Encoding: gzip\r\n\r\nhello")
+        await client.to_end()
+    assert caplog.text.count("Invalid HTTP request received.") == 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
+async def test_app_that_starts_at_once_sees_upgrade() -> None:
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append({**scope, "headers": [*scope["headers"]]})
+        await echo(scope, receive, send)
+
+    eager: Any = asyncio.eager_task_factory  # type: ignore[attr-defined, unused-ignore]
+    asyncio.get_running_loop().set_task_factory(eager)
+    request = POST + b"Content-Length: 2\r\n\r\nhi"
+    answers = await asked(HttpToolsProtocol, [request], [b"=hi"], app)
+    assert answers[0].startswith(b"HTTP/1.1 200 OK")
+    assert (b"upgrade", b"h2c") in seen[0]["headers"]
 
 
 async def test_malformed_body_behind_h2c_is_refused(protocol: Any) -> None:

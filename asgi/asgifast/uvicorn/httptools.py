@@ -31,41 +31,42 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """As uvicorn's, which drops what comes behind the head of a request to upgrade."""
         self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            msg = "Invalid HTTP request received."
-            self.logger.warning(msg)
-            self.send_400_response(msg)
-        except httptools.HttpParserUpgrade as upgrade:
-            rest = bytes(data[upgrade.args[0] :])
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                msg = "Invalid HTTP request received."
+                self.logger.warning(msg)
+                self.send_400_response(msg)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = bytes(data[upgrade.args[0] :])
             if super()._should_upgrade():
                 self.handle_websocket_upgrade(rest=rest)
                 return
             self._unsupported_upgrade_warning()
-            if self.scope["method"] != "CONNECT":  # what follows that one is no HTTP
-                self._parse_again(rest)
+            if self.scope["method"] == "CONNECT":  # what follows is no HTTP
+                return
+            data = self._begin_again() + rest
 
     def _should_upgrade(self) -> bool:
-        """Whether uvicorn makes no request of a head with Upgrade; :meth:`_parse_again` may."""
+        """Whether uvicorn makes no request of a head with Upgrade; :meth:`_begin_again` may."""
         return self.scope["method"] != "CONNECT" or super()._should_upgrade()
 
-    def _parse_again(self, rest: bytes) -> None:
+    def _begin_again(self) -> bytes:
         """The request asks for another protocol, such as h2c, which a server may ignore.
 
         httptools has taken it for one without a body, and would parse its body as the next request.
-        So another parser gets the head without Upgrade (RFC 9110, section 7.8), and what follows.
+        So another parser gets its head without Upgrade (RFC 9110, section 7.8).
+
+        :returns: what of the head is to be parsed before anything else.
         """
-        headers = self.headers
-        head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/"]
-        head += self.scope["http_version"].encode(), b"\r\n"
-        for name, value in headers:
-            if name != b"upgrade":
-                head += name, b": ", value, b"\r\n"
-        head.append(b"\r\n")
+        scope, headers = self.scope, self.headers
+        asked = scope["method"].encode(), self.url, scope["http_version"].encode()
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"".join(head))
-        self.headers[:] = headers  # the app sees Upgrade; it starts in a later turn
-        if rest and self.parser is not None:
-            self.data_received(rest)
+        self.parser.feed_data(b"%b %b HTTP/%b\r\n" % asked)
+        self.scope["headers"] = headers  # the app sees Upgrade; those that follow are dropped
+        lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
+        return b"".join(lines) + b"\r\n"
