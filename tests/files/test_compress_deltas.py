@@ -95,9 +95,9 @@ def test_written_delta_is_served_without_the_earlier_release(new: Path, old: Pat
 def test_wrong_earlier_release_is_an_error(
     new: Path, old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for wrong in (old / "none", old / "app.0a1b2c3d.js"):
-        assert cli.main(["compress", str(new), "--against", str(wrong)]) == 2
-        assert str(wrong) in capsys.readouterr().err
+    for wrong in (str(old / "none"), str(old / "app.0a1b2c3d.js"), ""):
+        assert cli.main(["compress", str(new), "--against", wrong]) == 2
+        assert f"directory={wrong!r}" in capsys.readouterr().err
 
 
 def test_releases_in_the_directory_itself_can_be_dictionaries(new: Path) -> None:

@@ -109,6 +109,9 @@ class Directory:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, follow_symlinks: bool = False) -> None:
+        if path == "":
+            # It would be the working directory: an unset variable would publish the whole project.
+            raise ConfigurationError("directory='': name one; '.' is the working directory")
         try:
             self.path = os.path.abspath(os.fspath(path))
             # Its "." takes the right to search it, too, which os.access() would ask of another user

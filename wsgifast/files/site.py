@@ -283,11 +283,6 @@ def _directories(
     paths = [given] if isinstance(given, (str, os.PathLike)) else given
     if not isinstance(paths, Sequence) or isinstance(paths, (bytes, bytearray)) or not paths:
         raise ConfigurationError(f"directory={given!r}: a path, or a list of at least one")
-    if "" in paths:
-        # It would be the working directory: an unset variable would publish the whole project.
-        raise ConfigurationError(
-            "directory='': name one, as in StaticFiles(directory='site'); '.' is the working one"
-        )
     return paths
 
 
