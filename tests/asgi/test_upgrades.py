@@ -115,6 +115,12 @@ async def test_app_that_starts_at_once_sees_upgrade() -> None:
     assert (b"upgrade", b"h2c") in seen[0]["headers"]
 
 
+async def test_head_that_is_no_http_without_upgrade_is_refused() -> None:
+    async with serving(HttpToolsProtocol, echo, pathsend=None, ws="none") as client:
+        await client.send(b"DESCRIBE /x RTSP/1.0\r\n" + H2C + b"\r\n")
+        assert b" 400 " in await client.to_end()
+
+
 async def test_malformed_body_behind_h2c_is_refused(protocol: Any) -> None:
     async with serving(protocol, echo, pathsend=None, ws="none") as client:
         await client.send(POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")

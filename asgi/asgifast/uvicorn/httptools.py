@@ -31,24 +31,24 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """As uvicorn's, which drops what comes behind the head of a request to upgrade."""
         self._unset_keepalive_if_required()
-        while data:
-            try:
-                self.parser.feed_data(data)
-                return
-            except httptools.HttpParserError:
-                msg = "Invalid HTTP request received."
-                self.logger.warning(msg)
-                self.send_400_response(msg)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = bytes(data[upgrade.args[0] :])
-            if super()._should_upgrade():
-                self.handle_websocket_upgrade(rest=rest)
-                return
-            self._unsupported_upgrade_warning()
-            if self.scope["method"] == "CONNECT":  # what follows is no HTTP
-                return
-            data = self._begin_again() + rest
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    rest = bytes(data[upgrade.args[0] :])
+                if super()._should_upgrade():
+                    self.handle_websocket_upgrade(rest=rest)
+                    return
+                self._unsupported_upgrade_warning()
+                if self.scope["method"] == "CONNECT":  # what follows is no HTTP
+                    return
+                data = self._begin_again() + rest
+        except httptools.HttpParserError:
+            msg = "Invalid HTTP request received."
+            self.logger.warning(msg)
+            self.send_400_response(msg)
 
     def _should_upgrade(self) -> bool:
         """Whether uvicorn makes no request of a head with Upgrade; :meth:`_begin_again` may."""
