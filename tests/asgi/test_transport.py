@@ -13,6 +13,7 @@ from asgifast.protocols.transport import CoalescingTransport
 from tests.support.http import reset_on_close
 from wsgifast.sockets import FileSegment, closing
 
+from .support import raising
 from .transports import connected, read, read_to_end, send_file, turns, writes
 
 
@@ -187,6 +188,21 @@ async def test_held_message_leaves_before_the_connection_is_closed() -> None:
         Keeping(transport, b"held", 100)
         transport.close()
         assert await read(client, 4) == b"held"
+
+
+async def test_writes_behind_a_held_message_that_fails_are_flushed() -> None:
+    async with connected() as (transport, client):
+        failed: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: failed.append(context["exception"])
+        )
+        Keeping(transport, b"held").release = raising(MemoryError)  # type: ignore[method-assign]
+        await turns(2)
+        assert [type(error) for error in failed] == [MemoryError]
+        transport.write(b"next")
+        await turns(2)
+        assert writes(transport) == [4]
+        assert await read(client, 4) == b"next"
 
 
 async def test_held_message_is_dropped_with_the_connection() -> None:

@@ -117,9 +117,11 @@ class CoalescingTransport(asyncio.Transport):
         """Have all that is held back written; a flush follows."""
         kept, self._kept = self._kept, ()
         self.flush_follows = True
-        for response in kept:
-            response.release()
-        self.flush_follows = False
+        try:
+            for response in kept:
+                response.release()
+        finally:
+            self.flush_follows = False
 
     def _schedule(self) -> None:
         self._turn_scheduled = True
