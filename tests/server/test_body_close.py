@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +14,17 @@ import pytest
 from gunicorn.http.wsgi import FileWrapper
 from werkzeug.wsgi import ClosingIterator
 
-from tests.server.connections import CLIENT_ENDS, MakeBench, answers, end_client
+from tests.server.connections import (
+    CLIENT_ENDS,
+    MakeBench,
+    answers,
+    answers_wrapped,
+    end_client,
+)
 from tests.server.http2_peer import STREAM_ENDS, Begin
 from tests.support.servers import wait_for
-from tests.workers.bench import GET, LARGE, Bench
-from wsgifast import WSGIFast
+from tests.workers.bench import GET, LARGE, Bench, request_for
+from wsgifast import StaticFiles, WSGIFast
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server.endpoint import CLOSED, LINGERING
 from wsgifast.sockets import FileSegment
@@ -243,6 +251,32 @@ def test_generator_that_has_ended_is_not_waited_for(make_bench: MakeBench) -> No
     assert client.near.output.draining
     assert watched.closed == 1
     assert not bench.thread.closes
+
+
+@pytest.mark.parametrize("kind", ["file wrapper", "WSGIFast", "StaticFiles"])
+def test_file_of_slow_download_takes_one_descriptor(
+    make_bench: MakeBench, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content := os.urandom(LARGE))
+    app: Any = answers_wrapped(lambda: path.open("rb"))
+    if kind == "WSGIFast":
+        app = WSGIFast(app)
+    elif kind == "StaticFiles":
+        app = StaticFiles(directory=tmp_path)
+    bench = make_bench(app)
+    client = bench.connect()
+    client.near.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    before = len(os.listdir("/proc/self/fd"))
+    client.run(request_for("/file"))
+    assert client.near.output.draining
+    assert not bench.thread.closes
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    received = b""
+    while len(received.partition(b"\r\n\r\n")[2]) < LARGE:
+        bench.run()
+        received += client.receive_all_there_is()
+    assert received.endswith(content)
 
 
 def test_generator_that_is_cut_off_is_closed_when_all_is_sent(make_bench: MakeBench) -> None:

@@ -249,9 +249,7 @@ def closes_no_more_than(body: object, file: object) -> bool:
 def _closes_no_more(close: Any, file: Any) -> bool:
     owner = getattr(close, "__self__", None)
     if owner is file:
-        raw = getattr(file, "raw", file)
-        is_pythons = type(file) in _FILES and type(raw) is io.FileIO and "close" not in vars(raw)
-        return is_pythons and close.__name__ == "close"
+        return _is_of_pythons_file(close)
     if owner is None or getattr(close, "__func__", None) is not getattr(type(owner), "close", None):
         return False
     module = getattr(close, "__module__", "")
@@ -261,6 +259,21 @@ def _closes_no_more(close: Any, file: Any) -> bool:
         return True  # it closes uploads
     attribute = _FILE_WRAPPERS.get(_name(owner)) or _TRANSPARENT.get(_name(owner))
     return attribute is not None and closes_no_more_than(getattr(owner, attribute), file)
+
+
+def closes_file_alone(close: Any) -> bool:
+    """Whether a body's close() closes a file of Python's own, and runs nothing of the app's."""
+    slice_ = getattr(close, "__self__", None)
+    if type(slice_) is FileSlice:
+        return closes_file_alone(getattr(slice_.owner, "close", None))
+    return _is_of_pythons_file(close)
+
+
+def _is_of_pythons_file(close: Any) -> bool:
+    file = getattr(close, "__self__", None)
+    raw = getattr(file, "raw", file)
+    is_pythons = type(file) in _FILES and type(raw) is io.FileIO and "close" not in vars(raw)
+    return is_pythons and close.__name__ == "close"
 
 
 def _getter_for(kind: type) -> Callable[[Any], object] | None:

@@ -122,6 +122,11 @@ class FileSlice:
     def closed(self) -> bool:
         return self._file is None
 
+    @property
+    def owner(self) -> Closeable | None:
+        """What is closed with the slice; None once it is closed."""
+        return self._file
+
     def is_whole_file(self) -> bool:
         """Whether the slice begins and ends where the file does."""
         return self._start == 0 and self._end == os.fstat(self._fd).st_size

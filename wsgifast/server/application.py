@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from ..bodies.access_log import APP_US, QUEUE_US, SEND_US, SENDFILE_BYTES, WAIT_US, queue_seconds
+from ..bodies.classify import closes_file_alone
 from ..errors import ClientGone, MalformedRequest, RequestError
 from .backlog import Backlog
 from .receiving import Exchange
@@ -220,12 +221,17 @@ class Application:
 
 
 def _close_when_sent(channel: Channel, exchange: Exchange, resp: Response) -> None:
-    """Call the body's close(), or leave it to this thread for when the last byte has been sent."""
+    """Call the body's close(), or leave it to this thread for when the last byte has been sent.
+
+    A file of Python's own is closed at once: it is sent through another descriptor, and a crowd of
+    slow downloads would keep three for each.
+    """
     close, resp.close_body = resp.close_body, None
     assert close is not None
     body = getattr(close, "__self__", None)
-    if channel.output.is_sent() or (type(body) is GeneratorType and body.gi_frame is None):
-        close()  # which does nothing for a generator that has ended
+    has_ended = type(body) is GeneratorType and body.gi_frame is None  # its close() does nothing
+    if has_ended or channel.output.is_sent() or closes_file_alone(close):
+        close()
     else:
         exchange.close = channel.connection().core.pool.postpone(close, exchange.req)
 
