@@ -215,12 +215,17 @@ def _first_page() -> str:
         _shown("gains", GAINS_TITLE),
         "The contenders take turns on one machine, which they share with the client, over "
         "loopback. A figure is the median of its rounds. A ratio is the median of the ratios of "
-        "consecutive runs, with the lowest and the highest; newer ones have an interval that "
-        "includes the noise of the machine, and are unclear where 1 is within it. **Trust the "
-        "ratios**, most of all those that you [measure with your own app](how-to/measure.md).",
+        "consecutive runs, with the lowest and the highest; where it has an interval in their "
+        "place, that includes the noise of the machine, and a ratio is unclear if 1 is within. "
+        "**Trust the ratios**, most of all those that you "
+        "[measure with your own app](how-to/measure.md).",
         "In a chart, bars begin at 1 on a logarithmic scale; green is better, grey is unclear, and "
         "the thin line is the interval. In a table, a row's key is below its title: "
         "`python -m loadtests KEY` measures it alone. MB are 10^6 bytes.",
+        "Beside slow clients the times are those of other, quick ones. *slow ones* is how many "
+        "were connected, *KiB each* what the server's memory grew by for each, *kB/s each* what "
+        "each received or sent, *dropped* how many connections ended early, and *crowd CPU* the "
+        "processors that the slow ones' own process used. *busy* is who was at the limit.",
         "These pages are generated: `make benchmarks` measures everything on a quiet machine, and "
         "`python -m docs.benchmarks.publish` writes the pages from existing reports.",
         *_versions(published),

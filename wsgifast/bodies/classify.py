@@ -1,4 +1,4 @@
-"""Classify the body that an app returned, by its type alone: nothing is read or sent.
+"""Classify the body that an app returned, by its type: nothing is read or sent.
 
 PEP 3333 asks for an iterable of byte strings. Apps return strings, files, wrappers and worse. The
 bodies inside the wrappers of frameworks and servers are recognised by the wrapper's exact type.

@@ -1,4 +1,7 @@
-"""WSGIFast's start_response() for the app, and the rule for a second call (PEP 3333)."""
+"""WSGIFast's start_response(): holds the app's head until its body is known, then forwards it.
+
+A second call is allowed with exc_info alone (PEP 3333).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's head: its Host, its end in bytes that come in pieces, and HTTP/2's in HTTP/1's form.
+"""A request's head: check its Host, find its end as it comes in pieces, write HTTP/2's as HTTP/1.
 
 The names of headers become keys of an environ by CGI's rule (RFC 3875 section 4.1.18).
 
