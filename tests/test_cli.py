@@ -115,7 +115,7 @@ def test_output_file_that_cannot_be_written_is_refused_first(
     check_writable("--html", str(taken))
     check_writable("--html", str(tmp_path / "new"))
     assert [*tmp_path.iterdir()] == [taken]
-    for path in (tmp_path, tmp_path / "missing" / "new"):
+    for path in (tmp_path, tmp_path / "missing" / "new", taken / "new"):
         with pytest.raises(ConfigurationError, match=f"--html {path}: no file can be written"):
             check_writable("--html", str(path))
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for any user but root

@@ -122,6 +122,8 @@ def test_view_is_written_as_text() -> None:
     shares = replace(found, none_free=0.25, wait_p99_s=0.0021, accept_backlog=3)
     assert "25% of the time, 12 waiting for one, wait p99 2.1 ms" in lines(shares, "here")[3]
     assert lines(shares, "here")[6].endswith("3 in the accept queue")
+    nobody = replace(found, connections={"idle": 0, "sending": 0})
+    assert lines(nobody, "here")[6].startswith("clients   0, ")
     slowest = "/report/<int:year> 12.0/s 2.0/s 640 ms 1 s 0 B/s"
     assert " ".join(text[-2].split()) == slowest
     (line,) = lines(found, "here", most=1)[-1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import logging
+import sys
 import weakref
 import wsgiref.util
 from collections.abc import Iterable, Iterator
@@ -129,6 +130,19 @@ def test_client_that_leaves_is_counted() -> None:
     body.close()
     assert (notes.clients_left, len(notes.requests)) == (1, 1)
     assert notes.requests[0].size == 1
+
+
+def test_body_that_exits_is_no_client_that_leaves() -> None:
+    def blocks() -> Iterator[bytes]:
+        yield b"a"
+        sys.exit()
+
+    notes = Notes()
+    body: Any = Server(WSGIFast(returning(blocks()), metrics=notes)).result
+    with pytest.raises(SystemExit):
+        list(body)
+    body.close()
+    assert (notes.clients_left, len(notes.requests)) == (0, 1)
 
 
 def test_app_that_raises_is_recorded_as_500() -> None:

@@ -296,7 +296,7 @@ def test_run_that_cannot_start_says_why_in_one_sentence(tmp_path: Path) -> None:
                 2,
                 "/no/such/app.sock: no file can be written",
             ),
-            (f"{WSGI} --certfile nowhere.pem", 2, "--certfile nowhere.pem: No such file"),
+            (f"{WSGI} --certfile nowhere.pem", 2, "--certfile nowhere.pem: there is no such file"),
             (f"{WSGI} --config nowhere.py", 2, "--config nowhere.py: there is no such file"),
             (f"{WSGI} --certfile README.md", 2, "--certfile README.md: [SSL]"),
             (f"{ASGI} --certfile {pem} --keyfile README.md", 2, "--keyfile README.md: [SSL]"),

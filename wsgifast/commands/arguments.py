@@ -177,8 +177,9 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
 
 def check_writable(option: str, path: str) -> None:
     """:raises ConfigurationError: if an option's file cannot be written; nothing is written yet."""
-    place = path if os.path.exists(path) else os.path.dirname(path) or "."
-    if os.path.isdir(path) or not os.access(place, os.W_OK):
+    folder = os.path.dirname(path) or "."
+    place = path if os.path.exists(path) else folder
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(place, os.W_OK):
         raise ConfigurationError(f"{option} {path}: no file can be written there; name another")
 
 

@@ -137,7 +137,8 @@ def _shown(name: str, value: Any) -> str:
     """A value in the unit with which its name ends."""
     if isinstance(value, Mapping):
         each = ", ".join(f"{key}: {_shown(name, part)}" for key, part in value.items() if part)
-        return f"{_shown(name, sum(value.values()))} ({each})" if value else "-"
+        total = _shown(name, sum(value.values())) if value else "-"
+        return f"{total} ({each})" if each else total
     for end, form in _FORMATS.items():
         if value is not None and name.endswith(end):
             return form(value)

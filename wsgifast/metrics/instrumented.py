@@ -192,8 +192,8 @@ class _Body:
             for chunk in self._body:
                 self._size += len(chunk)
                 yield chunk
-        except Exception:
-            self._left = False
+        except BaseException as error:
+            self._left = isinstance(error, GeneratorExit)
             raise
         self._left = False
 

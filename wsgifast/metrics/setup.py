@@ -339,8 +339,8 @@ class _Supervisor:
         if lock is None:
             return  # another worker's exporter lives
         try:
-            self._started_at = now
             self._start(lock)
+            self._started_at = now
         finally:
             os.close(lock)
 

@@ -154,8 +154,8 @@ def _run(options: argparse.Namespace) -> int:
         return _check(options)
     if options.json:
         raise ConfigurationError("--json goes with --check")
-    check_certificate(options.certfile, options.keyfile)
     plan = planned(options)
+    check_certificate(options.certfile, options.keyfile)
     if plan.bind is not None:
         _check_address(plan.bind)
     show("\n  ".join([plan.decided, *plan.notes, plan.shown]))
@@ -188,7 +188,7 @@ def planned(options: argparse.Namespace) -> Plan:
     # The server, or the app, may change the working directory.
     for name in ("certfile", "keyfile", "config"):
         if (path := getattr(options, name)) and not path.startswith("python:"):
-            if not os.path.isfile(path):
+            if not os.path.exists(path):
                 raise ConfigurationError(f"--{name} {path}: there is no such file")
             setattr(options, name, os.path.abspath(path))
     if options.metrics is not None:
