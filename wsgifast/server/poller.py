@@ -41,9 +41,9 @@ _ONCE = {
 # EPOLLEXCLUSIVE, which Pythons that were built with old headers do not have.
 _EXCLUSIVE = 1 << 28
 
-# The most events of one poll, of 12 bytes each: a short request may be behind many downloads that
-# have room, and is more urgent. For more, malloc would ask the kernel each time.
-_MOST_EVENTS = 4096
+# The most events of one call (select.epoll's default), and of one poll, which may make several.
+_MOST_AT_ONCE = 1023
+_MOST_EVENTS = 16 * _MOST_AT_ONCE
 
 Event = tuple[int, int]
 
@@ -97,11 +97,18 @@ class EpollPoller:
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Wait for events: at most `timeout` seconds, or indefinitely if it is None."""
-        events = self._epoll.poll(timeout, _MOST_EVENTS)
+        poll = self._epoll.poll
+        events = poll(timeout)
+        if len(events) >= _MOST_AT_ONCE:
+            # Those that follow may be more urgent.
+            while len(more := poll(0)) >= _MOST_AT_ONCE and len(events) < _MOST_EVENTS:
+                events += more
+            events += more
         wake_fd = self._pipe.fd
         for event in events:
             if event[0] == wake_fd:
                 self._pipe.empty()
+                # It may be among the events more than once, if several calls were made.
                 return [each for each in events if each[0] != wake_fd]
         return events
 
