@@ -153,7 +153,7 @@ def test_wsgi_app_over_budget_ends_with_1(
 ) -> None:
     report = tmp_path / "report"
     options = ("--worker-class=FastWorker", f"--report={report}")
-    assert bench(APP, "/new", "/crumbs", *SHORT, *options, "--budget=p99=1us,ratio=0.001") == 1
+    assert bench(APP, "/new", "/crumbs", *SHORT, *options, "--budget=p99=0.001,ratio=0.001") == 1
     out, err = capfd.readouterr()
     assert "over budget: /new, WSGIFast on FastWorker: p99 is" in err
     assert "ratio is" not in err

@@ -124,8 +124,7 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
     return Table(name, f"{options.app}, {found.interface}", rows, notes=notes)
 
 
-_UNITS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds
-_BAR = re.compile(r"([a-z0-9-]+) *(<=|>=|=) *([0-9]+(?:\.[0-9]+)?) *(us|ms|s|)", re.ASCII)
+_BAR = re.compile(r"([a-z0-9-]+) *(<=|>=|=) *([0-9]+(?:\.[0-9]+)?) *(ms|)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def budget(text: str) -> list[Bar]:
 
 def _bar(text: str) -> Bar:
     found = _BAR.fullmatch(text)
-    if found is None or found[1] not in FIGURES:
+    if found is None or found[1] not in FIGURES or found[4] not in FIGURES[found[1]].unit:
         raise ConfigurationError(
             f"--budget {text}: write FIGURE=BAR, such as p99=50ms; figures: {', '.join(FIGURES)}"
         )
@@ -198,9 +197,7 @@ def _bar(text: str) -> Bar:
     if sign != "=" and (sign == ">=") != figure.least:
         right = ">=" if figure.least else "<="
         raise ConfigurationError(f"--budget {text}: write {name}{right}{value}{unit}")
-    if unit and figure.unit != " ms":
-        raise ConfigurationError(f"--budget {text}: {name} is not a time")
-    return Bar(name, float(value) * _UNITS[unit])
+    return Bar(name, float(value))
 
 
 def over_budget(bars: Sequence[Bar], results: Iterable[Result]) -> Iterator[tuple[str, bool]]:
