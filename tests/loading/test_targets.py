@@ -141,8 +141,8 @@ def test_asynchronous_factory_makes_the_app(name: str, expected: str) -> None:
         ("package.nowhere:app", "No module named 'package.nowhere' (did you mean 'package'?); "),
         ("package.missing:app", "ModuleNotFoundError: No module named 'pack'"),
         ("module.wsgi:app", "No module named 'module.wsgi'; 'module' is not a package"),
-        ("json:app", "__init__.py); for the file here write json.py"),
-        ("json", "__init__.py); for the file here write json.py"),
+        ("json:app", "/json/__init__.py'> has no 'app'"),
+        ("json", "/json/__init__.py'> has no application, "),
         ("nowhere.py", "there is no file nowhere.py"),
     ],
 )  # fmt: skip

@@ -227,8 +227,8 @@ def _only_app(module: Any, target: str) -> str:
     if getattr(module, "__file__", None) is None:
         raise AppNotLoaded(f"{target}: {target} is a directory; name a module or a .py file in it")
     raise AppNotLoaded(
-        f"{target}: {module.__name__} has no {', '.join(_NAMES)} or "
-        f"{' or '.join(_FACTORIES)}{other_file(module)}; name the app, as in {target}:my_app"
+        f"{target}: {module} has no {', '.join(_NAMES)} or {' or '.join(_FACTORIES)}; name the "
+        f"app, as in {target}:my_app"
     )
 
 
@@ -238,8 +238,8 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
     try:
         app = operator.attrgetter(name)(module)
     except AttributeError:
-        hint = other_file(module) or did_you_mean(name, dir(module))
-        raise AppNotLoaded(f"{target}: {module.__name__} has no {name!r}{hint}") from None
+        hint = did_you_mean(name, dir(module))
+        raise AppNotLoaded(f"{target}: {module} has no {name!r}{hint}") from None
     if not is_call:
         return app
     try:
@@ -320,14 +320,6 @@ def named_module(name: str, target: str) -> ModuleType:
             else f"{target}: {name} is neither a module nor a .py file"
         )
     return _imported(name, target)
-
-
-def other_file(module: ModuleType) -> str:
-    """The end of a message: a file of the same name that is here, if the module is another."""
-    here = Path(f"{module.__name__}.py")
-    if not here.is_file() or _is_of(module, here):
-        return ""
-    return f" ({module.__file__ or 'built into Python'}); for the file here write {here}"
 
 
 def _of_file(path: str, target: str) -> ModuleType:

@@ -204,8 +204,6 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
             before = prepare(arguments, target)
         except ConfigurationError as error:
             return Loaded(refusal=str(error))
-        except AppNotLoaded as error:
-            return Loaded(error=str(error), is_special=True)
         target = target or before["settings"].get("app", "")
         if not target:
             return Loaded(**before)
@@ -380,7 +378,6 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
     """Do as uvicorn does before it imports the app.
 
     :raises ConfigurationError: if it refuses its arguments, or ends at once, as with --help.
-    :raises AppNotLoaded: if it cannot read --env-file.
     """
     import click
     from click.core import ParameterSource
@@ -398,13 +395,8 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
     if values.get("app_dir") is not None:
         sys.path.insert(0, values["app_dir"])
     if values.get("env_file") is not None:
-        try:
-            from dotenv import load_dotenv
-        except ImportError:
-            raise AppNotLoaded(
-                f"--env-file {values['env_file']}: uvicorn reads it by python-dotenv: "
-                "pip install python-dotenv"
-            ) from None
+        from dotenv import load_dotenv
+
         load_dotenv(dotenv_path=values["env_file"])
     unset = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
     settings = {
