@@ -7,12 +7,14 @@ import contextlib
 import math
 import mmap
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -112,6 +114,28 @@ def test_time_limit_is_for_the_whole_receive(pair: Pair) -> None:
     assert set(caught.value.partial) == set(b"x")
     assert isinstance(caught.value, TimeoutError)
     assert pair.far.gettimeout() == own
+
+
+@pytest.mark.parametrize("own", [None, 60.0])
+def test_time_limit_holds_where_another_process_receives_first(
+    own: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tcp_pair() as pair:
+
+        class Robbed:
+            def __init__(self) -> None:
+                self._poll = select.poll()
+                self.register = self._poll.register
+
+            def poll(self, timeout: float) -> bool:
+                return bool(self._poll.poll(timeout)) and bool(pair.far.recv(1))
+
+        fake = SimpleNamespace(poll=Robbed, POLLIN=select.POLLIN)
+        monkeypatch.setattr(receive_module, "select", fake)
+        pair.far.settimeout(own)
+        pair.near.sendall(b"x")
+        with pytest.raises(ReceiveTimedOut):
+            recv_exactly(pair.far, 1, timeout=0.1)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3])

@@ -8,6 +8,7 @@ takes all that is there.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -295,12 +296,17 @@ def _by_poll(sock: socket.socket, deadline: float) -> Receive:
     """For plain sockets: wait until something is there, and receive all of it."""
     poller = select.poll()
     poller.register(sock.fileno(), select.POLLIN)
+    is_blocking = sock.gettimeout() is None
 
     def receive(rest: memoryview) -> int:
-        left = max(0.0, deadline - time.monotonic())
-        if not poller.poll(None if left > LONGEST_S else left * 1e3):
-            raise TimeoutError
-        return os.readv(sock.fileno(), [rest])
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            if not poller.poll(None if left > LONGEST_S else left * 1e3):
+                raise TimeoutError
+            with contextlib.suppress(BlockingIOError):  # another process has received it
+                if is_blocking:
+                    return sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
+                return os.readv(sock.fileno(), [rest])  # recv_into() would wait by itself
 
     return receive
 
