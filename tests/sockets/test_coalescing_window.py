@@ -257,6 +257,20 @@ def test_flusher_sleeps_while_writers_are_empty() -> None:
         assert recv_exactly(pair.far, 2, timeout=20) == b"cd"
 
 
+def test_look_at_a_message_just_gathered_waits_no_negative_time() -> None:
+    class Gathered(list[bytes | memoryview]):
+        looks = 0
+
+        def __bool__(self) -> bool:
+            self.looks += 1
+            return self.looks > 1
+
+    with tcp_pair() as pair:
+        writer = CoalescingWriter(pair.near)
+        writer._buffers = Gathered([b"overdue"])
+        assert writer.look() == 0
+
+
 def test_socket_that_is_not_plain_is_refused_with_a_flusher() -> None:
     with tls_pair() as pair:
         with pytest.raises(ConfigurationError, match="SSLSocket at once: pass background=False"):

@@ -228,7 +228,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
             self._pause_s = min(2 * self._pause_s, _BUSY_S)
             return self._pause_s
         if self._buffers:
-            return early_ns / 1e9
+            return max(0, early_ns) / 1e9  # gathered meanwhile, if it is overdue
         self._idle_looks += 1
         return self._pause_s if self._idle_looks <= _IDLE_LOOKS else None
 
