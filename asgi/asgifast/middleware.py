@@ -162,8 +162,6 @@ class ASGIFast:
         inner = scope
         offered = scope["extensions"] if "extensions" in scope else None  # noqa: SIM401
         extensions = self.offer.extensions_for(scope["path"])
-        if extensions is None:
-            extensions = await self.offer.decided_for(scope["path"])
         if not offered:
             if extensions:
                 inner = {**scope, "extensions": {**extensions}}

@@ -18,7 +18,6 @@ from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
 from .dispatch import code_objects, leaves_bodies_alone, may_wrap_send
-from .loops import in_thread
 from .messages import FILE_EXTENSIONS, PATHSEND, ZEROCOPYSEND
 
 # Wrappers that pass on messages of any type, and the attribute with their app.
@@ -140,8 +139,12 @@ class Offer:
         """What would be decided now."""
         return self._decided(_Layers())
 
-    def extensions_for(self, path: str) -> Mapping[str, dict[str, Any]] | None:
-        """What is offered to a request of this path, not to be changed; None if to be decided."""
+    def extensions_for(self, path: str) -> Mapping[str, dict[str, Any]]:
+        """What is offered to a request of this path, not to be changed. A new decision is logged.
+
+        A decision may read the source of a middleware function, on the event loop: once for each
+        function of a process.
+        """
         decision = self._decision
         for known, count in self._lists:
             if len(known) != count:
@@ -150,19 +153,14 @@ class Offer:
             if app.middleware_stack is not stack:
                 decision = None
         if decision is None:
-            return None
+            decision = self._decide()
         if decision.withheld and any(part in path for part in decision.withheld):
             return self._always
         return self._extensions
 
-    async def decided_for(self, path: str) -> Mapping[str, dict[str, Any]]:
-        """Decide on an event loop, and log what is new."""
-        layers = _Layers(may_read=False)
-        try:
-            decision = self._decided(layers)
-        except _MustRead:
-            layers = _Layers()
-            decision = await in_thread(self._decided, layers)
+    def _decide(self) -> PathsendDecision:
+        layers = _Layers()
+        decision = self._decided(layers)
         self._lists, self._stacks = layers.lists, layers.stacks
         # An ASGIFast inside logs its own.
         is_logged = self._asked is None and not (decision.offered and layers.has_asgifast)
@@ -170,7 +168,7 @@ class Offer:
             _log(decision)
         self._decision = decision
         self._extensions = {**decision.extensions, **self._always}
-        return self.extensions_for(path) or self._always
+        return decision
 
     def _decided(self, layers: _Layers) -> PathsendDecision:
         asked = self._asked
@@ -191,15 +189,10 @@ class _Unknown(Exception):
     """A layer is not known to bear the extension; or is known not to."""
 
 
-class _MustRead(Exception):
-    """The source of an app has to be read, which may wait for a disk."""
-
-
 class _Layers:
     """The layers of an app, each looked at once."""
 
-    def __init__(self, *, may_read: bool = True) -> None:
-        self._may_read = may_read
+    def __init__(self) -> None:
         self.has_asgifast = False
         self.lists: list[tuple[list[Any], int]] = []
         self.stacks: list[tuple[Any, Any]] = []
@@ -212,8 +205,6 @@ class _Layers:
         try:
             self._look_at(app)
             self._look_at_responses()
-        except _MustRead:
-            raise
         except Exception as error:  # noqa: BLE001 - also of another version's internals, or a proxy
             why = str(error)
             if not isinstance(error, _Unknown):
@@ -352,8 +343,6 @@ class _Layers:
     def _look_at_dispatch(self, function: Any, name: str, owner: Any = None) -> None:
         # It fails on any message but pathsend.
         self._zerocopy = False
-        if not self._may_read:
-            raise _MustRead
         is_method = owner is not None and function is owner.dispatch
         if isinstance(function, MethodType):
             function, is_method = function.__func__, True

@@ -75,6 +75,11 @@ ALLOWED = (
         "the file was served before: its inode is in memory (its pages need not be)",
     ),
     AllowedCalls(
+        "asgifast.dispatch.leaves_bodies_alone",
+        ("os.stat", "open"),
+        "once for each dispatch function: its source",
+    ),
+    AllowedCalls(
         "wsgifast.sockets.sending.has_its_size",
         ("os.pread",),
         "made for a file without blocks only: there is nothing on the disk to wait for",

@@ -191,8 +191,6 @@ class FileSending(asyncio.Protocol):
             return None
         app, offer = self._served
         extensions = offer.extensions_for(scope["path"])
-        if extensions is None:
-            extensions = await offer.decided_for(scope["path"])
         offered = scope.get("extensions")
         scope["extensions"] = {**offered, **extensions} if offered else {**extensions}
         # Attribute by attribute: a constructor would be one more call for every request.
