@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,6 +133,19 @@ def test_exporter_killed_anywhere_counts_nothing_twice(
     # A plan, a file, what it replaces and the plan's removal, of both kinds; and the gauges' files.
     assert steps == 2 * 4 + 2
     assert not list(path.glob("*.tmp"))
+
+
+def test_file_that_vanishes_once_it_is_listed_is_left_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Entry(SimpleNamespace):
+        def stat(self) -> None:
+            raise FileNotFoundError
+
+    report()
+    listed = [*os.scandir(path), Entry(name="gauge_liveall_1.db", path="gauge_liveall_1.db")]
+    monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext(listed))
+    assert samples(Directory(str(path), own=False))["wsgifast_threads", ()] == 4
 
 
 def test_files_that_cannot_be_removed_count_once(

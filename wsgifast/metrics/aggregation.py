@@ -49,7 +49,6 @@ UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 # The name of the process in the names of merged files.
 _DEAD = "wsgifast-dead"
 _PLAN = "merging.json"
-_ATTEMPTS = 3
 # Keys that are remembered as they were parsed: more than a scrape usually has.
 _PARSED_KEYS = 20_000
 # A file begins with the number of its bytes that are used.
@@ -80,13 +79,7 @@ class Directory:
         :param accept: the client's Accept header.
         """
         with self._lock:
-            for attempt in range(_ATTEMPTS):
-                try:
-                    metrics = self._read()
-                    break
-                except UNREADABLE:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
+            metrics = self._read()
             encode, content_type = choose_encoder(accept)
             return content_type, encode(SimpleNamespace(collect=lambda: metrics))
 
@@ -131,14 +124,16 @@ class Directory:
     def _files(self) -> list[tuple[str, int]]:
         """The path and the inode of each: a merged file is replaced by one of the same name.
 
-        An empty file has just been created.
+        An empty file has just been created, and one that vanishes is the app's, removed by its
+        mark_process_dead().
         """
+        found = []
         with os.scandir(self.path) as entries:
-            return [
-                (entry.path, entry.inode())
-                for entry in entries
-                if entry.name.endswith(".db") and entry.stat().st_size > 0
-            ]
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.name.endswith(".db") and entry.stat().st_size > 0:
+                        found.append((entry.path, entry.inode()))
+        return found
 
     def _may_live(self, process: str) -> bool:
         if pid_in(process) is None:
