@@ -137,15 +137,10 @@ class _Look:
         if not self._has_known_parameters:
             return False
         nodes = [each for part in self._node.body for each in ast.walk(part)]
-        known = -1
-        while known != len(self._responses):  # an alias may be used before its assignment
-            known = len(self._responses)
-            for each in nodes:
-                if self._is_response(each):
-                    targets = _targets(self._parents[each])
-                    self._responses.update(
-                        name.id for name in targets if isinstance(name, ast.Name)
-                    )
+        for each in nodes:
+            if self._is_response(each):
+                targets = _targets(self._parents[each])
+                self._responses.update(name.id for name in targets if isinstance(name, ast.Name))
         return all(map(self._is_allowed, nodes))
 
     def _is_response(self, node: ast.AST) -> bool:
@@ -192,7 +187,8 @@ class _Look:
         if isinstance(parent, ast.Attribute):
             return parent.attr in _HARMLESS
         if targets := _targets(parent):
-            return all(isinstance(each, ast.Name) for each in targets)
+            is_renamed = isinstance(node, ast.Name)  # perhaps behind the use of its new name
+            return not is_renamed and all(isinstance(each, ast.Name) for each in targets)
         if isinstance(parent, ast.Return):
             return self._function_of(node) is self._node
         return isinstance(parent, ast.Expr)

@@ -97,16 +97,6 @@ class PathsendDecision(NamedTuple):
     # Except where the request's path has one of these: routes and mounts with an unknown layer.
     withheld: tuple[str, ...] = ()
 
-    @property
-    def extensions(self) -> dict[str, dict[str, Any]]:
-        """What is added to the extensions that the app is offered."""
-        if not self.offered:
-            return {}
-        extensions = {name: options.copy() for name, options in FILE_EXTENSIONS.items()}
-        if not self.zerocopy:
-            del extensions[ZEROCOPYSEND]
-        return extensions
-
 
 class Offer:
     """What an app is offered, decided when it is first asked for.
@@ -167,7 +157,10 @@ class Offer:
         if is_logged and decision != self._decision:
             _log(decision)
         self._decision = decision
-        self._extensions = {**decision.extensions, **self._always}
+        extensions = {**FILE_EXTENSIONS} if decision.offered else {}
+        if not decision.zerocopy:
+            extensions.pop(ZEROCOPYSEND, None)
+        self._extensions = {**extensions, **self._always}
         return decision
 
     def _decided(self, layers: _Layers) -> PathsendDecision:
