@@ -105,13 +105,18 @@ def test_scheme_of_trusted_peer_alone_is_used(begin: Begin) -> None:
 
 def test_stream_to_head_204_or_304_has_no_body(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response(environ["PATH_INFO"][1:] + " X", [("Content-Type", "text/plain")])
+        write = start_response(environ["PATH_INFO"][1:] + " X", [("Content-Type", "text/plain")])
+        for _ in environ["QUERY_STRING"]:
+            write(b"dropped")  # which raises from the tenth second on
+            peer.bench.clock.now += 1
         return [b"dropped"]
 
     peer = begin(app)
     for path, method in (("/200", "HEAD"), ("/204", "GET"), ("/304", "GET")):
-        answer = peer.get(path, method)
-        assert (answer.status, answer.body, answer.ended) == (int(path[1:]), b"", True)
+        for query in ("", "?" + 99 * "x"):
+            answer = peer.get(path + query, method)
+            seen = answer.status, answer.body, answer.ended, answer.reset
+            assert seen == (int(path[1:]), b"", True, None)
 
 
 def test_early_hints_and_trailers_are_sent(begin: Begin) -> None:

@@ -6,6 +6,7 @@ in one call, a file by sendfile. Subclasses encode the head and decide about the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -34,8 +35,8 @@ from .streams import Stream, is_event_stream
 _JOIN_BYTES = 64 * 1024
 # A block is compressed under the lock of its output, in pieces of this size.
 _COMPRESSED_BYTES = 16 * 1024
-# How often to check for a client to which nothing is sent.
-_LOOK_AGAIN_S = 1.0
+# For so long, from the first block on, what is written to a response without a body is dropped.
+_DROPS_S = 10.0
 
 # Of a response before start_response. Not a class attribute: CPython reads an attribute slowly if
 # the class has an object of a Python class under the same name.
@@ -71,9 +72,6 @@ class Output(Protocol):
     def end_stream(self, end: Callable[[], bytes], /) -> None:
         """Send the end of a stream; `end` is called once all its blocks have been framed."""
 
-    def check_client(self) -> None:
-        """Check that the client has not left, when there is nothing to send."""
-
     def write_file(self, head: bytes, fd: int, offset: int, size: int, /) -> None:
         """Send a head, which may be empty, and a part of a file.
 
@@ -103,7 +101,7 @@ class ResponseWriter(BodyCounter):
     closes = True
     _coding: ContentCoding | None = None  # of a stream that is compressed here
     _write_next: Callable[[bytes], object]  # set by the beginning of a stream
-    _looks_at: float | None = None  # when to look for the client of a response without a body
+    _dropped_since = math.inf  # when the first block was dropped; monotonic
 
     def __init__(self, output: Output) -> None:
         super().__init__(NOT_STARTED)
@@ -160,7 +158,7 @@ class ResponseWriter(BodyCounter):
             Content-Length Header"): otherwise an endless writer would not notice that
             nothing is sent. The part within the length has been sent by then.
         :raises ClientGone: if the client has left. If the response may have no body, such as one to
-            HEAD, blocks are dropped until then.
+            HEAD, blocks are dropped for some seconds, and then raise it, too.
         """
         coding = self._coding
         if coding is not None and coding.compressor is not None:
@@ -184,19 +182,11 @@ class ResponseWriter(BodyCounter):
             # At the Content-Length nothing follows: do not wait for more.
             write = self._output.write if self.complete else self._write_next
             write(block)
-        elif data:
-            self._check_client()
-
-    def _check_client(self) -> None:
-        """Check for the client when a block is dropped; otherwise an app might write forever.
-
-        Not at once: a client that has ended its side may wait for the answers to other requests.
-        """
-        now = time.monotonic()
-        if self._looks_at is None or now >= self._looks_at:
-            if self._looks_at is not None:
-                self._output.check_client()
-            self._looks_at = now + _LOOK_AGAIN_S
+        elif data:  # dropped; nothing is sent by which an endless writer would notice
+            now = time.monotonic()
+            self._dropped_since = min(self._dropped_since, now)
+            if now - self._dropped_since >= _DROPS_S:
+                raise ClientGone("the response has no body: the client has had all of it for long")
 
     def _begin_stream(
         self, block: bytes, frame: Callable[[bytes], bytes] | None, *, compresses: bool = False

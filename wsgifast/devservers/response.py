@@ -14,7 +14,6 @@ from ..bodies.files import Segment
 from ..bodies.response_writer import ResponseWriter, not_bytes
 from ..errors import BodyError, BodyTooShort, ClientGone
 from ..http.framing import BodyCounter, frame_response
-from ..sockets.closing import has_hung_up
 from ..sockets.sending import (
     MSG_MORE,
     FileSegment,
@@ -164,10 +163,6 @@ class Outlet:
             raise _gone(error) from error
         finally:
             self.unsent = sum(map(len, buffers))
-
-    def check_client(self) -> None:
-        if has_hung_up(self._sock):
-            raise ClientGone("the client has hung up")
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
         """:raises FileTruncated: if the file ends early.

@@ -139,8 +139,8 @@ class Application:
         # If the request's body could not be read, that is the cause of whatever the app raised.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
-        if isinstance(error, ConnectionError) and (
-            channel.output.error is not None or error is unread
+        if isinstance(error, ClientGone) or (
+            isinstance(error, ConnectionError) and channel.output.error is not None
         ):
             self.log.debug("Ignoring a lost connection: %s", error)
             exchange.resp = None if resp is not None and not resp.headers_sent else resp

@@ -220,11 +220,6 @@ class OutputQueue:
                 backlog.append_file(segment)
             self._send_or_raise()
 
-    def check_client(self) -> None:
-        if self.sender.has_lost_client():
-            self.fail(ClientGone("the client has hung up"))
-        self._check()
-
     def is_sent(self) -> bool:
         """Whether the kernel has taken everything, or never will."""
         if self.held is None:

@@ -22,7 +22,6 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ..sockets.client_limits import ClientWait
-from ..sockets.closing import has_hung_up
 from ..sockets.options import (
     QUICK_S,
     SocketLike,
@@ -167,10 +166,6 @@ class Sender:
         """
         wait = self._wait
         return None if wait is None else wait.pace(now)
-
-    def has_lost_client(self) -> bool:
-        """Return whether the client has hung up, and no event reports it."""
-        return has_hung_up(self._sock)
 
     # Bytes
 

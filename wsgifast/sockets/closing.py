@@ -1,4 +1,4 @@
-"""The end of a connection: whether the peer has hung up, and what is discarded of what it sends.
+"""The end of a connection: what is discarded of what the peer sends.
 
 The kernel resets a connection that is closed while received bytes are unread, and the client loses
 what it has not read yet of the response (RFC 9112 section 9.6). So a server ends the sending side
@@ -8,11 +8,6 @@ read the response only after that. Limits end the wait for one that never stops 
 
 from __future__ import annotations
 
-import select
-import socket
-
-# Only Linux reports a peer that has ended its own sending side alone.
-_ENDED_ITS_SIDE = getattr(select, "POLLRDHUP", 0)
 # A client that is silent for so long has nothing more to send; nginx's lingering_timeout.
 LINGER_S = 2.0
 # For so long, and so many bytes, a client may go on; the first is nginx's lingering_time.
@@ -21,19 +16,6 @@ _LINGER_BYTES = 1024 * 1024 * 1024
 # The most that is discarded of a request body that the app has not read, in order to keep the
 # connection: a client could otherwise keep the server busy for as long as it likes.
 UNREAD_BODY_BYTES = 1024 * 1024
-
-
-def has_hung_up(sock: socket.socket) -> bool:
-    """Return whether the peer has closed the connection, or will send nothing more. Never waits.
-
-    A peer that sends nothing more may still wait for what it has asked for.
-    """
-    poll = select.poll()
-    try:
-        poll.register(sock, _ENDED_ITS_SIDE)
-    except (OSError, ValueError):
-        return True  # it is closed on this side
-    return bool(poll.poll(0))
 
 
 class Lingering:

@@ -86,7 +86,10 @@ class HTTP2Response(Response):
             fields.append((b"date", header_lines.date().encode()))
         if self._framing.length is not None:
             fields.append((b"content-length", b"%d" % self._framing.length))
-        self._stream.stream_sender.head = [(b":status", b"%d" % head.code), *fields]
+        sender = self._stream.stream_sender
+        sender.head = [(b":status", b"%d" % head.code), *fields]
+        if not (self._framing.has_body or self._trailers):
+            sender.ends_after = 0  # the client need not wait for the app
         return b""
 
 
@@ -177,9 +180,6 @@ class StreamSender:
 
     def pace(self, now: float) -> tuple[float, int] | None:
         return None if self._window_wait is None else self._window_wait.pace(now)
-
-    def has_lost_client(self) -> bool:
-        return False  # the connection's owner sees it, and fails the stream
 
     def is_blocked(self) -> bool:
         """Whether its own window, or the connection's, is used up."""
