@@ -254,18 +254,13 @@ def check_second_start(exc_info: OptExcInfo | None, *, sent: bool, app: str = "t
 
     :param sent: whether the head has been sent, so that it cannot be replaced.
     :param app: its name, for the message.
-    :raises BodyError: without exc_info; if the head has been sent, also with one that is empty.
+    :raises BodyError: without exc_info.
     :raises BaseException: that of exc_info, if the head has been sent.
     """
     try:
         if not exc_info:
             raise BodyError(f"{app} called start_response twice without exc_info (PEP 3333)")
         if sent:
-            if exc_info[1] is None:
-                raise BodyError(
-                    f"{app} called start_response after its head was sent, with an exc_info that "
-                    "has no exception: call it inside the except block"
-                )
-            raise exc_info[1].with_traceback(exc_info[2])
+            raise exc_info[1].with_traceback(exc_info[2])  # type: ignore[union-attr]
     finally:
         exc_info = None
