@@ -227,18 +227,10 @@ class Backlog:
     def may_spill(self, limit: int) -> bool:
         """Whether more may be written to a temporary file.
 
-        :param limit: the most bytes of one file. When all of a full file has been sent, a new one
-            takes its place; it cannot be overwritten, because its pages may still be in the socket.
+        :param limit: the most bytes of it. What has been sent cannot be overwritten, because its
+            pages may still be in the socket.
         """
-        spill = self._spill_file
-        if spill is None or self.spilling is not None:
-            return limit > 0
-        if spill.size < limit:
-            return True
-        if self._uses.get(spill.fileno()) != 1:
-            return False
-        self._close_spill_file()
-        return True
+        return (0 if self._spill_file is None else self._spill_file.size) < limit
 
     def begin_spill(self, buffers: list[memoryview]) -> Spilling:
         """Add what :meth:`take_excess` has returned; see :meth:`spill` and :meth:`end_spill`."""
