@@ -96,10 +96,6 @@ class Response(ResponseWriter):
     # What loggers and hooks read.
 
     @property
-    def version(self) -> str | None:
-        return self.cfg.server_name
-
-    @property
     def headers(self) -> list[tuple[str, str]]:
         """The app's headers as they are sent."""
         if self._head is None:
@@ -110,14 +106,6 @@ class Response(ResponseWriter):
     @property
     def response_length(self) -> int | None:
         return self._framing.length
-
-    @property
-    def chunked(self) -> bool:
-        return self._framing.chunked
-
-    @property
-    def upgrade(self) -> bool:
-        return self._head is not None and self._head.upgrades
 
     def force_close(self) -> None:
         self.must_close = True
