@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from wsgifast.commands.arguments import option, seconds
-from wsgifast.commands.bench.processes import HOST, ServerFailed, orderly_end
+from wsgifast.commands.bench.processes import HOST, ServerFailed, orderly_end, wait_until
 from wsgifast.commands.bench.report import machine, now
 from wsgifast.commands.client import HTTPClient
 from wsgifast.commands.terminal import show, table
@@ -104,7 +104,9 @@ def tried(application: Application, folder: Path, limit_s: float) -> dict[str, A
                     asks += more
                     found |= ask_all(client, more, {})
                 # gunicorn listens before it imports the app, and ends after that has failed.
-                server.check(_MAY_END_S if all(one.error for one in found.values()) else 0.0)
+                if all(one.error for one in found.values()):
+                    wait_until(lambda: server.process.poll() is not None, _MAY_END_S)
+                server.check()
                 log = server.log_path.read_text(errors="replace")
         except ServerFailed as error:
             result["failed"][name] = str(error)

@@ -69,8 +69,8 @@ def test_bytes_of_bodies_are_shown_coded_and_decoded_and_as_time_on_a_link() -> 
     plain = compared({"a": (9, 9, 9), "b": (9, 9, 9)})
     seen = {"a": Seen(800_000, "x", True, decoded_bytes=800_000)}
     same = replace(plain, seen={**seen, "b": seen["a"]})
-    coded = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, True, "zstd", 800_000)})
-    unknown = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, True, "aes", None)})
+    coded = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, "zstd", 800_000)})
+    unknown = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, "aes", None)})
     assert "body bytes" not in results_text([plain])
     assert "body bytes" not in results_text([same])
     assert "800,000" in results_text([replace(same, row=replace(same.row, sizes=True))])

@@ -102,17 +102,10 @@ class RunningServer:
         lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n".join(f"    {line}" for line in lines) or "    (its log is empty)"
 
-    def check(self, within: float = 0.0) -> None:
-        """Make sure that the server still runs.
-
-        :param within: seconds to give to a server that may be about to end.
-        :raises ServerFailed: with its log, if it has ended.
-        """
-        try:
-            status = self.process.wait(within)
-        except subprocess.TimeoutExpired:
-            return
-        raise ServerFailed(f"{self.name} ended with status {status}:\n{self.log_tail()}")
+    def check(self) -> None:
+        """:raises ServerFailed: with its log, if the server has ended."""
+        if (status := self.process.poll()) is not None:
+            raise ServerFailed(f"{self.name} ended with status {status}:\n{self.log_tail()}")
 
 
 @contextlib.contextmanager

@@ -39,8 +39,6 @@ from .tables import (
     look,
 )
 
-# gunicorn listens before it imports the app; if that fails, it ends within this time.
-_MAY_END_S = 3.0
 # A contender's second run in a round, where there is one.
 _AGAIN = "the first again, for the noise"
 
@@ -123,9 +121,8 @@ class _Servers:
         for contender in row.contenders:
             if contender.server is None or contender.fresh or contender.client is not None:
                 continue
-            seen[contender.name] = found = look(tasks[contender.name])
-            server = self._shared(contender.server)
-            server.check(within=0.0 if found.answered else _MAY_END_S)
+            seen[contender.name] = look(tasks[contender.name])
+            self._shared(contender.server).check()
         first = next((c for c in row.contenders if c.name in seen), None)
         if first is None or first.server is None or not seen[first.name].ok:
             return seen, False

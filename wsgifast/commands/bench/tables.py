@@ -110,7 +110,6 @@ class Seen:
     :ivar body_bytes: of the body as it was sent.
     :ivar digest: of the body, decoded where that is possible.
     :ivar ok: the whole answer came, with a status below 400.
-    :ivar answered: there is a head at least.
     :ivar coding: the Content-Encoding, such as "gzip"; "" for none.
     :ivar decoded_bytes: of the body without it; None if it could not be decoded.
     """
@@ -118,7 +117,6 @@ class Seen:
     body_bytes: int
     digest: str
     ok: bool
-    answered: bool = True
     coding: str = ""
     decoded_bytes: int | None = None
 
@@ -140,7 +138,7 @@ def look(task: Task) -> Seen:
     lines = [line.partition(":") for line in (*task.headers, "Connection: close")]
     headers = [(name, value.strip()) for name, _, value in lines]
     tls = unverified_tls() if task.tls else None
-    ok, answered, coding = False, True, ""
+    ok, coding = False, ""
     try:
         client = HTTPClient(*task.address, tls=tls, headers=headers, limit_s=LOOK_S)
         answer = client.ask(task.path, take=take)
@@ -152,11 +150,10 @@ def look(task: Task) -> Seen:
                 f"{task.path}: no end of the answer after {LOOK_S:.0f} s; name a path whose "
                 "answers end"
             ) from None
-        answered = error.status is not None
     # Two gzips of the same have other bytes, for their time.
     if coding and len(kept) == size and (body := decoded(bytes(kept), coding)) is not None:
-        return Seen(size, hashlib.sha256(body).hexdigest(), ok, answered, coding, len(body))
-    return Seen(size, digest.hexdigest(), ok, answered, coding, None if coding else size)
+        return Seen(size, hashlib.sha256(body).hexdigest(), ok, coding, len(body))
+    return Seen(size, digest.hexdigest(), ok, coding, None if coding else size)
 
 
 def cpu_seconds(pid: int) -> float:
