@@ -13,11 +13,11 @@ from pathlib import Path
 
 from ...errors import ConfigurationError
 from ...http.head import header_value
-from ..arguments import STATUS_PART_FAILED, check_path, check_writable, given_headers
+from ..arguments import check_path, check_writable, given_headers
 from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
 from ..terminal import next_steps, number_text, show
-from .locust_client import Locust, LocustFailed
+from .locust_client import Locust
 from .processes import HOST, free_port, orderly_end
 from .results import Ratio, Result
 from .runner import measure
@@ -32,6 +32,7 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
 
     :param master: the address on which it would wait for workers on other machines.
     :raises ConfigurationError: for options that do not go together.
+    :raises LocustFailed: if Locust does not start, or its workers do not come.
     """
     bars = budget(options.budget or "")
     report = Path(options.report)
@@ -50,20 +51,16 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     # Enough time for all rounds, but not for ever if the server is stuck.
     row_s = max(_LEAST_ROW_S, float(10 * options.rounds * options.seconds))
     profile = Profile(options.seconds, options.rounds, row_seconds=row_s, noise=True)
-    try:
-        with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
-            table = _table(report.name, options, paths, locust)
-            if workers:
-                show(
-                    f"Waiting for {workers} of: wsgifast bench --worker --master-host {master[0]} "
-                    f"--master-port {master[1]}",
-                    error=True,
-                )
-            locust.start()
-            results, status = measure([table], profile, host=host, folder=report.parent)
-    except LocustFailed as error:
-        show(f"wsgifast bench: {error}", error=True)
-        return STATUS_PART_FAILED
+    with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
+        table = _table(report.name, options, paths, locust)
+        if workers:
+            show(
+                f"Waiting for {workers} of: wsgifast bench --worker --master-host {master[0]} "
+                f"--master-port {master[1]}",
+                error=True,
+            )
+        locust.start()
+        results, status = measure([table], profile, host=host, folder=report.parent)
     if status:
         return status
     if not bars and not options.worker_class:
