@@ -72,7 +72,8 @@ def test_limits_of_cgroups(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     monkeypatch.setattr("os.sysconf", MACHINE_BYTES.__getitem__)
-    assert read_container(lay_out(tmp_path, files), affinity=8) == expected
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
+    assert read_container(lay_out(tmp_path, files)) == expected
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,7 @@ _LOCAL = ("127.", "localhost", "[::1]", "unix:")
 _SERVERS: Mapping[str, ServerName] = {"gunicorn": "gunicorn", "uvicorn": "uvicorn"}
 
 
-def check_deployment(
-    command: Sequence[str], environment: Mapping[str, str], directory: str | None = None
-) -> Report:
+def check_deployment(command: Sequence[str], environment: Mapping[str, str]) -> Report:
     """Look at a server's command line, with its configuration and its app, and at this machine.
 
     :param command: of gunicorn or uvicorn, also as `python -m gunicorn`.

@@ -37,17 +37,13 @@ class Container:
     memory_bytes: int
 
 
-def read_container(root: Path = Path("/"), affinity: int | None = None) -> Container:
+def read_container(root: Path = Path("/")) -> Container:
     """What the kernel lets this process use: cgroup v2, else v1; else the machine.
 
     :param root: where /proc and /sys are.
-    :param affinity: the CPUs that it may run on; None: asks the kernel.
     """
     machine = os.cpu_count() or 1
-    if affinity is None:
-        affinity = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
-        )  # fmt: skip
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     cpus, cpus_by = float(affinity), "machine" if affinity == machine else "affinity"
     for quota in _quotas(root):
         if quota < cpus:
