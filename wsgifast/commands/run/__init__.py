@@ -58,18 +58,12 @@ def wrapped(
 
 
 def _django_hashes(prefix: str) -> HashedNames | None:
-    """The test of hashed names of Django's storage, for the files below STATIC_URL."""
-    settings = loading.django_settings()
-    prefix = prefix.rstrip("/") + "/"
-    if (
-        settings is None
-        or not settings.STATIC_URL
-        or settings.STATIC_URL.rstrip("/") + "/" != prefix
-    ):
+    """The test of hashed names of Django's storage."""
+    if loading.django_settings() is None:
         return None
     from ...django.middleware import HashedNames
 
-    return HashedNames(prefix)
+    return HashedNames(prefix.rstrip("/") + "/")
 
 
 def wrapped_by_environment() -> Any:
