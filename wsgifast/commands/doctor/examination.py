@@ -20,6 +20,7 @@ from ...compression import Compression
 from ...compression.codings import available_codings, compressor
 from ...compression.response import ResponseCoding
 from ...files.coded_copies import MIN_SAVING
+from ...http.head import HOP_BY_HOP
 from ...middleware import WSGIFast
 from ..client import BROWSER_ACCEPT_ENCODING, decoded
 from .findings import BLOCKED_S
@@ -177,10 +178,8 @@ def _costs(contenders: dict[str, Record], endpoint: Endpoint) -> dict[str, Cost]
 # After the first pair this is the Thue-Morse sequence: an app that answers in turns, such as every
 # other request in another way, gives each side both answers.
 _AGAIN_RAW_FIRST = (False, False, True)
-# Of the server, or of one connection (RFC 9110 7.6.1).
-_NOT_THE_APPS = frozenset(
-    {"connection", "date", "keep-alive", "proxy-connection", "server", "transfer-encoding"}
-)
+# Of the server, or of one connection.
+_NOT_THE_APPS = HOP_BY_HOP | {"date", "server"}
 # What wrapping adds, where the app sends none.
 _ADDED = frozenset({"accept-ranges", "content-length", "etag", "last-modified"})
 # A body that is compressed anew may have another size.
