@@ -104,7 +104,6 @@ WRONG: dict[str, list[Any]] = {
     "max_age": ["60", -1, 1.5, True],
     "mimetypes": [["x"], "x", {".x": 5}, {5: "text/x"}],
     "prefix": [5, ["/static/"], b"/static/"],
-    "recheck_s": ["1", -1, float("nan"), True, None],
     "root": [5, {"a": "b"}, "/no/such/folder", b"/tmp", True],
     "skip_extensions": ["jpg,png", ["jpg", 1], 5, [""], {"jpg": 1}, b"jpg", [None], True],
 }

@@ -51,42 +51,6 @@ def test_changed_file_is_sent_at_once(site: Path, name: str) -> None:
     assert call(app, f"/{name}").body == b"replaced"
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic time, in seconds, as the one element of a list."""
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    return now
-
-
-def test_file_within_recheck_s_is_not_looked_at_again(site: Path, clock: list[float]) -> None:
-    app = StaticFiles(directory=site, recheck_s=5)
-    settle(site / "app.js")
-    before = call(app, "/app.js").body
-    (site / "app.js").write_text("changed")
-    clock[0] += 4.9
-    assert call(app, "/app.js").body == before
-    clock[0] += 0.2
-    assert call(app, "/app.js").body == b"changed"
-
-
-def test_recheck_counts_for_each_encoding_alone(site: Path, clock: list[float]) -> None:
-    write_sibling(site / "app.js", ".gz", b"old gzip")
-    write_sibling(site / "app.js", ".br", b"brotli of app.js")
-    settle(*site.glob("app.js*"))
-    app = StaticFiles(directory=site, recheck_s=5)
-    for encodings in ("gzip", "br", "identity"):
-        call(app, "/app.js", Accept_Encoding=encodings)
-    assert app._cache.used_bytes
-    write_sibling(site / "app.js", ".gz", b"new gzip")  # in place: the directory does not change
-    for _ in range(3):
-        clock[0] += 2
-        call(app, "/app.js")
-        call(app, "/app.js", Accept_Encoding="br")
-        call(app, "/app.js", Accept_Encoding="identity")
-    assert call(app, "/app.js", Accept_Encoding="gzip").body == b"new gzip"
-
-
 def test_swapped_directory_is_not_followed_out(site: Path) -> None:
     app = StaticFiles(directory=site)
     settle(site / "docs" / "index.html")

@@ -144,7 +144,6 @@ class Found(Kept):
     :ivar encoded: the siblings by coding in lower case, the preferred one first.
     :param url: the key in the cache.
     :param settled: whether any later change would be seen.
-    :ivar recheck_s: seconds for which the file is taken to be unchanged after a check.
     :ivar made_codings: those that the file may be compressed in.
     :ivar has_deltas: whether it may be sent as a delta to an earlier release.
     :ivar beside: paths whose change may bring other siblings: the directory, and siblings that are
@@ -156,7 +155,6 @@ class Found(Kept):
     encoded: Mapping[str, Source]
     url: InitVar[str]
     settled: InitVar[bool]
-    recheck_s: float
     made_codings: tuple[str, ...] = ()
     has_deltas: bool = False
     beside: Sequence[tuple[str, Identity]] = ()
@@ -165,8 +163,6 @@ class Found(Kept):
     def __post_init__(self, url: str, settled: bool) -> None:
         super().__init__(0)
         self._codings = tuple(self.encoded)
-        # time.monotonic() until which no check is needed.
-        self._good_until = time.monotonic() + self.recheck_s
         if settled:
             paths = [url, *self.absent, *(path for path, _ in self.beside)]
             self.cost = sum(4 * len(path) for path in paths)
@@ -202,24 +198,13 @@ class Found(Kept):
         stat() follows links, which does no harm: the files of these identities were allowed when
         they were opened.
         """
-        source = original = self.original
-        # Only clients that accept encodings are affected by changes of siblings.
-        negotiates = accept_encoding is not None
-        if negotiates and self._codings:
-            source = self.select(accept_encoding)
-        looked_at: Sequence[Source] = (original,) if source is original else (original, source)
-        if self.recheck_s:
-            now = time.monotonic()
-            if now < self._good_until:
-                return source
-            self._good_until = now + self.recheck_s
-            # Whatever this client asks for, others are answered without a check until then.
-            looked_at, negotiates = self.sources(), True
+        original, source = self.original, self.select(accept_encoding)
         try:
-            for each in looked_at:
+            for each in (original,) if source is original else (original, source):
                 if identity_of(os.stat(each.path)) != each.identity:
                     return None
-            if negotiates:
+            # Only clients that accept encodings are affected by changes of siblings.
+            if accept_encoding is not None:
                 for path, identity in self.beside:
                     if identity_of(os.stat(path)) != identity:
                         return None

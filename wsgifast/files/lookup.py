@@ -109,7 +109,6 @@ class Lookup:
     # A file's content is cached up to this size, in bytes.
     body_bytes: int
     listing: bool
-    recheck_s: float
     # Whether the prefix without its slash is the site's, too, and not the app's behind it.
     has_bare_prefix: bool
     # What of the files without a sibling is compressed when they are requested.
@@ -198,7 +197,7 @@ class Lookup:
         if not has_its_size(*file.opened(file.path)):
             # It may have other bytes at each read, and the file system does not report that.
             now = self._describe_one(file, None, headers, None, _read_unsized(file))
-            return Found(now, {}, url, settled=False, recheck_s=self.recheck_s)
+            return Found(now, {}, url, settled=False)
         folder = posixpath.dirname(file.path)
         # Before the siblings: one that appears meanwhile changes the directory's identity.
         beside = {folder: stat_or_none(folder)}
@@ -237,7 +236,6 @@ class Lookup:
                 facts is not None and is_settled(facts)
                 for facts in (file.facts, *codings.values(), *beside.values())
             ),
-            recheck_s=self.recheck_s,
         )
 
     def _made_codings(self, headers: list[Header], size: int) -> tuple[str, ...]:

@@ -8,14 +8,13 @@ and described by fstat() of the descriptor that is sent.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 from urllib.parse import quote
 
-from ..checks import Interface, check_app, check_switches, is_count, is_number
+from ..checks import Interface, check_app, check_switches, is_count
 from ..compression.codings import CODING_PACKAGES, available_codings
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
@@ -70,7 +69,6 @@ class StaticFilesBase(Generic[AppT]):
         listing: bool = False,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         etag: str | None = "stat",
-        recheck_s: float = 0,
         compress: bool | Compression = False,
         dictionaries: bool = False,
     ) -> None:
@@ -104,8 +102,6 @@ class StaticFilesBase(Generic[AppT]):
         :param etag: "stat" makes entity tags of size and modification time; "content" of the bytes,
             which are read at each lookup, for hosts whose copies have different times; None sends
             none.
-        :param recheck_s: seconds for which a cached file is taken to be unchanged, for file systems
-            on which stat() is slow; 0 checks at each request.
         :param compress: compress the files of up to 16 MiB that have no sibling when they are first
             requested: True, or a :class:`wsgifast.Compression`, of which its codings, its least
             size and its types apply. The copies take up to 64 MiB of memory.
@@ -142,8 +138,6 @@ class StaticFilesBase(Generic[AppT]):
             raise ConfigurationError(f"cache_bytes={cache_bytes!r}: bytes, from 0 on")
         if etag not in ("stat", "content", None):
             raise ConfigurationError(f"etag={etag!r}: 'stat', 'content' or None")
-        if not is_number(recheck_s, least=0, most=math.inf):
-            raise ConfigurationError(f"recheck_s={recheck_s!r}: seconds, from 0 on")
         if fallback is not None:
             if app is not None:
                 raise ConfigurationError(
@@ -175,7 +169,6 @@ class StaticFilesBase(Generic[AppT]):
             etag=etag,
             body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_SHARE),
             listing=listing,
-            recheck_s=recheck_s,
             has_bare_prefix=app is None,
             compression=compression,
         )
