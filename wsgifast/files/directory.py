@@ -142,7 +142,7 @@ class Directory:
         full_path = self.full_path(names)
         try:
             if self.follow_symlinks:
-                return _open_checked(full_path, None, follow=True)
+                return open_checked(full_path, None, follow=True)
             # Most requests to middleware are for no file: one stat() is cheaper than the walk. Its
             # other errors may come from beyond a link out of the root, and are not to be seen.
             if _is_absent(full_path):
@@ -226,7 +226,7 @@ class _Link(NamedTuple):
 def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
     """Open what the names lead to without following links; return the first link instead."""
     if not names:
-        return _open_checked(".", root)
+        return open_checked(".", root)
     parent = root
     try:
         last = len(names) - 1
@@ -245,13 +245,13 @@ def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
         name = names[last]
         if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             return _Link(last, os.readlink(name, dir_fd=parent))
-        return _open_checked(name, parent)
+        return open_checked(name, parent)
     finally:
         if parent != root:
             os.close(parent)
 
 
-def _open_checked(name: str, parent: int | None, *, follow: bool = False) -> Opened | None:
+def open_checked(name: str, parent: int | None, *, follow: bool = False) -> Opened | None:
     """Open a file or directory; anything else is refused before it is opened.
 
     Opening a device may have effects (rewind a tape, arm a watchdog), so stat() comes first. The

@@ -5,26 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
 from ..checks import size_text
-from .conditions import http_date
-from .directory import Directory, names_of
+from .directory import Directory, names_of, open_checked
 from .plan import Header, Plan
 
-_STYLE = (
-    "body{font:16px/1.6 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
-    "table{border-collapse:collapse;width:100%}td{padding:.1rem 1rem .1rem 0}"
-    "td+td{color:#666;text-align:right;white-space:nowrap}a{text-decoration:none}"
-    "@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8cf}}"
-)
 _HEADERS: tuple[Header, ...] = (
     ("Content-Type", "text/html; charset=utf-8"),
     ("Cache-Control", "no-cache"),
     # In case a name is not escaped: nothing in the page may run.
-    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+    ("Content-Security-Policy", "default-src 'none'"),
     ("X-Content-Type-Options", "nosniff"),
 )
 
@@ -48,15 +42,16 @@ def listing_plan(
         # "./": "a:b" would be a URL with a scheme.
         link = "./" + quote(name.encode("utf-8", "surrogateescape")) + slash
         size = size_text(facts.st_size) if is_file else ""
+        date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(facts.st_mtime))
         rows.append(
             f'<tr><td><a href="{link}">{_text(name)}{slash}</a></td>'
-            f"<td>{size}</td><td>{_date(facts.st_mtime)}</td></tr>"
+            f"<td>{size}</td><td>{date}</td></tr>"
         )
     title = _text(path)
     page = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width">'
-        f"<style>{_STYLE}</style>\n<h1>{title}</h1>\n<table>\n"
+        f'<meta name="color-scheme" content="light dark">\n<h1>{title}</h1>\n<table>\n'
         + "\n".join(rows)
         + "\n</table>\n</html>\n"
     ).encode()
@@ -72,28 +67,21 @@ def _entries(
         if opened is None:
             continue
         try:
-            listed = os.listdir(opened.fd)
+            for name in os.listdir(opened.fd):
+                path = [*names, name]
+                if names_of("/".join(path), hidden_files=hidden_files) is None:
+                    continue  # it is not served
+                with contextlib.suppress(OSError):  # it cannot be read
+                    # Only for a link the whole path has to be walked.
+                    entry = open_checked(name, opened.fd) or root.open(path)
+                    if entry is not None:
+                        os.close(entry.fd)
+                        entries[name] = entry.facts
         finally:
             os.close(opened.fd)
-        for name in listed:
-            path = [*names, name]
-            if names_of("/".join(path), hidden_files=hidden_files) is None:
-                continue  # it is not served
-            with contextlib.suppress(OSError):  # it cannot be read
-                entry = root.open(path)
-                if entry is not None:
-                    os.close(entry.fd)
-                    entries[name] = entry.facts
     return entries
 
 
 def _text(name: str) -> str:
     """Return a name as HTML; bytes that are not UTF-8 become U+FFFD."""
     return escape(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
-
-
-def _date(seconds: float) -> str:
-    try:
-        return http_date(int(seconds)).partition(", ")[2]
-    except OverflowError:
-        return ""
