@@ -25,11 +25,6 @@ def smtplib_line_ends(text: str) -> str:
     return re.sub(r"(?:\r\n|\n|\r(?!\n))", "\r\n", text)
 
 
-@given(WIRE_BYTES)
-def test_dots_are_doubled_as_smtplib_does(data: bytes) -> None:
-    assert wire.quote_dots(data) == smtplib_quotes(data)
-
-
 @given(WIRE_TEXT)
 def test_line_ends_are_made_as_smtplib_does(text: str) -> None:
     assert wire.with_crlf(text.encode()) == smtplib_line_ends(text).encode()
@@ -37,7 +32,7 @@ def test_line_ends_are_made_as_smtplib_does(text: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"a.b\r\nc.\r\n", b"x" * 5000])
 def test_data_that_needs_no_change_is_not_copied(data: bytes) -> None:
-    assert wire.quote_dots(data) is data
+    assert wire.Quoter().feed(data) is data
     assert wire.with_crlf(data) is data
 
 
@@ -58,11 +53,6 @@ def test_first_end_of_data_is_found(data: bytes, start: int) -> None:
 @given(WIRE_BYTES, st.sampled_from([(b"\n.", b"\n.."), (b"\r\n.", b"\r\n")]))
 def test_replace_in_block_equals_bytes_replace(data: bytes, change: tuple[bytes, bytes]) -> None:
     assert wire.replace_in_block(data, *change) == data.replace(*change)
-
-
-@given(WIRE_BYTES)
-def test_data_that_smtplib_leaves_alone_needs_no_quoting(data: bytes) -> None:
-    assert wire.needs_quoting(data) == (smtplib_quotes(data) != data)
 
 
 @given(st.lists(WIRE_BYTES))

@@ -6,7 +6,7 @@ They use what the server offers:
   together.
 - CHUNKING (RFC 3030): BDAT announces the size of the message, so that no dots are doubled and a
   file is sent by sendfile. A small message is sent with its envelope, in one round trip.
-- Otherwise DATA; the message is copied only if there are dots to double.
+- Otherwise DATA: dots are doubled block by block, fast where there are none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..sockets import (
     send_file_segment,
     set_nodelay,
 )
-from .wire import CRLF, Quoter, needs_quoting, quote_dots, with_crlf
+from .wire import CRLF, Quoter, with_crlf
 
 # What smtplib has for the timeout of socket.setdefaulttimeout().
 _DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
@@ -91,8 +91,8 @@ class SMTP(smtplib.SMTP):
 
         :param msg: the message. A str must be ASCII, and its line ends become CR LF; bytes are sent
             as they are, with dots doubled for DATA. A binary file is sent from its position to its
-            end, an iterable of bytes block by block: neither is read as a whole. Bytes are not
-            copied; a str is copied once, and again if its line ends are not CR LF.
+            end, an iterable of bytes block by block: neither is read as a whole. Bytes are copied
+            for DATA alone, block by block; a str once, and again if its line ends are not CR LF.
         :returns: the refused recipients, each with the server's reply.
         :raises smtplib.SMTPSenderRefused: if the server refuses the sender.
         :raises smtplib.SMTPRecipientsRefused: if it refuses all recipients.
@@ -197,22 +197,18 @@ class SMTP(smtplib.SMTP):
 
     def _send_data(self, body: _Body) -> Reply:
         """Send a message after a 354, and its end; return the reply."""
+        quoter = Quoter()
+        last = b""
         try:
-            if body.data is not None and len(body.data) <= _SMALL_MESSAGE_BYTES:
-                end = quote_dots(body.data) + body.missing_line_end()
-            elif body.data is not None and not needs_quoting(body.data):
-                self.send(body.data)
-                end = body.missing_line_end()
-            else:
-                quoter = Quoter()
-                for block in _gathered(map(quoter.feed, body.blocks())):
-                    self.send(block)
-                end = quoter.finish()
+            for block in _gathered(map(quoter.feed, body.blocks())):
+                if last:
+                    self.send(last)
+                last = block
         except BaseException:
             # After the end of the data, half a message would be delivered.
             self.close()
             raise
-        self.send(end + b"." + CRLF)
+        self.send(last + quoter.finish() + b"." + CRLF)
         return self.getreply()
 
     def _send_chunks(self, body: _Body) -> Reply:

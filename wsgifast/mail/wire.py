@@ -48,23 +48,6 @@ def replace_in_block(block: bytes, old: bytes, new: bytes) -> bytes:
     return new.join(block.rsplit(old))
 
 
-def needs_quoting(data: bytes) -> bool:
-    """Whether a line starts with a dot; as in smtplib, a bare LF ends a line too."""
-    return data.startswith(b".") or find_line_dot(data, b"\n") >= 0
-
-
-def quote_dots(data: bytes) -> bytes:
-    """Double the dot at the start of each line (RFC 5321, 4.5.2), exactly as smtplib does.
-
-    As in smtplib, a bare LF ends a line too: a dot too many is harmless, one too few is not.
-
-    :returns: the same object if there was nothing to do.
-    """
-    if find_line_dot(data, b"\n") >= 0:
-        data = data.replace(b"\n.", b"\n..")
-    return b"." + data if data.startswith(b".") else data
-
-
 def with_crlf(data: bytes) -> bytes:
     """Replace every bare CR and bare LF with CR LF.
 
