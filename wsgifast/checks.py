@@ -62,7 +62,7 @@ def list_of_text(value: object) -> list[str] | None:
     return items if all(isinstance(item, str) and item for item in items) else None
 
 
-def checked_timeout(value: Any, name: str = "timeout") -> float | None:
+def checked_timeout(value: Any) -> float | None:
     """Return a time limit in seconds; None for no limit, as for math.inf and all above LONGEST_S.
 
     :raises ConfigurationError: for NaN, a negative number, or what is no number.
@@ -70,9 +70,8 @@ def checked_timeout(value: Any, name: str = "timeout") -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ConfigurationError(
-            f"{name}={value!r}: seconds from 0 on; math.inf or None for no limit"
-        )
+        text = "seconds from 0 on; math.inf or None for no limit"
+        raise ConfigurationError(f"timeout={value!r}: {text}")
     return None if value > LONGEST_S else float(value)
 
 

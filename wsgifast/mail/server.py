@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 from typing import IO, Any
 
-from ..checks import LONGEST_S, check_switches, checked_timeout, is_count, needs
+from ..checks import check_switches, checked_timeout, is_count, needs
 from ..errors import ConfigurationError
 from .reception import (
     ChunkDecoder,
@@ -60,9 +60,6 @@ _PLAIN_ADDRESS = re.compile(
 )
 
 
-# aiosmtpd's options that are times, of its SMTP and its controllers.
-_TIMEOUTS = {"timeout", "proxy_protocol_timeout", "ready_timeout"}
-
 # Beyond this, waiting replies are sent at once: a client may pipeline any number of commands.
 _WAITING_REPLIES_BYTES = 16 * 1024
 
@@ -78,9 +75,6 @@ class _FastFactory:
 
     def __init__(self, handler: object, *args: Any, **options: Any) -> None:
         check_options(handler, **options)
-        if "ready_timeout" in options:  # for threading.Event, which takes no math.inf
-            limit = checked_timeout(options["ready_timeout"], "ready_timeout")
-            options["ready_timeout"] = LONGEST_S if limit is None else limit
         super().__init__(handler, *args, **options)  # type: ignore[call-arg]  # a controller is next
 
     def factory(self) -> SMTPServer:
@@ -369,6 +363,7 @@ def check_options(
     *,
     spool_bytes: object = None,
     refuse_smuggling: object = False,
+    timeout: object = None,
     **options: object,
 ) -> None:
     """:raises ConfigurationError: if an option of SMTPServer has an invalid value."""
@@ -378,8 +373,7 @@ def check_options(
             "give it handle_DATA()"
         )
     check_switches(refuse_smuggling=refuse_smuggling)
-    for name in _TIMEOUTS & options.keys():
-        checked_timeout(options[name], name)
+    checked_timeout(timeout)
     if spool_bytes is not None and not is_count(spool_bytes):
         raise ConfigurationError(f"spool_bytes is {spool_bytes!r}; it must be None, 0 or more")
     if spool_bytes is not None and options.get("decode_data"):

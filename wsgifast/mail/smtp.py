@@ -56,6 +56,8 @@ class SMTP(smtplib.SMTP):
     subclass has no effect on them. Any reply of 2yz is positive for them, as RFC 5321, 4.2.1 has
     it: smtplib reports a recipient who got a 252 as refused, to whom the server delivers.
 
+    ``timeout`` is in seconds; None and math.inf are no limit.
+
     Set ``pipelining`` or ``chunking`` to False, on an object or a subclass, for a server whose
     support for it is broken.
     """
@@ -63,17 +65,9 @@ class SMTP(smtplib.SMTP):
     pipelining = True
     chunking = True
 
-    @property  # smtplib sets it, and reads it to connect
-    def timeout(self) -> Any:
-        """Seconds; None for no limit, as for math.inf."""
-        return self._timeout
-
-    @timeout.setter
-    def timeout(self, seconds: Any) -> None:
-        is_default = seconds is _DEFAULT_TIMEOUT
-        self._timeout = seconds if is_default else checked_timeout(seconds)
-
     def connect(self, host: str = "localhost", port: int = 0, source_address: Any = None) -> Reply:
+        if self.timeout is not _DEFAULT_TIMEOUT:
+            self.timeout = checked_timeout(self.timeout)  # type: ignore[assignment]  # None, too
         reply = super().connect(host, port, source_address)
         if owned_socket(self) is not None:
             set_nodelay(self)
