@@ -51,6 +51,10 @@ class Watched:
         if self._fails:
             raise ValueError("close() has failed")
 
+    @property
+    def raw(self) -> object:
+        raise AssertionError("an app's object is asked for what files have")
+
 
 class Iterable:
     def __init__(self, blocks: Iterator[bytes], watched: Watched) -> None:

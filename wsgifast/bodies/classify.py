@@ -271,9 +271,10 @@ def closes_file_alone(close: Any) -> bool:
 
 def _is_of_pythons_file(close: Any) -> bool:
     file = getattr(close, "__self__", None)
+    if type(file) not in _FILES:  # nothing is asked of the app's own objects
+        return False
     raw = getattr(file, "raw", file)
-    is_pythons = type(file) in _FILES and type(raw) is io.FileIO and "close" not in vars(raw)
-    return is_pythons and close.__name__ == "close"
+    return type(raw) is io.FileIO and "close" not in vars(raw) and close.__name__ == "close"
 
 
 def _getter_for(kind: type) -> Callable[[Any], object] | None:
