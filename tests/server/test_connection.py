@@ -323,33 +323,33 @@ def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_blocks_held_for_slow_client_are_queued_as_app_ends(
+def test_blocks_held_for_slow_client_leave_a_full_memory_as_app_ends(
     make_bench: MakeBench, fails: bool
 ) -> None:
-    """From then on they count as memory that waits for clients."""
-
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield bytes(LARGE)
-        yield b"last"
+        for _ in range(100):
+            yield b"x" * 1000
         held = client.near.output.held
         assert held is not None
-        assert held.size == 4
+        assert held.size == 100_000
         if fails:
             raise ValueError("in the middle")
 
-    bench = make_bench(app)
+    bench = make_bench(app, attributes={"output_memory_bytes": 1000})
     client = bench.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
     output = client.near.output
     assert output.held is not None
     assert not output.held.blocks
+    assert bench.server.output_rules.memory.used_bytes < 32 << 10
     received = b""
     while not client.is_in(LINGERING):
         received += client.receive_all_there_is()
         bench.run()
     received += client.receive_all_there_is()
-    assert received.endswith(bytes(LARGE) + b"last")
+    assert received.endswith(bytes(LARGE) + b"x" * 100_000)
 
 
 def test_connection_that_is_kept_alive_alone_is_idle(make_bench: MakeBench) -> None:

@@ -157,7 +157,7 @@ def test_tick_ends_although_writers_go_on() -> None:
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def flush(self, *, wait: bool) -> bool:
+        def flush_at_tick(self) -> bool:
             flushed.append(self.number)
             shared.hold_back(self)  # its writer holds the next block back already
             return True

@@ -51,7 +51,7 @@ def test_disk_of_a_file_keeps_neither_writer_nor_event_waiting(
     near.queue.write_file(b"head", content, 7, 600_000)
     assert near.queue.draining
     near.queue.write(b"end")  # waits behind it
-    assert near.queue.flush(wait=False)
+    assert near.queue.flush_at_tick()
     other.queue.write(b"answer")
     assert other.receive(6) == b"answer"
     assert near.armed == []

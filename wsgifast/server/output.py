@@ -40,6 +40,7 @@ is writable would spin, so the queue *retries* after some time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -190,7 +191,7 @@ class OutputQueue:
             for buffer in buffers:
                 backlog.append(buffer)
             self._send_or_raise()
-            if not buffers or not backlog.size:
+            if not backlog.size:
                 return
             if self.keeps_all:
                 backlog.count_memory()
@@ -234,24 +235,26 @@ class OutputQueue:
         with self.lock:
             self._wait_for_room(0)
 
+    def flush(self) -> None:
+        """Send the blocks that are held back, or queue them as :meth:`write_all` does."""
+        if self.held is not None and self.held.blocks:
+            self._rules.queues.discard(self)
+            with contextlib.suppress(ClientGone):  # which the writer's next call reports
+                self.write_all(())
+
     # Called by any thread
 
-    def flush(self, *, wait: bool = True) -> bool:
-        """Send the blocks that are held back.
-
-        :param wait: whether to wait for the lock.
-        :returns: False if another thread has it.
-        """
+    def flush_at_tick(self) -> bool:
+        """As :meth:`flush`, but never wait; returns False if another thread has the lock."""
         if self.held is None or not self.held.blocks:
             return True
-        self._rules.queues.discard(self)
-        if not self.lock.acquire(blocking=wait):
+        if not self.lock.acquire(blocking=False):
             return False
         try:
-            if self.draining and not wait:
+            if self.draining:
                 return True  # the thread that sends takes them once it has nothing else
             self._queue_held()
-            if self.bytes_queued and not self.draining:
+            if self.bytes_queued:
                 self._send()
             if self.backlog is not None:
                 self.backlog.count_memory()

@@ -79,7 +79,7 @@ class OutputRules:
         later = []
         for queue in list(queues):  # not those that writers add meanwhile: this has an end
             queues.discard(queue)
-            if not queue.flush(wait=False):
+            if not queue.flush_at_tick():
                 later.append(queue)
         queues.update(later)
         return True

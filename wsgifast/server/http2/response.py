@@ -282,7 +282,8 @@ class StreamOutput(OutputQueue):
             self._check()
             if self.stream_sender.has_ended:
                 return
-            self._queue_held()
+            if not self.draining:
+                self._queue_held()  # else flush() does, or the thread that sends
             self.stream_sender.trailers = trailers or []
             self.stream_sender.ends_after = size
             if self.bytes_queued:
