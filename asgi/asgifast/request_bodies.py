@@ -266,11 +266,11 @@ class BufferedBody:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._last: Message | None = None  # the server's message, if it has all of the body
         self._file: TemporaryFile | None = None
         self._written = self._read = 0  # bytes of the file
         self._memory = bytearray()
-        self._rest = b""  # what there was no room for
+        # What came in one message, or there was no room for.
+        self._rest: bytes | None = None
         self._is_complete = False
 
     async def fill(self) -> bool:
@@ -284,10 +284,8 @@ class BufferedBody:
                 return False
             data = message.get("body", b"")
             self._is_complete = not message.get("more_body", False)
-            if self._is_complete and not self._memory and self._file is None:
-                self._last = message
-                return True
-            if not await self._keep(data):
+            is_whole = self._is_complete and not self._memory and self._file is None
+            if is_whole or not await self._keep(data):
                 self._rest = data
                 return True
             if self._is_complete:
@@ -295,9 +293,6 @@ class BufferedBody:
 
     async def receive(self) -> Message:
         """The receive() that the app is given."""
-        message, self._last = self._last, None
-        if message is not None:
-            return message
         at = self._read
         if self._file is not None and at < self._written:
             size = min(BLOCK_BYTES, self._written - at)
@@ -306,9 +301,9 @@ class BufferedBody:
             if len(block) < size:
                 raise OSError(f"a buffered request body ends after {at + len(block)} bytes")
             return self._message(block)
-        if self._memory or self._rest:
-            block = bytes(self._memory) + self._rest if self._rest else bytes(self._memory)
-            self._rest = b""
+        if self._memory or self._rest is not None:
+            block = bytes(self._memory) + (self._rest or b"")
+            self._rest = None
             self._drop_memory()
             return self._message(block)
         return await self._receive()
@@ -325,7 +320,7 @@ class BufferedBody:
                     file.close()
 
     def _message(self, block: bytes) -> Message:
-        is_last = self._read == self._written and not self._memory and not self._rest
+        is_last = self._read == self._written and not self._memory and self._rest is None
         more_body = not (self._is_complete and is_last)
         return {"type": "http.request", "body": block, "more_body": more_body}
 

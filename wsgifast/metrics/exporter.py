@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -59,7 +60,7 @@ class _Exporter:
         self._address = metrics_address(export.address)
         self._directory = Directory(export.directory, own=export.own)
         self._server: _Server | None = None
-        self._logged: set[str] = set()
+        self._log: Callable[[str], object] = cache(partial(logger.warning, "%s"))  # each text once
 
     def run(self) -> None:
         export = self._export
@@ -98,11 +99,6 @@ class _Exporter:
             self._log(f"Metrics wait for {self._address}: {error.strerror}")
         else:
             logger.info("Metrics at http://%s/metrics", self._address)
-
-    def _log(self, text: str) -> None:
-        if text not in self._logged:
-            self._logged.add(text)
-            logger.warning("%s", text)
 
 
 class _Handler(WSGIRequestHandler):
