@@ -409,14 +409,12 @@ class _Exchange:
                 await coalescer.flush()
                 await self._server_send(message)
         elif kind == "http.response.start":
-            if start is not None:
-                await forward_start(self, self._server_send)  # the server raises for the second one
+            await forward_start(self, self._server_send)  # the server raises for the second one
             self._headers = self._hold(message)
         elif kind in (PATHSEND, ZEROCOPYSEND):
             await self._send_file(message)
         else:
-            if start is not None:
-                await forward_start(self, self._server_send)
+            await forward_start(self, self._server_send)
             await self._server_send(message)
 
     async def _send_file(self, message: Message) -> None:
@@ -460,8 +458,7 @@ class _Exchange:
     async def _send_held(self) -> None:
         if self._is_examined:
             await self._coalescer.flush()
-        if self.start is not None:
-            await forward_start(self, self._server_send)
+        await forward_start(self, self._server_send)
 
     def _hold(self, message: Message) -> list[tuple[bytes, bytes]]:
         """Hold a head, whose headers it returns; without a Content-Length to the turn's end."""

@@ -225,12 +225,7 @@ class _Layers:
         if isinstance(layer, MethodType):
             return self._behind_method(layer)
         name = _name_of(layer)
-        if isinstance(layer, FunctionType):
-            where = layer.__globals__.get("__name__"), layer.__qualname__
-            if where in _ENDPOINTS:
-                return ()
-            raise _unknown(f"{layer.__module__}.{layer.__qualname__}")
-        if isinstance(layer, type):
+        if isinstance(layer, (FunctionType, type)):
             if _is_endpoint(layer):
                 return ()
             raise _unknown(f"{layer.__module__}.{layer.__qualname__}")
@@ -424,8 +419,10 @@ def _passes_dispatch(of: Any) -> bool:
     return not names.isdisjoint({"dispatch", "dispatch_func", "dispatch_function"})
 
 
-def _is_endpoint(of: type) -> bool:
-    """Whether it is an HTTPEndpoint, whose methods return responses."""
+def _is_endpoint(of: FunctionType | type) -> bool:
+    """Whether it is an endpoint, or an HTTPEndpoint, whose methods return responses."""
+    if isinstance(of, FunctionType):
+        return (of.__globals__.get("__name__"), of.__qualname__) in _ENDPOINTS
     module = sys.modules.get("starlette.endpoints")
     if module is None:
         return False

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..checks import exports_on_demand
 from .gunicorn_version import UnsupportedGunicorn, check_gunicorn
 
 if TYPE_CHECKING:
     from .json_log import JSONLogger
     from .worker import FastWorker
 else:
+    _exported = exports_on_demand(__name__, {"FastWorker": ".worker", "JSONLogger": ".json_log"})
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         # gunicorn's command asks for the class first of all, and prints a RuntimeError as a
         # sentence; an import that fails in the worker's modules would be a traceback.
-        if name not in ("FastWorker", "JSONLogger"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        check_gunicorn()
-        if name == "JSONLogger":
-            from .json_log import JSONLogger
-
-            return JSONLogger
-        from .worker import FastWorker
-
-        return FastWorker
+        if name in __all__:
+            check_gunicorn()
+        return _exported(name)
 
 
 __all__ = ["FastWorker", "JSONLogger", "UnsupportedGunicorn"]
