@@ -36,7 +36,6 @@ class TLSContexts:
         self._files = [path for path in (cfg.certfile, cfg.keyfile, cfg.ca_certs) if path]
         self._lock = threading.Lock()
         self._stamps: list[_Stamp] | None = None
-        self._context: ssl.SSLContext | None = None
         self._error: Exception | None = None
 
     def current(self) -> ssl.SSLContext:
@@ -48,10 +47,10 @@ class TLSContexts:
         with self._lock:
             if self._look() != self._stamps:
                 self._renew()
-            if self._context is None:
+            if self.last_good is None:
                 assert self._error is not None
                 raise self._error
-            return self._context
+            return self.last_good
 
     def _look(self) -> list[_Stamp]:
         return [_stamp(path) for path in self._files]
@@ -61,14 +60,13 @@ class TLSContexts:
             # Looked at before they are read: what is replaced meanwhile is read again next time.
             self._stamps = self._look()
             try:
-                self._context = TLSContexts.last_good = gunicorn_sock.ssl_context(self._cfg)
+                TLSContexts.last_good = gunicorn_sock.ssl_context(self._cfg)
             except Exception as error:  # noqa: BLE001 - the hook of a user may raise anything
                 self._error = error
                 if self._look() == self._stamps:
                     break  # else a file was replaced during the reading
             else:
                 return
-        self._context = self.last_good
         self.log.error(
             "TLS: %s cannot be used: %s; the last that worked are used, if any, until they change",
             " and ".join(self._files) or "the ssl_context hook",
