@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...checks import Interface, checked_interface
+from ...checks import checked_interface
 from ...errors import ConfigurationError
 from ...http.head import header_value
 from ..loading import unwrapped
@@ -59,7 +59,6 @@ def examine(
     limit_s: float = 10.0,
     silence: Iterable[str] = (),
     name: str | None = None,
-    interface: Interface | None = None,
     found: Callable[[Fetch], Found] | None = None,
     progress: Callable[[int, int, Endpoint], None] | None = None,
 ) -> Report:
@@ -82,7 +81,6 @@ def examine(
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
     :param name: what the report calls the app.
-    :param interface: "WSGI" or "ASGI", where it cannot be seen.
     :param found: returns endpoints and what was not reached, from endpoints.py here;
         called with a function that requests a path of the app.
     :param progress: called before each endpoint with its number, their count, and itself.
@@ -91,7 +89,7 @@ def examine(
     """
     silenced = known_ids(silence)
     headers = tuple(headers)
-    interface = interface or checked_interface(app)
+    interface = checked_interface(app)
     given, (app, was_wrapped) = app, unwrapped(app)
     report = Report(
         name or str(getattr(app, "__module__", "app")), interface, None, was_wrapped=was_wrapped

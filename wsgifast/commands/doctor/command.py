@@ -158,7 +158,6 @@ def _examined(options: argparse.Namespace) -> Report:
             limit_s=options.timeout,
             silence=options.silence,
             name=options.app,
-            interface=loaded.interface,
             found=_finder(options, values),
             progress=lambda number, total, endpoint: progress(number, total, endpoint.name),
         )
