@@ -440,12 +440,7 @@ def _check_address(bind: str) -> None:
 
 
 def _workers(text: str) -> int | str:
-    if text == "auto":
-        return text
-    try:
-        return count(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, or auto") from None
+    return text if text == "auto" else count(text)
 
 
 def _flag(name: str) -> str:
