@@ -24,7 +24,8 @@ def client(*rates: float, failures: int = 0, facts: dict[str, float] | None = No
 
 def results(*contenders: Contender, rounds: int = 3, ours: str | None = None) -> Result:
     row = Row("a.key", "a <title>", contenders, client(), ours=ours)
-    return run(Table("test", "A test", [row]), Profile(1.0, rounds))[0]
+    (result,) = run(Table("test", "A test", [row]), Profile(1.0, rounds))
+    return result
 
 
 def compared(

@@ -87,7 +87,7 @@ def test_preparation_is_no_part_of_a_run() -> None:
     unit = Unit("requests", lambda m: m.requests, difference=True)
     contenders = (Contender("a"), Contender("b", ready=lambda task: order.append("ready")))
     row = Row("a.key", "a title", contenders, counts, unit)
-    result = run(Table("test", "A test", [row]), Profile(1.0, 2))[0]
+    (result,) = run(Table("test", "A test", [row]), Profile(1.0, 2))
     assert order == ["run", "ready", "run"] * 2
     assert result.difference("a") is None
     assert result.difference("b") == Difference(2.0, 2.0, 2.0, 0.0)

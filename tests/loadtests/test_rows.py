@@ -173,7 +173,7 @@ def test_instruction_row_counts() -> None:
 
 def test_row_without_its_framework_names_the_way_out() -> None:
     rows = asgi.through("no_such_framework", "Nobody's middleware")
-    results = run(Table("missing", "m", rows), SHORT)
+    results = list(run(Table("missing", "m", rows), SHORT))
     assert len(results) == 3
     for result in results:
         for name in result.runs:

@@ -11,7 +11,7 @@ spread. A whole benchmark is a table::
         Contender("sync", gunicorn("module:app", worker_class="sync"), "/small"),
     )
     rows = [Row("my.small", "1 KiB", contenders, Locust().client(users=8))]
-    results = run(Table("my", "My workers", rows), Profile(seconds=1.0))
+    results = list(run(Table("my", "My workers", rows), Profile(seconds=1.0)))
     print(results_text(results))
 
 It needs the extra `bench`: importing the package does not, its modules do.

@@ -12,7 +12,7 @@ from ...errors import ConfigurationError, MissingExtra
 from ..arguments import APP_HELP, add_header_options, add_parser, count, option, seconds
 from ..terminal import show
 
-_MASTER = ("127.0.0.1", 5557)
+_MASTER = ("127.0.0.1", 5557)  # Locust's own default
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmg])bit(?:/s)?", re.ASCII | re.IGNORECASE)
 _MBIT = {"k": 1e-3, "m": 1.0, "g": 1e3}

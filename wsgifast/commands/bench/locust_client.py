@@ -23,8 +23,6 @@ from .tables import Client, Load, Task
 
 # A request without a byte for so long has failed. A body of many chunks takes seconds.
 GIVE_UP_S = 60.0
-# Locust's own default.
-MASTER_PORT = 5557
 # A master takes half a second to stop its workers.
 _STOP_WORKERS_S = 5.0
 _PROCESS = "wsgifast.commands.bench.locust_process"
@@ -69,7 +67,7 @@ class Locust:
 
     processes: int = 0
     expect_workers: int = 0
-    master: Address = (HOST, MASTER_PORT)
+    master: Address = (HOST, 0)
     within: Sequence[str] = ()
     _process: subprocess.Popen[str] | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)

@@ -43,12 +43,7 @@ from .tables import (
 _AGAIN = "the first again, for the noise"
 
 
-def run(table: Table, profile: Profile) -> list[Result]:
-    """As :func:`run_rows`, all of it."""
-    return list(run_rows(table, profile))
-
-
-def run_rows(
+def run(
     table: Table,
     profile: Profile,
     *,
@@ -230,7 +225,7 @@ def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], 
         left = replace(table, rows=tuple(rows))
         try:
             with progress_line() as progress:
-                for result in run_rows(left, profile, host=host, progress=progress):
+                for result in run(left, profile, host=host, progress=progress):
                     results.append(result)
                     del rows[0]
         except KeyboardInterrupt:
