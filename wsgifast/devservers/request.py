@@ -54,7 +54,7 @@ class CheckedLines:
             raise EOFError("the client left in the middle of a request's head")
         if not _HEADER_LINE.fullmatch(line):
             raise MalformedRequest("A line that is no header")
-        return line
+        return line.rstrip(b" \t\r\n") + b"\r\n"  # 5.1: white space ends no value
 
 
 def check_head(request_line: str, headers: Message) -> int | None:
@@ -79,7 +79,7 @@ def check_head(request_line: str, headers: Message) -> int | None:
     for name in [name for name in headers if "_" in name]:
         del headers[name]
     http11 = not request_line.endswith("HTTP/1.0")
-    check_host([host.strip(" \t") for host in headers.get_all("Host", [])], http11=http11)
+    check_host(headers.get_all("Host", []), http11=http11)
     lengths: list[str] = headers.get_all("Content-Length", [])
     codings = ",".join(headers.get_all("Transfer-Encoding", [])).lower()
     if "Transfer-Encoding" in headers:
@@ -92,7 +92,7 @@ def check_head(request_line: str, headers: Message) -> int | None:
         return None
     if not lengths:
         return 0
-    length = parse_length(lengths[0].strip(" \t")) if len(lengths) == 1 else None
+    length = parse_length(lengths[0]) if len(lengths) == 1 else None
     if length is None:
         raise MalformedRequest("Content-Length is not one number")
     return length
