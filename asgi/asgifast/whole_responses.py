@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from types import MethodType
 from typing import Any
@@ -58,7 +58,7 @@ _MAX_LINES = 512
 _MAX_KEPT_BYTES = 256
 _status_lines: dict[int, bytes] = {}
 # uvicorn's own headers, Date among them, and their lines; it makes a new list every second.
-_own: tuple[object, bytes | None] = None, None
+_own: tuple[object, bytes] = None, b""
 
 
 def whole_sender_for(send: Send) -> SendWhole | None:
@@ -135,16 +135,14 @@ def send_whole(
         or method == "CONNECT"
     ):
         return False
-    own = _own  # another thread may serve, too
-    if own[0] is not cycle.default_headers:
-        _own = own = cycle.default_headers, _encode_own(cycle.default_headers)
-    own_lines = own[1]
-    if own_lines is None:
-        return False
     is_declared = False
     try:
+        own = _own  # another thread may serve, too
+        if own[0] is not cycle.default_headers:
+            lines = [_encode(name, value) for name, value in cycle.default_headers]
+            _own = own = cycle.default_headers, b"".join(lines)
         status = start["status"]
-        parts = [_status_lines[status], own_lines]
+        parts = [_status_lines[status], own[1]]
         for header in start["headers"]:
             line = _lines.get(header)
             if line is None:
@@ -209,13 +207,6 @@ def _encode(name: bytes, value: bytes) -> bytes:
     ):
         raise ValueError
     return b"".join((lower, b": ", value, b"\r\n"))
-
-
-def _encode_own(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    try:
-        return b"".join([_encode(name, value) for name, value in headers])
-    except ValueError:
-        return None
 
 
 def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
