@@ -152,16 +152,6 @@ class Lookup:
             return FoundDirectory(names, listed, lacks_slash=not wants_directory)
         return None
 
-    def has_file(self, path: str) -> bool:
-        """Whether a URL path stands for a file that may be read."""
-        try:
-            found = self.locate(path)
-        except Unreadable:
-            return False
-        if isinstance(found, FoundFile):
-            found.close()
-        return isinstance(found, FoundFile)
-
     def is_bare_prefix(self, path: str) -> bool:
         """Whether a URL path is that of the root, without its slash."""
         return path + "/" == self.prefix and (not path or self.has_bare_prefix)

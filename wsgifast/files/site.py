@@ -173,13 +173,15 @@ class StaticFilesBase(Generic[AppT]):
             compression=compression,
         )
         self._missing_page = prefix + _MISSING_PAGE
-        self._fallback = None if fallback is None else prefix + fallback
-        if self._fallback is not None and not self._lookup.has_file(self._fallback):
-            raise ConfigurationError(
-                f"fallback={fallback!r}: there is no such file in {directory!r} that may be "
-                "served; name one that is there at the start, or None"
-            )
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
+        self._fallback = None if fallback is None else prefix + fallback
+        if self._fallback is not None:
+            answer = self.look_up(RequestFacts("HEAD"), self._fallback)
+            if answer is None or answer[0].status != 200:
+                raise ConfigurationError(
+                    f"fallback={fallback!r}: there is no such file in {directory!r} that may be "
+                    "served; name one that is there at the start, or None"
+                )
 
     def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
         """Answer a GET or HEAD from the cache; None if :meth:`look_up` has to be called.
@@ -191,13 +193,8 @@ class StaticFilesBase(Generic[AppT]):
             surrogates, as os.fsdecode makes them.
         """
         kept = self._cache.get(path)
-        if kept is None:
-            return None
-        source = kept.unchanged(facts.accept_encoding)
-        if source is None:
-            self._cache.drop(path, kept)
-            return None
-        return _answer(facts, kept, source)
+        source = kept and kept.unchanged(facts.accept_encoding)
+        return _answer(facts, kept, source) if kept and source else None
 
     def look_up(
         self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
