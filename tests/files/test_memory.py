@@ -12,9 +12,7 @@ from wsgifast.files.found import Kept, MemoryCache
 
 @given(
     st.integers(0, 50),
-    st.lists(
-        st.tuples(st.sampled_from(["put", "get", "drop"]), st.integers(0, 9), st.integers(0, 60))
-    ),
+    st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 9), st.integers(0, 60))),
 )
 def test_cache_keeps_to_its_bound(bound: int, steps: list[tuple[str, int, int]]) -> None:
     cache: MemoryCache[Kept] = MemoryCache(bound)
@@ -24,8 +22,6 @@ def test_cache_keeps_to_its_bound(bound: int, steps: list[tuple[str, int, int]])
         if step == "put":
             put[key] = Kept(cost)
             cache.put(key, put[key])
-        elif step == "drop" and key in put:
-            cache.drop(key, put.pop(key))
         else:
             assert cache.get(key) in (None, put.get(key))
         kept = [value for k in map(str, range(10)) if (value := cache.get(k)) is not None]
@@ -41,16 +37,6 @@ def test_value_in_use_stays_cached() -> None:
     assert cache.used_bytes == 10
 
 
-def test_drop_removes_only_the_given_value() -> None:
-    cache: MemoryCache[Kept] = MemoryCache(10)
-    old, new = Kept(1), Kept(2)
-    cache.put("key", old)
-    cache.put("key", new)
-    cache.drop("key", old)
-    assert cache.get("key") is new
-    assert cache.used_bytes == 2
-
-
 def test_cache_used_by_threads_keeps_its_sum() -> None:
     cache: MemoryCache[Kept] = MemoryCache(500)
 
@@ -61,7 +47,7 @@ def test_cache_used_by_threads_keeps_its_sum() -> None:
             if kept is None:
                 cache.put(key, Kept(1 + number % 20))
             elif number % 5 == 0:
-                cache.drop(key, kept)
+                cache.put(key, Kept(2))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:

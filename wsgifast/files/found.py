@@ -87,12 +87,6 @@ class MemoryCache(Generic[K]):
             self.used_bytes += value.cost
             return evicted
 
-    def drop(self, key: str, value: K) -> None:
-        """Remove a value, unless another thread has replaced it."""
-        with self._lock:
-            if self._kept.get(key) is value:
-                self._remove(key)
-
     def _evict_one(self) -> tuple[str, K]:
         while True:
             key = next(iter(self._kept))
