@@ -210,7 +210,7 @@ class _Run:
         for path in sorted(self.made):
             try:
                 with _folder_of(self.root, path) as (folder, name):
-                    original = _facts_of(_original_of(name), folder)
+                    original = _facts_of(_SIBLING.sub(r"\g<original>", name), folder)
                     is_orphan = original is None or not _is_regular(original)
                     there = _facts_of(name, folder)
                     if original and there and name.endswith(DELTA_SUFFIX):
@@ -288,11 +288,6 @@ class _Run:
         self.report.removed.append(path)
 
 
-def _original_of(name: str) -> str:
-    match = _SIBLING.fullmatch(name)
-    return name if match is None else match["original"]
-
-
 def _originals(root: Path, skipped: Collection[str]) -> Iterator[str]:
     for folder, folders, names in os.walk(root):
         below = Path(folder).relative_to(root)
@@ -321,7 +316,7 @@ def _read_manifest(root: Path) -> dict[str, str]:
         content = {} if file is None else json.loads(file.content)
         if content["version"] == _MANIFEST_VERSION:
             made = {str(name): str(digest) for name, digest in content["siblings"].items()}
-            if all(map(_may_be_made, made)):
+            if all(names_of(path) and _SIBLING.search(path) for path in made):
                 return made
     except FileNotFoundError:
         return {}
@@ -333,11 +328,6 @@ def _read_manifest(root: Path) -> dict[str, str]:
         f"{root / MANIFEST} is not a manifest of this version: delete it, and use overwrite to "
         "replace the siblings that it listed"
     )
-
-
-def _may_be_made(path: str) -> bool:
-    names = names_of(path)
-    return bool(names) and "/".join(names or ()) == path and _SIBLING.search(path) is not None
 
 
 def _write_manifest(root: Path, made: dict[str, str]) -> None:

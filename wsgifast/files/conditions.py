@@ -119,15 +119,10 @@ def is_etag(value: str) -> bool:
 
 
 def http_date(seconds: int) -> str:
-    """Format seconds since 1970 (UTC) as an IMF-fixdate, whatever the locale.
+    """Format seconds since 1970 (UTC) as an IMF-fixdate, whatever the locale."""
+    from email.utils import formatdate  # not for every process that imports this
 
-    :raises OverflowError: for a year beyond 9999.
-    """
-    moment = _EPOCH + timedelta(seconds=seconds)
-    return (
-        f"{_DAYS[moment.weekday()]}, {moment.day:02} {_MONTHS[moment.month - 1]} "
-        f"{moment.year:04} {moment.hour:02}:{moment.minute:02}:{moment.second:02} GMT"
-    )
+    return formatdate(seconds, usegmt=True)
 
 
 def parse_http_date(value: str) -> int | None:
@@ -166,8 +161,6 @@ def _remembered_date(value: str) -> int | None:
 
 def _matches(header: str, etag: str | None, *, weakly: bool) -> bool:
     """Whether a list of entity tags, or `*`, matches the tag (section 8.8.3.2)."""
-    if header == etag:
-        return weakly or not etag.startswith("W/")
     if header.strip(" \t") == "*":
         return True
     if etag is None or (not weakly and etag.startswith("W/")):
