@@ -226,11 +226,6 @@ class Result:
         return {name: seen for name, seen in self.seen.items() if seen.ok and name in good}
 
     @property
-    def codings_differ(self) -> bool:
-        """Whether some send the body in another Content-Encoding than others, or in none."""
-        return len({seen.coding for seen in self.bodies.values()}) > 1
-
-    @property
     def loses_coding(self) -> bool:
         """Whether one sends a body as it is that the first one has coded: more bytes."""
         first, *others = [*self.bodies.values(), None]
@@ -262,7 +257,7 @@ class Result:
             "bytes": seen.body_bytes,
             "decoded bytes": seen.decoded_bytes,
             "coding": seen.coding,
-            "shown": self.row.sizes or self.codings_differ or bool(seen.coding),
+            "shown": self.row.sizes or any(one.coding for one in self.seen.values()),
             "link": {f"{link:g} Mbit/s": seen.body_bytes * 8 / link / 1e3} if link else {},
         }
 
