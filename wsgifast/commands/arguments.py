@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import BodyError, ConfigurationError, WSGIFastError
+from ..errors import ConfigurationError, WSGIFastError
 from ..http.head import check_field
 from ..sockets.options import Address
 from .terminal import lines_of
@@ -103,15 +103,12 @@ def add_header_options(group: Any) -> None:
 def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:
     """The headers for every request, from --header and --cookie.
 
-    :raises ConfigurationError: for one that cannot be sent.
+    :raises BodyError: for one that cannot be sent.
     """
     headers = [(name, value.strip()) for name, value in options.header]
     if options.cookie:
         headers.append(("Cookie", "; ".join(options.cookie)))
-    try:
-        return [check_field(name, value) for name, value in headers]
-    except BodyError as error:
-        raise ConfigurationError(f"--header or --cookie: {error}") from None
+    return [check_field(name, value) for name, value in headers]
 
 
 def check_path(path: str) -> None:
