@@ -288,28 +288,17 @@ def test_replaced_method_of_a_known_class_counts_as_unknown(
     assert not offered_to(starlette(texts))
 
 
-def test_dispatch_whose_source_is_another_one_is_unknown(texts: Path, tmp_path: Path) -> None:
-    source = (
-        "async def dispatch(request, call_next):\n"
-        "    response = await call_next(request)\n"
-        "    return response\n"
-    )
-    path = tmp_path / "dispatched.py"
-
-    def app(text: str, on_disk: str | None) -> Starlette:
-        path.unlink(missing_ok=True)
-        if on_disk is not None:
-            path.write_text(on_disk)
-        linecache.checkcache()
-        names: dict[str, Any] = {"__name__": "dispatched"}
-        exec(compile(text, str(path), "exec", dont_inherit=True), names)
-        return Starlette(middleware=[Middleware(BaseHTTPMiddleware, dispatch=names["dispatch"])])
-
-    reading = source.replace("return response", "return response.body_iterator and response")
-    assert not offered_to(app(source.replace("response", "answer"), None))
-    assert not offered_to(app(reading, source))
-    assert not offered_to(app(source.replace("request", "asked"), "not Python at all ("))
-    assert offered_to(app(source, source))
+@pytest.mark.parametrize("on_disk", ["another", "not Python at all (", None])
+def test_dispatch_whose_source_is_another_one_is_unknown(
+    tmp_path: Path, on_disk: str | None
+) -> None:
+    app = _dispatching(TOUCHING[0] if on_disk == "another" else HARMLESS[0], tmp_path)
+    path = tmp_path / "dispatching.py"
+    path.unlink()
+    if on_disk is not None:
+        harmless = f"async def dispatch(request, call_next):\n    {HARMLESS[0]}\n"
+        path.write_text(harmless if on_disk == "another" else on_disk)
+    assert not offered_to(app)
 
 
 HARMLESS = [

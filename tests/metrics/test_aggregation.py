@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,12 +137,10 @@ def test_exporter_killed_anywhere_counts_nothing_twice(
 def test_file_that_vanishes_once_it_is_listed_is_left_out(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Entry(SimpleNamespace):
-        def stat(self) -> None:
-            raise FileNotFoundError
-
     report()
-    listed = [*os.scandir(path), Entry(name="gauge_liveall_1.db", path="gauge_liveall_1.db")]
+    (gone := path / "gauge_liveall_1.db").touch()
+    listed = [*os.scandir(path)]
+    gone.unlink()
     monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext(listed))
     assert samples(Directory(str(path), own=False))["wsgifast_threads", ()] == 4
 
