@@ -119,10 +119,15 @@ def is_etag(value: str) -> bool:
 
 
 def http_date(seconds: int) -> str:
-    """Format seconds since 1970 (UTC) as an IMF-fixdate, whatever the locale."""
-    from email.utils import formatdate  # not for every process that imports this
+    """Format seconds since 1970 (UTC) as an IMF-fixdate, whatever the locale.
 
-    return formatdate(seconds, usegmt=True)
+    :raises OverflowError: for a year beyond 9999.
+    """
+    moment = _EPOCH + timedelta(seconds=seconds)
+    return (
+        f"{_DAYS[moment.weekday()]}, {moment.day:02} {_MONTHS[moment.month - 1]} "
+        f"{moment.year:04} {moment.hour:02}:{moment.minute:02}:{moment.second:02} GMT"
+    )
 
 
 def parse_http_date(value: str) -> int | None:
