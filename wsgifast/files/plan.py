@@ -7,6 +7,7 @@ The order is that of RFC 9110 (section 13.2.2): preconditions, then Range, then 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from typing import NamedTuple
@@ -76,6 +77,7 @@ class RequestFacts(NamedTuple):
 UNCONDITIONAL = (None,) * 6
 
 
+@dataclass(eq=False)
 class Plan:
     """An answer as data, for an adapter to send.
 
@@ -87,16 +89,12 @@ class Plan:
         HEAD and for a status without a body.
     """
 
-    def __init__(
-        self,
-        status: int,
-        headers: Sequence[Header],
-        segments: Sequence[bytes | ByteRange] = (),
-    ) -> None:
-        self.status = status
-        self.status_line = _STATUS_LINES[status]
-        self.headers = headers
-        self.segments = segments
+    status: int
+    headers: Sequence[Header]
+    segments: Sequence[bytes | ByteRange] = ()
+
+    def __post_init__(self) -> None:
+        self.status_line = _STATUS_LINES[self.status]
 
     @cached_property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
@@ -124,9 +122,6 @@ class Plan:
         """Return the 404 whose page this 200 is; it is no representation of the missing file."""
         kept = [header for header in self.headers if header[0].lower() not in _OF_ANOTHER_FILE]
         return Plan(404, kept, self.segments)
-
-    def __repr__(self) -> str:
-        return f"Plan({self.status}, {list(self.headers)}, {list(self.segments)})"
 
 
 class Representation:
