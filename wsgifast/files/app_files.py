@@ -22,6 +22,7 @@ from ..errors import ConfigurationError
 from ..sockets.sending import TEMPORARY, FileSegment
 from .coded_copies import CodedCopy
 from .conditions import is_etag, stat_etag
+from .found import stat_or_none
 from .plan import Header, Plan, Representation, RequestFacts
 
 # With one of these the app has applied Range by itself, or frames the body in its own way.
@@ -240,12 +241,9 @@ class FrontServer:
         opened = os.fstat(segment.fd)
         if found is None or segment.offset or segment.size != opened.st_size:
             return None
-        try:
-            named = os.stat(path, follow_symlinks=False)
-        except OSError:
-            return None
+        named = stat_or_none(path, follow_symlinks=False)
         # Renamed or replaced since it was opened, or opened relative to another folder.
-        if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
+        if named is None or not os.path.samestat(named, opened):
             return None
         # Percent-encoded, which all three servers decode; so no line break gets into the header.
         prefix, location = found

@@ -42,7 +42,7 @@ from ..errors import ConfigurationError
 from .coded_copies import MIN_SAVING
 from .deltas import content_of, newest_releases
 from .directory import Directory, names_of, open_folder
-from .found import has_same_time, is_outdated
+from .found import has_same_time, is_outdated, stat_or_none
 
 # Files are compressed in memory, one per thread.
 _MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -210,9 +210,9 @@ class _Run:
         for path in sorted(self.made):
             try:
                 with _folder_of(self.root, path) as (folder, name):
-                    original = _facts_of(_SIBLING.sub(r"\g<original>", name), folder)
+                    original = _facts_of(_SIBLING.sub(r"\g<original>", name), dir_fd=folder)
                     is_orphan = original is None or not _is_regular(original)
-                    there = _facts_of(name, folder)
+                    there = _facts_of(name, dir_fd=folder)
                     if original and there and name.endswith(DELTA_SUFFIX):
                         is_orphan |= not has_same_time(there, original)
                     if is_orphan and self._is_ours(folder, path):
@@ -248,7 +248,7 @@ class _Run:
         :param most_bytes: that it may have to be of use.
         """
         name = path.rpartition("/")[2]
-        there = _facts_of(name, folder)
+        there = _facts_of(name, dir_fd=folder)
         ours = there is not None and self._is_ours(folder, path)
         if there is not None and not ours and not self.overwrite:
             if not _is_regular(there) or is_outdated(there, original.facts):
@@ -360,12 +360,8 @@ def _folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
         os.close(folder)
 
 
-def _facts_of(name: str, folder: int | None = None) -> os.stat_result | None:
-    """Return the lstat() of a name; None if it does not exist."""
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return None
+# The lstat() of a name; None if it does not exist.
+_facts_of = partial(stat_or_none, follow_symlinks=False)
 
 
 def _is_regular(facts: os.stat_result | None) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..compression.codings import preferred_coding
 from ..compression.dictionaries import prefers_delta
@@ -214,10 +214,13 @@ def is_settled(facts: os.stat_result) -> bool:
     return abs(time.time_ns() - facts.st_ctime_ns) > _SETTLED_NS
 
 
-def stat_or_none(path: str) -> os.stat_result | None:
-    """Return the stat() of what is at a path; None if there is nothing."""
+def stat_or_none(path: str | bytes, **options: Any) -> os.stat_result | None:
+    """Return the stat() of what is at a path; None if there is nothing.
+
+    :param options: those of os.stat().
+    """
     try:
-        return os.stat(path)
+        return os.stat(path, **options)
     except OSError:
         return None
 
