@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from hypothesis import example, given
@@ -199,6 +200,15 @@ def test_result_for_any_text_equals_the_model(text: str, size: int) -> None:
 def test_any_text_is_parsed_as_a_range(text: str) -> None:
     parse_range(text, 100)
     parse_range(f"bytes={text}", 100)
+
+
+def test_long_number_is_read_where_python_converts_few_digits() -> None:
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(640)  # the least that Python allows
+    try:
+        assert parse_range("bytes=" + "9" * 1000 + "-", 10) == []
+    finally:
+        sys.set_int_max_str_digits(limit)
 
 
 def test_header_of_megabytes_is_parsed_in_linear_time() -> None:

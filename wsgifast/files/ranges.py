@@ -14,8 +14,8 @@ from typing import NamedTuple
 # A Range header with more ranges is ignored, as section 14.2 allows. PDF viewers ask for some
 # dozens; Apache's limit is 200. Each part adds about 150 bytes of heads.
 MAX_RANGES = 64
-# The rest of a number is not read: int() refuses very long ones, and takes quadratic time.
-_MAX_DIGITS = 4000
+# The rest of a number is not read: int() takes quadratic time, and may be limited to so many.
+_MAX_DIGITS = 640
 
 # first-pos "-" [last-pos], or "-" suffix-length. ASCII digits: int() would take "+1" and "1_0".
 _SPEC = re.compile(r"([0-9]*)-([0-9]*)")
