@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
@@ -180,6 +181,14 @@ def test_listing_leaves_out_what_cannot_be_read(
     page = call(StaticFiles(directory=site, listing=True), "/empty/").body
     assert b"open.txt" in page
     assert b"secret" not in page
+
+
+def test_listing_has_no_date_for_a_time_beyond_the_calendar(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = os.stat_result((stat.S_IFREG, *[0] * 7, 1 << 60, 0))
+    monkeypatch.setattr("wsgifast.files.listing._entries", lambda *_, **__: {"far.txt": facts})
+    assert b"far.txt" in call(StaticFiles(directory=site, listing=True), "/empty/").body
 
 
 def test_fallback_answers_routes_but_not_missing_assets(site: Path) -> None:

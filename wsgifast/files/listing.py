@@ -42,7 +42,9 @@ def listing_plan(
         # "./": "a:b" would be a URL with a scheme.
         link = "./" + quote(name.encode("utf-8", "surrogateescape")) + slash
         size = size_text(facts.st_size) if is_file else ""
-        date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(facts.st_mtime))
+        date = ""
+        with contextlib.suppress(OSError, OverflowError):  # a year beyond C's int
+            date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(facts.st_mtime))
         rows.append(
             f'<tr><td><a href="{link}">{_text(name)}{slash}</a></td>'
             f"<td>{size}</td><td>{date}</td></tr>"
