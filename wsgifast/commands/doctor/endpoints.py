@@ -268,12 +268,13 @@ def _followed(document: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
 def _base(at: str, *levels: Mapping[str, Any]) -> str:
     """The path of the first server of the innermost level that has any (OpenAPI 3), or basePath.
 
-    A server's variable is a parameter of the pattern.
-
     :param at: the document's own path, to which a server's may be relative.
     """
-    servers = next((level["servers"] for level in reversed(levels) if level.get("servers")), None)
-    url: str = servers[0]["url"] if servers else levels[0].get("basePath", "/")
+    servers = (level["servers"][0] for level in reversed(levels) if level.get("servers"))
+    server: Mapping[str, Any] = next(servers, {})
+    url: str = server.get("url") or levels[0].get("basePath", "/")
+    for name, variable in server.get("variables", {}).items():
+        url = url.replace(f"{{{name}}}", str(variable["default"]))
     return urlsplit(urljoin(at, url)).path.rstrip("/")
 
 
