@@ -16,7 +16,7 @@ import pytest
 from asgifast.json_log import JSONFormatter
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from tests.doctor.apps import parted
 from wsgifast import ConfigurationError
@@ -220,12 +220,13 @@ def test_app_that_describes_itself_is_started_once() -> None:
 
 
 def test_app_that_takes_too_long_to_describe_itself_is_reported() -> None:
-    async def described(request: Any) -> None:
+    async def described(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         await asyncio.sleep(60)
 
-    app = Starlette(routes=[Route("/described", described)])
+    app = Starlette(routes=[Mount("/described", described)])
     with pytest.raises(ConfigurationError, match=r"nothing within 0.1 s to GET .* --timeout"):
-        examine(app, found=lambda fetch: from_openapi("/described", {}, fetch), limit_s=0.1)
+        examine(app, found=lambda fetch: from_openapi("/described/", {}, fetch), limit_s=0.1)
 
 
 def test_unreached_endpoints_are_grouped_by_reason() -> None:

@@ -131,17 +131,16 @@ def examine(
             for left in dict.fromkeys(report.unreached)
             if (left.method, left.name) not in reached
         ]
-    if unlimited and not is_named and not _limits_bodies(given, app):
+    if unlimited and not is_named and not _limits_bodies(given):
         report.findings.append(unlimited_uploads(unlimited))
     report.finish(silenced)
     return report
 
 
-def _limits_bodies(given: Any, app: Any) -> bool:
-    """Whether a wrapper of the app's has `body_limit_bytes`, or Starlette a `max_body_size`."""
-    wrappers = (given, getattr(given, "wsgi_app", None))
-    limits = [getattr(getattr(each, "body_limits", None), "limit_bytes", None) for each in wrappers]
-    return any(each is not None for each in (*limits, getattr(app, "max_body_size", None)))
+def _limits_bodies(app: Any) -> bool:
+    """Whether a wrapper of the app's has `body_limit_bytes`."""
+    limits = (getattr(each, "body_limits", None) for each in (app, getattr(app, "wsgi_app", None)))
+    return any(getattr(each, "limit_bytes", None) is not None for each in limits)
 
 
 def _given(endpoints: Iterable[str | Endpoint]) -> Found:
@@ -157,7 +156,8 @@ def _fetcher(record: Record, headers: tuple[tuple[str, str], ...], limit_s: floa
     def fetch(path: str) -> bytes:
         raw = record(Endpoint(path, path, "fetched", headers=headers))
         if raw.timed_out or raw.status != 200:
-            answer = raw.error or raw.problem or raw.status or f"nothing within {limit_s:g} s"
+            late = raw.timed_out and f"nothing within {limit_s:g} s"
+            answer = late or raw.error or raw.problem or raw.status or "nothing"
             raise ConfigurationError(
                 f"the app answers {answer} to GET {path}, and not 200 in time; "
                 "--header or --cookie may help, or a longer --timeout"

@@ -223,7 +223,10 @@ def _starlette(app: Any) -> _Routes | None:
     kinds = (("starlette.applications", "Starlette"), ("starlette.routing", "Router"))
     if not any(is_a(app, *kind) for kind in kinds):
         return None
-    return _path_routes(app.routes, "")
+    routes = _path_routes(app.routes, "")
+    if getattr(app, "max_body_size", None) is None:
+        return routes
+    return (route._replace(unlimited=()) for route in routes)
 
 
 # FastAPI's own pages, by the functions that it makes for them. They read the routes.
