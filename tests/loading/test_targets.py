@@ -143,6 +143,7 @@ def test_asynchronous_factory_makes_the_app(name: str, expected: str) -> None:
         ("module.wsgi:app", "No module named 'module.wsgi'; 'module' is not a package"),
         ("json:app", "/json/__init__.py'> has no 'app'"),
         ("json", "/json/__init__.py'> has no application, "),
+        ("module:app.__cal__", "has no 'app.__cal__' (did you mean '__call__'?)"),
         ("nowhere.py", "there is no file nowhere.py"),
     ],
 )  # fmt: skip

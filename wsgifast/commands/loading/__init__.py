@@ -237,8 +237,8 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
     name, arguments, keywords, is_call = _parsed(expression, target)
     try:
         app = operator.attrgetter(name)(module)
-    except AttributeError:
-        hint = did_you_mean(name, dir(module))
+    except AttributeError as error:
+        hint = did_you_mean(error.name or name, dir(error.obj))
         raise AppNotLoaded(f"{target}: {module} has no {name!r}{hint}") from None
     if not is_call:
         return app
