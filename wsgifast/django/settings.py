@@ -85,9 +85,8 @@ def static_options() -> dict[str, Any]:
     prefix = options.get("prefix")
     if prefix is not None and not isinstance(prefix, str):
         raise ConfigurationError(f"prefix={prefix!r}: a URL path, or None for that of STATIC_URL")
-    options["prefix"] = f"/{(_url_prefix() if prefix is None else prefix).strip('/')}/"
-    if options["prefix"] == "//":
-        options["prefix"] = "/"
+    path = (_url_prefix() if prefix is None else prefix).strip("/")
+    options["prefix"] = f"/{path}/" if path else "/"
     return options
 
 

@@ -143,11 +143,7 @@ class StaticFilesBase(Generic[AppT]):
                 raise ConfigurationError(
                     f"fallback={fallback!r} leaves nothing for app={app!r}: give one of the two"
                 )
-            if (
-                not isinstance(fallback, str)
-                or fallback.endswith("/")
-                or not names_of(fallback, hidden_files=hidden_files)
-            ):
+            if not isinstance(fallback, str) or not fallback or fallback.endswith("/"):
                 raise ConfigurationError(
                     f"fallback={fallback!r}: a file's path relative to the directory, or None"
                 )
@@ -180,7 +176,7 @@ class StaticFilesBase(Generic[AppT]):
             if answer is None or answer[0].status != 200:
                 raise ConfigurationError(
                     f"fallback={fallback!r}: there is no such file in {directory!r} that may be "
-                    "served; name one that is there at the start, or None"
+                    "served; name one that is there at the start, relative to it, or None"
                 )
 
     def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
