@@ -57,7 +57,7 @@ def test_file_without_a_wrapper_is_iterated_and_closed(site: Path) -> None:
     del environ["wsgi.file_wrapper"]
     answer = call_with(StaticFiles(directory=site), environ)
     assert answer.body == LARGE
-    assert answer.iterable.closed
+    assert answer.iterable.owner is None
 
 
 NO_FILES = [

@@ -99,9 +99,6 @@ class FileSlice:
     def seekable(self) -> bool:
         return True
 
-    def readable(self) -> bool:
-        return True
-
     def tell(self) -> int:
         return self._position
 
@@ -117,10 +114,6 @@ class FileSlice:
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
-
-    @property
-    def closed(self) -> bool:
-        return self._file is None
 
     @property
     def owner(self) -> Closeable | None:

@@ -36,9 +36,8 @@ class Stream:
 
     def __init__(self, head: HeldHead, body: Iterable[Any], *, coalesce: bool) -> None:
         self._head = head
-        self._body = body
+        self._body: Iterable[Any] | None = body
         self._coalesce = coalesce
-        self._closed = False
         head.environ[SENT_AS] = "no-body" if head.no_body else "stream"
 
     def __iter__(self) -> Iterator[bytes]:
@@ -128,9 +127,8 @@ class Stream:
 
     def close(self) -> None:
         """Close the app's own iterable, once."""
-        if not self._closed:
-            self._closed = True
-            close_body(self._body)
+        body, self._body = self._body, None
+        close_body(body)
 
 
 class ClosedWith:

@@ -332,10 +332,8 @@ class EnvironFactory:
         if isinstance(peer, tuple):
             environ["REMOTE_ADDR"] = peer[0]
             environ["REMOTE_PORT"] = str(peer[1])
-        elif isinstance(peer, str):
-            environ["REMOTE_ADDR"] = peer
-        elif isinstance(peer, bytes):
-            environ["REMOTE_ADDR"] = peer.decode()
+        else:  # of a Unix socket: bytes if the client has an abstract name
+            environ["REMOTE_ADDR"] = os.fsdecode(peer)
         if exchange.proxy is not None:
             connection.proxy = exchange.proxy
         if connection.proxy is not None:
