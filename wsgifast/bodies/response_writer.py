@@ -91,8 +91,6 @@ class ResponseWriter(BodyCounter):
     :ivar closes: whether the connection has to end after this response, as its head says.
     """
 
-    # Whether the output frames the blocks of a stream that come quickly together.
-    joins_blocks = False
     # The values until start_response is called.
     status_code = 0
     _head: ResponseHead | None = None
@@ -224,8 +222,7 @@ class ResponseWriter(BodyCounter):
             elif shape is FILE or shape is WRAPPED_FILE:
                 self.write_file(body, content)
             elif (
-                self.joins_blocks
-                and type(stream := unwrapped_body(body)) is Stream
+                type(stream := unwrapped_body(body)) is Stream
                 and stream.coding is not None
                 and not self.headers_sent  # by write()
             ):

@@ -77,7 +77,6 @@ class Response(ResponseWriter):
     :ivar close_body: close() of the body, which has been handed over, and may not be sent yet.
     """
 
-    joins_blocks = True
     close_body: Callable[[], object] | None = None
 
     def __init__(self, req: Any, output: Output, settings: ResponseSettings) -> None:
