@@ -171,7 +171,7 @@ def test_body_is_framed_as_by_h2(
     sent[0] += ours.data_to_send()
     sent[1] += theirs.data_to_send()
     assert sent[0] == sent[1]
-    assert ours.window == theirs.window
+    assert ours.outbound_flow_control_window == theirs.outbound_flow_control_window
     assert ours.stream_window(1) == theirs.stream_window(1)
     assert ours.is_open(1) == theirs.is_open(1)
     assert ours.data_to_send() == b""

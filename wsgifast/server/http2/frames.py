@@ -252,11 +252,6 @@ class Frames(H2Connection):
         """End the connection with ENHANCE_YOUR_CALM (RFC 9113 section 7)."""
         self.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
 
-    @property
-    def window(self) -> int:
-        """The connection's flow-control window."""
-        return self.outbound_flow_control_window
-
     def stream_window(self, stream: int) -> int:
         """Return a stream's flow-control window, which may be negative; 0 if it is closed."""
         known = self.streams.get(stream)

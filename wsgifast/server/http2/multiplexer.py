@@ -141,7 +141,7 @@ class Multiplexer:
         stream.is_blocked = not is_over and stream.output.stream_sender.is_blocked()
         if stream.is_blocked:
             self.connection.cap_deadline(stream.deadline)
-            if self.frames.window <= 0:
+            if self.frames.outbound_flow_control_window <= 0:
                 self._window_wait = self._window_wait or self.rules.new_wait()
                 self.blocked_until = self._window_wait.begin()
                 self.connection.cap_deadline(self.blocked_until)
@@ -159,7 +159,7 @@ class Multiplexer:
 
     def unblock_all(self) -> None:
         """The window of the connection, or of all streams, may have opened."""
-        if self.frames.window > 0:
+        if self.frames.outbound_flow_control_window > 0:
             self._end_window_wait()
         for stream in self.streams.values():
             self.unblock(stream)

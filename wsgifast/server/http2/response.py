@@ -207,7 +207,7 @@ class StreamSender:
 
     def _room(self) -> int:
         frames = self._mux.frames
-        return min(frames.window, frames.stream_window(self._number))
+        return min(frames.outbound_flow_control_window, frames.stream_window(self._number))
 
     def _send_head(self) -> None:
         self._mux.check(self._number)
