@@ -176,16 +176,7 @@ class ResponseCoding:
             # app's.
             kept = uncoded_headers_dropped(headers)
             return Decision(with_vary(kept), None, content_type)
-        coded = []
-        for name, value in headers:
-            lower = name.lower()
-            if lower == "etag":
-                tag = coded_tag(value, coding)
-                if tag is not None:
-                    coded.append(("ETag", tag))
-            elif lower not in OF_THE_UNCODED:
-                coded.append((name, value))
-        return Decision([*with_vary(coded), ("Content-Encoding", coding)], coding, content_type)
+        return Decision(_coded(headers, coding), coding, content_type)
 
     def decide_page(
         self, code: int, headers: list[Header], size: int | None = None
@@ -206,15 +197,7 @@ class ResponseCoding:
             if "html" in decision.content_type.lower():
                 changed = [*changed, ("Link", pages.link(self._mount))]
             return _on_dictionary(decision, changed)
-        coded = [
-            ("Content-Encoding", DCZ)
-            if name == "Content-Encoding"
-            else (name, _CODED_TAG.sub(rf'W/"\g<opaque>\g<kind>{DCZ}"', value))
-            if name == "ETag"
-            else (name, value)
-            for name, value in changed
-        ]
-        return _on_dictionary(decision, coded)._replace(coding=DCZ)
+        return _on_dictionary(decision, _coded(headers, DCZ))._replace(coding=DCZ)
 
     def begin(self, code: int, headers: list[Header]) -> list[Header]:
         """Decide about a response whose body is compressed block by block.
@@ -244,6 +227,20 @@ class ResponseCoding:
             for name, value in headers
         ]
         return Decision(with_vary(changed), None, "")
+
+
+def _coded(headers: list[Header], coding: str) -> list[Header]:
+    """Return the headers of a body in a coding."""
+    coded = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower == "etag":
+            tag = coded_tag(value, coding)
+            if tag is not None:
+                coded.append(("ETag", tag))
+        elif lower not in OF_THE_UNCODED:
+            coded.append((name, value))
+    return [*with_vary(coded), ("Content-Encoding", coding)]
 
 
 def is_private(headers: Iterable[Header]) -> bool:
