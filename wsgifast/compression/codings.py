@@ -66,8 +66,6 @@ _REMEMBERED_CHARACTERS = 128
 # A coding or `*` in Accept-Encoding (section 12.5.3), and its weight with up to three decimals.
 # Malformed members are skipped.
 _MEMBER = re.compile(rf"({TOKEN})(?:[ \t]*;[ \t]*[qQ]=(0(?:\.[0-9]{{0,3}})?|1(?:\.0{{0,3}})?))?")
-# Names that mean the same.
-_ALIASES = {"x-gzip": "gzip", "x-compress": "compress"}
 
 
 def available_codings() -> tuple[str, ...]:
@@ -122,7 +120,7 @@ def _preferred(accept_encoding: str, available: Sequence[str]) -> str | None:
         match = _MEMBER.fullmatch(member.strip(" \t"))
         if match:
             coding = match[1].lower()
-            weights[_ALIASES.get(coding, coding)] = float(match[2] or 1)
+            weights["gzip" if coding == "x-gzip" else coding] = float(match[2] or 1)
     others = weights.get("*", 0.0)
     # At equal weights, a coding that the client names comes before identity, which is larger, and
     # identity before a coding that only `*` matches: clients that send `*` alone often decode none.
