@@ -95,12 +95,6 @@ class ContentCoding(ResponseCoding):
         assert self.compressor is not None
         return self._count(b"", self.compressor.finish())
 
-    @property
-    def coded_bytes(self) -> int:
-        """The size of what has been compressed so far."""
-        size: int = self.environ.get(CODED_BYTES, 0)
-        return size
-
     def flushed_block(self, block: bytes) -> bytes:
         """Compress and flush one block, if the body is compressed: a lazy app decides about its
         head at its first block."""

@@ -16,6 +16,7 @@ from ..errors import BodyError, ClientGone
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
 from ..http.head import ResponseHead, known_head
 from ..sockets.sending import SMALL_FILE_BYTES, FileSegment, FileTruncated
+from .access_log import CODED_BYTES
 from .classify import (
     FILE,
     PASS,
@@ -300,7 +301,7 @@ class ResponseWriter(BodyCounter):
         self._output.end_stream(
             lambda: head + (chunk(coding.end()) + LAST_CHUNK if is_chunked else coding.end())
         )
-        self.sent = coding.coded_bytes
+        self.sent = coding.environ[CODED_BYTES]
 
     def _write_coded_block(self, block: bytes, coding: ContentCoding) -> None:
         if not block:
@@ -313,7 +314,7 @@ class ResponseWriter(BodyCounter):
             if self._framing.chunked:
                 frame = lambda data: chunk(coding.flushed_block(data))  # noqa: E731
             self._begin_stream(block, frame, compresses=True)
-        self.sent = coding.coded_bytes
+        self.sent = coding.environ[CODED_BYTES]
 
     def _write_rest(self, blocks: Iterator[Any]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""
