@@ -320,10 +320,6 @@ class BodyCollector:
     :ivar rest: what came after the body.
     """
 
-    __slots__ = (
-        "_at", "_data", "decoder", "has_more_to_do", "received", "rest", "spool", "wanted",
-    )  # fmt: skip
-
     def __init__(self, decoder: BodyDecoder, spool: Spool) -> None:
         self.spool = spool
         self.decoder = decoder
