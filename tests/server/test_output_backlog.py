@@ -33,7 +33,7 @@ from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from tests.workers.bench import Clock
 from wsgifast.errors import ClientGone
-from wsgifast.server import backlog, sending
+from wsgifast.server import backlog, output, sending
 from wsgifast.server.output_rules import OutputRules
 from wsgifast.sockets.sending import send_file_once
 
@@ -343,16 +343,17 @@ def test_output_that_slow_disk_has_written_is_sent_from_there(disk: HangingWrite
         assert near.receive_in_turn(len(WRITTEN) + 3) == WRITTEN + b"end"
 
 
-@pytest.mark.parametrize("memory_bytes", [0, 2_000_000])
-def test_writer_waits_for_disk_at_the_memory_limit(disk: HangingWrites, memory_bytes: int) -> None:
-    """Its own share is an eighth, and never less than three times `ahead_bytes`."""
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])  # of all responses
+def test_writer_waits_for_disk_at_either_memory_limit(
+    disk: HangingWrites, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_MOST_BESIDE_DISK_BYTES", 300_000)
     with spilling(memory_bytes=memory_bytes) as near:
         with started(lambda: write_blocks(near)) as (writer,):
             assert disk.began.wait(60)
             writer.join(0.1)
             assert writer.is_alive()
-            most = max(3 * 100_000, memory_bytes // 8) + len(BLOCK)
-            assert near.rules.memory.used_bytes <= most
+            assert near.rules.memory.used_bytes <= 300_000 + len(BLOCK)
             disk.go.set()
         assert near.queue.backlog is not None
         assert near.queue.backlog.waited_s > 0

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from .http2.stream import Stream
     from .sending import Sender
 
+# What one response may have in memory while a disk thread writes its temporary file.
+_MOST_BESIDE_DISK_BYTES = 8 * 1024 * 1024
+
 
 class OutputQueue:
     """What is written, and left to send.
@@ -327,13 +330,12 @@ class OutputQueue:
     def _wait_for_disk(self, backlog: Backlog) -> None:
         """Wait for a disk thread, if a response takes too much memory meanwhile, or all of them."""
         memory = self._rules.memory
-        most = max(memory.most_of_one, 3 * self._rules.ahead_bytes)
         with self.lock:
             began = time.monotonic()
             while (
                 backlog.spilling is not None
                 and self.error is None
-                and (memory.is_full or backlog.in_memory > most)
+                and (memory.is_full or backlog.in_memory > _MOST_BESIDE_DISK_BYTES)
             ):
                 self._wait()
             backlog.waited_s += time.monotonic() - began

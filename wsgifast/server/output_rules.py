@@ -99,11 +99,6 @@ class OutputMemory(Budget):
         self._warned = set[str]()
 
     @property
-    def most_of_one(self) -> int:
-        """What one response may have in memory while a disk is slow."""
-        return self._limit_bytes // 8
-
-    @property
     def is_full(self) -> bool:
         return self.used_bytes >= self._limit_bytes
 
