@@ -298,6 +298,7 @@ def test_run_that_cannot_start_says_why_in_one_sentence(tmp_path: Path) -> None:
             ),
             (f"{WSGI} --certfile nowhere.pem", 2, "--certfile nowhere.pem: there is no such file"),
             (f"{WSGI} --config nowhere.py", 2, "--config nowhere.py: there is no such file"),
+            (f"{WSGI} --config tests", 2, "--config tests: there is no such file"),
             (f"{WSGI} --certfile README.md", 2, "README.md: [SSL]"),
             (f"{ASGI} --certfile {pem} --keyfile README.md", 2, "README.md: [SSL]"),
             (f"{WSGI} --keyfile {pem}", 2, "name its certificate by --certfile"),

@@ -188,7 +188,7 @@ def planned(options: argparse.Namespace) -> Plan:
     # The server, or the app, may change the working directory.
     for name in ("certfile", "keyfile", "config"):
         if (path := getattr(options, name)) and not path.startswith("python:"):
-            if not os.path.exists(path):
+            if not os.path.isfile(path):
                 raise ConfigurationError(f"--{name} {path}: there is no such file")
             setattr(options, name, os.path.abspath(path))
     if options.metrics is not None:
