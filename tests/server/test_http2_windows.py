@@ -66,16 +66,21 @@ def test_end_of_stream_follows_a_body_in_a_temporary_file(
     assert len(answer.body) == 200_000
 
 
-def test_blocks_held_for_slow_stream_leave_a_full_memory_as_app_ends(begin: Begin) -> None:
-    app = answers(lambda: (b"x" * 1000 for _ in range(200)))
-    peer = begin(app, window=10, attributes={"output_memory_bytes": 1000})
+@pytest.mark.parametrize(("window", "blocks"), [(10, 200), (30_000, 60)])
+def test_blocks_held_for_slow_stream_leave_a_full_memory_as_app_ends(
+    begin: Begin, window: int, blocks: int
+) -> None:
+    """Whether its window was used up by an earlier block, or is by the last ones."""
+    app = answers(lambda: (b"x" * 1000 for _ in range(blocks)))
+    peer = begin(app, window=window, attributes={"output_memory_bytes": 1000})
+    peer.bench.hold_blocks_back()
     answer = peer.get()
     memory = peer.bench.server.output_rules.memory
     assert memory.used_bytes < 32 << 10
-    assert memory.disk.used_bytes > 150_000
+    assert memory.disk.used_bytes > 25_000
     peer.open_both(LARGE, 1)
     peer.wait_for_disk(lambda: answer.ended)
-    assert answer.body == b"x" * 200_000
+    assert answer.body == b"x" * blocks * 1000
 
 
 def test_streams_take_turns_in_sending(begin: Begin) -> None:

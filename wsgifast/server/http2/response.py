@@ -278,18 +278,17 @@ class StreamOutput(OutputQueue):
         :param size: of the body, in bytes.
         :raises ClientGone: if the client has gone.
         """
+        sender = self.stream_sender
         with self.lock:
             self._check()
-            if self.stream_sender.has_ended:
+            if sender.has_ended:
                 return
-            if not self.draining:
-                self._queue_held()  # else flush() does, or the thread that sends
-            self.stream_sender.trailers = trailers or []
-            self.stream_sender.ends_after = size
-            if self.bytes_queued:
-                self._send_or_raise()
-            elif not self.draining:
-                self._or_fail(lambda: self.stream_sender.send(b""))
+            sender.trailers = trailers or []
+            sender.ends_after = size
+            if not (self.bytes_queued or self.draining or (self.held and self.held.blocks)):
+                self._or_fail(lambda: sender.send(b""))
+                return
+        self.write_all(())  # what is held back
 
     def _or_fail(self, send: Callable[[], object]) -> None:
         try:
