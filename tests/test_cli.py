@@ -81,6 +81,15 @@ def test_progress_line_fits_its_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(shown.decode().split("\r\x1b[K")[1]) == 39, shown
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_command_with_closed_standard_streams_succeeds(closed: str) -> None:
+    command = f"{sys.executable} -m wsgifast doctor tests.doctor.apps:wsgi_app /good {closed}"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+    assert ended.stdout == ("" if ">&-" in closed.split() else "1 endpoint: 1 good.\n")
+
+
 def test_command_whose_reader_has_ended_prints_no_traceback() -> None:
     command = [sys.executable, "-m", "wsgifast", "doctor", "--explain"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -89,6 +98,13 @@ def test_command_whose_reader_has_ended_prints_no_traceback() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_command_on_a_full_disk_ends_with_one_sentence() -> None:
+    command = [sys.executable, "-m", "wsgifast", "doctor", "--explain"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "wsgifast: No space left on device\n")
 
 
 def test_output_file_that_cannot_be_written_is_refused_first(

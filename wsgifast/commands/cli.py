@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import threading
@@ -35,6 +36,7 @@ def program() -> NoReturn:
     Python waits for threads. Those of an app that the doctor has loaded, as its job runner, may
     never end; nor are they waited for where `wsgifast bench` serves an app.
     """
+    _open_missing_streams()
     status = main()
     others = set(threading.enumerate()) - {threading.main_thread()}
     if not all(thread.daemon for thread in others):
@@ -42,6 +44,20 @@ def program() -> NoReturn:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _open_missing_streams() -> None:
+    """Open the standard streams that are closed (`>&-`), for which Python has None.
+
+    Otherwise print() does nothing, but flush() fails, and the next file or socket gets the number.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,10 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else STATUS_USAGE
     except KeyboardInterrupt:
         return STATUS_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output, such as `head`, has ended
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         # What cannot be written is dropped: Python would try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return STATUS_CUT_OFF
+        if error.errno == errno.EPIPE:  # the reader of our output, such as `head`, has ended
+            return STATUS_CUT_OFF
+        show(f"wsgifast: {error.strerror}", error=True)
+        return STATUS_USAGE
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
