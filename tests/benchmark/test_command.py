@@ -35,6 +35,7 @@ def bench(*arguments: str) -> int:
         ((APP, "--report", "no/such/folder"), 2, "no/such/folder"),
         ((ASGI, "--worker-class", "sync"), 2, "--worker-class"),
         ((ASGI, "--", "-k", "sync"), 2, "No such option"),
+        ((APP, "--worker-class", "nope"), 2, "--worker-class nope: ImportError: Entry point"),
         ((APP, "--master", "--processes", "2"), 2, "--processes"),
         ((APP, "--master-host", "10.0.0.1"), 2, "--master-host"),
         ((APP, "--master", "--master-host", "0.0.0.0"), 2, "that workers can reach"),

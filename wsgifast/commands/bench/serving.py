@@ -36,6 +36,7 @@ def sides(
     :param options: WSGIFast's or ASGIFast's.
     :param more: options for the server's own command.
     :raises MissingExtra: if the server is not installed.
+    :raises ConfigurationError: if gunicorn has no such worker class.
     """
     check_installed(server, "wsgifast bench")
     options = options or {}
@@ -47,6 +48,8 @@ def sides(
                 target, options, server, more=(f"--http={OUR_PROTOCOL}", *more)
             ),
         }
+    for each in worker_classes:
+        _check_worker_class(each)
     raw, *_ = worker_classes
     found = {_short(raw): served(target, None, server, raw, more)}
     for each in worker_classes:
@@ -56,6 +59,18 @@ def sides(
 
 def _short(worker_class: str) -> str:
     return worker_class.rpartition(".")[2]
+
+
+def _check_worker_class(name: str) -> None:
+    """:raises ConfigurationError: if gunicorn has none of this name; modules are not looked at."""
+    from gunicorn.util import load_class
+
+    if not set(".:") & set(name):
+        try:
+            load_class(name, section="gunicorn.workers")
+        except (RuntimeError, ImportError) as error:
+            *_, reason = str(error).strip("]\n ").splitlines()
+            raise ConfigurationError(f"--worker-class {name}: {reason.strip()}") from None
 
 
 def served(
