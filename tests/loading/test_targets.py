@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.servers import wait_for
-from wsgifast.commands.loading import AppNotLoaded
+from wsgifast.commands.loading import AppNotLoaded, named_module
 from wsgifast.commands.loading.servers import Loaded, load_as
 
 WSGI = "def app(environ, start_response): ...\n"
@@ -61,6 +62,14 @@ def test_file_in_a_package_has_its_relative_imports() -> None:
     write({"package/__init__.py": "", "package/part.py": ASGI})
     write({"package/app.v2.py": "from .part import app\n"})
     assert loaded("package/app.v2.py").interface == "ASGI"
+
+
+def test_failed_import_of_a_file_leaves_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    write({"broken.v2.py": "raise ValueError\n"})
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(AppNotLoaded, match="ValueError"):
+        named_module("broken.v2.py", "broken.v2.py")
+    assert "broken_v2" not in sys.modules
 
 
 def test_file_in_a_package_of_a_stdlib_name_is_loaded() -> None:
@@ -138,7 +147,7 @@ def test_asynchronous_factory_makes_the_app(name: str, expected: str) -> None:
         ("shopfront:app", "importing shopfront failed: ModuleNotFoundError: No module named 'sho"),
         ("shopfront.py", "importing shopfront failed: ModuleNotFoundError: No module named 'sho"),
         ("shop:app", "shop:app: No module named 'shop' (did you mean 'shopfront'?); run this in "),
-        ("package.nowhere:app", "No module named 'package.nowhere' (did you mean 'package'?); "),
+        ("package.nowhere:app", "No module named 'package.nowhere'; "),
         ("package.missing:app", "ModuleNotFoundError: No module named 'pack'"),
         ("module.wsgi:app", "No module named 'module.wsgi'; 'module' is not a package"),
         ("json:app", "/json/__init__.py'> has no 'app'"),

@@ -229,9 +229,11 @@ def test_replaced_workers_leave_no_metric_files() -> None:
         )
 
 
-def test_killed_worker_reports_its_last_requests() -> None:
+def test_killed_worker_reports_its_last_requests(tmp_path: Path) -> None:
     port = free_port()
-    with fast_worker("--workers=1", env={"WSGIFAST_METRICS": f"127.0.0.1:{port}"}) as server:
+    (tmp_path / "email.py").touch()  # the exporter needs Python's own
+    options = ("--workers=1", f"--pythonpath={tmp_path}")
+    with fast_worker(*options, env={"WSGIFAST_METRICS": f"127.0.0.1:{port}"}) as server:
         worker = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
         for _ in range(5):
             server.get("/small/1")

@@ -110,9 +110,12 @@ def compress(
     :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
         coding is unknown, its package is not installed, or an earlier release is no directory.
     """
+    for given in (directory, *against):
+        if not os.path.isdir(given):
+            raise ConfigurationError(
+                f"{os.fspath(given)!r} is not a directory: name one that exists"
+            )
     root = Path(directory)
-    if not root.is_dir():
-        raise ConfigurationError(f"{root} is not a directory: name the one to compress")
     codings = checked_codings(codings)
     earlier = [Directory(path) for path in against]
     if earlier:

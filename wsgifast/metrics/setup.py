@@ -25,6 +25,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -345,8 +346,14 @@ class _Supervisor:
             os.close(lock)
 
     def _start(self, lock: int) -> None:
-        # Not `-m`: a module in the working directory must not be taken for one of ours.
-        program = _PROGRAM.format(path=[os.path.abspath(each) for each in sys.path])
+        # Not `-m`: a module in the working directory must not be taken for one of ours. Nor, where
+        # an app has an `email`, for one of Python's own.
+        own = sysconfig.get_path("stdlib")
+        path = sorted(
+            map(os.path.abspath, sys.path),
+            key=lambda each: not each.startswith(own) or each.endswith("-packages"),
+        )
+        program = _PROGRAM.format(path=path)
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, json.dumps(self._export)],
             stdin=subprocess.DEVNULL,

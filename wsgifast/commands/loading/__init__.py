@@ -395,7 +395,10 @@ def _imported(name: str, target: str, file: Path | None = None) -> ModuleType:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (name == missing or name.startswith(f"{missing}.")):
             folders = [".", *(path or "." for path in sys.path[:2])]
-            hint = did_you_mean(name, [module.name for module in pkgutil.iter_modules(folders)])
+            known = (
+                [] if "." in missing else [module.name for module in pkgutil.iter_modules(folders)]
+            )
+            hint = did_you_mean(missing, known)
             raise AppNotLoaded(
                 f"{target}: {error}{hint}; run this in the directory that contains it, with the "
                 "Python of its environment"
@@ -411,7 +414,11 @@ def _executed(name: str, file: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # frameworks look there for the app's folder
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
