@@ -166,6 +166,8 @@ def _remembered_date(value: str) -> int | None:
 
 def _matches(header: str, etag: str | None, *, weakly: bool) -> bool:
     """Whether a list of entity tags, or `*`, matches the tag (section 8.8.3.2)."""
+    if header == etag:
+        return weakly or not etag.startswith("W/")
     if header.strip(" \t") == "*":
         return True
     if etag is None or (not weakly and etag.startswith("W/")):

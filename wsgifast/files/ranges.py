@@ -14,8 +14,8 @@ from typing import NamedTuple
 # A Range header with more ranges is ignored, as section 14.2 allows. PDF viewers ask for some
 # dozens; Apache's limit is 200. Each part adds about 150 bytes of heads.
 MAX_RANGES = 64
-# The rest of a number is not read: int() takes quadratic time, and may be limited to so many.
-_MAX_DIGITS = 640
+# 2**63 has 19 digits. int() refuses very long numbers, and takes quadratic time.
+_MAX_DIGITS = 19
 
 # first-pos "-" [last-pos], or "-" suffix-length. ASCII digits: int() would take "+1" and "1_0".
 _SPEC = re.compile(r"([0-9]*)-([0-9]*)")
@@ -59,15 +59,15 @@ def parse_range(header: str, size: int) -> list[ByteRange] | None:
             return None
         first, last = match.groups()
         if first:
-            start = int(first[:_MAX_DIGITS])
+            start = _number(first)
             if last:
-                stop = int(last[:_MAX_DIGITS]) + 1
+                stop = _number(last) + 1
                 if stop <= start:
                     return None  # section 14.1.1: invalid, and so is the set that holds it
             else:
                 stop = size
         elif last:
-            start, stop = max(0, size - int(last[:_MAX_DIGITS])), size
+            start, stop = max(0, size - _number(last)), size
         else:
             return None
         if start < size:
@@ -110,6 +110,11 @@ def multipart_heads(
     heads[0] = heads[0][2:]  # the first boundary has no line break before it
     heads.append(f"\r\n--{boundary}--\r\n")
     return [head.encode("latin-1") for head in heads]
+
+
+def _number(digits: str) -> int:
+    # With one digit more than any file size it is still beyond the end of any file.
+    return int(digits.lstrip("0")[: _MAX_DIGITS + 1] or "0")
 
 
 def _merged(ranges: list[ByteRange]) -> list[ByteRange]:
