@@ -17,7 +17,7 @@ from wsgifast.commands import cli
 from wsgifast.commands.bench.serving import found_app
 from wsgifast.commands.client import unverified_tls
 from wsgifast.commands.loading import AppNotLoaded
-from wsgifast.commands.loading.servers import load_for
+from wsgifast.commands.loading.servers import _COUNTERPARTS, load_for
 
 pytestmark = pytest.mark.long
 
@@ -254,8 +254,13 @@ def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
         ("asgi_app:app", "--chdir src", "uvicorn, which serves ASGI apps like asgi_app:app: "),
         ("asgi_app:app", "--pythonpath=src", "like asgi_app:app: No such option"),
         ("asgi_app:app", "-k gthread", "No such option"),
-        ("asgi_app:app", "--chdir=src", "like asgi_app:app: No such option '--chdir'"),
-        ("wsgi_app:app", "--uds a.sock", "like wsgi_app:app: unrecognized arguments: --uds"),
+        ("asgi_app:app", "-b :80", "; uvicorn has --host or --port or --uds for it"),
+        ("asgi_app:app", "--max-requests 9", "; uvicorn has --limit-max-requests for it"),
+        ("asgi_app:app", "--chdir=src", "No such option '--chdir'; uvicorn has --app-dir for it"),
+        ("asgi_app:app", "--graceful-timeout 9", "; uvicorn has --timeout-graceful-shutdown for"),
+        ("wsgi_app:app", "--uds a.sock", "unrecognized arguments: --uds; gunicorn has --bind for"),
+        ("wsgi_app:app", "--app-dir src", "; gunicorn has --chdir or --pythonpath for it"),
+        ("wsgi_app:app", "--no-access-log", "; gunicorn has --access-logfile for it"),
         ("asgi_app:app", "--interface wsgi", "--interface wsgi: asgi_app:app is an ASGI app"),
         ("asgi_app:app", "--interface asgi2", "--interface asgi2: asgi_app:app is an ASGI app"),
         ("wsgi_app:app", "other:app", "other:app names another app than wsgi_app:app"),
@@ -274,6 +279,21 @@ def test_option_that_cannot_count_is_named(
     assert said in ended.stderr, ended.stderr
     assert "Traceback" not in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+
+
+def test_counterparts_are_options_of_their_servers() -> None:
+    from gunicorn.config import Config
+    from uvicorn.main import main as uvicorn
+
+    known = {
+        "gunicorn": {option for action in Config().parser()._actions
+                     for option in action.option_strings},
+        "uvicorn": {option for each in uvicorn.params
+                    for option in [*each.opts, *each.secondary_opts]},
+    }  # fmt: skip
+    for gunicorns, uvicorns in _COUNTERPARTS:
+        assert known["gunicorn"] >= {*gunicorns}
+        assert known["uvicorn"] >= {*uvicorns}
 
 
 def test_env_file_without_python_dotenv_is_an_error(

@@ -155,8 +155,9 @@ def load_for(
             needed = _server_of(one)
             own_try = found.get(needed, Loaded())
             if rest and own_try.refusal:
+                refusal = _with_counterpart(needed, rest, own_try.refusal)
                 raise ConfigurationError(
-                    f"{needed}, which serves {one.interface} apps like {target}: {own_try.refusal}"
+                    f"{needed}, which serves {one.interface} apps like {target}: {refusal}"
                 )
             if not own_try.error:
                 return needed, one
@@ -179,6 +180,35 @@ def check_one_app(loaded: Loaded, target: str) -> None:
         raise ConfigurationError(
             f"{loaded.settings['app']} names another app than {target}: leave one of them out"
         )
+
+
+# gunicorn's options, and those of uvicorn for the same.
+_COUNTERPARTS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
+    (("--bind", "-b"), ("--host", "--port", "--uds")),
+    (("--workers", "-w"), ("--workers",)),
+    (("--keep-alive",), ("--timeout-keep-alive",)),
+    (("--graceful-timeout",), ("--timeout-graceful-shutdown",)),
+    (("--max-requests",), ("--limit-max-requests",)),
+    (("--chdir", "--pythonpath"), ("--app-dir",)),
+    (("--certfile",), ("--ssl-certfile",)),
+    (("--keyfile",), ("--ssl-keyfile",)),
+    (("--ca-certs",), ("--ssl-ca-certs",)),
+    (("--ciphers",), ("--ssl-ciphers",)),
+    (("--access-logfile",), ("--access-log", "--no-access-log")),
+)
+
+
+def _with_counterpart(server: ServerName, arguments: Sequence[str], refusal: str) -> str:
+    """A server's refusal of an option, with its own for the same if that is the other server's."""
+    for word in arguments:
+        name = word.partition("=")[0]
+        for gunicorns, uvicorns in _COUNTERPARTS:
+            others, own = (uvicorns, gunicorns) if server == "gunicorn" else (gunicorns, uvicorns)
+            if name in others and name in refusal:
+                names = " or ".join(each for each in own if each.startswith("--"))
+                refusal = refusal.partition("Did you mean")[0].rstrip("( .")  # by its spelling
+                return f"{refusal}; {server} has {names} for it"
+    return refusal
 
 
 def _server_of(one: Loaded) -> ServerName:
