@@ -227,8 +227,8 @@ def _only_app(module: Any, target: str) -> str:
     if getattr(module, "__file__", None) is None:
         raise AppNotLoaded(f"{target}: {target} is a directory; name a module or a .py file in it")
     raise AppNotLoaded(
-        f"{target}: {module} has no {', '.join(_NAMES)} or {' or '.join(_FACTORIES)}; name the "
-        f"app, as in {target}:my_app"
+        f"{target}: {module} has no {', '.join(_NAMES)} or {' or '.join(_FACTORIES)}; "
+        f"{_file_here(module) or f'name the app, as in {target}:my_app'}"
     )
 
 
@@ -238,7 +238,8 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
     try:
         app = operator.attrgetter(name)(module)
     except AttributeError as error:
-        hint = did_you_mean(error.name or name, dir(error.obj))
+        here = _file_here(module)
+        hint = f"; {here}" if here else did_you_mean(error.name or name, dir(error.obj))
         raise AppNotLoaded(f"{target}: {module} has no {name!r}{hint}") from None
     if not is_call:
         return app
@@ -320,6 +321,12 @@ def named_module(name: str, target: str) -> ModuleType:
             else f"{target}: {name} is neither a module nor a .py file"
         )
     return _imported(name, target)
+
+
+def _file_here(module: ModuleType) -> str:
+    """The way out where another module than the file of its name here was imported."""
+    file = Path(f"{module.__name__}.py")
+    return f"for the file here write {file}" if file.is_file() and not _is_of(module, file) else ""
 
 
 def _of_file(path: str, target: str) -> ModuleType:
