@@ -25,7 +25,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -348,7 +347,7 @@ class _Supervisor:
     def _start(self, lock: int) -> None:
         # Not `-m`: a module in the working directory must not be taken for one of ours. Nor, where
         # an app has an `email`, for one of Python's own.
-        own = sysconfig.get_path("stdlib")
+        own = os.path.dirname(os.__file__)
         path = sorted(
             map(os.path.abspath, sys.path),
             key=lambda each: not each.startswith(own) or each.endswith("-packages"),
