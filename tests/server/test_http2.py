@@ -113,10 +113,12 @@ def test_stream_to_head_204_or_304_has_no_body(begin: Begin) -> None:
 
     peer = begin(app)
     for path, method in (("/200", "HEAD"), ("/204", "GET"), ("/304", "GET")):
-        for query in ("", "?" + 99 * "x"):
-            answer = peer.get(path + query, method)
+        for written in (0, 1, 99):
+            peer.bench.log.lines.clear()
+            answer = peer.get(f"{path}?{written * 'x'}", method)
             seen = answer.status, answer.body, answer.ended, answer.reset
             assert seen == (int(path[1:]), b"", True, None)
+            assert peer.bench.log.says("lost connection") == (written == 99)
 
 
 def test_early_hints_and_trailers_are_sent(begin: Begin) -> None:

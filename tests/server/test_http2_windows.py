@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from tests.workers.bench import LARGE
 from wsgifast.server.backlog import Backlog
 from wsgifast.server.counters import gauges, slowest_clients
 from wsgifast.server.http2 import connection, multiplexer
+from wsgifast.server.http2.response import StreamOutput
+from wsgifast.server.output import OutputQueue
 from wsgifast.sockets.sending import FileSegment
 from wsgifast.workers.worker import FastWorker
 
@@ -81,6 +83,22 @@ def test_blocks_held_for_slow_stream_leave_a_full_memory_as_app_ends(
     peer.open_both(LARGE, 1)
     peer.wait_for_disk(lambda: answer.ended)
     assert answer.body == b"x" * blocks * 1000
+
+
+def test_stream_that_is_sent_whole_as_its_app_ends_is_not_lost(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_all(output: StreamOutput, buffers: Sequence[bytes | memoryview]) -> None:
+        if not buffers:  # what is held back, at the end
+            peer.open(LARGE, 1)
+            peer.serve_elsewhere()
+        OutputQueue.write_all(output, buffers)
+
+    monkeypatch.setattr(StreamOutput, "write_all", write_all)
+    peer = begin(answers([b"a" * 20], status="200 OK"), window=10)
+    answer = peer.get()
+    assert (answer.body, answer.ended) == (b"a" * 20, True)
+    assert not peer.bench.log.says("lost connection")
 
 
 def test_streams_take_turns_in_sending(begin: Begin) -> None:

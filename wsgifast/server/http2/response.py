@@ -210,6 +210,8 @@ class StreamSender:
         return min(frames.outbound_flow_control_window, frames.stream_window(self._number))
 
     def _send_head(self) -> None:
+        if self.has_ended:
+            return  # all has been sent, also if the client has closed the stream since
         self._mux.check(self._number)
         if self.head is not None:
             head, self.head = self.head, None
