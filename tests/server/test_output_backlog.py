@@ -227,6 +227,20 @@ def test_writer_waits_once_the_temporary_file_is_full(make_near: MakeNear) -> No
     assert 1_000_000 <= disk.used_bytes <= 1_500_000
 
 
+def test_large_blocks_stay_in_memory_once_the_temporary_file_is_full(make_near: MakeNear) -> None:
+    near = make_near(ahead_bytes=100_000, response_on_disk_bytes=SIZE)
+    near.queue.may_run_ahead = True
+
+    def write() -> None:
+        for _ in range(5):
+            near.queue.write(bytes(SIZE))
+
+    with started(write):
+        wait_for(lambda: near.queue.bytes_queued > SIZE, "it waits", interval=0.001)
+        near.receive_while_writing(5 * SIZE)
+    assert near.rules.memory.disk.used_bytes <= 2 * SIZE
+
+
 def test_crumbs_wait_in_few_pieces_of_memory(make_near: MakeNear) -> None:
     near = make_near(ahead_bytes=1 << 30)
     near.queue.write(bytes(SIZE))

@@ -129,10 +129,12 @@ class OutputQueue:
                 self._queue_held()
             backlog = self.backlog
             queued = 0 if backlog is None else backlog.size
-            if backlog is not None and queued > self._rules.ahead_bytes:
-                limit = self._rules.options.response_on_disk_bytes
-                if not (self.may_run_ahead and backlog.may_spill(limit)):
-                    self._wait_for_room(self._rules.ahead_bytes // 2)
+            if (
+                backlog is not None
+                and queued > self._rules.ahead_bytes
+                and not self._may_spill(backlog)
+            ):
+                self._wait_for_room(self._rules.ahead_bytes // 2)
             if self.error is not None:
                 self._dropped += len(data)
                 raise ClientGone(str(self.error))
@@ -434,8 +436,13 @@ class OutputQueue:
             self._fail(error)
 
     def _begin_spilling(self, backlog: Backlog) -> Spilling | None:
-        rest = backlog.take_excess(self._rules.ahead_bytes if self.may_run_ahead else None)
+        rest = backlog.take_excess(self._rules.ahead_bytes if self._may_spill(backlog) else None)
         return backlog.begin_spill(rest) if rest else None
+
+    def _may_spill(self, backlog: Backlog) -> bool:
+        """Whether a temporary file may take what is more than `ahead_bytes`."""
+        limit = self._rules.options.response_on_disk_bytes
+        return self.may_run_ahead and backlog.may_spill(limit)
 
     def _wait(self) -> None:
         if self._room is None:
