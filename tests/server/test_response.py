@@ -11,6 +11,7 @@ from tests.server.connections import MakeBench, answers
 from tests.server.responses import Ask, Asked, Headers, segmented
 from tests.support.wsgi import exc_info
 from wsgifast import BodyError
+from wsgifast.errors import ClientGone
 from wsgifast.http.head import HOP_BY_HOP
 from wsgifast.server.output import OutputQueue
 
@@ -38,6 +39,15 @@ def test_dropped_body_is_logged_once(ask: Ask) -> None:
     assert not ask(answers([b""], status="304 Not Modified")).warnings
     # To HEAD most apps answer as to GET: what is right needs no warning.
     assert not ask(answers([b"body"]), "HEAD").warnings
+
+
+def test_client_gone_of_another_request_is_an_error(ask: Ask) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        raise ClientGone("in the middle of another request's body")
+
+    asked = ask(app)
+    assert asked.failed
+    assert asked.bench.log.says("Error handling request")
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No Content")])

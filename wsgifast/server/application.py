@@ -139,9 +139,10 @@ class Application:
         # If the request's body could not be read, that is the cause of whatever the app raised.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
-        if isinstance(error, ClientGone) or (
-            isinstance(error, ConnectionError) and channel.output.error is not None
-        ):
+        is_lost = error is unread or channel.output.error is not None
+        # Not any ClientGone: it may be that of another request.
+        has_all = resp is not None and resp.dropped and isinstance(error, ClientGone)
+        if isinstance(error, ConnectionError) and (is_lost or has_all):
             self.log.debug("Ignoring a lost connection: %s", error)
             exchange.resp = None if resp is not None and not resp.headers_sent else resp
             if resp is not None:
