@@ -191,6 +191,15 @@ def test_listing_has_no_date_for_a_time_beyond_the_calendar(
     assert b"far.txt" in call(StaticFiles(directory=site, listing=True), "/empty/").body
 
 
+def test_add_headers_is_first_called_when_the_fallback_is_requested(site: Path) -> None:
+    calls: list[object] = []
+    app = StaticFiles(
+        directory=site, fallback="index.html", add_headers=lambda *each: calls.append(each)
+    )
+    assert not calls
+    assert (call(app, "/users/7").status, len(calls)) == (200, 1)
+
+
 def test_fallback_answers_routes_but_not_missing_assets(site: Path) -> None:
     app = StaticFiles(directory=site, fallback="index.html")
     for path in ("/users/7", "/none/", "/empty"):

@@ -172,12 +172,16 @@ class StaticFilesBase(Generic[AppT]):
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
         self._fallback = None if fallback is None else prefix + fallback
         if self._fallback is not None:
-            answer = self.look_up(RequestFacts("HEAD"), self._fallback)
-            if answer is None or answer[0].status != 200:
+            try:  # locate() alone: add_headers may need what the program sets later
+                found = self._lookup.locate(self._fallback)
+            except Unreadable:
+                found = None
+            if not isinstance(found, FoundFile):
                 raise ConfigurationError(
                     f"fallback={fallback!r}: there is no such file in {directory!r} that may be "
                     "served; name one that is there at the start, relative to it, or None"
                 )
+            found.close()
 
     def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
         """Answer a GET or HEAD from the cache; None if :meth:`look_up` has to be called.
