@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.support.http import Connection, get, reset_on_close
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from tests.support.wsgi import Closing, answering, exc_info
+from wsgifast import WSGIFast
 from wsgifast.bodies import response_writer
 
 from .serving import Served, each_threaded, path_of, router, serve, talking
@@ -190,6 +192,20 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
         assert client.request("/").body == b"12345"
         assert client.read_to_end() == b""
     assert "longer than its Content-Length" in served.log
+
+
+def test_coded_bytes_that_a_client_took_before_it_left_are_logged(kind: str) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/html")])
+        yield os.urandom(LARGE_BYTES // 4)
+
+    with serve(WSGIFast(app, compress=True), kind) as served:
+        client = Connection(served.address)
+        client.send(b"GET / HTTP/1.1\r\nHost: a\r\nAccept-Encoding: gzip\r\n\r\n")
+        client.sock.recv(1_000_000, socket.MSG_WAITALL)
+        client.close()
+        wait_for(lambda: '"GET / ' in served.log, "the request is logged")
+    assert int(served.log.split()[-1]) > 900_000
 
 
 @pytest.mark.parametrize(

@@ -306,15 +306,17 @@ class ResponseWriter(BodyCounter):
     def _write_coded_block(self, block: bytes, coding: ContentCoding) -> None:
         if not block:
             return
-        if self.headers_sent:
-            for at in range(0, len(block), _COMPRESSED_BYTES):
-                self._write_next(block[at : at + _COMPRESSED_BYTES])
-        else:
-            frame: Callable[[bytes], bytes] = coding.flushed_block
-            if self._framing.chunked:
-                frame = lambda data: chunk(coding.flushed_block(data))  # noqa: E731
-            self._begin_stream(block, frame, compresses=True)
-        self.sent = coding.environ[CODED_BYTES]
+        try:
+            if self.headers_sent:
+                for at in range(0, len(block), _COMPRESSED_BYTES):
+                    self._write_next(block[at : at + _COMPRESSED_BYTES])
+            else:
+                frame: Callable[[bytes], bytes] = coding.flushed_block
+                if self._framing.chunked:
+                    frame = lambda data: chunk(coding.flushed_block(data))  # noqa: E731
+                self._begin_stream(block, frame, compresses=True)
+        finally:  # for the log, where the client leaves
+            self.sent = coding.environ[CODED_BYTES]
 
     def _write_rest(self, blocks: Iterator[Any]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""

@@ -50,7 +50,7 @@ class Stream:
         return self._head.coding if self._head.codes_stream else None
 
     def uncoded(self) -> Iterator[bytes]:
-        """Iterate the blocks for a server that compresses them itself; FastWorker does."""
+        """Iterate the blocks for a server that compresses them itself, as ours do."""
         return self._coalesced() if self._coalesce else self._chunks()
 
     def _coalesced(self) -> Iterator[bytes]:
