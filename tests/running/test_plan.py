@@ -109,6 +109,10 @@ def test_option_of_the_server_has_a_default_unless_it_is_configured(
     assert values(plan(arguments).command, option) == expected
 
 
+def test_configuration_that_is_no_regular_file_is_passed_on() -> None:
+    assert values(plan(f"{WSGI} --config {os.devnull}").command, "--config") == [os.devnull]
+
+
 def test_access_log_on_a_terminal_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     command = plan(WSGI).command
@@ -130,8 +134,8 @@ def test_limits_of_clients_are_the_same_on_both_servers(app: str) -> None:
     ("option", "said"),
     [
         ("--body-timeout-s 0", "argument --body-timeout-s: '0': expected seconds above 0"),
-        ("--workers x", "--workers: 'x': expected a whole number of at least 1"),
-        ("--workers 0", "--workers: '0': expected a whole number of at least 1"),
+        ("--workers x", "--workers: 'x': expected a whole number of at least 1, or auto"),
+        ("--workers 0", "--workers: '0': expected a whole number of at least 1, or auto"),
     ],
 )
 def test_run_option_with_an_impossible_value_names_the_possible_ones(

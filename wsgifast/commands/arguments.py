@@ -132,10 +132,11 @@ def pair(separator: str) -> Callable[[str], tuple[str, str]]:
     return parsed
 
 
-def count(text: str) -> int:
-    """The type of an option: 1, 2, 3, ..."""
+def count(text: str, otherwise: str = "") -> int:
+    """The type of an option: 1, 2, 3, ...; the error names what else it takes."""
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+        expected = f"expected a whole number of at least 1{otherwise}"
+        raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
     return int(text)
 
 

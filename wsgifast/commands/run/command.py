@@ -188,7 +188,7 @@ def planned(options: argparse.Namespace) -> Plan:
     # The server, or the app, may change the working directory.
     for name in ("certfile", "keyfile", "config"):
         if (path := getattr(options, name)) and not path.startswith("python:"):
-            if not os.path.isfile(path):
+            if not os.path.exists(path) or os.path.isdir(path):  # it may be a device
                 raise ConfigurationError(f"--{name} {path}: there is no such file")
             setattr(options, name, os.path.abspath(path))
     if options.metrics is not None:
@@ -440,7 +440,7 @@ def _check_address(bind: str) -> None:
 
 
 def _workers(text: str) -> int | str:
-    return text if text == "auto" else count(text)
+    return text if text == "auto" else count(text, ", or auto")
 
 
 def _flag(name: str) -> str:
