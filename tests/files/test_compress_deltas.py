@@ -46,7 +46,7 @@ def delta_of(name: str, dictionary: bytes) -> str:
 
 
 def test_deltas_are_written_against_an_earlier_release(new: Path, old: Path) -> None:
-    report = compress(new, codings=["gzip"], against=[old])
+    report = compress(new, codings=["gzip"], against=iter([old]))
     script = delta_of("app.4e5f6a7b.js", SCRIPT)
     style = delta_of("css/site.4e5f6a7b.css", SCRIPT[100:])
     deltas = [name for name in report.written if name.endswith(".dcz")]

@@ -88,7 +88,7 @@ def compress(
     jobs: int | None = None,
     overwrite: bool = False,
     skip_extensions: Iterable[str] | None = None,
-    against: Sequence[str | os.PathLike[str]] = (),
+    against: Iterable[str | os.PathLike[str]] = (),
     progress: Callable[[int, int, str], None] | None = None,
 ) -> CompressReport:
     """Make the siblings that save enough, and remove those made earlier that no longer do.
@@ -110,6 +110,7 @@ def compress(
     :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
         coding is unknown, its package is not installed, or an earlier release is no directory.
     """
+    against = list(against)
     for given in (directory, *against):
         if not os.path.isdir(given):
             raise ConfigurationError(
