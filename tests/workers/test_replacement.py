@@ -173,7 +173,8 @@ def test_term_during_a_reload_ends_all_workers(tmp_path: Path) -> None:
         app.reload()
         wait_for(lambda: app.booted() == 3, "a new worker imports the app")
         assert app.server.stop() == 0
-        assert app.server.log().count("Worker exiting") == 3
+        log = app.server.log()  # the signal may come before the new one can handle it
+        assert log.count("Worker exiting") + log.count("was sent SIGTERM") == 3
 
 
 def test_one_worker_more_during_a_reload_is_kept(tmp_path: Path) -> None:
