@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gunicorn
 import pytest
 
 from tests.support.gunicorn import may_end_head_with_bare_lf
@@ -285,6 +286,8 @@ SAID_IN_OUR_WORDS = ("chunk size", "chunk end", "endless field")
 def test_bad_requests_get_answers_of_gthread(client: Client, gthread: LiveServer) -> None:
     bare_lf = may_end_head_with_bare_lf(gthread)
     for name, request in BAD_REQUESTS.items():
+        if name in SAID_IN_OUR_WORDS and gunicorn.version_info < (27,):
+            continue  # its gthread closes without an answer, beside today's gunicorn_h1c
         answers = []
         for connection in (Connection(gthread.address, bare_lf=bare_lf), client.connect()):
             with connection:
