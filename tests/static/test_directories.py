@@ -165,22 +165,26 @@ def test_directory_with_listing_lists_its_files(site: Path) -> None:
     assert b".hidden" in shown.body
 
 
-def test_listing_leaves_out_what_cannot_be_read(
+def test_listing_leaves_out_what_cannot_be_read_but_not_for_want_of_descriptors(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    error = OSError(errno.EACCES, "Permission denied")
     for name in ("open.txt", "secret.txt"):
         (site / "empty" / name).write_text("x")
     open_ = os.open
 
     def open_if_readable(path: str, *args: Any, **kwargs: Any) -> int:
         if path.endswith("secret.txt"):
-            raise PermissionError(errno.EACCES, "Permission denied")
+            raise error
         return open_(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", open_if_readable)
     page = call(StaticFiles(directory=site, listing=True), "/empty/").body
     assert b"open.txt" in page
     assert b"secret" not in page
+    error = OSError(errno.EMFILE, "Too many open files")
+    with pytest.raises(OSError, match="Too many"):
+        call(StaticFiles(directory=site, listing=True), "/empty/")
 
 
 def test_listing_has_no_date_for_a_time_beyond_the_calendar(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -73,12 +74,16 @@ def _entries(
                 path = [*names, name]
                 if names_of("/".join(path), hidden_files=hidden_files) is None:
                     continue  # it is not served
-                with contextlib.suppress(OSError):  # it cannot be read
+                try:
                     # Only for a link the whole path has to be walked.
                     entry = open_checked(name, opened.fd) or root.open(path)
-                    if entry is not None:
-                        os.close(entry.fd)
-                        entries[name] = entry.facts
+                except OSError as error:
+                    if error.errno in (errno.EMFILE, errno.ENFILE):
+                        raise  # else the page would lack entries that can be read
+                    continue
+                if entry is not None:
+                    os.close(entry.fd)
+                    entries[name] = entry.facts
         finally:
             os.close(opened.fd)
     return entries
