@@ -318,6 +318,7 @@ def test_ttin_and_ttou_change_number_of_workers() -> None:
 def test_heartbeat_file_is_in_memory_by_default(tmp_path: Path, chosen: bool) -> None:
     options = [f"--worker-tmp-dir={tmp_path}"] if chosen else []
     with fast_worker(*options) as server:
+        assert stats(server)["pid"]  # there is a worker
         beats = server.open_files("*wgunicorn-*")
         assert beats
         assert all(path.startswith(str(tmp_path) if chosen else "/dev/shm/") for path in beats)
