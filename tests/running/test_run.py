@@ -262,8 +262,8 @@ def test_syntax_error_does_not_end_a_server_that_reloads(tmp_path: Path, place: 
         assert server.get().body == b"old", server.log()
 
         def becomes(text: str, expected: int) -> bool:
-            # Again each time: the reloader may look at it for the first time just now. In one
-            # step: a worker that starts between truncation and write reads an empty file.
+            # Written again each time: the reloader may look at it for the first time just now.
+            # Put in place whole: a worker that starts meanwhile must not read an empty file.
             (tmp_path / "new").write_text(text)
             (tmp_path / "new").replace(file)
             assert server.process.poll() is None, server.log()

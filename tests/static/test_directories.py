@@ -165,7 +165,7 @@ def test_directory_with_listing_lists_its_files(site: Path) -> None:
     assert b".hidden" in shown.body
 
 
-def test_listing_leaves_out_what_cannot_be_read_but_not_for_want_of_descriptors(
+def test_listing_leaves_out_what_cannot_be_read_unless_no_descriptor_is_left(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = OSError(errno.EACCES, "Permission denied")
