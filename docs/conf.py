@@ -67,6 +67,14 @@ html_show_sourcelink = False
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
 
+# Their pages have the options in a table.
+CLASSES_WITH_TABLES = {
+    "asgifast.ASGIFast",
+    "wsgifast.Compression",
+    "wsgifast.StaticFiles",
+    "wsgifast.workers.FastWorker",
+}
+
 linkcheck_ignore = [r"http://(localhost|127\.0\.0\.1)", REPOSITORY]
 
 
@@ -91,7 +99,18 @@ def show_pictures(app: object, document: Any) -> None:
             raw.replace_self([light, dark])
 
 
+def omit_options(
+    app: object, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Remove the options from the docstring of a class whose page has them in a table."""
+    if name in CLASSES_WITH_TABLES:
+        fields = re.split(r"^(?=:\w)", "\n".join(lines), flags=re.MULTILINE)
+        kept = [each for each in fields if not each.startswith((":param ", ":cvar "))]
+        lines[:] = "".join(kept).splitlines()
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     # Before it collects the images of a page.
     app.connect("doctree-read", show_pictures, priority=100)
+    app.connect("autodoc-process-docstring", omit_options)
