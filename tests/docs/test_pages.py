@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 
 import pytest
+from asgifast import ASGIFast
 
 from docs.pages import DOCS, PAGES
 from loadtests.applications.catalogue import APPLICATIONS
 from tests.asgi.servers import SERVERS as ASGI_SERVERS
 from tests.conftest import WSGI_SERVERS
+from wsgifast import StaticFiles
 from wsgifast.metrics import CATALOGUE as METRICS
 from wsgifast.workers import FastWorker
 
@@ -64,13 +67,31 @@ def _options_in_tables(page: str) -> dict[str, object]:
     """The options of a page's tables with their defaults."""
     text = (DOCS / page).read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| `([^`]+)` \|", text, re.MULTILINE)
-    return {name: eval(default) for name, default in rows}
+    return {name: eval(default, {"math": math}) for name, default in rows}
 
 
 def test_fastworker_page_has_the_defaults() -> None:
     shown = _options_in_tables("reference/fastworker.md")
     assert {name: getattr(FastWorker, name) for name in shown} == shown
     assert {*shown} == {*re.findall(r":cvar (\w+):", inspect.getdoc(FastWorker) or "")}
+
+
+@pytest.mark.parametrize(
+    ("page", "of"),
+    [("reference/asgi.md", ASGIFast), ("reference/static-files.md", StaticFiles)],
+)
+def test_option_tables_match_the_signature(page: str, of: type) -> None:
+    parameters = inspect.signature(of).parameters
+    shown = {
+        name: default
+        for name, default in _options_in_tables(page).items()
+        if name in parameters  # a page may have other tables
+    }
+    assert shown == {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty
+    }
 
 
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"])
