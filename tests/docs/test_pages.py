@@ -14,7 +14,7 @@ from docs.pages import DOCS, PAGES
 from loadtests.applications.catalogue import APPLICATIONS
 from tests.asgi.servers import SERVERS as ASGI_SERVERS
 from tests.conftest import WSGI_SERVERS
-from wsgifast import StaticFiles
+from wsgifast import Compression, StaticFiles
 from wsgifast.metrics import CATALOGUE as METRICS
 from wsgifast.workers import FastWorker
 
@@ -78,7 +78,11 @@ def test_fastworker_page_has_the_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("page", "of"),
-    [("reference/asgi.md", ASGIFast), ("reference/static-files.md", StaticFiles)],
+    [
+        ("reference/asgi.md", ASGIFast),
+        ("reference/static-files.md", StaticFiles),
+        ("how-to/compress.md", Compression),
+    ],
 )
 def test_option_tables_match_the_signature(page: str, of: type) -> None:
     parameters = inspect.signature(of).parameters
