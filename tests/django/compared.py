@@ -165,7 +165,7 @@ def differences(root: Path) -> dict[str, dict[str, dict[str, str]]]:
 def as_markdown(root: Path) -> str:
     """The differences as a table."""
     ours = answers("ours", root)
-    lines = ["| asked | StaticFilesMiddleware | WhiteNoise | ServeStatic |", "|---|---|---|---|"]
+    lines = ["| request | StaticFilesMiddleware | WhiteNoise | ServeStatic |", "|---|---|---|---|"]
     for request, others in differences(root).items():
         names = dict.fromkeys(name for theirs in others.values() for name in theirs)
         cells = [f"`{request}`", _cell({name: ours[request].get(name, "") for name in names})]
