@@ -72,6 +72,7 @@ CLASSES_WITH_TABLES = {
     "asgifast.ASGIFast",
     "wsgifast.Compression",
     "wsgifast.StaticFiles",
+    "wsgifast.WSGIFast",
     "wsgifast.workers.FastWorker",
 }
 

@@ -14,7 +14,7 @@ from docs.pages import DOCS, PAGES
 from loadtests.applications.catalogue import APPLICATIONS
 from tests.asgi.servers import SERVERS as ASGI_SERVERS
 from tests.conftest import WSGI_SERVERS
-from wsgifast import Compression, StaticFiles
+from wsgifast import Compression, StaticFiles, WSGIFast
 from wsgifast.metrics import CATALOGUE as METRICS
 from wsgifast.workers import FastWorker
 
@@ -81,6 +81,7 @@ def test_fastworker_page_has_the_defaults() -> None:
     [
         ("reference/asgi.md", ASGIFast),
         ("reference/static-files.md", StaticFiles),
+        ("reference/wsgifast.md", WSGIFast),
         ("how-to/compress.md", Compression),
     ],
 )
