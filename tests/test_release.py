@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -68,6 +70,24 @@ def test_source_archive_passes_the_index_checks(archive: Path) -> None:
 )
 def test_metadata_fits_its_schema(schema: str, files: list[Path]) -> None:
     check("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
+
+
+@OF_THE_REPOSITORY
+@pytest.mark.parametrize(("lint", "lints"), [(None, True), ("yes", True), ("no", False)])
+def test_ci_run_without_lint_still_tests(lint: str | None, lints: bool, tmp_path: Path) -> None:
+    """The script in a folder whose programs only report how they were called."""
+    script = tmp_path / ".ci" / "run"
+    script.parent.mkdir()
+    shutil.copy(ROOT / ".ci" / "run", script)
+    for program in ("make", ".venv/bin/python"):
+        path = tmp_path / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\necho {path.name} "$@"\n')
+        path.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | ({"LINT": lint} if lint else {})
+    done = subprocess.run([script], env=environment, capture_output=True, text=True, check=True)
+    called = done.stdout.splitlines()
+    assert ("make lint" in called, "make test" in called) == (lints, True)
 
 
 @OF_THE_REPOSITORY
