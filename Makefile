@@ -15,7 +15,7 @@ RELEASE_READY := $(VENV)/.release-ready
 # What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Those that are supported.
-PYTHONS := 3.10 3.11 3.12 3.13 3.14 3.15
+PYTHONS := 3.11 3.12 3.13 3.14 3.15
 # Runners of the tests: thrice the cores, as tests of live servers wait longer than they compute.
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(3 * len(os.sched_getaffinity(0)))' 2>/dev/null || echo 4)
 
@@ -28,8 +28,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	  || { echo "wsgifast needs Python 3.10 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "wsgifast needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(VENV) with $$($(PYTHON) --version) (once; a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "Python's venv module is missing: apt-get install python3-venv (Debian, Ubuntu)"; exit 1; }

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
@@ -26,10 +24,7 @@ def test_each_module_that_it_names_is_there() -> None:
     assert not missing
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has tomllib from 3.11 on")
 def test_its_map_is_that_of_the_contract() -> None:
-    import tomllib
-
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = settings["tool"]["importlinter"]["contracts"]
     (rooms,) = (each["layers"] for each in contracts if each["id"] == "rooms")

@@ -58,7 +58,7 @@ def test_pages_name_the_supported_range() -> None:
     assert gunicorns in (ROOT / "docs/reference/fastworker.md").read_text()
     page = (ROOT / "docs/reference/asgi.md").read_text()
     assert f"under uvicorn, {uvicorns}," in page
-    assert f"`--http zttp --http2` ({_minor(UVICORN.with_zttp)}," in page
+    assert f"`--http zttp --http2` ({_minor(UVICORN.with_zttp)})" in page
     assert f"On uvicorn {' and '.join(UVICORN.known_send)} with httptools," in page
 
 

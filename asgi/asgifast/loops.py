@@ -114,7 +114,7 @@ async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | No
         return None
     try:
         return await asyncio.wait_for(function(), seconds)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return None
 
 

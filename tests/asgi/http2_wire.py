@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from tests.support.http2 import Answer, Client
 
-pytest.importorskip("zttp", reason="zttp is not installed (Python 3.11 or newer): pip install zttp")
+pytest.importorskip("zttp", reason="zttp is not installed: pip install zttp")
 pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicorn has no zttp")
 
 from asgifast.uvicorn import ZttpH2Protocol

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -60,10 +59,9 @@ BLOCKING: dict[str, Callable[[Subject], object]] = {
     "time.sleep": lambda s: time.sleep(0),
     "sendfile to a blocking socket": lambda s: os.sendfile(s.ours.fileno(), s.fd, 0, 4),
     "send to a blocking socket": lambda s: s.ours.send(b"data"),
+    "Path.open": lambda s: Path(s.path).open("rb").close(),
+    "Path.stat": lambda s: Path(s.path).stat(),
 }
-if sys.version_info >= (3, 11):  # an older pathlib holds the functions that it was imported with
-    BLOCKING["Path.open"] = lambda s: Path(s.path).open("rb").close()
-    BLOCKING["Path.stat"] = lambda s: Path(s.path).stat()
 
 
 def found_in(run: Callable[[], object], *, blamed: str = __file__) -> list[str]:

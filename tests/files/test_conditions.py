@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import NamedTuple
 
@@ -238,7 +238,7 @@ def test_any_text_is_evaluated_as_a_condition(text: str) -> None:
 
 @given(st.integers(0, 253402300799))
 def test_date_equals_that_of_the_standard_library(seconds: int) -> None:
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    moment = datetime.fromtimestamp(seconds, UTC)
     text = http_date(seconds)
     assert text == format_datetime(moment, usegmt=True)
     assert parse_http_date(text) == seconds == parsedate_to_datetime(text).timestamp()
@@ -249,7 +249,7 @@ def test_date_equals_that_of_the_standard_library(seconds: int) -> None:
 
 @given(st.integers(0, 4102444799))  # up to the end of 2099
 def test_year_of_two_digits_is_near(seconds: int) -> None:
-    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    moment = datetime.fromtimestamp(seconds, UTC)
     assert parse_http_date(moment.strftime("%A, %d-%b-%y %H:%M:%S GMT")) == seconds
 
 

@@ -271,7 +271,7 @@ def test_long_or_cookie_setting_head_is_not_cached(
     assert not heads
 
 
-class Said(str, Enum):
+class Said(str, Enum):  # noqa: UP042  (a StrEnum is formatted to its characters)
     """Formatted, a member is its name."""
 
     STATUS = "200 OK"

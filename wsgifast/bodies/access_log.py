@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 # environ[SENT_AS] is how the body was sent, environ[CHUNKS] the number of chunks in the app's body,
 # absent for a file. For a stream both are final at its end.
@@ -98,7 +98,7 @@ def json_line(fields: Mapping[str, object]) -> str:
 
     :param fields: by OpenTelemetry's attribute names where there are any.
     """
-    now = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
+    now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
     present = {name: value for name, value in fields.items() if value is not None and value != ""}
     line = {"time": now.replace("+00:00", "Z"), **present}
     return json.dumps(line, separators=(",", ":"), default=str)

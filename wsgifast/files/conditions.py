@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
@@ -35,7 +35,7 @@ _DATE_FORMS = (
     re.compile(f"{_LONG_DAY}, (?P<day>[0-9]{{2}})-{_MONTH}-(?P<year>[0-9]{{2}}) {_TIME} GMT"),
     re.compile(f"{_DAY} {_MONTH} (?P<day>[ 0-9][0-9]) {_TIME} (?P<year>[0-9]{{4}})"),
 )
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def evaluate(
@@ -155,7 +155,7 @@ def _remembered_date(value: str) -> int | None:
     # is over 50 years ahead). The weekday does without: it differs from one century to the next.
     for century in (0,) if weekday is None else (1900, 2000):
         try:
-            date = datetime(century + year, month, day, hour, minute, tzinfo=timezone.utc)
+            date = datetime(century + year, month, day, hour, minute, tzinfo=UTC)
         except ValueError:
             continue
         if weekday is None or weekday == _LONG_DAYS[date.weekday()]:

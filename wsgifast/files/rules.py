@@ -23,7 +23,7 @@ ImmutableTest = Callable[[str, str], bool]
 # One year: RFC 2616 (section 14.21) allowed no more, and caches keep nothing longer.
 _IMMUTABLE_AGE_S = 365 * 24 * 60 * 60
 
-# Types that Python's table lacks, or has differently in a version from 3.10 to 3.15. The system's
+# Types that Python's table lacks, or has differently in a version from 3.11 to 3.15. The system's
 # mime.types is not read, so that the same file has the same type on each host.
 _TYPES = {
     ".3gp": "video/3gpp",

@@ -305,8 +305,6 @@ class FileSending(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._detach()
-        if not self.transport.is_closing():  # TLS on Python 3.10, after the client has closed
-            self.transport.real.close()
         super().connection_lost(exc)
         cycle = self._answered
         if cycle is not None and not cycle.response_complete:

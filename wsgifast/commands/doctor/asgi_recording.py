@@ -8,7 +8,6 @@ protocols do.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import queue
@@ -144,7 +143,7 @@ class StartedApp:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(limit_s)
-        except concurrent.futures.TimeoutError:  # not the builtin TimeoutError on Python 3.10
+        except TimeoutError:
             future.cancel()
             raise TimeLimit(f"no end after {limit_s} s") from None
 
