@@ -46,7 +46,7 @@ def _requirements(package: str) -> list[tuple[str, str]]:
 
 def test_pyproject_requires_the_oldest_versions() -> None:
     oldest, with_zttp = _minor(UVICORN.oldest), _minor(UVICORN.with_zttp)
-    assert [version for version, _ in _requirements("uvicorn")] == [oldest, with_zttp]
+    assert [version for version, _ in _requirements("uvicorn")] == [oldest, oldest, with_zttp]
     assert {version for version, _ in _requirements("gunicorn")} == {_GUNICORN}
 
 
