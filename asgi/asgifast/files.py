@@ -398,11 +398,17 @@ def request_facts(scope: Scope) -> RequestFacts:
     Headers of the same name are joined (RFC 9110, section 5.3).
     """
     found: dict[str, Any] = {}
+    repeated: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
         field = _FIELDS.get(name)
         if field is not None:
             text = value.decode("latin-1")
-            found[field] = f"{found[field]}, {text}" if field in found else text
+            if field in found:
+                repeated.setdefault(field, [found[field]]).append(text)
+            else:
+                found[field] = text
+    for field, values in repeated.items():
+        found[field] = ", ".join(values)  # once: one by one would take quadratic time
     available = found.pop("dictionary", None)
     if available is None:
         return RequestFacts(scope["method"], **found)

@@ -85,7 +85,7 @@ def declared(scope: Scope) -> Declared:
     length = None
     may_be_there = scope["http_version"] not in ("1.0", "1.1")
     is_chunked = False
-    codings = b""
+    codings = []
     for name, value in scope["headers"]:
         if name == b"content-length":
             may_be_there = True
@@ -93,8 +93,9 @@ def declared(scope: Scope) -> Declared:
         elif name == b"transfer-encoding":
             may_be_there = is_chunked = True
         elif name == b"content-encoding":
-            codings = codings + b"," + value if codings else value
-    return Declared(None if is_chunked else length, may_be_there, codings.decode("latin-1"))
+            codings.append(value)
+    coding = b",".join(codings).decode("latin-1")
+    return Declared(None if is_chunked else length, may_be_there, coding)
 
 
 async def call_limited(
