@@ -23,7 +23,7 @@ def command_line() -> str:
     parser = command_parser()
     parts = [
         "# Command line",
-        f"{parser.description} Each command's `--help` has examples, too.",
+        f"{parser.description} Each command's `--help` has examples.",
     ]
     for name, command in _commands(parser).choices.items():
         usage = " ".join(command.format_usage().removeprefix("usage: ").split())
@@ -51,8 +51,8 @@ def findings() -> str:
     lists = "\n\n".join(parts)
     return f"""# Findings of `wsgifast doctor`
 
-For those who read the doctor's report, or that of `wsgifast run --check` (WF101 and on): what each
-finding means, and how to fix it. The ids never change.
+This page explains each finding of `wsgifast doctor`, and of `wsgifast run --check` (WF101 and on),
+and how to fix it. The ids never change.
 
 {lists}
 
@@ -129,11 +129,11 @@ _METRICS_NAMES = """
 
 .. py:data:: wsgifast.metrics.CATALOGUE
 
-   Every metric by its name; this page is made of it.
+   Every metric by its name. This page is made from it.
 ```
 """
 _METRICS_BY: tuple[tuple[str, tuple[metrics.Reporter, ...]], ...] = (
-    ("Of any server: WSGIFast, ASGIFast and FastWorker", metrics.ANY_SERVER),
+    ("On any server: WSGIFast, ASGIFast and FastWorker", metrics.ANY_SERVER),
     ("FastWorker, and asgifast's protocols and workers", metrics.SOCKETS),
     ("FastWorker", metrics.WORKER),
 )
@@ -144,29 +144,40 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Every metric that wsgifast reports. "
-        "Names are those of OpenTelemetry's semantic conventions if they define one, here in "
-        "Prometheus's spelling. Clients cannot invent values of labels: `http_route` is the "
-        f"framework's URL pattern (`{metrics.UNKNOWN}` if there is none, `{metrics.OTHER}` beyond "
-        "a limit of distinct ones); methods other than RFC 9110's and PATCH, and schemes other "
-        f"than http and https, are `{metrics.OTHER}`.",
+        "This page lists every metric that wsgifast reports, in Prometheus's spelling. Names are "
+        "those of OpenTelemetry's semantic conventions, if they define one. [Watch a "
+        "server](../how-to/monitor.md) shows how to collect them.",
+        "",
+        "Clients cannot invent values of labels:",
+        "",
+        "| label | values |",
+        "|---|---|",
+        f"| `http_route` | the framework's URL pattern, `{metrics.UNKNOWN}` without a pattern, "
+        f"`{metrics.OTHER}` beyond a limit of distinct patterns |",
+        "| `http_request_method` | the methods of RFC 9110 and PATCH, otherwise "
+        f"`{metrics.OTHER}` |",
+        f"| `url_scheme` | `http`, `https`, otherwise `{metrics.OTHER}` |",
     ]
     for title, reported_by in _METRICS_BY:
-        lines += ["", f"## {title}", "", "| metric | |", "|---|---|"]
+        lines += ["", f"## {title}", "", "| metric | type | meaning |", "|---|---|---|"]
         for metric in metrics.CATALOGUE.values():
             if metric.reported_by == reported_by:
                 labels = ", ".join(f"`{label}`" for label in _metric_labels(metric))
                 kind = f"{metric.kind} by {labels}" if labels else metric.kind
-                lines.append(f"| `{metric.name}` ({kind}) | {metric.help} |")
+                lines.append(f"| `{metric.name}` | {kind} | {metric.help} |")
     lines += [
         "",
         "## OpenTelemetry's names",
         "",
-        'With `metrics="opentelemetry"` the first three are `http.server.request.duration`, '
-        "`http.server.response.body.size` and `http.server.active_requests`. The others have a "
-        "dot after `wsgifast` and no unit or `total` at the end: `wsgifast_thread_wait_seconds` is "
-        "`wsgifast.thread_wait`, in `s`; bytes are `By`. That histogram has only the requests that "
-        "did wait; Prometheus's also those that found a thread free.",
+        'With `metrics="opentelemetry"`, the metrics have these names:',
+        "",
+        "- The first three are `http.server.request.duration`, `http.server.response.body.size` "
+        "and `http.server.active_requests`.",
+        "- The others have a dot after `wsgifast`, and no unit or `total` at the end. "
+        "`wsgifast_thread_wait_seconds` is `wsgifast.thread_wait`.",
+        "- The units are `s` for seconds and `By` for bytes.",
+        "- The histogram `wsgifast.thread_wait` has only the requests that have waited. In "
+        "Prometheus, it also has requests that found a free thread.",
     ]
     return "\n".join([*lines, _METRICS_NAMES])
 

@@ -55,7 +55,7 @@ def _entry(section: str) -> Entry:
     title, _, severity = head.strip("*)").partition("** (")
     assert severity in SEVERITIES
     what, why, wsgifast = (" ".join(text.split()) for text in (what, why, wsgifast))
-    wsgifast = wsgifast.removeprefix("What wsgifast does: ")
+    wsgifast = wsgifast.removeprefix("With wsgifast: ")
     by_framework = dict(line.split(maxsplit=1) for line in fixes[-1].splitlines()) if fixes else {}
     return Entry(id_, severity, title, what, why, wsgifast, by_framework)
 
@@ -80,7 +80,7 @@ def explain(finding_id: str) -> str:
         width = max(map(len, entry.fixes))
         fixes = [f"  {name:{width}}  {text}" for name, text in entry.fixes.items()]
         parts.append("\n".join(["How to fix it:", *fixes]))
-    parts.append(f"What wsgifast does: {entry.wsgifast}")
+    parts.append(f"With wsgifast: {entry.wsgifast}")
     return "\n\n".join(parts)
 
 

@@ -214,7 +214,7 @@ def _finding(report: Report, finding: Finding) -> str:
 <details><summary>{escaped(entry.title)}: why, and how to fix it</summary>
 <p>{escaped(entry.what)} {escaped(entry.why)}</p>
 {fixes and f"<ul>{fixes}</ul>"}
-<p>What wsgifast does: {escaped(entry.wsgifast)}</p></details>
+<p>With wsgifast: {escaped(entry.wsgifast)}</p></details>
 </article>
 """
 
