@@ -30,8 +30,8 @@ _WIDTH = 79  # columns
 # Visible ASCII without "#": clients do not send a fragment.
 _PATH = re.compile(r'/[!"$-~]*')
 APP_HELP = (
-    "module:app, 'module:factory()', a module whose app is called application or app, a Django "
-    "settings module, or a .py file"
+    "module:app, 'module:factory()', a module with an application or app, a Django settings "
+    "module, or a .py file"
 )
 
 
@@ -87,7 +87,7 @@ def option(
         more |= {"metavar": value or None, "default": default}
     if repeated:
         more |= {"action": "append", "default": []}
-        help += "; may be repeated"
+        help += " (repeatable)"
     elif default is not None:
         help += f" (default: {f'{default:g}' if isinstance(default, float) else default})"
     group.add_argument(name, help=help, **more)

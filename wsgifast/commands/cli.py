@@ -22,8 +22,8 @@ from .terminal import show
 
 _BEGIN = """\
 start with your app, as module:app:
-  wsgifast doctor shop.wsgi:application     find out what is slow, and how to fix it
-  wsgifast bench shop.wsgi:application /    measure what wsgifast gains
+  wsgifast doctor shop.wsgi:application     find slow endpoints, and how to fix them
+  wsgifast bench shop.wsgi:application /    measure the gain
   wsgifast run shop.wsgi:application        serve it
 
 wsgifast COMMAND --help explains each command.
@@ -115,7 +115,7 @@ def command_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     parser = Parser(
         prog="wsgifast",
-        description="Find out what is slow in a web app, measure it, and serve it and its files.",
+        description="Find slow endpoints of a web app, measure them, and serve the app.",
         epilog=_BEGIN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

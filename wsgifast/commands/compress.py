@@ -43,18 +43,16 @@ def add_command(commands: Any) -> None:
         nargs="?",
         help="the directory whose files are compressed, with its subdirectories",
     )
-    codings = "any of gzip,br,zstd (default: those whose package is installed)"
+    codings = "content codings, such as gzip,br,zstd (default: those whose package is installed)"
     option(parser, "--codings", "LIST", codings)
-    against = (
-        "also write deltas (.dcz) to the files of this earlier release, for clients that have it"
-    )
+    against = "also write deltas (.dcz) for clients that have this earlier release"
     option(parser, "--against", "OLD_DIR", against, repeated=True)
-    option(parser, "--jobs", "N", "threads (default: one per CPU)", type=count)
-    option(parser, "--overwrite", help="also replace outdated copies that another tool made")
-    train = "write a dictionary of these pages, for compress=Compression(dictionary=FILE)"
+    option(parser, "--jobs", "N", "number of threads (default: one per CPU)", type=count)
+    option(parser, "--overwrite", help="also replace outdated files that another tool made")
+    train = "make a dictionary from these pages, for compress=Compression(dictionary=FILE)"
     option(parser, "--train", "URL", train, nargs="+")
-    option(parser, "--output", "FILE", "that of --train", default="pages.dict")
-    option(parser, "--quiet", help="print neither progress nor a summary")
+    option(parser, "--output", "FILE", "file for the dictionary of --train", default="pages.dict")
+    option(parser, "--quiet", help="do not print progress and a summary")
     parser.set_defaults(run=_run)
 
 

@@ -29,13 +29,13 @@ def add_command(commands: Any) -> None:
         """,
     )
     parser.add_argument("directory", metavar="DIR", help="the directory to serve")
-    bind = "reachable from this machine only, unless HOST says otherwise; port 0 picks a free one"
+    bind = "address to listen on. Without HOST, only this machine can connect. Port 0: a free port"
     option(parser, "--bind", "[HOST:]PORT", bind, default=DEFAULT_BIND)
-    option(parser, "--no-listing", help="answer 404 for directories without an index.html")
+    option(parser, "--no-listing", help="respond with 404 for directories without an index.html")
     option(parser, "--hidden-files", help="also serve names that begin with a dot")
-    option(parser, "--follow-symlinks", help="also those that lead out of DIR")
+    option(parser, "--follow-symlinks", help="also follow links that lead out of DIR")
     option(
-        parser, "--dictionaries", help="send browsers the difference to the release that they have"
+        parser, "--dictionaries", help="send browsers only the difference to their cached release"
     )
     missing = "serve this file for paths that do not exist (single-page apps)"
     option(parser, "--fallback", "FILE", missing)

@@ -51,22 +51,22 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "top",
-        help="show what a running server does: threads, rates, slow endpoints and clients, memory",
-        description="Poll a server's metrics address twice, and show what it did meanwhile. The "
-        "server can be `wsgifast run --metrics HOST:PORT`, FastWorker started with "
-        "WSGIFAST_METRICS=HOST:PORT, or any other that serves wsgifast's metrics.",
+        help="show threads, rates, memory, slow endpoints and slow clients of a running server",
+        description="Poll the metrics address of a server twice, and show its activity in between. "
+        "Use it with `wsgifast run --metrics HOST:PORT`, with FastWorker and "
+        "WSGIFAST_METRICS=HOST:PORT, or with any other server that serves wsgifast's metrics.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
         "address",
         nargs="?",
         metavar="ADDRESS",
-        help=f"HOST:PORT (default: the environment variable {VARIABLE}, or {_DEFAULT_ADDRESS})",
+        help=f"HOST:PORT (default: ${VARIABLE}, or {_DEFAULT_ADDRESS})",
     )
-    again = f"poll again and again, this far apart (default: twice, {_INTERVAL_S:g} s apart)"
+    again = f"poll repeatedly at this interval (default: twice, {_INTERVAL_S:g} s apart)"
     option(parser, "--every", "SECONDS", again, type=seconds)
     option(parser, "--json", help="print one JSON object for each view")
-    option(parser, "--most", "N", "endpoints and clients to show", default=20, type=count)
+    option(parser, "--most", "N", "number of endpoints and clients to show", default=20, type=count)
     parser.set_defaults(run=_run)
 
 

@@ -107,7 +107,7 @@ SOCKETS: tuple[Reporter, ...] = ("worker", "protocol")
 _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
     ANY_SERVER: (
         Metric("http_server_request_duration_seconds", "histogram", "s", _REQUEST,
-               "Time from the headers of a request to the end of its response.", bounds=_DURATION_S),
+               "Time from a request's headers to the end of its response.", bounds=_DURATION_S),
         Metric("http_server_response_body_size_bytes", "histogram", "By", _REQUEST,
                "Bytes of a response's body.", bounds=_SIZE_BYTES),
         Metric("http_server_active_requests", "gauge", "{request}",
@@ -162,9 +162,9 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
         Metric("wsgifast_requests_waiting", "gauge", "{request}", (),
                "Complete requests for which no thread is free."),
         Metric("wsgifast_thread_wait_seconds", "histogram", "s", (),
-               "How long requests have waited for a thread.", bounds=_WAIT_S),
+               "Time that requests have waited for a thread.", bounds=_WAIT_S),
         Metric("wsgifast_queue_seconds", "histogram", "s", (),
-               "How long requests have waited before this server, from the proxy's X-Request-Start.",
+               "Time before this server, from the proxy's X-Request-Start.",
                bounds=_WAIT_S),
         Metric("wsgifast_saturated_seconds_total", "counter", "s", (),
                "Time in which no thread of a worker was free."),

@@ -55,17 +55,17 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "body_limit_bytes": Limit(BYTES, "answer 413 to a longer request body"),
-    "head_timeout_s": Limit(SECONDS, "answer 408 if a request's head takes longer"),
+    "body_limit_bytes": Limit(BYTES, "respond with 413 to a longer request body"),
+    "head_timeout_s": Limit(SECONDS, "respond with 408 if the headers of a request take longer"),
     "body_timeout_s": Limit(
         SECONDS,
-        "answer 408 if no byte of a request's body comes for so long, or after it fewer than "
-        f"{BODY_BYTES_PER_S:.0f} bytes/s on average",
+        "respond with 408 if no byte of a request body arrives for so long, or later to a client "
+        f"below {BODY_BYTES_PER_S:.0f} bytes/s on average",
     ),
     "connections_per_address": Limit(
         CONNECTIONS,
-        "close further connections of a client's address to a worker, unless it is a trusted "
-        "proxy's",
+        "close further connections from one client address to a worker, except from trusted "
+        "proxies",
     ),
 }
 

@@ -32,48 +32,49 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "bench",
-        help="compare an app as it is and wrapped, on gunicorn or uvicorn",
-        description="Serve an app as it is and wrapped on this machine, load each in turn with "
-        "Locust, compare the decoded bodies byte by byte, and print the ratios. Everything after "
-        "-- is passed to the server.",
+        help="compare an unwrapped and a wrapped app on gunicorn or uvicorn",
+        description="Serve an app unwrapped and wrapped on this machine, load each server in turn "
+        "with Locust, and print the ratios. The decoded bodies are compared byte by byte. Options "
+        "after -- are passed to the server.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    parser.add_argument("paths", nargs="*", metavar="/PATH", help="requested by GET (default: /)")
+    parser.add_argument("paths", nargs="*", metavar="/PATH", help="paths to request (default: /)")
 
     serving = parser.add_argument_group("servers")
     classes = (
-        "gunicorn worker class; may be repeated (default: gthread and FastWorker); the unwrapped "
-        "app runs on the first"
+        "gunicorn worker class (repeatable, default: gthread and FastWorker). The unwrapped app "
+        "runs on the first one"
     )
     option(serving, "--worker-class", "NAME", classes, action="append")
     option(serving, "--coalesce", help="wrap with WSGIFast(app, coalesce=True)")
-    option(serving, "--compress", help="wrap with compress=True, as wsgifast run does")
+    option(serving, "--compress", help="wrap with compress=True, like wsgifast run")
 
     load = parser.add_argument_group("load")
     option(load, "--users", "N", "concurrent requests", default=4, type=count)
-    option(load, "--seconds", "S", "length of a run", default=1.0, type=seconds)
-    option(load, "--rounds", "N", "runs of each contender", default=5, type=count)
+    option(load, "--seconds", "S", "seconds of each run", default=1.0, type=seconds)
+    option(load, "--rounds", "N", "number of runs of each server", default=5, type=count)
     add_header_options(load)
 
     result = parser.add_argument_group("result")
-    link = "also show how long the bodies take on a link of this rate, such as 20mbit: computed"
+    link = "also compute how long the bodies take on a link of this rate, such as 20mbit"
     option(result, "--link", "RATE", link, type=_mbit)
     limits = (
-        "exit with 1 if the last contender misses one, as in 'p99=50ms,ratio>=1'; figures: ratio, "
-        "cpu-ratio, requests, p50, p95, p99"
+        "exit with 1 if the wrapped app misses a limit, as in 'p99=50ms,ratio>=1'. The limits are "
+        "ratio, cpu-ratio, requests, p50, p95 and p99"
     )
     option(result, "--budget", "LIMITS", limits)
     option(result, "--report", "NAME", "write NAME.json and NAME.html", default="wsgifast-bench")
 
     more = parser.add_argument_group("more than one Locust process")
     option(more, "--processes", "N", "start N Locust workers on this machine", type=count)
-    option(more, "--master", help="wait for workers on other machines")
-    option(more, "--expect-workers", "N", "how many (default: 1)", type=count)
-    option(more, "--worker", help="be such a worker")
-    address = f"the master's address, on which its servers listen too (default: {_MASTER[0]})"
+    option(more, "--master", help="use Locust workers on other machines")
+    expected = "number of Locust workers to wait for (default: 1)"
+    option(more, "--expect-workers", "N", expected, type=count)
+    option(more, "--worker", help="run as a Locust worker for --master")
+    address = f"address of the master, where the app's servers listen too (default: {_MASTER[0]})"
     option(more, "--master-host", "ADDRESS", address)
-    option(more, "--master-port", "PORT", f"the master's port (default: {_MASTER[1]})", type=count)
+    option(more, "--master-port", "PORT", f"port of the master (default: {_MASTER[1]})", type=count)
     parser.usage = "wsgifast bench [OPTION ...] APP [/PATH ...] [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
 

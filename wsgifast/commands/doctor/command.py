@@ -57,25 +57,29 @@ def add_command(commands: Any) -> None:
         commands,
         "doctor",
         help="find endpoints that return slow, wrong or fragile bodies",
-        description="Request an app's endpoints, as it is and wrapped with wsgifast, and report "
-        "which return slow, wrong or fragile bodies. Each is requested up to sixty times, "
-        "in this process. Endpoints that may change data are requested only with your consent.",
+        description="Request the endpoints of an app, unwrapped and wrapped with wsgifast, and "
+        "show slow, wrong and fragile response bodies. The doctor requests each endpoint up to "
+        "sixty times, in this process. It asks you before it requests "
+        "endpoints that may change data.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    which = "examine these, and what a browser loads with them; default: what the framework lists"
+    which = (
+        "paths to examine, with the files that a browser loads with them (default: the framework's "
+        "routes)"
+    )
     parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
     option(parser, "--live", "URL", "examine a running server from outside")
-    explained = "explain a finding; without ID, list all"
+    explained = "explain a finding, or without ID list all findings"
     option(parser, "--explain", "ID", explained, nargs="?", const="all")
 
     source = parser.add_argument_group("endpoints")
-    option(source, "--urls", "FILE", "one path or URL per line")
+    option(source, "--urls", "FILE", "a file with one path or URL per line")
     option(
         source,
         "--access-log",
         "FILE",
-        "the paths of a log: common, combined, uvicorn's or wsgifast's JSON",
+        "a log whose paths are examined: common, combined, uvicorn's, or wsgifast's JSON",
     )
     described = "an OpenAPI document in JSON, or its path in the app"
     option(source, "--openapi", "FILE|/PATH", described)
@@ -84,9 +88,12 @@ def add_command(commands: Any) -> None:
     given = "a value for a URL parameter, such as slug=cat"
     option(asking, "--value", "NAME=X", given, repeated=True, type=pair("="))
     add_header_options(asking)
-    rest = "also request what may change something, and what answers link to; default: ask"
+    rest = (
+        "also request endpoints that may change data, and pages that responses link to (default: "
+        "ask)"
+    )
     option(asking, "--all", help=rest)
-    option(asking, "--unsafe", help="as --all, and use other methods than GET and HEAD")
+    option(asking, "--unsafe", help="like --all, and also use methods other than GET and HEAD")
     option(asking, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
@@ -95,7 +102,7 @@ def add_command(commands: Any) -> None:
     bad = "exit with 1 at this severity or worse"
     option(result, "--fail-level", "", bad, default="slow", choices=SEVERITIES)
     option(result, "--baseline", "FILE", "ignore findings of this earlier JSON report")
-    option(result, "--silence", "ID", "leave a finding out, such as WF010", repeated=True)
+    option(result, "--silence", "ID", "ignore a finding, such as WF010", repeated=True)
     parser.set_defaults(run=_run)
 
 

@@ -97,54 +97,58 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "run",
-        help="serve an app: wrapped, on gunicorn with FastWorker or on uvicorn",
+        help="wrap an app, and serve it on gunicorn with FastWorker or on uvicorn",
         description="Wrap an app and serve it: a WSGI app on gunicorn with FastWorker, an ASGI app "
-        "on uvicorn with asgifast's protocol. Everything after -- is passed to that server, "
-        "and its app is found as that server would: by its options, configuration and environment.",
+        "on uvicorn with asgifast's protocol. Options after -- are passed to that server. The app "
+        "is found like the server finds it, by options, configuration and environment.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    bind = f"or unix:PATH (default: 0.0.0.0 and PORT of the environment, or else {DEFAULT_BIND})"
+    bind = (
+        f"address to listen on, or unix:PATH (default: {DEFAULT_BIND}, or 0.0.0.0:$PORT if PORT is "
+        "set)"
+    )
     option(parser, "--bind", "HOST:PORT", bind)
     workers = (
-        "processes (default: WEB_CONCURRENCY of the environment, or else auto: what the "
-        "container's CPUs and memory allow)"
+        "number of processes (default: $WEB_CONCURRENCY, or else auto: as many as the CPUs and the "
+        "memory of the container allow)"
     )
     option(parser, "--workers", "N", workers, type=_workers)
     threads = (
-        f"threads of each process; WSGI only (default: {_THREADS}, or {_THREADS_OF_CLIENTS} if the "
-        "app has imported a client of databases or other servers)"
+        f"threads of each process, for WSGI apps (default: {_THREADS}, or {_THREADS_OF_CLIENTS} if "
+        "the app has imported a client of databases or other servers)"
     )
     option(parser, "--threads", "N", threads, type=count)
     static = "also serve a directory, as in /static/=build"
     option(parser, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
     conventional = (
-        "do not serve Django's STATIC_ROOT and Flask's static folder beside the app, which is done "
-        "unless the app's own URLs, middleware or hooks have a part in it"
+        "do not serve Django's STATIC_ROOT or Flask's static folder automatically (default: serve "
+        "them, unless the app's URLs, middleware or hooks are involved)"
     )
     option(parser, "--no-static", help=conventional)
-    option(parser, "--no-compress", help="send responses and files as the app makes them")
+    option(parser, "--no-compress", help="do not compress responses and files")
     access_log = (
-        "log each request to stdout; with json the error log is in JSON, too (default: text on a "
+        "log each request to stdout. With json the error log is in JSON, too (default: text on a "
         "terminal, else json)"
     )
     option(parser, "--access-log", "", access_log, choices=("text", "json", "off"))
-    metrics = "serve metrics and probes for all processes: /metrics, /readyz, /livez"
+    metrics = "serve /metrics, /readyz and /livez for all processes at this address"
     option(parser, "--metrics", "HOST:PORT", metrics)
-    option(parser, "--reload", help="restart when code changes")
-    option(parser, "--certfile", "FILE", "serve TLS, and HTTP/2 to a WSGI app if h2 is installed")
-    option(parser, "--keyfile", "FILE", "the certificate's key")
+    option(parser, "--reload", help="restart when code changes, for development")
+    certfile = "certificate for TLS. With h2 installed, a WSGI app is also served over HTTP/2"
+    option(parser, "--certfile", "FILE", certfile)
+    option(parser, "--keyfile", "FILE", "private key of the certificate")
     for name, limit in LIMITS.items():
         value = {"bytes": "BYTES", "s": "SECONDS"}.get(name.rpartition("_")[2], "NUMBER")
         option(parser, _flag(name), value, limit.help, type=partial(_limit, name))
-    config = "gunicorn's configuration file: what it sets takes the place of these defaults"
+    config = "gunicorn's configuration file. Its settings override the defaults of this command"
     option(parser, "--config", "FILE", config)
     check = (
-        "serve nothing: report what is wrong, slow or worth knowing about this deployment, or that "
-        "of the gunicorn or uvicorn command after --; status 1 if something is wrong or slow"
+        "check the deployment and exit, with status 1 if a finding is wrong or slow. A gunicorn or "
+        "uvicorn command after -- is checked in its place"
     )
     option(parser, "--check", help=check)
-    option(parser, "--json", help="with --check: the findings for programs")
+    option(parser, "--json", help="with --check: print the findings as JSON")
     parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
 
