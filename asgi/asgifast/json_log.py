@@ -21,19 +21,23 @@ class JSONFormatter(ErrorLogFormatter):
         is_access = record.name == "uvicorn.access"
         if not is_access or not isinstance(args, tuple) or len(args) != 5:  # not uvicorn's own line
             return super().format(record)
-        client, method, target, version, status = args
-        path, _, query = str(target).partition("?")
-        return json_line(
-            {
-                "process.pid": os.getpid(),
-                "client.address": str(client).rpartition(":")[0],
-                "http.request.method": method,
-                "url.path": path,
-                "url.query": query,
-                "network.protocol.version": version,
-                "http.response.status_code": status,
-            }
-        )
+        return json_line(access_fields(*args))
+
+
+def access_fields(
+    client: object, method: object, target: object, version: object, status: object
+) -> dict[str, object]:
+    """Return the fields of an access log line of uvicorn's."""
+    path, _, query = str(target).partition("?")
+    return {
+        "process.pid": os.getpid(),
+        "client.address": str(client).rpartition(":")[0],
+        "http.request.method": method,
+        "url.path": path,
+        "url.query": query,
+        "network.protocol.version": version,
+        "http.response.status_code": status,
+    }
 
 
 def log_json() -> None:

@@ -344,7 +344,7 @@ class Bench:
         self.server._send_goaways(self.clock.now)
 
     def log_no_access(self) -> None:
-        self.worker.application.logs_access = False
+        self.worker.application.log_access = None
 
     def poll(self) -> None:
         """Take up what the poller has, without doing anything about it."""

@@ -18,6 +18,7 @@ from tests.server.http2_peer import HTTP2, Peer
 from tests.workers.bench import GET, PEER, Log, MakeBench, answers, ask, hello
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.workers import FastWorker
+from wsgifast.workers.access_line import AccessLog
 
 
 def test_keepalive_depends_on_settings_and_open_connections(make_bench: MakeBench) -> None:
@@ -263,6 +264,7 @@ def test_failing_logger_costs_no_answer(make_bench: MakeBench) -> None:
 
     bench = make_bench(hello, keepalive=5, attributes={"body_limit_bytes": 10})
     bench.worker.log = bench.worker.application.log = log = Failing()
+    bench.worker.application.log_access = AccessLog(log).write
     client = bench.connect()
     for _ in range(2):
         assert ask(bench, client) == (200, True, b"hello")

@@ -38,6 +38,11 @@ LOGGED = (
     SEND_US,
 )  # fmt: skip
 
+# The last second for which json_line() has made the text of the time.
+_second = 0, ""
+_quote = json.encoder.encode_basestring_ascii
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
 # Of the time since 1970: until the year 2286.
 _SECOND_DIGITS, _MICROSECOND_DIGITS = 10, 16
 # No request waits for an hour.
@@ -98,10 +103,26 @@ def json_line(fields: Mapping[str, object]) -> str:
 
     :param fields: by OpenTelemetry's attribute names where there are any.
     """
-    now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
-    present = {name: value for name, value in fields.items() if value is not None and value != ""}
-    line = {"time": now.replace("+00:00", "Z"), **present}
-    return json.dumps(line, separators=(",", ":"), default=str)
+    global _second
+    now = time.time()
+    second = int(now)
+    known = _second  # another thread may change it
+    if known[0] != second:
+        text = datetime.fromtimestamp(second, UTC).isoformat()
+        _second = known = second, f'{{"time":"{text.removesuffix("+00:00")}.'
+    parts = [f'{known[1]}{int((now - second) * 1e3):03d}Z"']
+    append = parts.append
+    for name, value in fields.items():
+        if isinstance(value, str):
+            if value != "":
+                append(f"{_quote(name)}:{_quote(value)}")
+        elif type(value) is int:
+            append(f"{_quote(name)}:{value}")
+        elif isinstance(value, list) and len(value) == 1 and type(value[0]) is str:
+            append(f"{_quote(name)}:[{_quote(value[0])}]")
+        elif value is not None and value != "":
+            append(f"{_quote(name)}:{_encode(value)}")
+    return ",".join(parts) + "}"
 
 
 class ErrorLogFormatter(logging.Formatter):

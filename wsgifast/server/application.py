@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -52,9 +51,9 @@ class Application:
     :param app: the WSGI app.
     :param environs: makes its environs.
     :param file_wrapper: the environ's `wsgi.file_wrapper`.
-    :param log: a logger with an access() method for the access log.
-    :param logs_access: whether there is an access log; a line of it costs as much as a short
-        request.
+    :param log: the error log.
+    :param log_access: writes a line of the access log, given the response, the request, its environ
+        and its duration in seconds. None if there is no access log.
     :param pre_request: called with each request before the app; or None.
     :param post_request: called after the app, whatever it did, with the request, its environ ({} if
         there is none) and its response (None if there is none); or None.
@@ -70,7 +69,7 @@ class Application:
     file_wrapper: type
     settings: ResponseSettings
     log: Any
-    logs_access: bool
+    log_access: Callable[[Any, Any, dict[str, Any], float], object] | None
     pre_request: Callable[[Any], object] | None
     post_request: Callable[[Any, dict[str, Any], Response | None], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
@@ -79,7 +78,7 @@ class Application:
     @property
     def on_sent(self) -> Callable[[OutputQueue, Exchange, float], object] | None:
         """What is called when a response has been sent, or never will be."""
-        return self._log_exchange if self.logs_access else self.on_answered
+        return self.on_answered if self.log_access is None else self._log_exchange
 
     def run(self, channel: Channel, *, stays: bool) -> None:
         """Call the app for a request; whoever called then finishes the response.
@@ -100,7 +99,7 @@ class Application:
                 resp.offer(environ)
                 exchange.environ = environ
                 resp.must_close = not stays
-                if self.logs_access:
+                if self.log_access is not None:
                     exchange.begun = time.monotonic()
                 try:
                     resp.write_body(self.app(environ, resp.start_response), self.file_wrapper)
@@ -117,7 +116,7 @@ class Application:
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
                 self._answer_failure(channel, exchange, resp, error)
         finally:
-            if self.logs_access:
+            if self.log_access is not None:
                 exchange.answered = time.monotonic()
             if self.post_request is not None:
                 try:
@@ -165,7 +164,7 @@ class Application:
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         """Answer an error before the app's turn, and log it."""
         status, size = self._answer(channel, exchange, error)
-        if exchange is not None and self.logs_access:
+        if exchange is not None and self.log_access is not None:
             resp = self._error_response(channel, exchange, status, size)
             self._log_access(resp, exchange, exchange.environ)
             exchange.environ = None  # the app has not been called: no response is recorded
@@ -214,9 +213,9 @@ class Application:
         self._log_access(resp, exchange, exchange.environ)
 
     def _log_access(self, resp: Response, exchange: Exchange, environ: Any) -> None:
-        elapsed = timedelta(seconds=time.monotonic() - exchange.started)
+        assert self.log_access is not None
         try:
-            self.log.access(resp, exchange.req, environ, elapsed)
+            self.log_access(resp, exchange.req, environ, time.monotonic() - exchange.started)
         except Exception:  # in a logger of the user's
             self.log.exception("Error in the access log")
 

@@ -25,6 +25,7 @@ from ..metrics.requests import RECORDER
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
 from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_TIMEOUT_S
+from .access_line import AccessLog
 from .gunicorn_support import (
     Answering,
     ErrorPage,
@@ -300,9 +301,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
             log=self.log,
-            # A logger with an access() of its own (statsd's) is always called.
-            logs_access=type(self.log).access is not Logger.access
-            or bool(getattr(self.log, "access_log_enabled", True)),
+            log_access=AccessLog(self.log).write if self._logs_access() else None,
             pre_request=pre_request(settings, self),
             post_request=post_request(settings, self),
             answer_error=self._answer_error,
@@ -320,6 +319,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if responses is not None:
             responses.watch(server, self.application)
         return server
+
+    def _logs_access(self) -> bool:
+        if type(self.log).access is not Logger.access:
+            return True  # of statsd's logger, for instance, which also counts
+        return bool(getattr(self.log, "access_log_enabled", True))
 
     def _secure(self, sock: socket.socket) -> socket.socket:
         assert self._tls is not None

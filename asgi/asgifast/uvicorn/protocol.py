@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -19,6 +20,7 @@ from wsgifast.sockets.client_limits import (
     limits_of_environment,
 )
 
+from ..access_line import AccessLogger
 from ..exporting import figures, instrumented
 from ..messages import COALESCING, UNKNOWN_PATHSEND, ASGIApp, Receive, Scope, Send
 from ..pathsend import Offer
@@ -90,6 +92,11 @@ def _served_by(config: Any, pathsend: bool | None) -> tuple[ASGIApp, Offer]:
     return instrumented(app), Offer(app, pathsend, {COALESCING: {}})
 
 
+@cache
+def _access_logger_for(logger: logging.Logger) -> AccessLogger:
+    return AccessLogger(logger)
+
+
 async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
     await send_refusal(send, RequestError(400, "Invalid HTTP request received."))
 
@@ -130,6 +137,7 @@ class FileSending(asyncio.Protocol):
     _response_class: Callable[[], Response]
     # One request at a time.
     _is_http1 = True
+    access_logger: Any
     app: Any
     client: Any
     config: Any
@@ -164,6 +172,8 @@ class FileSending(asyncio.Protocol):
         self.loop = ConnectionLoop(
             self.loop, self._check_client, self.head_timeout_s, self.body_timeout_s
         )
+        if type(self.access_logger) is logging.Logger:  # a subclass may have another
+            self.access_logger = _access_logger_for(self.access_logger)
         if hasattr(self, "pipeline"):
             self.pipeline = _Pipeline()
 

@@ -1,0 +1,85 @@
+"""uvicorn's access log lines, written without a record of :mod:`logging` where nobody needs one."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from wsgifast.bodies.access_log import json_line
+from wsgifast.bodies.line_log import LineLog
+
+from .json_log import JSONFormatter, access_fields
+
+# Makes a line from uvicorn's five arguments: client, method, target, HTTP version, status.
+LineMaker = Callable[[str, str, str, str, int], str]
+
+_UVICORNS_FORMAT = '%s - "%s %s HTTP/%s" %d'
+_BOLD, _PLAIN = "\033[1m", "\033[0m"
+
+
+class AccessLogger:
+    """Stands in for the logger uvicorn.access in a protocol. Its lines are the same, to the byte.
+
+    :param logger: has all other attributes, and gets all lines that cannot be written directly.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._lines = LineLog(logger, _line_maker)
+
+    def info(self, message: str, *args: Any) -> None:
+        """Log a response."""
+        line_maker = self._lines.maker()
+        if line_maker is not None and message == _UVICORNS_FORMAT and len(args) == 5:
+            self._lines.write(line_maker(*args))
+        else:
+            self._logger.info(message, *args, stacklevel=2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+
+def _line_maker(formatter: logging.Formatter) -> LineMaker | None:
+    """Return a function that makes the same lines as a formatter; None if there is none."""
+    if type(formatter) is JSONFormatter:
+        return _json_access_line
+    module = sys.modules.get("uvicorn.logging")
+    if type(formatter) is not getattr(module, "AccessFormatter", None):
+        return None
+    style: Any = formatter._style
+    if type(style) is not logging.PercentStyle:
+        return None
+    return _compiled(formatter, str(style._fmt))
+
+
+def _compiled(formatter: Any, text: str) -> LineMaker | None:
+    level = logging.getLevelName(logging.INFO)
+    space = " " * (8 - len(level))
+    has_colors = formatter.use_colors
+    shown_level = formatter.color_level_name(level, logging.INFO) if has_colors else level
+    before, after = (_BOLD, _PLAIN) if has_colors else ("", "")
+    statuses: dict[int, str] = {}
+
+    def line(client: str, method: str, target: str, version: str, status: int) -> str:
+        shown = statuses.get(status)
+        if shown is None:
+            shown = statuses[status] = formatter.get_status_code(status)
+        return text % {
+            "levelname": level,
+            "levelprefix": f"{shown_level}:{space}",
+            "client_addr": client,
+            "request_line": f"{before}{method} {target} HTTP/{version}{after}",
+            "status_code": shown,
+        }
+
+    try:
+        line("", "", "", "", 200)
+    except (KeyError, TypeError, ValueError):  # another field of the record, or no format
+        return None
+    return line
+
+
+def _json_access_line(*args: Any) -> str:
+    return json_line(access_fields(*args))

@@ -1,0 +1,220 @@
+"""Access log lines that are written directly are the lines that gunicorn's logger writes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gunicorn.config import AccessLogFormat, Config
+from gunicorn.glogging import Logger
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from wsgifast.workers import JSONLogger
+from wsgifast.workers.access_line import AccessLog
+
+ENVIRON = {
+    "REQUEST_METHOD": "GET", "RAW_URI": "/a?b", "PATH_INFO": "/a", "QUERY_STRING": "b",
+    "SERVER_PROTOCOL": "HTTP/1.1", "REMOTE_ADDR": "192.0.2.1", "wsgi.url_scheme": "http",
+    "wsgifast.app_us": 5,
+}  # fmt: skip
+TEXT = st.text(st.sampled_from('ab "\\%é:'), max_size=6)
+NAMES = st.sampled_from(["x-id", "X-Id", "cookie", "host", "Host"])
+FIELDS = [
+    *"hlutrsmUqHbBfaTDMLp", "{x-id}i", "{X-ID}i", "{x-id}o", "{REMOTE_ADDR}e", "{x_id}e",
+    "{wsgi.url_scheme}e", "{wsgifast.app_us}e", "{missing}e", "{missing}x", "nothing", "",
+]  # fmt: skip
+PARTS = st.one_of(
+    st.sampled_from(FIELDS).map(lambda name: f"%({name})s"),
+    st.sampled_from(
+        ["%%", " ", '"', "é", "{", "}", "\\", "%(s)5s", "%(h)-20s", "%(r).4s", "%(p)r"]
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[Any, Path]]]:
+    """Makes gunicorn's logger, or ours, with an access log in a file."""
+    path = tmp_path_factory.mktemp("log") / "access.log"
+    loggers = [logging.getLogger(f"gunicorn.{name}") for name in ("access", "error")]
+    before = [(each, list(each.handlers), each.propagate) for each in loggers]
+
+    def close() -> None:
+        for each in loggers:
+            for handler in each.handlers:
+                handler.close()
+
+    def make(of: type[Logger] = Logger, text: str = AccessLogFormat.default) -> tuple[Any, Path]:
+        path.write_text("")
+        cfg = Config()
+        cfg.set("accesslog", str(path))
+        cfg.set("access_log_format", text)
+        close()
+        for each in loggers:
+            each.handlers, each.propagate = [], False
+        return of(cfg), path
+
+    yield make
+    close()
+    for each, handlers, propagate in before:
+        each.handlers, each.propagate = handlers, propagate
+
+
+def lines_of(path: Path) -> list[str]:
+    lines = path.read_text().splitlines()
+    path.write_text("")
+    return lines
+
+
+def response(**changes: Any) -> Any:
+    return SimpleNamespace(**{"status": "200 OK", "sent": 5, "headers": [("X-Id", "7")], **changes})
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.lists(PARTS, max_size=6).map("".join),
+    changes=st.dictionaries(
+        st.sampled_from([*ENVIRON, "HTTP_REFERER", "HTTP_USER_AGENT", "HTTP_X_ID", "x_id", "X_ID"]),
+        TEXT,
+    ),
+    authorization=st.sampled_from([None, "Basic eDp5", "Basic !", "basic", "Bearer x"]),
+    headers=st.lists(st.tuples(NAMES, TEXT), max_size=3),
+    status=st.sampled_from(["200 OK", "404 Not Found", "299 "]),
+    sent=st.integers(0, 10**12),
+    seconds=st.floats(0, 200_000),
+)
+def test_direct_line_is_gunicorns(
+    own: Any, text: str, changes: Any, authorization: Any, headers: Any, status: str, sent: int,
+    seconds: float,
+) -> None:  # fmt: skip
+    log, path = own(text=text)
+    environ = {**ENVIRON, **changes}
+    if authorization is not None:
+        environ["HTTP_AUTHORIZATION"] = authorization
+    resp = response(status=status, sent=sent, headers=headers)
+    req = SimpleNamespace(headers=headers)
+    while True:
+        before = log.now()
+        log.access(resp, req, environ, timedelta(seconds=seconds))
+        AccessLog(log).write(resp, req, environ, seconds)
+        written = lines_of(path)
+        if log.now() == before:
+            break
+    assert len(written) in (0, 2)
+    assert written[:1] == written[1:]
+
+
+@pytest.mark.parametrize("of", [Logger, JSONLogger])
+def test_line_bypasses_loggers_access(
+    own: Any, of: type[Logger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, path = own(of)
+    access_log = AccessLog(log)
+    monkeypatch.setattr(of, "access", None)
+    access_log.write(response(), SimpleNamespace(headers=[]), ENVIRON, 0.5)
+    assert len(lines_of(path)) == 1
+
+
+class OwnHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    pass
+
+
+class OwnFormatter(logging.Formatter):
+    pass
+
+
+def replace_function(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Sentry's logging integration does."""
+    old = logging.Logger.callHandlers
+    monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: old(self, record))
+
+
+def replace_factory(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenTelemetry's logging instrumentation does."""
+    old = logging.getLogRecordFactory()
+    monkeypatch.setattr(logging, "_logRecordFactory", lambda *args, **kwargs: old(*args, **kwargs))
+
+
+SEEN: dict[str, Callable[[Any, pytest.MonkeyPatch], object]] = {
+    "handler": lambda log, patch: log.access_log.addHandler(logging.NullHandler()),
+    "handler's class": lambda log, patch: patch.setattr(
+        log.access_log, "handlers", [OwnHandler(sys.stderr)]
+    ),
+    "filter": lambda log, patch: patch.setattr(log.access_log, "filters", [lambda record: True]),
+    "handler's filter": lambda log, patch: log.access_log.handlers[0].addFilter(lambda _: True),
+    "formatter": lambda log, patch: log.access_log.handlers[0].setFormatter(OwnFormatter()),
+    "format": lambda log, patch: log.access_log.handlers[0].setFormatter(
+        logging.Formatter("> %(message)s")
+    ),
+    "propagation": lambda log, patch: patch.setattr(log.access_log, "propagate", True),
+    "level": lambda log, patch: patch.setattr(log.access_log, "level", logging.WARNING),
+    "handler's level": lambda log, patch: log.access_log.handlers[0].setLevel(logging.WARNING),
+    "disabled": lambda log, patch: patch.setattr(log.access_log, "disabled", True),
+    "function": replace_function,
+    "factory": replace_factory,
+    "emit": lambda log, patch: patch.setattr(
+        logging.StreamHandler, "emit", lambda self, record: self.stream.write("own\n")
+    ),
+    "access()": lambda log, patch: patch.setattr(log, "access", lambda *args: None),
+}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_line_goes_through_logging_if_seen(
+    own: Any, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = own()
+    access_log = AccessLog(log)
+    calls: list[int] = []
+    monkeypatch.setattr(Logger, "access", lambda *args: calls.append(1))
+    args = response(), SimpleNamespace(headers=[]), ENVIRON, 0.5
+    access_log.write(*args)
+    assert calls == []
+    SEEN[seen](log, monkeypatch)
+    log.access_log._cache.clear()  # as setLevel() does
+    if seen == "access()":
+        monkeypatch.setattr(log, "access", lambda *args: calls.append(1))
+    access_log.write(*args)
+    assert calls == [1]
+
+
+def test_line_after_reopening_is_in_new_file(own: Any) -> None:
+    log, path = own()
+    access_log = AccessLog(log)
+    args = response(), SimpleNamespace(headers=[]), ENVIRON, 0.5
+    access_log.write(*args)
+    moved = path.rename(path.with_suffix(".1"))
+    log.reopen_files()
+    access_log.write(*args)
+    assert [len(lines_of(each)) for each in (moved, path)] == [1, 1]
+
+
+def test_line_that_stream_refuses_is_reported(own: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    log, _ = own()
+    handler = log.access_log.handlers[0]
+    full = open("/dev/full", "w")
+    file = handler.setStream(full)
+    AccessLog(log).write(response(), SimpleNamespace(headers=[]), ENVIRON, 0.5)
+    handler.stream = file
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_line_has_time_of_its_second(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, path = own(text="%(t)s")
+    access_log = AccessLog(log)
+    seconds = [0, 1, 1, 3600]
+    for second in seconds:
+        monkeypatch.setattr(time, "time", lambda second=second: 1e9 + second)
+        access_log.write(response(), SimpleNamespace(headers=[]), ENVIRON, 0.5)
+    assert lines_of(path) == [
+        time.strftime("[%d/%b/%Y:%H:%M:%S %z]", time.localtime(1e9 + second)) for second in seconds
+    ]

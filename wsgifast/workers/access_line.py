@@ -1,0 +1,194 @@
+"""gunicorn's access log lines, made by a function compiled from `access_log_format`.
+
+gunicorn collects about fifty fields for each line, most of them keys of the environ that no usual
+format names. The compiled function computes only the fields that the format names. Its lines are
+the same, to the byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from gunicorn.glogging import Logger, SafeAtoms
+
+from ..bodies.line_log import LineLog
+from .json_log import JSONLogger
+
+# Makes a line from the response, the request, the environ and the duration in seconds.
+LineMaker = Callable[[Any, Any, dict[str, Any], float], str]
+
+# How each field is computed. The values of the second table may contain quotes.
+_FIELDS = {
+    "l": "'-'",
+    "t": "now()",
+    "b": "'-' if resp.sent is None else resp.sent",
+    "B": "resp.sent",
+    "T": "elapsed.seconds",
+    "D": "elapsed.seconds * 1_000_000 + elapsed.microseconds",
+    "M": "elapsed.seconds * 1_000 + elapsed.microseconds // 1_000",
+    "L": "'%d.%06d' % (elapsed.seconds, elapsed.microseconds)",
+    "p": "'<%s>' % getpid()",
+}
+_QUOTED_FIELDS = {
+    "h": "get('REMOTE_ADDR', '-')",
+    "u": "(get_user(environ) or '-') if get('HTTP_AUTHORIZATION') else '-'",
+    "r": "'%s %s %s' % (environ['REQUEST_METHOD'], environ['RAW_URI'], environ['SERVER_PROTOCOL'])",
+    "s": "resp.status.split(None, 1)[0]",
+    "m": "get('REQUEST_METHOD')",
+    "U": "get('PATH_INFO')",
+    "q": "get('QUERY_STRING')",
+    "H": "get('SERVER_PROTOCOL')",
+    "f": "get('HTTP_REFERER', '-')",
+    "a": "get('HTTP_USER_AGENT', '-')",
+}
+_LOOK_UPS = {
+    "i": "of_headers(req.headers, {})",
+    "o": "of_headers(resp.headers, {})",
+    "e": "of_environ(environ, {})",
+}
+_FIELD = re.compile(r"%\(([^()]*)\)")
+_TIME = "[%d/%b/%Y:%H:%M:%S %z]"
+# A format in which everything but the names of fields has been removed from its conversions.
+_CONVERSIONS = re.compile(r"(?:[^%]|%%|%\([^()]*\)[#0 +-]*[0-9]*(?:\.[0-9]+)?[hlL]?[a-zA-Z])*")
+
+
+class AccessLog:
+    """Writes gunicorn's access log: directly if its logger is gunicorn's or ours, else through it.
+
+    :param log: gunicorn's logger.
+    """
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._compiled: tuple[Any, LineMaker | None] = (None, None)
+        self._lines: LineLog[bool] | None = None
+        of = type(log)
+        if of is JSONLogger or (of is Logger and log.atoms_wrapper_class is SafeAtoms):
+            self._lines = LineLog(log.access_log, _is_of_message)
+            self._format = log.cfg.settings["access_log_format"]
+
+    def write(self, resp: Any, req: Any, environ: dict[str, Any], seconds: float) -> None:
+        """Log a request that took some seconds. Errors are those of gunicorn's method."""
+        lines = self._lines
+        log = self._log
+        if lines is not None and lines.maker() and "access" not in log.__dict__:
+            text, line_maker = self._compiled
+            if text is not self._format.value:
+                line_maker = self._compile()
+            if line_maker is not None:
+                try:
+                    line = line_maker(resp, req, environ, seconds)
+                except Exception:  # noqa: BLE001 - gunicorn's method meets it, too, and reports it
+                    pass
+                else:
+                    lines.write(line)
+                    return
+        log.access(resp, req, environ, timedelta(seconds=seconds))
+
+    def _compile(self) -> LineMaker | None:
+        text = self._format.value
+        line_maker: LineMaker | None
+        if type(self._log) is JSONLogger:
+            line_maker = self._log.line if text == JSONLogger.FORMAT else None
+        else:
+            line_maker = compiled(text, self._log)
+        self._compiled = text, line_maker
+        return line_maker
+
+
+def _is_of_message(formatter: logging.Formatter) -> bool | None:
+    """Return True for the formatter that gunicorn gives its access log."""
+    is_own = type(formatter) is logging.Formatter and formatter._fmt == Logger.access_fmt
+    return is_own or None
+
+
+def compiled(text: str, log: Any) -> LineMaker | None:
+    """Return a function that makes the lines of an access log format; None if it may be malformed.
+
+    :param log: gunicorn's logger.
+    """
+    if _CONVERSIONS.fullmatch(text) is None:
+        return None
+    names = _FIELD.findall(text)
+    source = ["def line(resp, req, environ, seconds):", "get = environ.get"]
+    if any(name in names for name in "TDML"):
+        source.append("elapsed = timedelta(seconds=seconds)")
+    values = []
+    for number, name in enumerate(names):
+        if (expression := _FIELDS.get(name)) is None:
+            value = f"v{number}"
+            values.append(value)
+            source.append(f"{value} = {_expression(name)}")
+            source.append(f"if type({value}) is not str or '\"' in {value}:")
+            source.append(f" {value} = escaped({value})")
+        else:
+            values.append(f"({expression})")
+    # Without a field, gunicorn formats a mapping: "%%" is a percent sign there as well.
+    source.append(f"return {_FIELD.sub('%', text)!r} % ({''.join(f'{v}, ' for v in values)})")
+    namespace: dict[str, Any] = {
+        "now": _clock(),
+        "getpid": os.getpid,
+        "get_user": log._get_user,
+        "timedelta": timedelta,
+        "escaped": _escaped,
+        "of_headers": _of_headers,
+        "of_environ": _of_environ,
+    }
+    exec("\n ".join(source), namespace)
+    line_maker: LineMaker = namespace["line"]
+    return line_maker
+
+
+def _expression(name: str) -> str:
+    """Return how a field is computed that may contain quotes."""
+    if name in _QUOTED_FIELDS:
+        return _QUOTED_FIELDS[name]
+    kind = name[-1:]
+    if name[:1] == "{" and name[-2:-1] == "}" and kind.lower() in _LOOK_UPS:
+        return _LOOK_UPS[kind.lower()].format(repr(name[1:-2].lower()))
+    return "'-'"
+
+
+def _escaped(value: object) -> object:
+    return value.replace('"', '\\"') if isinstance(value, str) else value
+
+
+def _of_headers(headers: Any, name: str) -> object:
+    """Return the last header of a name in lower case, as gunicorn's dictionary has it."""
+    if hasattr(headers, "items"):
+        headers = headers.items()
+    found: object = "-"
+    size = len(name)
+    for key, value in headers:
+        if len(key) == size and key.lower() == name:
+            found = value
+    return found
+
+
+def _of_environ(environ: dict[str, Any], name: str) -> object:
+    """Return the last value in the environ whose key, in lower case, is a name."""
+    upper = name.upper()
+    if upper in environ and name not in environ:
+        return environ[upper]
+    return _of_headers(environ, name)
+
+
+def _clock() -> Callable[[], str]:
+    """Return a function that returns the local time, as gunicorn writes it."""
+    last: tuple[int, str] = 0, ""
+
+    def text() -> str:
+        nonlocal last
+        second = int(time.time())
+        known = last  # another thread may change it
+        if known[0] != second:
+            last = known = second, time.strftime(_TIME, time.localtime(second))
+        return known[1]
+
+    return text
