@@ -41,7 +41,7 @@ LOGGED = (
 # The last second for which json_line() has made the text of the time.
 _second = 0, ""
 _quote = json.encoder.encode_basestring_ascii
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+_encode_other = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 # Of the time since 1970: until the year 2286.
 _SECOND_DIGITS, _MICROSECOND_DIGITS = 10, 16
@@ -114,15 +114,19 @@ def json_line(fields: Mapping[str, object]) -> str:
     append = parts.append
     for name, value in fields.items():
         if isinstance(value, str):
-            if value != "":
+            if value:
                 append(f"{_quote(name)}:{_quote(value)}")
         elif type(value) is int:
             append(f"{_quote(name)}:{value}")
-        elif isinstance(value, list) and len(value) == 1 and type(value[0]) is str:
-            append(f"{_quote(name)}:[{_quote(value[0])}]")
-        elif value is not None and value != "":
+        elif value is not None:
             append(f"{_quote(name)}:{_encode(value)}")
     return ",".join(parts) + "}"
+
+
+def _encode(value: object) -> str:
+    if isinstance(value, list) and all(type(item) is str for item in value):
+        return f"[{','.join(map(_quote, value))}]"
+    return _encode_other(value)
 
 
 class ErrorLogFormatter(logging.Formatter):
