@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +21,8 @@ from gunicorn.glogging import Logger
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.servers import wait_for
+from tests.workers.serving import fast_worker
 from wsgifast.workers import JSONLogger
 from wsgifast.workers.access_line import AccessLog
 
@@ -218,3 +224,31 @@ def test_line_has_time_of_its_second(own: Any, monkeypatch: pytest.MonkeyPatch) 
     assert lines_of(path) == [
         time.strftime("[%d/%b/%Y:%H:%M:%S %z]", time.localtime(1e9 + second)) for second in seconds
     ]
+
+
+def test_full_log_pipe_delays_but_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    os.mkfifo(path)
+    request = b"GET /%b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" % (b"x" * 1000)
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"))
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+        server = stack.enter_context(
+            fast_worker(f"--access-logfile={path}", "--access-logformat=%(U)s", "--threads=2")
+        )
+        assert isinstance(server.address, tuple)
+        clients = [
+            stack.enter_context(socket.create_connection(server.address, timeout=30))
+            for _ in range(12)
+        ]
+        for client in clients:
+            client.sendall(request)
+        lines: list[bytes] = []
+
+        def are_logged() -> bool:
+            lines.extend(reader.readlines())
+            return b"".join(lines).count(b"\n") == len(clients)
+
+        wait_for(are_logged, "all requests are logged")
+        for client in clients:
+            assert client.recv(9) == b"HTTP/1.1 "
