@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -59,11 +62,6 @@ def test_tls_handshake_failing_ends(tls_bench: MakeBench, monkeypatch: pytest.Mo
     assert nonsense.is_in(LINGERING)
     assert bench.log.says("[SSL: HTTP_REQUEST]")
     nonsense.close()
-    gone = bench.connect()
-    gone.close()
-    bench.run()
-    assert gone.is_in(CLOSED)
-    assert bench.log.says("TLS handshake failed")
     bench.pass_time(Options.head_timeout_s + 1)
     assert silent.is_in(CLOSED)
     assert silent.read_to_end() == b""
@@ -78,6 +76,91 @@ def test_tls_handshake_failing_ends(tls_bench: MakeBench, monkeypatch: pytest.Mo
     for event in (READ, READ, WRITE):
         bench.server.receive((client.near.fd, event))
     assert events == [READ, WRITE, READ]
+
+
+def _client_hello() -> bytes:
+    out = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        client_context().wrap_bio(ssl.MemoryBIO(), out, server_hostname="a").do_handshake()
+    return out.read()
+
+
+# What a client has sent before it leaves. A balancer's health check sends nothing.
+LEFT_AFTER = {
+    "nothing": lambda: b"",
+    "half a hello": lambda: _client_hello()[:60],
+    "a hello": _client_hello,
+    "hello, close_notify": lambda: _client_hello() + b"\x15\x03\x03\x00\x02\x01\x00",
+    "hello, user_canceled": lambda: _client_hello() + b"\x15\x03\x03\x00\x02\x02\x5a",
+}
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() resets the connection
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("sent", LEFT_AFTER)
+def test_client_leaving_a_handshake_is_not_logged(
+    tls_bench: MakeBench, sent: str, resets: bool
+) -> None:
+    bench = tls_bench()
+    for answered in (False, True):
+        client = bench.connect(tcp=True)
+        client.send(LEFT_AFTER[sent]())
+        if answered:
+            bench.run()
+        if resets:
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        client.close()
+        bench.run()
+        assert client.is_in(CLOSED)
+    assert not bench.log.warnings
+    assert bench.log.says("The client has left in the TLS handshake")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "EOF occurred in violation of protocol"),
+        ssl.SSLZeroReturnError(ssl.SSL_ERROR_ZERO_RETURN, "TLS/SSL connection has been closed"),
+        ssl.SSLSyscallError(ssl.SSL_ERROR_SYSCALL, "Some I/O error occurred"),
+        *(
+            OSError(number, os.strerror(number))
+            for number in (
+                errno.ECONNRESET,
+                errno.EPIPE,
+                errno.ECONNABORTED,
+                errno.ETIMEDOUT,
+                errno.EHOSTUNREACH,
+                errno.ENETUNREACH,
+                errno.ENOTCONN,
+            )
+        ),
+    ],
+    ids=lambda error: f"{type(error).__name__}-{error.errno}",
+)
+def test_any_error_of_a_left_handshake_is_not_logged(
+    tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """Which error it is depends on the versions of Python and OpenSSL."""
+
+    def handshake(self: ssl.SSLSocket, block: bool = False) -> None:
+        raise error
+
+    bench = tls_bench()
+    monkeypatch.setattr(ssl.SSLSocket, "do_handshake", handshake)
+    client = bench.begin()
+    assert client.is_in(CLOSED)
+    assert not bench.log.warnings
+    assert bench.log.says("The client has left in the TLS handshake")
+
+
+# handshake_failure, certificate_unknown, unknown_ca (RFC 8446 section 6.2)
+@pytest.mark.parametrize("alert", [40, 46, 48])
+def test_alert_of_a_client_in_a_handshake_is_logged(tls_bench: MakeBench, alert: int) -> None:
+    bench = tls_bench()
+    client = bench.begin(_client_hello() + b"\x15\x03\x03\x00\x02\x02" + bytes([alert]))
+    client.close()
+    bench.run()
+    assert "ALERT" in bench.log.warnings[0].upper()
 
 
 def test_alert_of_a_failed_handshake_arrives(tls_bench: MakeBench) -> None:

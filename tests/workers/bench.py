@@ -102,17 +102,24 @@ class Log:
         self.errors: list[BaseException | None] = []
         # What an app of a test has found wrong: the worker answers it as any error of an app.
         self.failures: list[BaseException] = []
-        self.debug = self.info = self.warning = self.error = self._log
+        # Those that an operator sees: of the level warning, or above.
+        self.warnings: list[str] = []
+        self.debug = self.info = self._log
+        self.warning = self.error = self._warn
 
     def _log(self, text: str, *args: object, **more: object) -> None:
         self.lines.append(str(text) % args if args else str(text))
+
+    def _warn(self, text: str, *args: object, **more: object) -> None:
+        self._log(text, *args)
+        self.warnings.append(self.lines[-1])
 
     def exception(self, text: str, *args: object) -> None:
         error = sys.exc_info()[1]
         self.errors.append(error)
         if error is not None and _is_a_tests(error):
             self.failures.append(error)
-        self._log(text, *args)
+        self._warn(text, *args)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
         self.requests.append((f"{req.method} {req.uri}", resp.status, resp.sent))

@@ -56,6 +56,10 @@ if TYPE_CHECKING:
 # The deadline of an overdue connection that gets a last turn.
 _LAST_TURN = 0.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# For the same end of a connection, Python and OpenSSL raise one or the other, by their version.
+_LEFT_IN_HANDSHAKE = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+# An alert that names no fault (RFC 8446 section 6.1).
+_CANCELLED = "USER_CANCELLED"
 
 
 class Connection(Endpoint):
@@ -132,13 +136,13 @@ class Connection(Endpoint):
             self.wait(WRITE)
             return None
         except (OSError, ValueError) as error:
-            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            if isinstance(error, ssl.SSLError) and not _has_left(error):
                 ip = self.peer[0] if isinstance(self.peer, tuple) else ""
                 self.core.log.warning("Invalid request from ip=%s: %s", ip, error)
                 self.core.acceptor.on_handshake_end(self)
                 self.linger()  # OpenSSL has sent an alert: the client is to receive it
             else:
-                self.core.log.debug("TLS handshake failed: %s", error)
+                self.core.log.debug("The client has left in the TLS handshake: %s", error)
                 self.close()
             return None
         self.state = IDLE
@@ -356,6 +360,11 @@ class Connection(Endpoint):
         self.output.fail(TimeoutError("the client took no byte in time"))
         if self.state is SENDING:  # else the app's thread does it
             self.finish()
+
+
+def _has_left(error: ssl.SSLError) -> bool:
+    """Return whether a handshake failed because the client left, and not because of its bytes."""
+    return isinstance(error, _LEFT_IN_HANDSHAKE) or _CANCELLED in (error.reason or "")
 
 
 # What is done in a state at an event, and when it is overdue; and what it waits for, in the counter
