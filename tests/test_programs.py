@@ -77,6 +77,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setattr(programs, "PACKAGES", {"sh": "dash", "no-such-server": "its-package"})
     monkeypatch.setattr(programs, "_POLICY", tmp_path / "policy")
+    # Python's headers are installed, whatever this machine has.
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(programs, "_PYTHON_H", tmp_path / "Python.h")
     return told
 
 
@@ -89,6 +92,13 @@ def test_root_installs_what_is_missing(commands: Path, monkeypatch: pytest.Monke
     assert install.split()[-1] == "its-package"
     assert "dash" not in install
     assert not (commands.parent / "policy").exists()
+
+
+def test_headers_of_python_are_installed(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (commands.parent / "Python.h").unlink()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert programs.install_missing() == 0
+    assert commands.read_text().splitlines()[1].endswith(" its-package python3-dev")
 
 
 def test_another_user_installs_by_sudo(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ WHEELS = ("check-jsonschema", "hadolint", "kubernetes-validate", "twine")
 _NOT_ON_3_15 = "kubernetes-validate" if sys.version_info >= (3, 15) else None
 # Where `go install` puts them.
 _GO_BIN = Path.home() / "go" / "bin"
+_PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
 _ONLY_PACKAGES = "packages"
 # invoke-rc.d asks it whether a package may start its service (/usr/share/doc/init-system-helpers).
 _POLICY = Path("/usr/sbin/policy-rc.d")
@@ -102,7 +103,7 @@ def install_missing() -> int:
     packages = list(dict.fromkeys(missing))
     if importlib.util.find_spec("ensurepip") is None:  # Debian has parted it from Python
         packages.append("python3-venv")
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+    if not _PYTHON_H.exists():
         packages.append("python3-dev")
     if not packages:
         print(f"Installed already: {', '.join(PACKAGES)}.")
