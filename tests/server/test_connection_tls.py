@@ -86,7 +86,7 @@ def _client_hello() -> bytes:
 
 
 # What a client has sent before it leaves. A balancer's health check sends nothing.
-LEFT_AFTER = {
+LEFT_AFTER: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"",
     "half a hello": lambda: _client_hello()[:60],
     "a hello": _client_hello,
