@@ -97,21 +97,21 @@ class Picture:
 
 def request(colours: Mapping[str, str]) -> str:
     """A request's way through FastWorker."""
-    p = Picture("A request's way: the client, the kernel, FastWorker and the app", 392, colours)
+    p = Picture("The path of a request: client, kernel, FastWorker and app", 392, colours)
     p.box(0, 30, 108, 332, "client")
     p.box(138, 30, 108, 332, "kernel", "sockets,", "page cache")
     p.box(276, 30, 284, 332, ink="better")
     p.text(418, 20, "FastWorker: a few threads", anchor="middle")
     p.box(292, 46, 252, 62, "leader: polls, receives, parses", "waiting connections: no thread")
-    p.box(292, 146, 252, 62, "the same thread runs the app", "another one leads meanwhile")
+    p.box(292, 146, 252, 62, "the same thread runs the app", "another thread leads meanwhile")
     p.box(
         292,
         246,
         252,
         100,
         "output queue",
-        "memory, then an unnamed file;",
-        "of a file: a descriptor, an offset",
+        "memory, then an unnamed file,",
+        "a file: descriptor and offset",
     )
     p.arrow((108, 77), (138, 77))
     p.arrow((246, 77), (292, 77))
@@ -124,7 +124,7 @@ def request(colours: Mapping[str, str]) -> str:
     p.text(
         0,
         384,
-        "What the kernel does not take at once waits here, and the thread is free.",
+        "Bytes that the kernel does not accept yet wait in the queue. The thread is free.",
         ink="soft",
     )
     return p.svg()
@@ -132,14 +132,14 @@ def request(colours: Mapping[str, str]) -> str:
 
 def stall(colours: Mapping[str, str]) -> str:
     """Nagle's algorithm and delayed acknowledgements."""
-    p = Picture("Two small sends wait 40 ms for each other; one send does not", 330, colours)
+    p = Picture("Two small sends wait 40 ms for each other, and one send does not", 330, colours)
     client, server = 80, 480
     ends = {"client": client, "server": server}
-    p.lanes(44, 214, "Head and body in two sends, with Nagle's algorithm", ends)
+    p.lanes(44, 214, "Headers and body in two sends, with Nagle's algorithm", ends)
     p.arrow((client, 62), (server, 74))
     p.text(280, 58, "request", anchor="middle", ink="soft")
     p.arrow((server, 82), (client, 94), ink="better")
-    p.text(280, 107, "head", anchor="middle")
+    p.text(280, 107, "headers", anchor="middle")
     p.bar(server - 5, 90, 10, ink="wrong", height=84)
     p.text(server + 12, 126, "body", ink="wrong")
     p.text(server + 12, 144, "waits", ink="wrong")
@@ -153,14 +153,14 @@ def stall(colours: Mapping[str, str]) -> str:
     p.lanes(264, 322, "In one send", ends)
     p.arrow((client, 282), (server, 292))
     p.arrow((server, 298), (client, 310), ink="better")
-    p.text(280, 322, "head and body", anchor="middle")
+    p.text(280, 322, "headers and body", anchor="middle")
     return p.svg()
 
 
 def threads(colours: Mapping[str, str]) -> str:
     """Four slow downloads, on four threads."""
     p = Picture(
-        "Four slow downloads hold gthread's four threads, and none of FastWorker's", 330, colours
+        "Four slow downloads occupy four threads of gthread, and none of FastWorker", 330, colours
     )
     left, right = 84, 556
 
@@ -174,7 +174,7 @@ def threads(colours: Mapping[str, str]) -> str:
     axis(30, "gthread")
     for number in range(4):
         p.bar(left + 6 + number * 14, 30 + number * 24, right - left - 6 - number * 14, ink="slow")
-    p.text(left + 6, 142, "slow downloads: each has its thread until the last byte", ink="slow")
+    p.text(left + 6, 142, "slow downloads: each occupies a thread until its last byte", ink="slow")
     axis(190, "FastWorker")
     for number in range(4):
         p.bar(left + 6 + number * 14, 190 + number * 24, 5, ink="slow")
@@ -182,13 +182,13 @@ def threads(colours: Mapping[str, str]) -> str:
         for place in places:
             p.bar(left + place, 190 + number * 24, 26, ink="better")
     p.text(left + 6, 302, "the same downloads: a few microseconds each,", ink="slow")
-    p.text(left + 6, 321, "then the socket's events send them; others are answered", ink="better")
+    p.text(left + 6, 321, "then socket events send them, and other requests run", ink="better")
     return p.svg()
 
 
 def deltas(colours: Mapping[str, str]) -> str:
     """Two visits, and a release between them."""
-    p = Picture("A browser that has release 1 gets release 2 as the difference to it", 470, colours)
+    p = Picture("A browser with release 1 gets only the difference to release 2", 470, colours)
     browser, server = 96, 464
     ends = {"browser": browser, "server": server}
 
@@ -216,7 +216,7 @@ def deltas(colours: Mapping[str, str]) -> str:
     p.arrow((server, 402), (browser, 410), ink="better")
     p.text(280, 397, "Content-Encoding: dcz", anchor="middle", ink="better")
     p.bar(browser + 8, 418, (server - browser - 16) * 74 / 1080, ink="better")
-    p.text(280, 454, "74 kB: what release 1 does not have", anchor="middle", ink="better")
+    p.text(280, 454, "74 kB: the difference to release 1", anchor="middle", ink="better")
     return p.svg()
 
 
