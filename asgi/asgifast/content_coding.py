@@ -67,6 +67,7 @@ class ContentCoding(ResponseCoding):
     :param scope: of the request.
     :ivar app_headers: those of the request for the app, which sees its own tags in the
         preconditions; None if nothing had to be changed.
+    :ivar app_scope: the one that the app gets, to which its middleware may add the user.
     :ivar is_file: the body is a file, which is sent as it is, unless its head has been sent.
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
@@ -79,6 +80,7 @@ class ContentCoding(ResponseCoding):
     _thread_bytes: int
 
     def __init__(self, compression: Compression, scope: Scope) -> None:
+        self.app_scope = scope
         self._headers = scope["headers"]
         self.began_ns = time_ns()
         accepted: list[bytes] = []
@@ -191,6 +193,13 @@ class ContentCoding(ResponseCoding):
 
     def is_behind(self) -> bool:
         return _load.is_behind()
+
+    def has_user(self) -> bool:
+        if self._header("Remote-User") is not None:
+            return True
+        # ASGI has no REMOTE_USER. Starlette's AuthenticationMiddleware sets this one.
+        user = self.app_scope.get("user")
+        return user is not None and getattr(user, "is_authenticated", True) is not False
 
     async def _compressed(self, compress: Callable[[bytes], bytes], block: bytes) -> bytes:
         if len(block) < self._thread_bytes:

@@ -177,6 +177,7 @@ class ASGIFast:
             inner = {**inner, WISH: coding.wish}
             if coding.app_headers is not None:
                 inner["headers"] = coding.app_headers
+            coding.app_scope = inner
         if INSTRUMENTED in scope:
             scope[INSTRUMENTED].app_scope = inner
         # Attribute by attribute: a constructor would be one more call for every request.

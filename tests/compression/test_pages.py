@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.authentication import SimpleUser, UnauthenticatedUser
 
 from tests.devservers.serving import serve
 from tests.support.chromium import chromium
@@ -17,7 +18,7 @@ from wsgifast import Compression, ConfigurationError, WSGIFast
 from wsgifast.commands import cli
 from wsgifast.compression.dictionaries import make_delta, train
 
-from .interfaces import Ask, Site
+from .interfaces import Ask, Site, ask_asgi, ask_wsgi
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -97,6 +98,7 @@ def test_dictionary_is_where_the_link_says(ask: Ask, dictionary: Path) -> None:
         ([HTML, ("Cache-Control", "max-age=0, No-Store")], {}, 200),
         ([HTML], {"cookie": "session=1"}, 200),
         ([HTML], {"authorization": "Bearer x"}, 200),
+        ([HTML], {"remote_user": "a"}, 200),
         ([HTML], {}, 404),
         ([("Content-Type", "text/css")], {}, 200),
     ],
@@ -118,6 +120,31 @@ def test_private_answers_know_nothing_of_the_dictionary(
         assert headers["content-encoding"] == "zstd"
         assert headers["vary"] == "Accept-Encoding"
         assert "link" not in headers
+
+
+@pytest.mark.parametrize("key", ["REMOTE_USER", "AUTH_TYPE", "user"])
+def test_page_of_a_known_user_has_no_dictionary(dictionary: Path, key: str) -> None:
+    """The server knows the user, or middleware behind this one finds the user."""
+    site, compression = page(), Compression(dictionary=dictionary)
+
+    def wsgi(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environ[key] = "a"
+        return site.wsgi(environ, start_response)
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        scope["user"] = SimpleUser("a") if known else UnauthenticatedUser()
+        await site.asgi(scope, receive, send)
+
+    for known in (True, False):
+        headers: dict[str, str]
+        if key == "user":
+            _, headers, _ = ask_asgi(asgi, compression, accept_encoding=BROWSERS)
+        else:
+            app = wsgi if known else site
+            _, headers, _ = ask_wsgi(app, compression, accept_encoding=BROWSERS)
+        assert headers["content-encoding"] == "zstd"
+        assert headers["vary"] == ("Accept-Encoding" if known else VARY)
+        assert ("link" in headers) == (not known)
 
 
 @pytest.mark.parametrize(

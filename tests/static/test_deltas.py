@@ -121,6 +121,38 @@ def test_coded_and_pinned_files_have_no_deltas(releases: Path) -> None:
     assert ask(StaticFiles(directory=releases, dictionaries=True, add_headers=pinned)).body == NEW
 
 
+@pytest.mark.parametrize(
+    ("cache_control", "fresh"),
+    [
+        ("no-cache", False),
+        ("public, No-Store", False),
+        ("max-age=0, must-revalidate", False),
+        ('max-age="00"', False),
+        ("max-age=-1", False),
+        ("max-age", False),
+        ("max-age=10", True),
+        ("private", True),
+        (None, True),
+    ],
+)
+def test_release_that_is_never_fresh_is_no_dictionary(
+    releases: Path, cache_control: str | None, fresh: bool
+) -> None:
+    def changed(headers: Any, path: str, url: str) -> None:
+        del headers["Cache-Control"]
+        if cache_control is not None:
+            headers["Cache-Control"] = cache_control
+
+    app = StaticFiles(directory=releases, dictionaries=True, add_headers=changed)
+    asked = ask(app)
+    assert ("use-as-dictionary" in asked.headers) == fresh
+    assert asked.headers.get("vary") == (VARY if fresh else None)
+    assert asked.headers.get("content-encoding") == ("dcz" if fresh else None)
+    twin = asgifast.StaticFiles(directory=releases, dictionaries=True, add_headers=changed)
+    headers = dict(call_asgi(twin, scope_of(f"/{NEW_NAME}")).headers)
+    assert ("use-as-dictionary" in headers) == fresh
+
+
 def test_client_with_an_earlier_release_gets_its_delta(releases: Path) -> None:
     app = StaticFiles(directory=releases, dictionaries=True, compress=True)
     plain = call(app, f"/{NEW_NAME}")
@@ -314,6 +346,58 @@ def test_unknown_dictionary_reads_the_releases_once(
     settle(*releases.iterdir())
     ask(app, old=b"unknown")
     assert len(read) == 3 + 16  # the newest ones
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["alone", "two releases"])
+def test_unknown_dictionary_costs_little_after_a_look(
+    site: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """However many files there are: a client may name any digest, for any file."""
+    names = [f"f{number}.{place}a1b2c3d.js" for number in range(1500) for place in range(count)]
+    for name in names:
+        (site / name).write_bytes(OLD[:1000] + name.encode())
+    settle(*site.iterdir(), site)
+    app = StaticFiles(directory=site, dictionaries=True)
+    asked = names[::count]
+    for name in asked[:1] if count == 1 else asked:
+        ask(app, old=b"unknown", path=f"/{name}")
+    spent: list[str] = []
+
+    def noted(name: str, call: Any) -> Any:
+        def note(*args: Any) -> Any:
+            spent.append(name)
+            return call(*args)
+
+        return note
+
+    monkeypatch.setattr(os, "listdir", noted("listing", os.listdir))
+    monkeypatch.setattr(deltas, "content_of", noted("reading", deltas.content_of))
+    monkeypatch.setattr(threading.Thread, "start", noted("thread", threading.Thread.start))
+    for number, name in enumerate(asked):
+        ask(app, old=f"unknown {number}".encode(), path=f"/{name}")
+    assert not spent
+
+
+def test_folder_with_many_releases_is_remembered_in_part(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"f{number}.{place}a1b2c3d.js" for number in range(100) for place in range(2)]
+    for name in names:
+        (site / name).write_bytes(OLD[:1000] + name.encode())
+    settle(*site.iterdir(), site)
+    monkeypatch.setattr(deltas, "_REMEMBERED_BYTES", 100 * deltas._NAME_BYTES)
+    deltas.DELTAS.reset()
+    app = StaticFiles(directory=site, dictionaries=True)
+    with monkeypatch.context() as patched:
+        looks = Mock(side_effect=os.listdir)
+        patched.setattr(os, "listdir", looks)
+        answers = []
+        for old, new in zip(names[::2], names[1::2], strict=True):
+            answers.append(ask(app, old=(site / old).read_bytes(), path=f"/{new}").body)
+    assert looks.call_count == 1
+    full = [(site / new).read_bytes() for new in names[1::2]]
+    as_deltas = [body != whole for body, whole in zip(answers, full, strict=True)]
+    assert 0 < sum(as_deltas) < 100
 
 
 def test_release_that_is_being_written_is_read_again(releases: Path) -> None:

@@ -111,6 +111,11 @@ class ContentCoding(ResponseCoding):
         is_behind = self.environ.get(IS_BEHIND)
         return is_behind is not None and is_behind()
 
+    def has_user(self) -> bool:
+        # HTTP_REMOTE_USER is a proxy's header.
+        keys = ("REMOTE_USER", "AUTH_TYPE", "HTTP_REMOTE_USER")
+        return any(self.environ.get(key) for key in keys)
+
     def _count(self, block: bytes, coded: bytes) -> bytes:
         environ: Any = self.environ
         environ[UNCODED_BYTES] += len(block)

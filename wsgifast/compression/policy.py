@@ -248,6 +248,22 @@ def cache_directives(cache_control: str) -> set[str]:
     return {member.partition("=")[0].strip(" \t") for member in members}
 
 
+def is_stale_at_once(headers: Iterable[Header]) -> bool:
+    """Whether the Cache-Control of a response forbids caches to send it again without asking."""
+    for name, value in headers:
+        if len(name) != 13 or name.lower() != "cache-control":
+            continue
+        for member in value.lower().replace(";", ",").split(","):
+            directive, _, argument = member.partition("=")
+            match directive.strip(" \t"):
+                case "no-cache" | "no-store":
+                    return True
+                # RFC 9111, section 4.2.1: a malformed age counts as none.
+                case "max-age" if not argument.strip(' \t"').lstrip("0").isdecimal():
+                    return True
+    return False
+
+
 def is_page(content_type: str) -> bool:
     """Whether this is the type of pages, or of JSON."""
     return _PAGES.match(content_type.strip(" \t").lower()) is not None

@@ -8,8 +8,9 @@ suffix is taken off again in the preconditions of a later request, so that the a
 keep working.
 
 Public pages and JSON are compressed by the dictionary of Compression(dictionary=...). An answer is
-public if its request has neither Cookie nor Authorization, and it has no Set-Cookie and may be
-shared. What it has in common with the dictionary, which everybody can read, shows in its length.
+public if its request has neither Cookie nor Authorization, if nobody has found out the user, and if
+it has no Set-Cookie and may be shared. Its length shows what it has in common with the dictionary,
+which everybody can read.
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ class ResponseCoding:
 
     def is_behind(self) -> bool:
         """Whether the server is behind with its work."""
+        raise NotImplementedError
+
+    def has_user(self) -> bool:
+        """Whether the server, or middleware, knows who sends the request."""
         raise NotImplementedError
 
     @cached_property
@@ -190,7 +195,7 @@ class ResponseCoding:
         if code == 304:
             return _on_dictionary(decision, changed)
         is_coded_page = decision.coding is not None and is_page(decision.content_type)
-        if not is_coded_page or code != 200 or is_private(changed):
+        if not is_coded_page or code != 200 or is_private(changed) or self.has_user():
             return decision
         allowed = header_value(changed, "access-control-allow-origin")
         if self._dictionary is None or not self._dictionary.may_be_used(allowed):

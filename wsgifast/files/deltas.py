@@ -4,6 +4,9 @@ The dictionary is found by its SHA-256 among the files whose names differ from t
 hash alone, in the same folder of each directory of the site: a release leaves those of the one
 before. Or `wsgifast compress --against` has written the delta beside the file.
 
+A client may name any digest. So the names of a folder are listed once, and the releases of a file
+are read once, until one of them changes. A file without other releases costs no thread and no read.
+
 A delta is made once, by a thread of its own, and cached with the other coded copies. Requests wait
 for it, but not for long: those that have waited in vain get an ordinary coding, and later ones the
 delta.
@@ -15,12 +18,14 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from ..compression.dictionaries import (
     DCZ,
+    DELTA_SUFFIX,
     HEADER_BYTES,
     HashedName,
     delta_header,
@@ -31,7 +36,15 @@ from ..compression.dictionaries import (
 )
 from .coded_copies import COPIES, MAX_FILE_BYTES, CodedCopy, delta_key, made_copy
 from .directory import Directory, Identity, Opened, identity_of
-from .found import is_outdated, is_settled, open_if_readable, stat_or_none
+from .found import (
+    Kept,
+    MemoryCache,
+    ReleasesOf,
+    is_outdated,
+    is_settled,
+    open_if_readable,
+    stat_or_none,
+)
 from .lookup import FoundFile
 
 log = logging.getLogger("wsgifast.files")
@@ -43,8 +56,11 @@ _WAIT_S = 0.25
 _MAX_WAITED_FOR = 32
 # Releases of a file that are looked at, the newest first.
 MAX_RELEASES = 16
-# Of how many files the releases are remembered; one takes about 3 kB.
-_MAX_REMEMBERED = 1000
+# What is remembered of folders, and of the releases of files: so many bytes each.
+_REMEMBERED_BYTES = 16 * 1024 * 1024
+# What one name in a listing takes, and one release with its digest; measured, with some reserve.
+_NAME_BYTES = 400
+_RELEASE_BYTES = 1000
 # A smaller file fits into the first packets whatever its coding, and helps little as a dictionary.
 MIN_FILE_BYTES = 500
 
@@ -53,19 +69,9 @@ class _Wanted(NamedTuple):
     """A file, and the digest of the dictionary that it is to be a delta to."""
 
     file: FoundFile
-    hashed: HashedName
+    releases: ReleasesOf
     identity: Identity
     digest: bytes
-
-    @property
-    def folders(self) -> list[str]:
-        """Where its releases may be: the same path in every directory of the site."""
-        return [root.full_path(self.file.names[:-1]) for root in self.file.roots]
-
-    @property
-    def key(self) -> tuple[HashedName, tuple[str, ...]]:
-        """What all releases of the file have in common."""
-        return self.hashed, tuple(self.folders)
 
 
 class _Release(NamedTuple):
@@ -75,24 +81,54 @@ class _Release(NamedTuple):
     mtime_ns: int
 
 
-class _Releases(NamedTuple):
-    """What is known of the releases of a file: by digest, at one state of their folders.
+class _Listing(Kept):
+    """The files of some folders that have other releases, at one state of the folders.
 
     :ivar folders: the paths, and what was there; None for nothing.
+    :ivar releases: names without their hash, and the files that have them: two at least.
+    :ivar deltas: names of deltas that were written beside their files.
     """
 
-    folders: list[tuple[str, Identity | None]]
-    by_digest: dict[bytes, _Release]
+    __slots__ = ("deltas", "folders", "releases")
+
+    def __init__(
+        self,
+        folders: Sequence[tuple[str, Identity | None]],
+        releases: dict[HashedName, list[tuple[Directory, str]]],
+        deltas: frozenset[str],
+    ) -> None:
+        count = 1 + len(deltas) + sum(map(len, releases.values()))
+        super().__init__(_NAME_BYTES * count)
+        self.folders = folders
+        self.releases = releases
+        self.deltas = deltas
+
+    def is_unchanged(self) -> bool:
+        """Whether no folder has changed since."""
+        return all(_identity_at(path) == seen for path, seen in self.folders)
+
+
+class _Releases(Kept):
+    """The releases of a file by digest, at one state of their folders."""
+
+    __slots__ = ("by_digest", "listing")
+
+    def __init__(self, listing: _Listing, by_digest: dict[bytes, _Release]) -> None:
+        super().__init__(_RELEASE_BYTES * (1 + len(by_digest)))
+        self.listing = listing
+        self.by_digest = by_digest
 
     def are_unchanged(self) -> bool:
         """Whether neither a folder nor one of the files has changed since."""
-        files = [(r.root.full_path(r.names), r.identity) for r in self.by_digest.values()]
-        return all(_identity_at(path) == seen for path, seen in [*self.folders, *files])
+        return self.listing.is_unchanged() and all(
+            _identity_at(each.root.full_path(each.names)) == each.identity
+            for each in self.by_digest.values()
+        )
 
-    def dictionary_for(self, wanted: _Wanted) -> _Release | None:
-        """Return the release with the digest, unless it is the file itself."""
-        release = self.by_digest.get(wanted.digest)
-        return None if release is None or release.names == tuple(wanted.file.names) else release
+    def dictionary_for(self, names: Sequence[str], digest: bytes) -> _Release | None:
+        """Return the release with a digest, unless it is the file of these names itself."""
+        release = self.by_digest.get(digest)
+        return None if release is None or release.names == tuple(names) else release
 
 
 class Deltas:
@@ -106,7 +142,8 @@ class Deltas:
         self._turn = threading.Lock()
         # Set when the delta of that key has been made, or can not be.
         self._making: dict[str, threading.Event] = {}
-        self._known: dict[tuple[HashedName, tuple[str, ...]], _Releases] = {}
+        self._listings: MemoryCache[_Listing] = MemoryCache(_REMEMBERED_BYTES)
+        self._known: MemoryCache[_Releases] = MemoryCache(_REMEMBERED_BYTES)
 
     def get(self, file: FoundFile, digest: bytes) -> CodedCopy | None:
         """Return a file as a delta to the dictionary of a digest.
@@ -114,9 +151,9 @@ class Deltas:
         :returns: None if there is none yet, or can be none.
         """
         opened = file.opened(file.path)
-        hashed = hashed_name(file.names[-1])
+        releases = file.releases
         size = opened.facts.st_size
-        if hashed is None or size < MIN_FILE_BYTES or not is_settled(opened.facts):
+        if releases is None or size < MIN_FILE_BYTES or not is_settled(opened.facts):
             return None
         identity = identity_of(opened.facts)
         key = delta_key(identity, digest)
@@ -131,14 +168,30 @@ class Deltas:
                 return copy
         if size > MAX_FILE_BYTES:
             return None
-        wanted = _Wanted(file, hashed, identity, digest)
-        known = self._known.get(wanted.key)
-        if known is not None and known.are_unchanged() and known.dictionary_for(wanted) is None:
-            return None  # as found before, in the same state of the folders
+        if self.has_surely_none(releases, digest):
+            return None
+        wanted = _Wanted(file, releases, identity, digest)
         making = self._begin(wanted, key)
         if making is None or not making.wait(_WAIT_S):
             return None
         return COPIES.kept(key)
+
+    def has_surely_none(self, file: ReleasesOf, digest: bytes) -> bool:
+        """Whether there was no such dictionary or delta before, in the same state of the folders.
+
+        It reads no file, and calls stat() only for paths that the kernel has cached.
+        """
+        listing = self._listings.get(file.folders_key)
+        if listing is None or not listing.is_unchanged():
+            return False
+        if file.names[-1] + delta_suffix(digest) in listing.deltas:
+            return False
+        if file.hashed not in listing.releases:
+            return True
+        known = self._known.get(file.key)
+        if known is None or not known.are_unchanged():
+            return False
+        return known.dictionary_for(file.names, digest) is None
 
     def _begin(self, wanted: _Wanted, key: str) -> threading.Event | None:
         """Have a delta made, unless that goes on already; None if too many are."""
@@ -170,7 +223,7 @@ class Deltas:
         return making
 
     def _make(self, wanted: _Wanted) -> CodedCopy | None:
-        release = self._look(wanted).dictionary_for(wanted)
+        release = self._look(wanted.releases).dictionary_for(wanted.file.names, wanted.digest)
         if release is None:
             return None
         file = wanted.file
@@ -180,18 +233,16 @@ class Deltas:
             return None
         return made_copy(DCZ, content, partial(make_delta, dictionary=dictionary))
 
-    def _look(self, wanted: _Wanted) -> _Releases:
+    def _look(self, file: ReleasesOf) -> _Releases:
         """Find the releases of a file, and read those that are new since the last look."""
-        known = self._known.get(wanted.key)
+        known = self._known.get(file.key)
         if known is not None and known.are_unchanged():
             return known
         digests = {} if known is None else {r: d for d, r in known.by_digest.items()}
-        # Before they are listed: what changes meanwhile is found at the next look.
-        seen = [(path, stat_or_none(path)) for path in wanted.folders]
-        below = wanted.file.names[:-1]
-        found = newest_releases(wanted.file.roots, below, wanted.hashed, MAX_FILE_BYTES)
+        listing, settled = self._list(file)
+        names = listing.releases.get(file.hashed, ())
         by_digest: dict[bytes, _Release] = {}
-        for release in found:
+        for release in _newest(names, file.names[:-1], MAX_FILE_BYTES):
             digest = digests.get(release)
             if digest is None:
                 content = content_of(release.root, release.names, release.identity)
@@ -199,13 +250,40 @@ class Deltas:
                     continue  # it may not be served
                 digest = digest_of(content)
             by_digest[digest] = release
-        folders = [(path, None if facts is None else identity_of(facts)) for path, facts in seen]
-        releases = _Releases(folders, by_digest)
-        if all(facts is None or is_settled(facts) for _, facts in seen):
-            if len(self._known) >= _MAX_REMEMBERED:
-                self._known.clear()
-            self._known[wanted.key] = releases
+        releases = _Releases(listing, by_digest)
+        if settled and names:
+            self._known.put(file.key, releases)
         return releases
+
+    def _list(self, file: ReleasesOf) -> tuple[_Listing, bool]:
+        """List the folders of a file, unless that was done in their present state.
+
+        :returns: also whether any later change would be seen.
+        """
+        listing = self._listings.get(file.folders_key)
+        if listing is not None and listing.is_unchanged():
+            return listing, True
+        # Before they are listed: what changes meanwhile is found at the next look.
+        seen = [(path, stat_or_none(path)) for path in file.folders]
+        folders = [(path, None if facts is None else identity_of(facts)) for path, facts in seen]
+        found: dict[HashedName, list[tuple[Directory, str]]] = {}
+        deltas = set()
+        for root, name in _names_in(file.roots, file.names[:-1]):
+            if name.endswith(DELTA_SUFFIX):
+                deltas.add(name)
+            elif (hashed := hashed_name(name)) is not None:
+                found.setdefault(hashed, []).append((root, name))
+        several = {hashed: names for hashed, names in found.items() if len(names) > 1}
+        listing = _Listing(folders, several, frozenset(deltas))
+        if listing.cost > _REMEMBERED_BYTES:
+            log.warning("%s has too many releases: deltas to some of them only", seen[0][0])
+            while several and listing.cost > _REMEMBERED_BYTES:
+                several = dict(islice(several.items(), len(several) // 2))
+                listing = _Listing(folders, several, listing.deltas)
+        settled = all(facts is None or is_settled(facts) for _, facts in seen)
+        if settled:
+            self._listings.put(file.folders_key, listing)
+        return listing, settled
 
 
 def newest_releases(
@@ -216,7 +294,12 @@ def newest_releases(
     :param folder: below each root.
     :param max_bytes: of each.
     """
-    found: list[_Release] = []
+    names = [each for each in _names_in(roots, folder) if hashed_name(each[1]) == hashed]
+    return _newest(names, folder, max_bytes)
+
+
+def _names_in(roots: Iterable[Directory], folder: Sequence[str]) -> Iterator[tuple[Directory, str]]:
+    """List a folder below each root; nothing where there is no such folder."""
     for root in roots:
         opened = open_if_readable(root, folder)
         if opened is None:
@@ -226,14 +309,20 @@ def newest_releases(
         finally:
             os.close(opened.fd)
         for name in listed:
-            if hashed_name(name) != hashed:
-                continue
-            names = (*folder, name)
-            facts = stat_or_none(root.full_path(names))
-            if facts is None or not stat.S_ISREG(facts.st_mode):
-                continue
-            if MIN_FILE_BYTES <= facts.st_size <= max_bytes:
-                found.append(_Release(root, names, identity_of(facts), facts.st_mtime_ns))
+            yield root, name
+
+
+def _newest(
+    releases: Iterable[tuple[Directory, str]], folder: Sequence[str], max_bytes: int
+) -> list[_Release]:
+    found: list[_Release] = []
+    for root, name in releases:
+        names = (*folder, name)
+        facts = stat_or_none(root.full_path(names))
+        if facts is None or not stat.S_ISREG(facts.st_mode):
+            continue
+        if MIN_FILE_BYTES <= facts.st_size <= max_bytes:
+            found.append(_Release(root, names, identity_of(facts), facts.st_mtime_ns))
     return sorted(found, key=lambda release: release.mtime_ns, reverse=True)[:MAX_RELEASES]
 
 

@@ -11,7 +11,7 @@ from dataclasses import InitVar, dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..compression.codings import preferred_coding
-from ..compression.dictionaries import prefers_delta
+from ..compression.dictionaries import HashedName, prefers_delta
 from ..http.head import header_value
 from .directory import Directory, Identity, Opened, identity_of
 from .plan import Representation, RequestFacts
@@ -129,6 +129,32 @@ class Source(NamedTuple):
         )
 
 
+class ReleasesOf(NamedTuple):
+    """A file whose name has a hash, and where its other releases may be.
+
+    :ivar hashed: its name without the hash.
+    :ivar roots: the directories that may have releases under the same path.
+    :ivar names: its own path below its root.
+    """
+
+    hashed: HashedName
+    roots: Sequence[Directory]
+    names: Sequence[str]
+
+    @property
+    def folders(self) -> list[str]:
+        return [root.full_path(self.names[:-1]) for root in self.roots]
+
+    @property
+    def folders_key(self) -> str:
+        return "\0".join(self.folders)
+
+    @property
+    def key(self) -> str:
+        """What all releases of the file have in common."""
+        return "\0".join([*self.hashed, *self.folders])
+
+
 @dataclass(eq=False)
 class Found(Kept):
     """A file and its encoded siblings, as found for one URL path.
@@ -139,7 +165,7 @@ class Found(Kept):
     :param url: the key in the cache.
     :param settled: whether any later change would be seen.
     :ivar made_codings: those that the file may be compressed in.
-    :ivar has_deltas: whether it may be sent as a delta to an earlier release.
+    :ivar releases: it may be sent as a delta to an earlier one of these.
     :ivar beside: paths whose change may bring other siblings: the directory, and siblings that are
         not sent, such as outdated ones.
     :ivar absent: paths that take precedence should a file appear there.
@@ -150,7 +176,7 @@ class Found(Kept):
     url: InitVar[str]
     settled: InitVar[bool]
     made_codings: tuple[str, ...] = ()
-    has_deltas: bool = False
+    releases: ReleasesOf | None = None
     beside: Sequence[tuple[str, Identity]] = ()
     absent: Sequence[str] = ()
 
@@ -178,7 +204,7 @@ class Found(Kept):
     def wanted_dictionary(self, facts: RequestFacts) -> bytes | None:
         """Return the digest of the dictionary to send the file with; None to use none."""
         client = facts.dictionary
-        if client is None or not self.has_deltas or not prefers_delta(facts.accept_encoding):
+        if client is None or self.releases is None or not prefers_delta(facts.accept_encoding):
             return None
         allowed = header_value(self.original.representation.headers, "access-control-allow-origin")
         return client.digest if client.may_be_used(allowed) else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..compression.codings import SIBLING_SUFFIXES
-from ..compression.dictionaries import VARY
+from ..compression.dictionaries import VARY, hashed_name
 from ..compression.policy import Compression, cache_directives
 from ..compression.response import ResponseCoding
 from ..http.head import header_value
@@ -24,7 +24,15 @@ from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
-from .found import Found, Source, is_outdated, is_settled, open_if_readable, stat_or_none
+from .found import (
+    Found,
+    ReleasesOf,
+    Source,
+    is_outdated,
+    is_settled,
+    open_if_readable,
+    stat_or_none,
+)
 from .plan import Header, describe
 from .rules import HeaderRules
 
@@ -58,6 +66,12 @@ class FoundFile:
         self.facts = opened.facts
         self.absent = absent
         self._open = {self.path: opened}
+
+    @property
+    def releases(self) -> ReleasesOf | None:
+        """Where its other releases may be; None if its name has no hash."""
+        hashed = hashed_name(self.names[-1])
+        return None if hashed is None else ReleasesOf(hashed, self.roots, self.names)
 
     def open_sibling(self, suffix: str) -> Opened | None:
         """Open the sibling with a suffix; None if there is none that may be read."""
@@ -218,7 +232,7 @@ class Lookup:
                 for coding in sorted(codings, key=lambda coding: codings[coding].st_size)
             },
             made_codings=made_codings,
-            has_deltas=has_deltas,
+            releases=file.releases if has_deltas else None,
             beside=[(path, identity_of(seen)) for path, seen in beside.items() if seen],
             absent=file.absent,
             url=url,

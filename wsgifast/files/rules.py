@@ -11,7 +11,7 @@ from wsgiref.headers import Headers
 
 from ..checks import is_count
 from ..compression.dictionaries import is_surely_hashed, use_as_dictionary
-from ..compression.policy import Compression
+from ..compression.policy import Compression, is_stale_at_once
 from ..errors import ConfigurationError
 from .plan import Header
 
@@ -135,7 +135,6 @@ class HeaderRules:
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
             dictionaries = None if is_coded else self.dictionaries
             if dictionaries is not None and dictionaries.shrinks[content_type]:
-                # Only of these: a client uses a dictionary as long as it is fresh.
                 offer = use_as_dictionary(mount.rstrip("/") + url)
                 own += [] if offer is None else [("Use-As-Dictionary", offer)]
         elif self.max_age is not None:
@@ -147,6 +146,9 @@ class HeaderRules:
             self.add_headers(changed, path, url)
             if "Access-Control-Allow-Origin" in changed and not self.allow_all_origins:
                 changed.setdefault(*_EXPOSED)
+            if "Use-As-Dictionary" in changed and is_stale_at_once(changed.items()):
+                # A client uses a dictionary as long as it is fresh (RFC 9842, section 2.1.3).
+                del changed["Use-As-Dictionary"]
             own = changed.items()
         return own
 

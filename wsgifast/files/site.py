@@ -289,7 +289,8 @@ def _answer(
     if digest is not None:
         if file is None:
             copy = COPIES.kept(delta_key(found.original.identity, digest))
-            if copy is None:
+            assert found.releases is not None
+            if copy is None and not DELTAS.has_surely_none(found.releases, digest):
                 return None
         else:
             copy = DELTAS.get(file, digest)
