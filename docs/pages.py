@@ -164,7 +164,7 @@ def metrics_page() -> str:
             if metric.reported_by == reported_by:
                 labels = ", ".join(f"`{label}`" for label in _metric_labels(metric))
                 kind = f"{metric.kind} by {labels}" if labels else metric.kind
-                lines.append(f"| `{metric.name}` | {kind} | {metric.help} |")
+                lines.append(f"| `{metric.name}` | {kind} | {_with_values(metric.help)} |")
     lines += [
         "",
         "## OpenTelemetry's names",
@@ -180,6 +180,12 @@ def metrics_page() -> str:
         "Prometheus, it also has requests that found a free thread.",
     ]
     return "\n".join([*lines, _METRICS_NAMES])
+
+
+def _with_values(text: str) -> str:
+    """Mark the values of a label, which follow a colon, as code."""
+    text, _, values = text.removesuffix(".").partition(": ")
+    return f"{text}: " + ", ".join(f"`{v}`" for v in values.split(", ")) if values else f"{text}."
 
 
 def _metric_labels(metric: metrics.Metric) -> tuple[str, ...]:

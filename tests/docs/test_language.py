@@ -1,0 +1,97 @@
+"""The prose of pages and help texts: short sentences, and the terms of the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.pages import DOCS, command_line
+
+ROOT = DOCS.parent
+FINDINGS = ROOT / "wsgifast" / "commands" / "doctor" / "findings.md"
+# One page, or all pages of a folder, each with the same limits.
+PLACES = (
+    *(DOCS / name for name in ("how-to", "moving", "reference", "explanation")),
+    ROOT / "ARCHITECTURE.md",
+    FINDINGS,
+)
+GUIDES = (DOCS / "how-to", DOCS / "moving")
+
+# Everyday words that have a term of the field: headers, response, cached, compressed, logged, ...
+_UNWANTED = re.compile(
+    r"\b(?:(?:un)?coded|kept|held|siblings?|mend(?:s|ed)|rescued|asked|told|facts"
+    # The verb and HEAD are free.
+    r"|heads?|(?:an?|the|each|every|this|that|no|its|whole|small|first|error) answers?)\b"
+)
+_HIDDEN = re.compile(
+    r"\A---\n.*?\n---\n|^```.*?^```$|^<!--.*?-->$|^    .*?$|<[^>]+>",
+    re.MULTILINE | re.DOTALL,
+)
+_ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+_END = re.compile(r"(?<=[.!?:])[\"')*]*\s+(?=[\"'(\[*]*[A-Z0-9`])")
+_YOU = re.compile(r"\byou(?:r|rs|rself)?\b", re.IGNORECASE)
+
+
+def _pages(place: Path) -> list[Path]:
+    return [place] if place.is_file() else sorted(place.glob("*.md"))
+
+
+def _visible(text: str) -> str:
+    """The text without blocks of code, and with inline code and links as one word each."""
+    text = _HIDDEN.sub("", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"`[^`]+`", "code", text)
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """Sentences of paragraphs and list items; rows of tables and headings are none."""
+    paragraphs = [""]
+    for line in _visible(text).splitlines():
+        bare = line.strip()
+        if not bare or bare.startswith(("#", "|", ">")):
+            paragraphs.append("")
+        elif _ITEM.match(bare):
+            paragraphs.append(_ITEM.sub("", bare, count=1))
+        else:
+            paragraphs[-1] += f" {bare}"
+    for paragraph in paragraphs:
+        yield from (each for each in _END.split(paragraph.strip()) if len(each.split()) >= 3)
+
+
+def _all_sentences(place: Path) -> list[str]:
+    return [each for page in _pages(place) for each in _sentences(page.read_text())]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda path: path.name)
+def test_sentences_are_short(place: Path) -> None:
+    sentences = _all_sentences(place)
+    words = sorted((len(each.split()), each) for each in sentences)
+    long = [each for each in words if each[0] > 30]
+    assert words[int(len(words) * 0.9)][0] <= 25, words[-5:]
+    assert len(long) <= 0.03 * len(words), long
+    semicolons = [each for each in sentences if ";" in each]
+    assert len(semicolons) <= 0.02 * len(sentences), semicolons
+
+
+@pytest.mark.parametrize("place", GUIDES, ids=lambda path: path.name)
+def test_guides_address_the_reader(place: Path) -> None:
+    sentences = _all_sentences(place)
+    assert len(_YOU.findall(" ".join(sentences))) >= 0.2 * len(sentences)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda path: path.name)
+def test_pages_use_the_terms_of_the_field(place: Path) -> None:
+    found = [
+        f"{page.name}: {line}"
+        for page in _pages(place)
+        for line in _visible(page.read_text()).splitlines()
+        if _UNWANTED.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_help_texts_use_the_terms_of_the_field() -> None:
+    assert not _UNWANTED.findall(_visible(command_line()))
