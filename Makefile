@@ -1,5 +1,5 @@
 # Everything runs from one virtual environment in this checkout, made on first use.
-#   make demo      serve the bundled app raw and wrapped, drive both with Locust, print the ratios
+#   make demo      compare gunicorn and uvicorn with and without wsgifast, under Locust
 #   make test      run every test
 #   make docs      build the documentation
 #   make benchmarks  measure its figures
@@ -46,7 +46,7 @@ $(UNSUPPORTED_GUNICORN): $(READY)
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/python -m loadtests demo. --seconds 0.4 --row-seconds 4 --strict
+	@$(BIN)/python -m loadtests.demo
 
 # Every figure of the documentation, measured and published: an hour and a half on a quiet machine.
 # ARGS='worker. --profile release' measures less, and leaves the other figures as they are.

@@ -3,14 +3,21 @@
 A pair of veth interfaces, whose ends each send at the link's rate (`tc tbf`: a token bucket). The
 servers stay where they are and listen on :data:`ADDRESS` too; what is started behind the link
 reaches them there. Nothing else is delayed or lost: that takes netem, which not every kernel has.
+Without root, :func:`slow_proxy` limits the rate of responses alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import socketserver
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Sequence
+
+from wsgifast.commands.bench.processes import HOST, Address
 
 # A network of this process's own, of those that nobody else has (RFC 2544: for benchmarks).
 _NETWORK, _PLACE = divmod(os.getpid() % 2**14, 64)
@@ -53,3 +60,67 @@ def link(mbit: float) -> Iterator[Sequence[str]]:
 
 def _run(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def slow_proxy(server: Address, mbit: float) -> Iterator[Address]:
+    """Forward connections to a server, and pass its responses on at so many megabits a second.
+
+    :returns: the address of the proxy, whose connections share the rate.
+    """
+    with _Proxy(server, mbit) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield proxy.server_address
+        finally:
+            proxy.shutdown()
+            thread.join()
+
+
+_PROXY_BLOCK_BYTES = 8192
+
+
+class _Proxy(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+    server_address: Address
+
+    def __init__(self, server: Address, mbit: float) -> None:
+        super().__init__((HOST, 0), _Forwarder)
+        self.forwards_to = server
+        self._bytes_per_s = mbit * 1e6 / 8
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def wait_for_room(self, size: int) -> None:
+        """Wait until the link has carried a block of so many bytes."""
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(now, self._free_at) + size / self._bytes_per_s
+            pause_s = self._free_at - now
+        time.sleep(pause_s)
+
+
+class _Forwarder(socketserver.BaseRequestHandler):
+    """One connection of the proxy."""
+
+    server: _Proxy
+
+    def handle(self) -> None:
+        # A side that has left ends the connection: Locust reports what its requests lack.
+        with (
+            socket.create_connection(self.server.forwards_to) as upstream,
+            contextlib.suppress(ConnectionError),
+        ):
+            upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._forward_requests, args=(upstream,), daemon=True).start()
+            while block := upstream.recv(_PROXY_BLOCK_BYTES):
+                self.server.wait_for_room(len(block))
+                self.request.sendall(block)
+
+    def _forward_requests(self, upstream: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while block := self.request.recv(_PROXY_BLOCK_BYTES):
+                upstream.sendall(block)
+            upstream.shutdown(socket.SHUT_WR)

@@ -1,8 +1,8 @@
 """The tables of WSGI: bodies, frameworks, static files, Django, FastWorker, development servers.
 
-gunicorn has one worker process and four threads, but where two workers stand beside one. Demo's
-rows are driven by Locust, the others by clients that cost less. Beside large files stands the
-bound, a bare loop of epoll and sendfile. Over loopback the kernel moves a packet in whichever
+gunicorn has one worker process and four threads, but where two workers stand beside one. The rows
+of `bodies` are driven by Locust, the others by clients that cost less. Beside large files stands
+the bound, a bare loop of epoll and sendfile. Over loopback the kernel moves a packet in whichever
 process makes room for it, the server's or the client's, so there the client's CPU time is reported
 too: a server that leaves its packets to the client's process seems to need none.
 """
@@ -48,13 +48,13 @@ def _shape(name: str) -> Row:
     found = sides(APP, "gunicorn", ["gthread"], {"coalesce": True} if gathered else {})
     text = f"{shape.text}, coalesced" if gathered else shape.text
     client = LOCUST.client(SMALL_USERS if name == "small" else 1)
-    return row(f"demo.{name}", text, found, f"/{name}", client=client, body_bytes=shape.size)
+    return row(f"bodies.{name}", text, found, f"/{name}", client=client, body_bytes=shape.size)
 
 
 _ASGI = sides(ASGI_APP, "uvicorn")
-_DEMO = [
+_BODIES = [
     *map(_shape, SHOWN),
-    *rows("demo", "ASGI: ", _ASGI, [
+    *rows("bodies", "ASGI: ", _ASGI, [
         ("asgi-file", "Starlette's FileResponse", f"/file/{FILE_BYTES}.bin", REQUESTS,
          LOCUST.client()),
         ("asgi-crumbs", "messages of 100 bytes", f"/stream/{MIB}", REQUESTS, LOCUST.client()),
@@ -87,7 +87,7 @@ _RANGES: dict[str, Side] = {
     "WhiteNoise": (static("whitenoise()"), LARGE),
 }
 BODIES = [
-    table("demo", "What an app returns", _DEMO),
+    table("bodies", "What an app returns", _BODIES),
     table("frameworks", "Bodies and ranges of frameworks", [
         _flask("open", "Response(open(...)), 10 MiB", "open"),
         _flask("lines", "a generator of 1,000 lines", "lines", coalesce=True),

@@ -23,17 +23,17 @@ class Bar(NamedTuple):
 
 _WSGIFAST, _RAW = "WSGIFast on gthread", "WSGIFast / raw"
 BARS = (
-    Bar("demo.file", _WSGIFAST, "an open file, 10 MB", _RAW),
-    Bar("demo.list-of-100", _WSGIFAST, "a list of 100-byte chunks", _RAW),
+    Bar("bodies.file", _WSGIFAST, "an open file, 10 MB", _RAW),
+    Bar("bodies.list-of-100", _WSGIFAST, "a list of 100-byte chunks", _RAW),
     Bar("flask.open", "WSGIFast", "Flask: Response(open(...)), 10 MB", _RAW),
-    Bar("demo.rows", _WSGIFAST, "a generator of lines", "coalesce=True / raw"),
+    Bar("bodies.rows", _WSGIFAST, "a generator of lines", "coalesce=True / raw"),
     Bar("asgi.file-large", "our protocol", "FastAPI: FileResponse, 10 MB",
         "our protocol / uvicorn's"),
     Bar("django.asgi.file", "ours", "Django under ASGI: FileResponse, 10 MB", "ours / Django's"),
     Bar("worker.rates.small-32", "gthread", "1 KB of a bare app", "FastWorker / gthread"),
     Bar("worker.rates.static", "WhiteNoise on gthread", "a static file, 1 KB",
         "StaticFiles on FastWorker / WhiteNoise on gthread"),
-    Bar("demo.small", _WSGIFAST, "a small response in good shape", _RAW),
+    Bar("bodies.small", _WSGIFAST, "a small response in good shape", _RAW),
 )  # fmt: skip
 THEMES = {
     "light": {"ink": "#1d2126", "soft": "#5d6670", "line": "#d0d4d9", "better": "#0b7a5c",

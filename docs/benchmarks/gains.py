@@ -21,7 +21,7 @@ LINES: Sequence[tuple[str, str]] = (
     ),
     (
         "[`WSGIFast`](docs/reference/wsgifast.md)",
-        "A CSV export from a generator is **{demo.rows|WSGIFast on gthread} times** as fast.",
+        "A CSV export from a generator is **{bodies.rows|WSGIFast on gthread} times** as fast.",
     ),
     (
         "[`compress=True`](docs/how-to/compress.md)",

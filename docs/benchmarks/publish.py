@@ -40,7 +40,7 @@ README = ROOT / "README.md"
 _CHARTS = "assets/charts"
 # The pages, in their order, and the tables of each; what is in none of them is on the last one.
 PAGES = {
-    "bodies": ("What an app returns", ("demo", "frameworks")),
+    "bodies": ("What an app returns", ("bodies", "frameworks")),
     "fastworker": ("FastWorker", ("worker", "metrics", "jit")),
     "peers": ("Beside other servers", ("peers", "released")),
     "slow-clients": ("Slow clients", ("slow", "slow-attack", "asgi-attack", "upload-link")),

@@ -40,7 +40,7 @@ def row(key: str) -> Row:
     return Row(key, key.title(), tuple(map(Contender, sides)), lambda task: Load(0, 0, 0, 0.0))
 
 
-TABLES = [Table("demo", "What an app returns", [row("demo.file"), row("demo.small")])]
+TABLES = [Table("bodies", "What an app returns", [row("bodies.file"), row("bodies.small")])]
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
     def take(
-        key: str = "demo.file", *, ratio: float = 39.5, day: int = 22, hour: int = 10,
-        full: bool = True, file: str = "demo", base: dict[str, Any] | None = None,
+        key: str = "bodies.file", *, ratio: float = 39.5, day: int = 22, hour: int = 10,
+        full: bool = True, file: str = "bodies", base: dict[str, Any] | None = None,
         machine: dict[str, str | int] = MACHINE, title: str = "a row",
     ) -> str:  # fmt: skip
         contenders = {
@@ -81,10 +81,12 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
 def test_published_page_names_command_machine_and_date(root: Path, take_in: TakeIn) -> None:
     take_in()
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    assert "\n`python -m loadtests demo --profile release`\n\nOn 2026-11-22, 7 rounds of" in page
+    assert "\n`python -m loadtests bodies --profile release`\n\nOn 2026-11-22, 7 rounds of" in page
     assert "2 cores, P, Linux 6.1, TCP cubic, CPython 3.13.0." in page
     assert "| a row | gthread | 10.1 |  | 1 | 2 | 3 | 98,780 |" in page
-    assert "| [demo.file] | WSGIFast on gthread | 400 | 39.5x (30..45) | - | - |  | 2,500 |" in page
+    assert (
+        "| [bodies.file] | WSGIFast on gthread | 400 | 39.5x (30..45) | - | - |  | 2,500 |" in page
+    )
     first = (root / "docs" / "benchmarks.md").read_text()
     assert "## Versions\n\ngunicorn 27.0.1.\n" in first
     assert "[What an app returns](benchmarks/bodies.md)" in first
@@ -92,16 +94,16 @@ def test_published_page_names_command_machine_and_date(root: Path, take_in: Take
 
 
 def test_rows_of_a_day_and_machine_are_one_table(root: Path, take_in: TakeIn) -> None:
-    take_in("demo.small", hour=9)
-    take_in("demo.file", hour=10)
+    take_in("bodies.small", hour=9)
+    take_in("bodies.file", hour=10)
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert page.count("On 2026-11-22") == 1
-    assert page.index("[demo.file]") < page.index("[demo.small]")
+    assert page.index("[bodies.file]") < page.index("[bodies.small]")
 
 
 def test_other_versions_are_listed_by_their_difference(root: Path, take_in: TakeIn) -> None:
-    take_in("demo.file", day=20)
-    take_in("demo.small", day=22, machine={**MACHINE, "gunicorn": "28.0", "system": "Linux 6.2"})
+    take_in("bodies.file", day=20)
+    take_in("bodies.small", day=22, machine={**MACHINE, "gunicorn": "28.0", "system": "Linux 6.2"})
     versions = (root / "docs" / "benchmarks.md").read_text().partition("## Versions\n\n")[2]
     assert versions.startswith(
         "gunicorn 27.0.1.\n\nWhat an app returns on 2026-11-22: gunicorn 28.0.\n"
@@ -118,25 +120,25 @@ def test_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
     picture = page.partition("<picture>\n")[2].partition("\n</picture>")[0]
     assert "\n\n" not in picture  # Markdown's HTML ends at a blank line
     files = re.findall(r'(?:src|srcset)="(.+?)"', picture)
-    assert files == [f"../assets/charts/demo-{theme}.svg" for theme in ("dark", "light")]
+    assert files == [f"../assets/charts/bodies-{theme}.svg" for theme in ("dark", "light")]
     for file in files:
         svg = (root / "docs" / "benchmarks" / file).read_text()
         assert {"a row: WSGIFast on gthread", "39.5x (30..45)"} <= {*texts(svg)}
-    assert page.index("</picture>") < page.index("| [demo.file]")
+    assert page.index("</picture>") < page.index("| [bodies.file]")
 
 
 def test_table_without_ratios_has_no_chart(root: Path, take_in: TakeIn) -> None:
     take_in()
     (root / "docs" / "assets" / "charts" / "old-light.svg").touch()  # of a table that was
-    data = root / "docs" / "benchmarks" / "demo.json"
+    data = root / "docs" / "benchmarks" / "bodies.json"
     table = json.loads(data.read_text())
-    for contender in table["rows"]["demo.file"]["contenders"].values():
+    for contender in table["rows"]["bodies.file"]["contenders"].values():
         contender["ratio"] = None
     data.write_text(json.dumps(table))
-    (root / "reports" / "release" / "demo.json").unlink()
+    (root / "reports" / "release" / "bodies.json").unlink()
     publish.publish(TABLES)
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    assert "[demo.file]" in page
+    assert "[bodies.file]" in page
     assert "<picture>" not in page
     assert {path.name for path in (root / "docs" / "assets" / "charts").iterdir()} == {
         "gains-light.svg", "gains-dark.svg"
@@ -168,8 +170,8 @@ def test_title_says_what_is_less_in_a_short_run(root: Path, take_in: TakeIn, ful
 
 def test_published_row_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
     take_in(base=figures(10.123456, None, facts={"KiB each": float("nan")}))
-    kept = json.loads((root / "docs" / "benchmarks" / "demo.json").read_text())
-    gthread = kept["rows"]["demo.file"]["contenders"]["gthread"]
+    kept = json.loads((root / "docs" / "benchmarks" / "bodies.json").read_text())
+    gthread = kept["rows"]["bodies.file"]["contenders"]["gthread"]
     assert gthread["requests/s"] == 10.12
     assert gthread["facts"] == {"KiB each": None}
     assert "runs" not in gthread
@@ -177,31 +179,31 @@ def test_published_row_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
 
 def test_report_of_one_row_keeps_the_others(root: Path, take_in: TakeIn) -> None:
     """In the table that the row is of, whatever the report's name, and in the table's order."""
-    take_in("demo.small", day=20)
-    printed = take_in("demo.file", day=22, file="all")
-    assert "release/all.json: took 1 rows\nrelease/demo.json: took 0 rows\n" in printed
+    take_in("bodies.small", day=20)
+    printed = take_in("bodies.file", day=22, file="all")
+    assert "release/all.json: took 1 rows\nrelease/bodies.json: took 0 rows\n" in printed
     assert "kept" not in printed
     (table,) = read(publish.DATA).values()
     assert [(key, row["measured"][8:10]) for key, row in table.rows.items()] == [
-        ("demo.file", "22"), ("demo.small", "20"),
+        ("bodies.file", "22"), ("bodies.small", "20"),
     ]  # fmt: skip
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     first, second = page.index("On 2026-11-22, 7 rounds"), page.index("On 2026-11-20, 7 rounds")
-    assert first < page.index("[demo.file]") < second < page.index("[demo.small]")
+    assert first < page.index("[bodies.file]") < second < page.index("[bodies.small]")
 
 
 def test_later_or_fuller_run_replaces_a_row(root: Path, take_in: TakeIn) -> None:
     def published() -> float:
-        ratio = Figures(read(publish.DATA)).ratio("demo.file", "WSGIFast on gthread")
+        ratio = Figures(read(publish.DATA)).ratio("bodies.file", "WSGIFast on gthread")
         assert ratio is not None
         return ratio.median
 
     take_in(ratio=20.0, day=10, full=False)
     take_in(ratio=30.0, day=12)
     assert published() == 30
-    assert "kept what is published of demo.file" in take_in(ratio=40.0, day=14, full=False)
+    assert "kept what is published of bodies.file" in take_in(ratio=40.0, day=14, full=False)
     assert published() == 30
-    assert "kept what is published of demo.file" in take_in(ratio=50.0, day=11)
+    assert "kept what is published of bodies.file" in take_in(ratio=50.0, day=11)
     assert published() == 30
     take_in(ratio=60.0, day=15)
     assert published() == 60
@@ -213,21 +215,21 @@ def test_rows_of_short_runs_or_other_machines_are_listed(root: Path, take_in: Ta
     def printed(**other: str | int) -> list[str]:
         return [*publish.differing({**MACHINE, **other})]
 
-    take_in("demo.small", day=20)
-    take_in("demo.file", day=21, full=False)
-    assert printed() == ["Of a short run: demo.file"]
+    take_in("bodies.small", day=20)
+    take_in("bodies.file", day=21, full=False)
+    assert printed() == ["Of a short run: bodies.file"]
     assert printed(python="CPython 3.14.0", cores=4, granian="2.8.7", system="Linux 6.1-y") == [
-        "Of a short run; cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: demo.file",
-        "Of cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: demo.small",
+        "Of a short run; cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: bodies.file",
+        "Of cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: bodies.small",
     ]
-    take_in("demo.file", day=22)
+    take_in("bodies.file", day=22)
     assert printed() == []
-    assert printed(wsgifast="0.2.0", gunicorn="28.0") == ["Of gunicorn 27.0.1, here 28.0: demo"]
-    assert printed(system="Linux 6.2") == ["Of system Linux 6.1, here Linux 6.2: demo"]
+    assert printed(wsgifast="0.2.0", gunicorn="28.0") == ["Of gunicorn 27.0.1, here 28.0: bodies"]
+    assert printed(system="Linux 6.2") == ["Of system Linux 6.1, here Linux 6.2: bodies"]
 
 
 def test_row_of_no_table_is_left_out(root: Path, take_in: TakeIn) -> None:
-    assert "left out what no table has: demo.old" in take_in("demo.old")
+    assert "left out what no table has: bodies.old" in take_in("bodies.old")
     assert not read(publish.DATA)
 
 
@@ -239,8 +241,8 @@ def test_readme_gets_its_table(root: Path, take_in: TakeIn) -> None:
     assert "| After a deployment, a returning browser" in readme
     assert "CSV export" not in readme  # its figure is not published
     assert "README and its chart lack: python -m loadtests" in printed
-    assert " demo.list-of-100 " in printed
-    assert "The page lacks: python -m loadtests demo.small --profile release" in printed
+    assert " bodies.list-of-100 " in printed
+    assert "The page lacks: python -m loadtests bodies.small --profile release" in printed
     assert publish.readme() == readme
 
 

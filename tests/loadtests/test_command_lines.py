@@ -42,7 +42,7 @@ def test_loadtest_command_has_help_and_refuses_unknown_options() -> None:
         argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=100
     )
     answers = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(answers) == 2 * len(first_lines) == 16
+    assert len(answers) == 2 * len(first_lines) == 18
     for module, argument, status, out, err in answers:
         said = (module, argument, out, err)
         if argument == "--help":

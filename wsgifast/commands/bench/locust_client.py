@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from ...errors import WSGIFastError
@@ -42,6 +44,7 @@ class Run:
     :ivar headers: lines to add to each request.
     :ivar posts: bytes of the body that each request sends, by POST; 0: it is a GET.
     :ivar form: the field of a form in which they are a file; "": they are the body.
+    :ivar report: the file for Locust's own report of this run, in HTML; "": none.
     """
 
     host: str
@@ -53,6 +56,7 @@ class Run:
     number: int = 0
     posts: int = 0
     form: str = ""
+    report: str = ""
 
 
 @dataclass
@@ -84,10 +88,15 @@ class Locust:
                 with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
                     process.communicate(timeout=_STOP_WORKERS_S)
 
-    def client(self, users: int = 1, *, posts: int = 0, form: str = "") -> Client:
+    def client(
+        self, users: int = 1, *, posts: int = 0, form: str = "", reports: Path | None = None
+    ) -> Client:
         """For the runner; see :class:`Run`. The answer to a POST may have any length.
 
         It raises LocustFailed if Locust's process has ended.
+
+        :param reports: an existing folder for Locust's own reports, see :func:`report_name`. A
+            later run of the same contender replaces the report of an earlier one.
         """
 
         def run(task: Task) -> Load:
@@ -104,6 +113,7 @@ class Locust:
                 number=self._runs,
                 posts=posts,
                 form=form,
+                report=str(reports / report_name(task.row, task.contender)) if reports else "",
             )
             assert process.stdin is not None  # a pipe, see start()
             with contextlib.suppress(BrokenPipeError):
@@ -146,6 +156,14 @@ class Locust:
             said = self._errors.read().decode(errors="replace").strip()
             raise LocustFailed(f"Locust's process has ended: {said[-4000:]}")
         return json.loads(line)
+
+
+def report_name(row: str, contender: str) -> str:
+    """The file name of Locust's report of a contender.
+
+    :param row: its row's key.
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{row}-{contender}").strip("-") + ".html"
 
 
 def worker_command(master: Address) -> list[str]:

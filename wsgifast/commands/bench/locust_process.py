@@ -20,13 +20,16 @@ import contextlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from locust import FastHttpUser, constant, runners, task
 from locust.env import Environment
 from locust.exception import StopUser
+from locust.html import get_html_report
 from locust.log import setup_logging
 
 # isort: split
@@ -295,6 +298,8 @@ class _Master:
             errors["no end of the answer"] = 1
         count = good.num_requests
         times = {p: good.get_response_time_percentile(p / 100) / CLOCK * 1e3 for p in (50, 95, 99)}
+        if run.report:
+            _write_report(runner.environment, run)
         return {
             "requests": count,
             "failures": sum(errors.values()),
@@ -310,6 +315,24 @@ class _Master:
         found = list(self._heard.values()) if self._workers else [Visitor.turn.report()]
         found = [each for each in found if each["number"] == run.number and each["over"]]
         return found if len(found) == max(1, self._workers) else []
+
+
+def _write_report(environment: Environment, run: Run) -> None:
+    """Write Locust's own report of a run, with the path as the name and times in milliseconds."""
+    entries: list[Any] = [*environment.stats.entries.values(), environment.stats.total]
+    for each in entries:
+        each.name = {GOOD: run.path, FAILED: f"{run.path} (failed)"}.get(each.name, each.name)
+        to_ms = CLOCK / 1e3
+        times = Counter[float]()
+        for time_us, count in each.response_times.items():
+            times[time_us / to_ms] += count
+        each.response_times = dict(times)
+        each.total_response_time /= to_ms
+        each.max_response_time /= to_ms
+        if each.min_response_time is not None:
+            each.min_response_time /= to_ms
+    page: str = get_html_report(environment)  # type: ignore[no-untyped-call]
+    Path(run.report).write_text(page, encoding="utf-8")
 
 
 def _error_text(text: str) -> str:

@@ -105,6 +105,8 @@ class _Servers:
             tls=contender.server is not None and contender.server.tls,
             full=profile.full,
             folder=self._folder,
+            row=row.key,
+            contender=contender.name,
         )
         if contender.server is None or contender.fresh:
             return task

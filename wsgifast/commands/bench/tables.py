@@ -40,6 +40,7 @@ class Task:
     :ivar tls: the server speaks TLS, with a self-signed certificate.
     :ivar full: as much as in the figures to be published, where an amount bounds the run.
     :ivar folder: the run's files.
+    :ivar row: the key of its row, and `contender` the name of the contender, for reports.
     """
 
     path: str = "/"
@@ -51,6 +52,8 @@ class Task:
     tls: bool = False
     full: bool = False
     folder: Path = Path()
+    row: str = ""
+    contender: str = ""
 
 
 @dataclass(frozen=True)

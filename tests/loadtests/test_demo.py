@@ -1,0 +1,100 @@
+"""make demo: its rows, one of them measured, and the text and the page of the results."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtests import demo
+from loadtests.link import slow_proxy
+from tests.loadtests.test_rows import SHORT
+from tests.support.http import Connection
+from wsgifast.commands.bench.locust_client import Locust
+from wsgifast.commands.bench.processes import running_server
+from wsgifast.commands.bench.results import Result
+from wsgifast.commands.bench.runner import run
+from wsgifast.commands.bench.serving import served
+from wsgifast.commands.bench.tables import Load
+
+BESIDE, *_ = [each.row.key for each in demo.COMPARISONS]
+
+
+def result(key: str, before: float, after: float) -> Result:
+    """A row whose servers responded so often in a second."""
+    (row,) = (each.row for each in demo.COMPARISONS if each.row.key == key)
+    rates = {demo.BEFORE: before, demo.AFTER: after}
+    runs = {name: [Load(round(rate), 0, 1, 1.0, server_cpu_s=0.5)] for name, rate in rates.items()}
+    return Result(row, runs)
+
+
+RESULTS = [
+    result(BESIDE, 0, 3000),
+    *(result(f"demo.{key}", 10, 80) for key in ("file", "rows", "json", "asgi-file")),
+    *(result(f"demo.{key}", 2000, 1990) for key in ("whole", "small", "asgi-small")),
+]
+
+
+def test_demo_shows_the_promise_first_in_14_rows() -> None:
+    keys = [each.row.key.removeprefix("demo.") for each in demo.COMPARISONS]
+    assert keys[:6] == ["slow-downloads", "file", "rows", "json", "access-log", "asgi-file"]
+    assert len(keys) <= 14
+    gains = [each.gains for each in demo.COMPARISONS]
+    assert gains == sorted(gains, reverse=True)  # those without are the last
+
+
+@pytest.mark.parametrize("width", [None, 80, 60])
+def test_demo_text_groups_explains_and_concludes(width: int | None) -> None:
+    text = demo.as_text(RESULTS, width)
+    faster, _, unchanged = text.partition("Unchanged:")
+    assert "small responses beside 8 slow downloads" in faster
+    assert "a small ASGI response" in unchanged
+    assert all(re.search(rf"^- (.*, )?{column}\b.*:", text, re.M) for column in demo.COLUMNS)
+    assert text.endswith(
+        "\n\nWith wsgifast your app responds despite slow downloads, sends files, exports and "
+        "JSON 8 to 8 times as fast, and serves small responses as before."
+    )
+    table = text.partition("\n\n- ")[0]
+    assert width is None or max(map(len, table.splitlines())) <= width
+
+
+def test_demo_concludes_no_gain_that_was_not_measured() -> None:
+    rows = [result(BESIDE, 3000, 3000), result("demo.file", 10, 9), result("demo.small", 9, 5)]
+    assert demo.conclusion(rows) == "This run shows no gain: run it again on a quiet machine."
+
+
+def test_demo_page_links_to_each_locust_report() -> None:
+    html = demo.as_html(RESULTS)
+    assert html.count(f"<h1>{demo.TITLE}</h1>") == 1
+    assert len({*re.findall(r'href="(locust/[\w.-]+\.html)"', html)}) == 2 * len(RESULTS)
+    assert demo.conclusion(RESULTS) in html
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("forked_servers")
+def test_demo_measures_beside_slow_downloads(tmp_path: Path) -> None:
+    (row,) = (each.row for each in demo.COMPARISONS if each.row.key == BESIDE)
+    with Locust() as locust:
+        locust.start()
+        client = demo.beside_slow_downloads(locust.client(8, reports=tmp_path))
+        (found,) = run(replace(demo.TABLE, rows=[replace(row, client=client)]), SHORT)
+    responds = {name: any(load.requests for load in runs) for name, runs in found.runs.items()}
+    assert responds == {demo.BEFORE: False, demo.AFTER: True}
+    assert found.failures(demo.AFTER) == 0
+    reports = sorted(tmp_path.iterdir())
+    assert [path.name for path in reports] == [
+        f"{BESIDE}-before.html", f"{BESIDE}-with-wsgifast.html",
+    ]  # fmt: skip
+    assert all('"name": "/small"' in path.read_text() for path in reports)
+
+
+def test_slow_proxy_passes_whole_responses() -> None:
+    with (
+        running_server(served("loadtests.app:app")) as server,
+        slow_proxy(server.address, mbit=100) as proxy,
+        Connection(proxy) as client,
+    ):
+        sizes = [len(client.request(f"/whole/{size}").body) for size in (0, 1, 100_000)]
+    assert sizes == [0, 1, 100_000]
