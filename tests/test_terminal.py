@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support import forkserver
 from tests.support.servers import ROOT
-from wsgifast.commands.page import escaped, ratio_chart
+from wsgifast.commands.page import Bar, escaped, ratio_chart
 from wsgifast.commands.terminal import RED, RESET, cut, fitted, printable, show, table, width_of
 
 # ESC, BEL, CSI as one character, DEL, a bidirectional override and isolate, a surrogate, line ends.
@@ -48,7 +48,7 @@ def test_escaped_text_makes_no_element_and_no_attribute(text: str) -> None:
 @given(texts)
 def test_charts_escape_labels(text: str) -> None:
     label = f"<script>{text}"
-    chart = ratio_chart([(label, None, label, True)])
+    chart = ratio_chart([Bar(label, None, label, True)])
     assert "<script" not in chart
     assert chart.count("&lt;script&gt;") == 2
 

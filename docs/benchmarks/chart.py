@@ -53,7 +53,7 @@ def chart_of_gains(ratios: Mapping[str, Ratio], theme: str) -> str:
     found = [(ratios[bar.key], bar) for bar in BARS if bar.key in ratios]
     found.sort(key=lambda each: -each[0].median)
     bars = [
-        (
+        Drawn(
             bar.what,
             (ratio.median, ratio.low, ratio.high),
             f"{bar.beside}: {_shown(ratio)}x",
@@ -89,13 +89,14 @@ def chart_of_table(title: str, rows: Mapping[str, Mapping[str, Any]], theme: str
     :param theme: of THEMES.
     """
     bars = [bar for row in rows.values() for bar in _bars(row)]
-    return _picture(bars, title, theme) if any(ratio for _, ratio, _, _ in bars) else ""
+    return _picture(bars, title, theme) if any(bar.ratio for bar in bars) else ""
 
 
 def _bars(row: Mapping[str, Any]) -> Iterator[Drawn]:
     contenders = row["contenders"]
     first, *others = contenders
     base = row["ours"] or first
+    less = _LESS.search(next(iter(contenders[first]))) is not None
     title = f"{row['title']}: "  # before the first bar alone
     for name in contenders:
         text = verdict(name, contenders)
@@ -105,9 +106,9 @@ def _bars(row: Mapping[str, Any]) -> Iterator[Drawn]:
         label = title + (beside if len(others) > 1 else name if name != first else base)
         title = ""
         if (found := contenders[name]["ratio"]) is None:
-            yield label, None, text, text == "rescued"
+            yield Drawn(label, None, text, text == "rescued", less)
             continue
         ratio = Ratio(**found)
-        less = _LESS.search(next(iter(contenders[name]))) is not None
-        good = (ratio.median <= 1) if less else (ratio.median >= 1)
-        yield label, (ratio.median, ratio.low, ratio.high), text, good if ratio.is_clear else None
+        good: bool | None = (ratio.median <= 1) if less else (ratio.median >= 1)
+        good = good if ratio.is_clear else None
+        yield Drawn(label, (ratio.median, ratio.low, ratio.high), text, good, less)

@@ -219,9 +219,9 @@ def _first_page() -> str:
         "place, that includes the noise of the machine, and a ratio is unclear if 1 is within. "
         "**Trust the ratios**, most of all those that you "
         "[measure with your own app](how-to/measure.md).",
-        "In a chart, bars begin at 1 on a logarithmic scale; green is better, grey is unclear, and "
-        "the thin line is the interval. In a table, a row's key is below its title: "
-        "`python -m loadtests KEY` measures it alone. MB are 10^6 bytes.",
+        "A chart says whether a longer bar is better or worse. Green is better, grey is unclear, "
+        "amber is worse, and the thin line is the interval. In a table, a row's key is below its "
+        "title: `python -m loadtests KEY` measures it alone. MB are 10^6 bytes.",
         "Beside slow clients the times are those of other, quick ones. *slow ones* is how many "
         "were connected, *KiB each* what the server's memory grew by for each, *kB/s each* what "
         "each received or sent, *dropped* how many connections ended early, and *crowd CPU* the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import re
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.benchmark.runs import client, compared, results
 from wsgifast import WSGIFastError
@@ -30,7 +33,7 @@ from wsgifast.commands.bench.tables import (
     Table,
     Task,
 )
-from wsgifast.commands.page import ratio_chart
+from wsgifast.commands.page import Bar, ratio_chart
 from wsgifast.commands.terminal import table
 
 
@@ -44,9 +47,35 @@ def test_table_aligns_figures() -> None:
 
 
 def test_chart_is_well_formed() -> None:
-    rows = [("<a & b>", (30.0, 20.0, 40.0), "30x", True), ("fails", None, "rescued", False)]
-    for some in (rows, []):
+    bars = [Bar("<a & b>", (30.0, 20.0, 40.0), "30x", True), Bar("fails", None, "rescued", False)]
+    for some in (bars, []):
         assert ET.fromstring(ratio_chart(some)).tag.endswith("svg")
+
+
+ratios = st.floats(min_value=1e-4, max_value=1e4)
+
+
+@given(st.lists(st.tuples(ratios, ratios, ratios, st.booleans()), min_size=1, max_size=6))
+def test_longer_bar_has_the_higher_ratio(drawn: list[tuple[float, float, float, bool]]) -> None:
+    """In each of a chart's two parts, which says whether that is better or worse."""
+    bars = [
+        Bar(f"bar {i}", (median, min(a, b), max(a, b)), "", True, less)
+        for i, (median, a, b, less) in enumerate(drawn)
+    ]
+    chart = ratio_chart(bars)
+    kinds = [less for less in (False, True) if any(bar.less is less for bar in bars)]
+    parts = re.split(r'<text class="title"[^>]*>A longer bar is ', chart)[1:]
+    assert [part.startswith("worse") for part in parts] == kinds
+    for less, part in zip(kinds, parts, strict=True):
+        medians = [bar.ratio[0] for bar in bars if bar.ratio and bar.less is less]
+        widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)%"', part)]
+        assert len(widths) == len(medians)
+        assert len(set(re.findall(r'<rect [^>]*? x="([\d.]+)%"', part))) == 1
+        pairs = sorted(zip(medians, widths, strict=True))
+        assert all(a[1] <= b[1] for a, b in itertools.pairwise(pairs))
+        places = [float(x) for x in re.findall(r' x[12]?="([\d.]+)%"', part)]
+        assert all(0 <= place <= 100 for place in places)
+        assert ">1x</text>" in part
 
 
 @pytest.mark.parametrize(("less", "kinds"), [(False, ["good", "worse"]), (True, ["worse", "good"])])

@@ -10,6 +10,7 @@ import math
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from .. import __version__
 from .terminal import lines_of
@@ -52,7 +53,8 @@ svg .good { fill: var(--better); } svg .worse { fill: var(--slow); }
 svg .unclear { fill: var(--soft); opacity: .5; }
 svg .failed { fill: var(--wrong); }
 svg .whisker { stroke: var(--ink); stroke-width: 1.5; opacity: .55; }
-svg .rule { stroke: var(--line); }
+svg .rule { stroke: var(--line); } svg .one { stroke: var(--soft); }
+svg .title { font-weight: 600; }
 """
 
 
@@ -101,60 +103,108 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 # line at the end. Positions across are percentages, so that the text keeps its size on a phone, for
 # which labels are broken into lines, too.
 _LINE_PX, _TEXT_Y_PX, _VALUE_Y_PX, _MARK_Y_PX, _BAR_PX, _END_PX = 16, 14, 14, 26, 10, 44
-_TICKS_PX, _LABEL_CHARS = 22, 50
-_LEFT_PERCENT, _WIDTH_PERCENT = 2, 96
-_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
-# A bar's label, its ratio (the median, the lowest and the highest), a text, and whether it is good;
-# None: that is not clear.
-Bar = tuple[str, "tuple[float, float, float] | None", str, "bool | None"]
+_AXIS_PX, _TICK_Y_PX, _BETWEEN_PX, _DOT_PX, _LABEL_CHARS = 24, 6, 16, 5, 50
+# From there on, an axis has powers of ten alone.
+_LONG_DECADES = 2
+_BETTER = {
+    False: "A longer bar is better (logarithmic axis)",
+    True: "A longer bar is worse (logarithmic axis)",
+}
+
+
+class Bar(NamedTuple):
+    """A bar of a chart.
+
+    :ivar ratio: the median, the lowest and the highest; None: there is a dot in its place.
+    :ivar good: None: that is not clear.
+    :ivar less: less is better.
+    """
+
+    label: str
+    ratio: tuple[float, float, float] | None
+    text: str
+    good: bool | None
+    less: bool = False
 
 
 def ratio_chart(
     bars: Sequence[Bar], attributes: str = 'role="img" aria-label="ratios"', head: str = ""
 ) -> str:
-    """Bars from 1 to each ratio, on a logarithmic scale; without a ratio there is a dot.
+    """Bars of ratios, those of which more is better above the others, each kind with its axis.
 
     :param attributes: of the <svg>.
     :param head: what is in it before the bars.
     """
-    ends = [math.log(end) for _, ratio, _, _ in bars for end in (ratio or ())[1:] if end > 0]
-    lowest, highest = min([0.0, *ends]), max([0.0, *ends])
+    marks: list[str] = []
+    top = 0
+    for less in (False, True):
+        if chosen := [bar for bar in bars if bar.less is less]:
+            top = _draw(chosen, marks, top + (_BETWEEN_PX if top else 0))
+    return "\n".join([f'<svg {attributes} width="100%" height="{top}">{head}', *marks, "</svg>"])
+
+
+def _draw(bars: Sequence[Bar], marks: list[str], top: int) -> int:
+    """Append bars with their title and their axis; return where they end."""
+    ends = [end for bar in bars for end in bar.ratio or () if end > 0]
+    ticks = _ticks(min([1.0, *ends]), max([1.0, *ends]))
+    lowest, highest = math.log(ticks[0]), math.log(ticks[-1])
 
     def x(ratio: float) -> float:
-        place = (math.log(ratio) - lowest) / ((highest - lowest) or 1.0) if ratio > 0 else 0.0
-        return round(_LEFT_PERCENT + _WIDTH_PERCENT * place, 2)
+        place = (math.log(ratio) - lowest) / (highest - lowest) if ratio > 0 else 0.0
+        return round(100 * place, 2)
 
-    marks, top = [], 0
-    for label, ratio, text, good in bars:
-        for line in textwrap.wrap(label, _LABEL_CHARS):
+    title = _BETTER[bars[0].less]
+    marks.append(f'<text class="title" x="0" y="{top + _TEXT_Y_PX}">{title}</text>')
+    top += _LINE_PX + _AXIS_PX
+    rules = len(marks)
+    marks.append(_axis_labels(ticks, top - _TICK_Y_PX, x))
+    begin = top
+    for bar in bars:
+        for line in textwrap.wrap(bar.label, _LABEL_CHARS):
             marks.append(f'<text x="0" y="{top + _TEXT_Y_PX}">{escaped(line)}</text>')
             top += _LINE_PX
-        value = f'<text class="value" x="0" y="{top + _VALUE_Y_PX}">{escaped(text)}</text>'
-        marks += [value, _mark(ratio, good, top + _MARK_Y_PX, x)]
+        value = f'<text class="value" x="0" y="{top + _VALUE_Y_PX}">{escaped(bar.text)}</text>'
+        marks += [value, _mark(bar, top + _MARK_Y_PX, x)]
         top += _END_PX
-    scale = [
-        f'<line class="rule" x1="{x(tick)}%" x2="{x(tick)}%" y1="0" y2="{top}"/>'
-        f'<text class="value" x="{x(tick)}%" y="{top + _TEXT_Y_PX}" text-anchor="middle">'
-        f"{tick}x</text>"
-        for tick in _TICKS
-        if lowest <= math.log(tick) <= highest
-    ]
-    size = f'width="100%" height="{top + _TICKS_PX}"'
-    return "\n".join([f"<svg {attributes} {size}>{head}", *scale, *marks, "</svg>"])
+    marks[rules:rules] = [
+        f'<line class="{"one" if tick == 1 else "rule"}" x1="{x(tick)}%" x2="{x(tick)}%" '
+        f'y1="{begin}" y2="{top}"/>'
+        for tick in ticks
+    ] + [f'<line class="one" x1="{x(ticks[0])}%" x2="{x(ticks[-1])}%" y1="{begin}" y2="{begin}"/>']
+    marks.append(_axis_labels(ticks, top + _TEXT_Y_PX, x))
+    return top + _AXIS_PX
 
 
-def _mark(
-    ratio: tuple[float, float, float] | None, good: bool | None, y: int, x: Callable[[float], float]
-) -> str:
+def _axis_labels(ticks: Sequence[float], y: int, x: Callable[[float], float]) -> str:
+    # The outer ones stand within the picture.
+    anchors = ["start", *["middle"] * (len(ticks) - 2), "end"]
+    return "".join(
+        f'<text class="value" x="{x(tick)}%" y="{y}" text-anchor="{anchor}">{tick:g}x</text>'
+        for tick, anchor in zip(ticks, anchors, strict=True)
+    )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """The marks of an axis that holds two ratios; a bar to 1 has a length on it."""
+    low = min(low, 0.99)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    if last - first > _LONG_DECADES:
+        return [float(f"1e{power}") for power in range(first, last + 1)]
+    steps = [float(f"{step}e{power}") for power in range(first, last + 1) for step in (1, 2, 5)]
+    begin = max(step for step in steps if step <= low)
+    end = min(step for step in steps if step >= high and step > 1)
+    return [step for step in steps if begin <= step <= end]
+
+
+def _mark(bar: Bar, y: int, x: Callable[[float], float]) -> str:
     """A bar with its interval, or a dot."""
-    if ratio is None:
-        kind = "good" if good else "failed"
-        return f'<circle class="{kind}" cx="{_LEFT_PERCENT}%" cy="{y}" r="5"/>'
-    median, low, high = ratio
-    kind = "unclear" if good is None else "good" if good else "worse"
-    start, end = sorted((x(1), x(median)))
+    if bar.ratio is None:
+        kind = "good" if bar.good else "failed"
+        return f'<circle class="{kind}" cx="{_DOT_PX}" cy="{y}" r="{_DOT_PX}"/>'
+    median, low, high = bar.ratio
+    kind = "unclear" if bar.good is None else "good" if bar.good else "worse"
     return (
-        f'<rect class="{kind}" x="{start}%" y="{y - _BAR_PX / 2}" '
-        f'width="{max(0.4, end - start):.2f}%" height="{_BAR_PX}" rx="2"/>'
+        f'<rect class="{kind}" x="0%" y="{y - _BAR_PX / 2}" '
+        f'width="{max(0.4, x(median)):.2f}%" height="{_BAR_PX}" rx="2"/>'
         f'<line class="whisker" x1="{x(low)}%" x2="{x(high)}%" y1="{y}" y2="{y}"/>'
     )

@@ -301,16 +301,17 @@ def _chart(results: Sequence[Result]) -> str:
                 label = result.row.title + (f": {name}" if len(result.runs) > 2 else "")
                 text = verdict(name, contenders)
                 if ratio is None:
-                    bars.append((label, None, text, text == "rescued"))
+                    good = text == "rescued"
+                    bars.append(page.Bar(label, None, text, good, result.row.unit.less))
                     continue
-                good: bool | None = None
-                if ratio.is_clear:
-                    good = ratio.median <= 1 if result.row.unit.less else ratio.median >= 1
-                bars.append((label, (ratio.median, ratio.low, ratio.high), text, good))
+                less = result.row.unit.less
+                better = ratio.median <= 1 if less else ratio.median >= 1
+                ends = (ratio.median, ratio.low, ratio.high)
+                bars.append(page.Bar(label, ends, text, better if ratio.is_clear else None, less))
     return (
         "<h3>Ratios</h3>"
-        '<p class="soft">The thin line is the interval. Logarithmic; green is better, grey '
-        f"is unclear.</p>{page.ratio_chart(bars)}"
+        '<p class="soft">The thin line is the interval. Green is better, grey is unclear, '
+        f"amber is worse.</p>{page.ratio_chart(bars)}"
     )
 
 

@@ -225,7 +225,7 @@ def _bars(seen: Observation) -> str:
     for name, cost in seen.costs.items():
         times = seen.costs["raw"].cpu_s / cost.cpu_s if cost.cpu_s else 1.0
         text = f"{cost.cpu_s * 1e3:,.2f} ms"
-        bars.append((name, (times, times, times), text, times >= 1))
+        bars.append(Bar(name, (times, times, times), text, times >= 1))
     return ratio_chart(bars)
 
 
