@@ -48,7 +48,7 @@ logger = logging.getLogger("wsgifast")
 
 
 class WSGIFast:
-    """WSGI middleware that repairs what an app returns and sends it the fastest way the server has.
+    """WSGI middleware that repairs response bodies, and sends them in the server's fastest way.
 
     ======================================  =====================================  =================
     the app returns                         the server gets                        sent_as
@@ -59,23 +59,23 @@ class WSGIFast:
     a file, or a known wrapper around one   in the server's ``wsgi.file_wrapper``  ``file``
     the same where the server has none      blocks of 256 KiB                      ``blocks``
     any of these in a framework's wrapper   the same, and the wrapper is closed    the same
-    a file, asked for in several ranges     its runs, as a :class:`SegmentedBody`  ``segments``
+    a file, requested in several ranges     its runs, as a :class:`SegmentedBody`  ``segments``
     a file for the front server to send     no body                                ``accel``
     a file that `compress` applies to       its compressed copy, from memory       ``copy``
-    any other iterable                      its chunks, each as it comes           ``stream``
+    any other iterable                      its chunks, one by one                 ``stream``
     the same, of small chunks               the same                               ``stream-small``
     the same, of chunks of one round size   the same                               ``stream-blocks``
-    any of them with `coalesce`             its chunks, joined while they come     ``coalesced``
-                                            quickly
+    any of them with `coalesce`             its chunks, joined if they are         ``coalesced``
+                                            yielded quickly
     anything to HEAD, or with 204/205/304   no body                                ``no-body``
     ======================================  =====================================  =================
 
-    Afterwards ``environ["wsgifast.sent_as"]`` says which it was, and ``environ["wsgifast.chunks"]``
-    is the number of chunks in the app's body. A Content-Length is added where the length is known,
-    and corrected where the whole body is in memory. A stream that ends before its Content-Length
-    raises, so that the server closes the connection and the client does not wait for the rest.
-    Where no body may be sent, an iterator is still run up to its first byte, so that the app fails
-    or replaces its head as it does for a GET.
+    Afterwards ``environ["wsgifast.sent_as"]`` has the value of the last column, and
+    ``environ["wsgifast.chunks"]`` has the number of chunks in the app's body. A Content-Length is
+    added if the length is known, and corrected if the whole body is in memory. A stream that ends
+    before its Content-Length raises an error. So the server closes the connection, and the client
+    does not wait for missing bytes. If no body may be sent, an iterator still runs up to its first
+    byte, so that the app can fail or replace its headers as for a GET.
 
     :param app: any WSGI application (PEP 3333).
     :param coalesce: also join the small chunks of iterators; for apps that yield them quickly, not

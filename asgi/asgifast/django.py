@@ -56,12 +56,12 @@ def get_asgi_application(
 ) -> ASGIFast:
     """Replace the function of the same name in django.core.asgi.
 
-    :param coalesce: see :class:`asgifast.ASGIFast`, which is around Django then.
+    :param coalesce: see :class:`asgifast.ASGIFast`, which wraps Django.
     :param ranges: answer Range for a FileResponse, as ASGIFast does for its files.
     :param conditional: answer the preconditions for it.
     :param metrics: see :class:`asgifast.ASGIFast`.
     :param traces: the same.
-    :param compress: the same; by default the setting WSGIFAST_COMPRESS.
+    :param compress: the same. The default is the setting WSGIFAST_COMPRESS.
     """
     django.setup(set_prefix=False)
     handler = _Handler(ranges, conditional)

@@ -45,16 +45,16 @@ from .whole_responses import whole_sender_for
 
 
 class ASGIFast:
-    """ASGI middleware that repairs what an app sends, and sends files the fastest way.
+    """ASGI middleware that repairs response bodies, and sends files in the server's fastest way.
 
     - A body of type str, bytearray or memoryview becomes bytes.
-    - Small body messages that an app sends in one turn of the event loop become one, which is sent
-      at the end of that turn; a message that comes alone may be held for up to a millisecond.
+    - Small body messages that an app sends in one turn of the event loop become one message, which
+      is sent at the end of that turn. A single message may be delayed for up to a millisecond.
     - http.response.pathsend and http.response.zerocopysend are offered to an app that supports
-      them, and used by Starlette's FileResponse and others. A server with these extensions gets the
-      file; for any other it is read from the page cache, in a thread only if the disk must be read.
-    - A 200 whose body is a file (pathsend) answers Range, If-Range and the preconditions of RFC
-      9110, sections 13 and 14.
+      them. Starlette's FileResponse and others use them. A server with these extensions gets the
+      file. For other servers it is read from the page cache, in a thread only if a disk is read.
+    - For a 200 with a file as its body (pathsend), Range, If-Range and the preconditions of RFC
+      9110, sections 13 and 14, are answered.
 
     Lifespan and websocket scopes are passed through.
 

@@ -26,21 +26,21 @@ _SIZE_HEADERS = frozenset({b"content-length", b"accept-ranges"})
 
 
 class FileResponse(responses.FileResponse):
-    """Starlette's FileResponse with the same parameters, ranges and conditions by RFC 9110.
+    """A faster FileResponse with Starlette's parameters, and ranges and conditions by RFC 9110.
 
-    Preconditions are answered (304, 412), several ranges too, and file bytes go out by sendfile
-    where the server has asgifast's protocols or http.response.zerocopysend, else by reads that
-    leave the event loop only for the disk; `chunk_size` and `max_ranges` have no effect.
+    It answers preconditions (304, 412) and several ranges. The file is sent by sendfile if the
+    server has asgifast's protocols or http.response.zerocopysend. Otherwise it is read, outside the
+    event loop only if a disk is read. `chunk_size` and `max_ranges` have no effect.
 
-    To a GET or HEAD with status 200 it answers as Starlette's does, but for Range (section 14.2):
+    For a GET or HEAD with status 200 it differs from Starlette's in Range only (section 14.2):
 
-    - HEAD ignores it, as a header that is defined for GET alone.
-    - A malformed or foreign one is ignored as a whole (200), where Starlette answers 400 or leaves
-      out the part that it cannot read.
-    - Several ranges stand in the client's order, those that cannot be satisfied are left out, and
-      more than the file has is not sent (200).
+    - HEAD ignores Range, which is defined for GET alone.
+    - A malformed or foreign Range is ignored as a whole (200). Starlette responds with 400, or
+      leaves out the part that it cannot read.
+    - Several ranges are sent in the client's order. Unsatisfiable ranges are left out. If the
+      ranges have more bytes than the file, the whole file is sent (200).
 
-    :raises RuntimeError: Starlette's own, if the file is missing or is none.
+    :raises RuntimeError: from Starlette, if the file is missing or is not a file.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

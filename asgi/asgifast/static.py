@@ -14,16 +14,16 @@ from .messages import ASGIApp, Receive, Scope, Send, response_body, response_sta
 class StaticFiles(StaticFilesBase[ASGIApp]):
     """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
 
-    The twin of wsgifast.StaticFiles: the same options, the same answers. Mountable in Starlette and
+    It has the options and responses of wsgifast.StaticFiles. It can be mounted in Starlette and
     FastAPI: `app.mount("/static", StaticFiles(directory="static"))`. A file that was served lately
-    is checked on the event loop, since stat() and open() find it in memory; a new path, and a
+    is checked on the event loop, since stat() and open() find it in memory. A new path, and a
     changed file, are looked up in a thread.
 
-    Starlette's, whose name it has, has other options and hooks: `html` is `index` and `fallback`
-    here, `follow_symlink` is `follow_symlinks`; `packages` are directories to be named,
-    `check_dir=False` has no counterpart, and there are no methods to override. A missing file
-    is answered with 404 or 405, and no HTTPException is raised, so that the outer app's handlers
-    are not called; put the app behind, with `StaticFiles(app, directory=...)`, instead.
+    Starlette's StaticFiles has other options and hooks. Here, `html` is `index` and `fallback`, and
+    `follow_symlink` is `follow_symlinks`. Name the directories of `packages`. `check_dir=False` has
+    no counterpart, and there are no methods to override. A missing file gets a 404 or 405 response
+    and raises no HTTPException, so the handlers of the outer app are not called. To handle missing
+    files, pass the app: `StaticFiles(app, directory=...)`.
     """
 
     interface = "ASGI"

@@ -77,21 +77,22 @@ _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
 
 
 class Compression:
-    """What is compressed, and how; one object for all responses of an app.
+    """Options of compression, for all responses of an app.
 
-    :param codings: those to use, the first one where a client prefers several equally; by default
-        zstd, br and gzip, as far as their packages are installed (``wsgifast[compress]``).
-    :param levels: of what is compressed while the client waits, by coding; by default zstd 3, br 4
-        and gzip 4.
-    :param min_bytes: the size from which a body is compressed, where it is known.
+    :param codings: the content codings to use. If a client prefers several equally, the first one
+        wins. None: zstd, br and gzip, if their packages are installed (``wsgifast[compress]``).
+    :param levels: levels by content coding, for responses that a client waits for. None: zstd 3,
+        br 4 and gzip 4.
+    :param min_bytes: compress bodies from this size on. Bodies of unknown size are compressed, too.
     :param content_types: further types, such as ``application/vnd.mapbox-vector-tile``.
     :param event_streams: also compress text/event-stream, with a flush for each event.
-    :param padding: add up to 100 random bytes to each compressed page and JSON answer, so that its
-        length says less of a secret in it (BREACH; SECURITY.md).
-    :param dictionary: the path of a file of ``wsgifast compress --train``, by which pages and JSON
-        are compressed for clients that have fetched it (RFC 9842). Never an answer to a request
-        with cookies or Authorization, nor one with Set-Cookie, ``private`` or ``no-store``.
-    :raises ConfigurationError: for an option that has an invalid value.
+    :param padding: add up to 100 random bytes to each compressed page and JSON response, so that
+        its length reveals less of a secret in it (BREACH, see SECURITY.md).
+    :param dictionary: the path of a dictionary that ``wsgifast compress --train`` has made. Pages
+        and JSON are compressed with it for clients that have downloaded it (RFC 9842). It is not
+        used for requests with cookies or Authorization, nor for responses with Set-Cookie,
+        ``private`` or ``no-store``.
+    :raises ConfigurationError: if an option has an invalid value.
     """
 
     def __init__(
@@ -172,14 +173,14 @@ def compression_for(compress: object) -> Compression | None:
 
 
 def compress_response(request: object, compress: bool) -> None:
-    """Decide whether the response to a request is compressed; for views and middleware.
+    """Decide in a view or a middleware whether the response to a request is compressed.
 
-    Without compression around the app it has no effect. A client that accepts no coding gets the
-    response as it is.
+    It has no effect without compression around the app. A client that accepts no content coding
+    gets an uncompressed response.
 
     :param request: Flask's, Django's, Starlette's or FastAPI's, a WSGI environ, or an ASGI scope.
-    :param compress: False to leave the response as it is, such as a page with a secret beside what
-        a client has sent; True to compress it whatever its Content-Type and size.
+    :param compress: False: do not compress the response, such as a page with a secret and text from
+        the client. True: compress it whatever its Content-Type and size.
     """
     if not isinstance(request, Mapping):
         # Django's has META on both sides, and under ASGI the scope, too.

@@ -181,14 +181,14 @@ def make_server(
     server_class: type[WSGIServer] = WSGIServer,
     handler_class: type[WSGIRequestHandler] = WSGIRequestHandler,
 ) -> WSGIServer:
-    """Return a server that listens; call its serve_forever().
+    """Return a server that listens. Call its serve_forever().
 
-    :param host: a name or an IPv4 or IPv6 address; "" for all IPv4 addresses.
-    :param port: 0 for a free one: see the server's `server_port`.
+    :param host: a name or an IPv4 or IPv6 address. "" means all IPv4 addresses.
+    :param port: 0 means a free port, which is then in the server's `server_port`.
     :param server_class: :class:`WSGIServer`, :class:`ThreadingWSGIServer`, or a subclass.
     :param handler_class: a subclass may set `timeout`, `keep_alive_timeout` (seconds) and
         `use_sendfile`.
-    :raises OSError: if the address is taken.
+    :raises OSError: if the address is in use.
     """
     server = server_class((host, port), handler_class)
     server.set_app(app)

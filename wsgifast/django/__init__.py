@@ -42,9 +42,9 @@ def get_wsgi_application(**options: Any) -> WSGIFast:
     """Return Django's WSGI application in a :class:`wsgifast.WSGIFast`.
 
     A FileResponse is sent by the server's sendfile and supports Range and preconditions, whatever
-    headers middleware adds; a body in memory is sent as a whole.
+    headers middleware adds. A body in memory is sent as a whole.
 
-    :param options: those of :class:`wsgifast.WSGIFast`; `compress` is by default the setting
+    :param options: those of :class:`wsgifast.WSGIFast`. The default of `compress` is the setting
         WSGIFAST_COMPRESS.
     :raises ConfigurationError: if an option or that setting is invalid.
     """

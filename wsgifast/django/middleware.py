@@ -101,10 +101,10 @@ def response_to(request: HttpRequest, answer: Answer) -> HttpResponseBase:
 
 
 class StaticFilesMiddleware:
-    """Serves static files as :class:`wsgifast.StaticFiles` does.
+    """Middleware that serves static files like :class:`wsgifast.StaticFiles`.
 
     Put it right after SecurityMiddleware, which then adds its headers to static files, and before
-    all others. Other requests are passed on. Under ASGI, cached files are answered on the event
+    all others. Other requests are passed on. Under ASGI, cached files are served on the event
     loop, and others are looked up in a thread.
 
     See :mod:`wsgifast.django.settings` for the settings.
@@ -248,12 +248,12 @@ def serve_media(
         path("media/<path:path>", login_required(serve_media))
 
     Range and preconditions are supported. Hidden files and files outside the folder are not served.
-    ``Cache-Control: private, no-cache`` keeps files out of shared caches and makes browsers
+    ``Cache-Control: private, no-cache`` prevents storage in shared caches and makes browsers
     revalidate. With ``WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT: "/protected/"}}`` nginx
-    sends the files; see :mod:`wsgifast.files.app_files`.
+    sends the files. See :mod:`wsgifast.files.app_files`.
 
     :param path: relative to the folder.
-    :param document_root: the folder; by default MEDIA_ROOT.
+    :param document_root: the folder. The default is MEDIA_ROOT.
     :raises Http404: if there is no such file.
     :raises ConfigurationError: if WSGIFAST_MEDIA cannot work.
     """

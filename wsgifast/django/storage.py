@@ -26,7 +26,7 @@ _Processed = Iterator[tuple[str, str | None, Any]]
 
 
 class CompressedStaticFilesStorage(StaticFilesStorage):
-    """Django's StaticFilesStorage, with .gz, .br and .zst siblings."""
+    """Django's StaticFilesStorage, which also writes .gz, .br and .zst files."""
 
     def post_process(
         self, paths: dict[str, Any], dry_run: bool = False, **options: Any
@@ -36,10 +36,10 @@ class CompressedStaticFilesStorage(StaticFilesStorage):
 
 
 class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
-    """Django's ManifestStaticFilesStorage, with .gz, .br and .zst siblings.
+    """Django's ManifestStaticFilesStorage, which also writes .gz, .br and .zst files.
 
     The option `keep_only_hashed` (WHITENOISE_KEEP_ONLY_HASHED_FILES) removes the files without a
-    hash in their name; `manifest_strict` sets the attribute of that name.
+    hash in their name. The option `manifest_strict` sets the attribute of that name.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -18,7 +18,7 @@ __all__ = ["EmailBackend"]
 
 
 class EmailBackend(smtp.EmailBackend):  # type: ignore[misc]  # Django has no types
-    """Sends through :class:`wsgifast.mail.SMTP`, or SMTP_SSL where EMAIL_USE_SSL asks for it."""
+    """Sends through :class:`wsgifast.mail.SMTP`, or SMTP_SSL if EMAIL_USE_SSL is set."""
 
     @property
     def connection_class(self) -> type[SMTP]:

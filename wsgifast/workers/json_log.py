@@ -27,11 +27,11 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
     ``gunicorn --logger-class wsgifast.workers.JSONLogger module:app``
 
-    It writes the access log where gunicorn's settings `accesslog`, `syslog` or `logconfig` say, or
-    to stdout if none of them is set; `access_log_format` is ignored. The error log is in JSON where
-    `errorlog` says; `syslog` and `logconfig` keep their own formats of it. With `statsd_host`
-    gunicorn's counters are sent as by its own logger. docs/reference/access-log.md lists the
-    fields; a subclass adds fields by overriding :meth:`fields`.
+    The access log goes to the place in gunicorn's settings `accesslog`, `syslog` or `logconfig`, or
+    to stdout if none of them is set. `access_log_format` is ignored. The error log in `errorlog` is
+    in JSON. In `syslog` and `logconfig` it has their own formats. With `statsd_host` gunicorn's
+    counters are sent as by its own logger. docs/reference/access-log.md lists the fields. A
+    subclass can add fields by overriding :meth:`fields`.
     """
 
     FORMAT = "%(json)s"

@@ -66,13 +66,13 @@ _MEMORY_FILES = "/dev/shm"
 
 
 class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
-    """A threaded gunicorn worker that no slow client can hold.
+    """A threaded gunicorn worker that slow clients cannot block.
 
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
 
     gunicorn's own settings have the same meaning as for gthread. All other options are class
-    attributes. gunicorn's configuration file sets them by their names; a misspelt name is refused
-    at the start::
+    attributes. gunicorn's configuration file sets them by their names. FastWorker refuses to start
+    with a misspelt name::
 
         worker_class = "wsgifast.workers.FastWorker"
         body_limit_bytes = 20 * 2**20
@@ -81,34 +81,34 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     `head_timeout_s`, `body_timeout_s` and `connections_per_address` an environment variable takes
     precedence: WSGIFAST_BODY_LIMIT_BYTES and so on. asgifast's protocols have these four, too.
 
-    :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads occupy
-        no thread. False: the app's thread reads them from the client, as with gthread.
-    :cvar body_limit_bytes: larger bodies are refused with 413, since they could fill the disk; not
-        with ``buffer_bodies = False``.
-    :cvar bodies_on_disk_bytes: the most bytes that a worker keeps of bodies in temporary files, all
-        together; a request whose body does not fit is answered 503.
-    :cvar head_timeout_s: a client whose request's head takes longer, from its first byte on, is
-        answered 408; a connection on which nothing comes for so long is closed.
-    :cvar body_timeout_s: a client that sends nothing of its body for this many seconds is answered
-        408; so is one that has sent, after this time, less than 500 bytes a second on average.
-    :cvar connections_per_address: further connections to a worker from a client's address are
-        closed at once; those of an IPv6 network of 64 bits count together. Peers of
-        forwarded_allow_ips, Unix sockets and proxy_protocol are proxies: they have no limit.
-    :cvar send_timeout_s: a client that takes no byte of a response for this many seconds is
-        dropped; so is one that has taken, after this time, less than 500 bytes a second on average.
-    :cvar responses_on_disk_bytes: the most bytes that a worker keeps of responses in temporary
-        files, all together, for clients that take them slowly.
-    :cvar check_host: answer 400 to a request whose Host header is missing (from HTTP/1.1 on),
+    :cvar buffer_bodies: receive request bodies before the app is called, so that slow uploads
+        occupy no thread. False: the app's thread reads them from the client, as with gthread.
+    :cvar body_limit_bytes: refuse larger bodies with 413, because they could fill the disk. It has
+        no effect with ``buffer_bodies = False``.
+    :cvar bodies_on_disk_bytes: limit for all request bodies of a worker in temporary files. Beyond
+        it, or if the disk is full, a request gets 503.
+    :cvar head_timeout_s: limit for receiving a request's headers, from the first byte on. Beyond it
+        the client gets 408. A new connection without any byte is closed after this time.
+    :cvar body_timeout_s: a client that sends no byte of its body for this many seconds gets 408.
+        After this time, so does a client below 500 bytes a second on average.
+    :cvar connections_per_address: close further connections from one client address to a worker.
+        The addresses of an IPv6 /64 network count as one. Peers in forwarded_allow_ips, Unix
+        sockets and proxy_protocol are proxies, and have no limit.
+    :cvar send_timeout_s: disconnect a client that accepts no byte of a response for this many
+        seconds. After this time, disconnect a client below 500 bytes a second on average.
+    :cvar responses_on_disk_bytes: limit for all output of a worker that waits for slow clients in
+        temporary files.
+    :cvar check_host: refuse a request with 400 if its Host header is missing (HTTP/1.1 and later),
         malformed or repeated (RFC 9112 section 3.2).
     :cvar kill_stuck_after_s: if no thread has finished a request for this many seconds, the worker
         ends, and the arbiter starts another one. Endless streams count too. `math.inf`: never.
-    :cvar max_rss_bytes: with more resident memory than this, shared pages included, a worker is
-        replaced as after max_requests, once a successor is ready.
-    :cvar max_lifetime_s: a worker that has served for this many seconds is replaced likewise, up to
-        a tenth earlier, so that not all are replaced at once.
-    :cvar metrics_bind: a host and a port such as "127.0.0.1:9100", at which Prometheus finds the
-        metrics of all workers (docs/reference/metrics.md). The environment variable
-        WSGIFAST_METRICS takes precedence. None: no metrics, unless that is set.
+    :cvar max_rss_bytes: replace a worker with more resident memory than this, shared pages
+        included. The old worker serves until the new one is ready, as with max_requests.
+    :cvar max_lifetime_s: replace a worker after this many seconds, or up to a tenth earlier, so
+        that workers are not all replaced at once.
+    :cvar metrics_bind: serve the metrics of all workers at this host and port, such as
+        "127.0.0.1:9100" (docs/reference/metrics.md). The environment variable WSGIFAST_METRICS
+        takes precedence. None: no metrics, unless that is set.
     """
 
     buffer_bodies = True
