@@ -5,6 +5,7 @@
 #   make benchmarks  measure its figures
 #   make release   build wheel and source archive, and check them
 #   make test-release  install and test them as their users do
+#   make test-newest   run every test on the newest releases of gunicorn, uvicorn and others
 #   make servers   install what tests and load tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
@@ -24,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo benchmarks field-reports servers test test-long test-all \
   test-oldest test-oldest-gunicorn \
-  test-oldest-uvicorn test-oldest-django test-django test-release lint format coverage docs docs-links release clean
+  test-oldest-uvicorn test-oldest-django test-newest test-extras test-django test-release lint format coverage docs docs-links release clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -63,10 +64,11 @@ field-reports: $(READY)
 servers:
 	@$(PYTHON) tests/support/programs.py
 
-# In CI a test that fails is run once more, and named in the summary.
+# In CI a test that fails is run once more, and named in the summary. A release has RERUNS=0.
+RERUNS ?= $(if $(CI),1,0)
 test: $(READY) $(UNSUPPORTED_GUNICORN)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."
-	@$(BIN)/python -m pytest -n $(JOBS) $(if $(CI),--reruns=1 --rerun-show-tracebacks) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --reruns=$(RERUNS) --rerun-show-tracebacks $(ARGS)
 
 # Random testing twenty times as long.
 test-long:
@@ -102,6 +104,20 @@ test-oldest-django: $(READY)
 	  --target $(VENV)/oldest-django 'django==4.2.*'
 	@PYTHONPATH=$(abspath $(VENV))/oldest-django $(BIN)/python -m pytest -n $(JOBS) \
 	  tests/django tests/bodies/test_wrappers_django.py tests/mail/test_django.py $(ARGS)
+
+# On the newest release of each package that an extra asks for, pre-releases included, or on what NEWEST
+# names: make test-newest NEWEST='git+https://github.com/benoitc/gunicorn'
+test-newest: $(READY) $(UNSUPPORTED_GUNICORN)
+	@rm -rf $(VENV)/newest
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --pre --upgrade \
+	  --target $(VENV)/newest $(or $(NEWEST),$$($(BIN)/python -m tests.support.extras packages))
+	@$(BIN)/python -m pip list --path $(VENV)/newest --disable-pip-version-check
+	@PYTHONPATH=$(abspath $(VENV))/newest $(MAKE) --no-print-directory test ARGS='$(ARGS)'
+
+# Every extra from wheels alone, so that nobody needs a compiler.
+test-extras: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run --ignore-installed \
+	  --only-binary :all: ".[$$($(BIN)/python -m tests.support.extras)]"
 
 # Django's own tests of what wsgifast.django takes the place of; pip downloads them.
 test-django: $(READY)
@@ -155,13 +171,14 @@ release: $(RELEASE_READY)
 	@ls dist
 
 # The release as its users have it: the wheel in an empty environment of each supported Python that this
-# machine has, with every command; and the source archive's tests, in a folder of its own.
+# machine has, with every command, and the source archive's tests, in a folder of its own. None is run again.
 test-release: release
 	@pythons=; for version in $(PYTHONS); do \
 	  pythons="$$pythons $$(sh tests/support/find_python.sh $$version)"; done; \
-	WSGIFAST_TEST_PYTHONS="$$pythons" $(BIN)/python -m pytest -n 0 tests/test_wheel.py
+	WSGIFAST_TEST_WHEEL=$$(echo $(CURDIR)/dist/*.whl) WSGIFAST_TEST_PYTHONS="$$pythons" \
+	  $(BIN)/python -m pytest -n 0 tests/test_wheel.py
 	@rm -rf build/source && mkdir -p build/source && tar -xzf dist/*.tar.gz -C build/source
-	@$(MAKE) --no-print-directory -C build/source/* test ARGS='$(ARGS)'
+	@$(MAKE) --no-print-directory -C build/source/* test RERUNS=0 ARGS='$(ARGS)'
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis reports build dist

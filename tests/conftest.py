@@ -92,6 +92,16 @@ def pytest_unconfigure() -> None:
     forkserver.close()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name each test that was run again on the page of GitHub's workflow."""
+    page = os.environ.get("GITHUB_STEP_SUMMARY")
+    if page is not None and not hasattr(terminalreporter.config, "workerinput"):
+        names = {report.nodeid for report in terminalreporter.stats.get("rerun", [])}
+        lines = [f"- `{name}`" for name in sorted(names)] or ["None."]
+        with open(page, "a", encoding="utf-8") as file:
+            file.write("\n".join(["## Tests that were run again", "", *lines, ""]))
+
+
 @contextlib.contextmanager
 def _skipping_where_a_program_is_missing() -> Iterator[None]:
     """Skip a test for want of a program, with one line in the summary for each; fail it in CI."""

@@ -84,6 +84,8 @@ PARTS = {
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if built := os.environ.get("WSGIFAST_TEST_WHEEL"):  # by `make release`
+        return Path(built)
     folder = tmp_path_factory.mktemp("wheel")
     _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT)
     (path,) = folder.iterdir()
