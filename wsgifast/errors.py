@@ -53,11 +53,11 @@ _OF_CONTENT = frozenset({"accept-ranges", "etag", "last-modified", "trailer", "t
 
 
 class WSGIFastError(Exception):
-    """The base of all: the message names the value that was wrong and the way out."""
+    """The base of all errors. The message names the wrong value and the way out."""
 
 
 class BodyError(WSGIFastError, TypeError):
-    """An app returned, yielded or declared what cannot be a response; the message says what can."""
+    """An app returned, yielded or declared an invalid response. The message names a valid one."""
 
 
 class RequestError(WSGIFastError, OSError):
@@ -126,11 +126,11 @@ class ClientGone(WSGIFastError, ConnectionAbortedError):
 
 
 class ConfigurationError(WSGIFastError, ValueError):
-    """An option has a value that cannot work; raised when the object is made, not at a request."""
+    """An option has an invalid value. Raised when the object is made, not at a request."""
 
 
 class MissingExtra(WSGIFastError, ImportError):
-    """A part needs a package that is not installed; the message says which extra brings it."""
+    """A required package is not installed. The message names the extra that installs it."""
 
     def __init__(self, part: str, package: str, extra: str) -> None:
         super().__init__(

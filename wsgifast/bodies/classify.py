@@ -163,9 +163,10 @@ def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> N
     """Register a class that wraps a file, so that the file itself is sent.
 
     :param wrapper: the class. Its subclasses are not included, since they may iterate differently.
-    :param get_file: takes an instance and returns the file, whose rest is the body. When the body
-        has been sent, the instance's close() is called, or the file's if the instance has none.
-    :raises ConfigurationError: if `wrapper` is no class or `get_file` cannot be called.
+    :param get_file: a function that returns the file of an instance. The body is the file from its
+        current position. When the body has been sent, the instance's close() is called, or the
+        file's close() if the instance has none.
+    :raises ConfigurationError: if `wrapper` is not a class or `get_file` cannot be called.
     """
     if not isinstance(wrapper, type):
         raise ConfigurationError(f"register_file_wrapper takes a class, not {wrapper!r}")

@@ -87,14 +87,14 @@ def if_range_holds(if_range: str, etag: str | None, modified: int | None) -> boo
 def stat_etag(size: int, mtime_ns: int, coding: str | None = None) -> str | None:
     """Return a strong entity tag made of a file's size and modification time.
 
-    It contains no inode, device or time zone: hosts whose deployment keeps modification times
-    (rsync -t, tar, the layers of an image) give the same tag to the same file. After git checkout
-    or cp hosts differ, which costs downloads but is never wrong; :func:`content_etag` is then the
-    better choice. It has the time in nanoseconds, but two writes of the same length within one tick
-    of the kernel's clock (1 to 10 ms) cannot be distinguished.
+    It contains no inode, device or time zone. So all hosts whose deployment preserves modification
+    times (rsync -t, tar, the layers of an image) give the same tag to the same file. After git
+    checkout or cp the tags of hosts differ. This costs downloads but is never wrong. Then
+    :func:`content_etag` is the better choice. The tag has the time in nanoseconds. But two writes
+    of the same length within one tick of the kernel's clock (1 to 10 ms) get the same tag.
 
     :param size: bytes.
-    :param coding: the content coding of an encoded file: each encoding has a tag of its own.
+    :param coding: the content coding of a compressed file. Each content coding has its own tag.
     :returns: None if the modification time is not known.
     """
     if mtime_ns < FIRST_KNOWN_SECOND * 10**9:
@@ -103,7 +103,7 @@ def stat_etag(size: int, mtime_ns: int, coding: str | None = None) -> str | None
 
 
 def content_etag(blocks: Iterable[bytes], coding: str | None = None) -> str:
-    """Return a strong entity tag made of the content: the same on every host.
+    """Return a strong entity tag made of the content, which is the same on every host.
 
     :param blocks: the content as it is sent, in blocks of any size.
     """
@@ -133,7 +133,7 @@ def http_date(seconds: int) -> str:
 def parse_http_date(value: str) -> int | None:
     """Parse a date in one of the three forms of section 5.6.7.
 
-    :returns: seconds since 1970 (UTC); None if it is in none of the forms.
+    :returns: seconds since 1970 (UTC), or None if the date has none of the forms.
     """
     value = value.strip(" \t")
     return _remembered_date(value) if len(value) <= _MAX_DATE_CHARACTERS else None

@@ -56,10 +56,9 @@ _STATUS_LINES = {status.value: f"{status.value} {reason_phrase(status)}" for sta
 
 
 class RequestFacts(NamedTuple):
-    """The method and headers of a request that decide how a file is answered.
+    """The method and headers of a request that decide about the response with a file.
 
-    None stands for a header that was not sent. The values may be malformed, but not that of
-    `dictionary`.
+    None stands for a header that was not sent. The values may be malformed, except `dictionary`.
     """
 
     method: str = "GET"
@@ -79,13 +78,13 @@ UNCONDITIONAL = (None,) * 6
 
 @dataclass(eq=False)
 class Plan:
-    """An answer as data, for an adapter to send.
+    """A response as data, for an adapter to send.
 
     :ivar status: the code.
     :ivar status_line: the code and its reason phrase, as for WSGI's start_response.
-    :ivar headers: complete, with Content-Length where the status has one. Shared between answers:
-        give a server `list(plan.headers)`, since wsgiref and others change it.
-    :ivar segments: the body, in order: bytes, and ranges of the representation's file. Empty for
+    :ivar headers: all headers, with Content-Length if the status has one. Responses share this
+        list. Pass `list(plan.headers)` to a server, since wsgiref and others change it.
+    :ivar segments: the body in order: bytes, and ranges of the representation's file. Empty for
         HEAD and for a status without a body.
     """
 
@@ -119,7 +118,7 @@ class Plan:
         ]
 
     def as_missing(self) -> Plan:
-        """Return the 404 whose page this 200 is; it is no representation of the missing file."""
+        """Return a 404 with this 200's body, without headers of the missing file."""
         kept = [header for header in self.headers if header[0].lower() not in _OF_ANOTHER_FILE]
         return Plan(404, kept, self.segments)
 
@@ -129,14 +128,14 @@ class Representation:
 
     Plans that do not depend on the values of Range are made once and cached.
 
-    :param size: bytes; a Content-Length among `headers` has to agree.
-    :param headers: those of the 200. Content-Length is added if it is missing.
-    :param etag: as sent, with quotes and any `W/`; by default the one among the headers. One that
-        section 8.8.3 does not allow, such as one without quotes, cannot be compared: a request
-        with If-Match or If-None-Match then gets the whole file, and If-Range holds by date only.
-    :param modified: seconds since 1970 (UTC); by default that of the Last-Modified header.
-    :param body: the bytes, if they are in memory: plans then have bytes in place of ranges.
-    :param ranges: whether parts may be requested: not of a file that has other bytes at each read.
+    :param size: bytes. A Content-Length in `headers` has to agree.
+    :param headers: the headers of the 200. Content-Length is added if it is missing.
+    :param etag: the tag with quotes and any `W/`. The default is the one in the headers. Tags that
+        section 8.8.3 does not allow, such as those without quotes, cannot be compared. A request
+        with If-Match or If-None-Match then gets the whole file, and If-Range works by date only.
+    :param modified: seconds since 1970 (UTC). The default is that of the Last-Modified header.
+    :param body: the bytes, if they are in memory. Plans then have bytes in place of ranges.
+    :param ranges: whether ranges may be requested. False for a file that changes at each read.
     """
 
     def __init__(
@@ -175,9 +174,9 @@ class Representation:
         self.modified = modified
 
     def plan(self, facts: RequestFacts, *, boundary: Callable[[], str] = new_boundary) -> Plan:
-        """Plan the answer to a GET or HEAD; the caller refuses other methods.
+        """Plan the response to a GET or HEAD. The caller refuses other methods.
 
-        :param boundary: returns the boundary of a multipart answer.
+        :param boundary: returns the boundary of a multipart response.
         """
         if facts[2:8] == UNCONDITIONAL:
             return self._head if facts.method == "HEAD" else self._whole
@@ -293,16 +292,16 @@ def describe(
     """Return the representation of a file on disk, with the headers that a file server sends.
 
     :param size: bytes.
-    :param mtime_ns: st_mtime_ns: nanoseconds since 1970 (UTC); less than 2 s means not known.
+    :param mtime_ns: st_mtime_ns: nanoseconds since 1970 (UTC). Less than 2 s means unknown.
     :param now: seconds since 1970 (UTC). A Last-Modified must not be in the future (RFC 9110,
         section 8.8.2.1), and is `now` for such a file. Preconditions use the file's own time, so
         that no date matches.
-    :param etag: see `stat_etag` and `content_etag`; None sends none.
-    :param coding: the content coding of an encoded sibling, in lower case.
-    :param vary: the headers of a request that decide in which coding the file is sent.
+    :param etag: see `stat_etag` and `content_etag`. None: no tag.
+    :param coding: the content coding of a precompressed file, in lower case.
+    :param vary: the request headers that decide about the content coding.
     :param headers: further headers, such as Content-Type. They replace those made here.
     :param body: the bytes, if they are in memory.
-    :param ranges: whether parts may be requested.
+    :param ranges: whether ranges may be requested.
     """
     given = tuple(headers)
     names = {name.lower() for name, _ in given}

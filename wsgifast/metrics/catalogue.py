@@ -23,8 +23,8 @@ class Metric(NamedTuple):
     """One metric.
 
     :ivar name: in Prometheus's spelling, with its unit, and `_total` for a counter.
-    :ivar unit: in OpenTelemetry's spelling (UCUM): "s", "By", or what is counted, in braces.
-    :ivar labels: in Prometheus's spelling; :data:`ATTRIBUTES` has OpenTelemetry's.
+    :ivar unit: in OpenTelemetry's spelling (UCUM): "s", "By", or the counted thing in braces.
+    :ivar labels: in Prometheus's spelling. :data:`ATTRIBUTES` has OpenTelemetry's.
     :ivar bounds: of a histogram's buckets, each inclusive, without the last, infinite one.
     :ivar known: all values of its one label. Each is reported from the start: if a counter first
         appeared with its first event, PromQL's increase() would be 0, and no alert would fire.

@@ -75,14 +75,14 @@ def asked_of_parsed(req: Any) -> Asked:
 
 
 class Answered(NamedTuple):
-    """The record of a request that has been answered.
+    """The record of a request whose response has ended.
 
     :ivar method: as the client sent it.
     :ivar scheme: "http" or "https".
     :ivar status: 500 if the app raised before it started its response.
-    :ivar pattern: the framework's URL pattern; None if there is none.
-    :ivar sent_as: how the body was sent; "" if unknown.
-    :ivar seconds: from its head to the end of its response.
+    :ivar pattern: the framework's URL pattern, or None.
+    :ivar sent_as: how the body was sent, or "" if unknown.
+    :ivar seconds: from its headers to the end of its response.
     :ivar size: bytes of the body.
     """
 
@@ -102,10 +102,10 @@ class Answered(NamedTuple):
 
 
 class Recorder(Protocol):
-    """What records requests; WSGIFast's option `metrics` takes one.
+    """An object that records requests, for WSGIFast's option `metrics`.
 
-    Each request is begun once, and then recorded once, perhaps by another thread. What it raises is
-    logged once, and costs no response.
+    Each request is begun once, and then recorded once, perhaps by another thread. If a method
+    raises, the error is logged once, and the response is not affected.
     """
 
     def begin(self, method: str, scheme: str) -> object:
@@ -202,21 +202,21 @@ class Recording:
 
 
 class RequestMetrics:
-    """The metrics of requests; a :class:`Recorder`. Any thread may record and collect.
+    """A :class:`Recorder` for the metrics of requests. Any thread may record and collect.
 
-    Theory of operation. Between a request's own instructions, each of ours misses the processor's
-    caches, and costs several times what it does in a loop. So a request only extends a list by the
-    fields of its record; a tuple for each record would have to be made, and looked at by the
+    Theory of operation. Between a request's own instructions, each of our instructions misses the
+    processor's caches, and costs several times as much as in a loop. So a request only extends a
+    list by the fields of its record. A tuple per record would cost its creation, and work of the
     garbage collector. Records are aggregated in batches, and before metrics are collected.
 
-    No lock is needed for that: list.append(), extend() and pop() are atomic.
+    This needs no lock, because list.append(), extend() and pop() are atomic.
 
     :param on_first: called once, by the first request that this process records.
     :ivar records: the fields of requests that have ended, not aggregated yet.
-    :ivar look_at: from then on (perf_counter()'s clock) a request has to call :meth:`look`.
-    :ivar active: by what was asked, a list with an item for each active request.
-    :ivar under_way: if set, returns what was asked of each active request; `active` is not used
-        then.
+    :ivar look_at: from this time on (perf_counter()) a request has to call :meth:`look`.
+    :ivar active: by method and scheme, a list with an item for each active request.
+    :ivar under_way: if set, returns method and scheme of each active request. `active` is then
+        unused.
     """
 
     def __init__(self, on_first: Callable[[], object] | None = None) -> None:

@@ -62,27 +62,28 @@ def examine(
     found: Callable[[Fetch], Found] | None = None,
     progress: Callable[[int, int, Endpoint], None] | None = None,
 ) -> Report:
-    """Request an app's endpoints, raw and wrapped in turn, and report what was seen.
+    """Request an app's endpoints, unwrapped and wrapped in turn, and return a report.
 
     Each endpoint is requested up to sixty times in this process. Without `all_endpoints` only safe
     ones are requested: the given ones, files in folders that the app serves, and operations that an
     OpenAPI document describes as read-only. Only GET and HEAD are used, unless `unsafe` is True.
 
-    :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is
-        examined with that wrapper, and without it.
-    :param endpoints: paths such as "/export.csv?year=1", or endpoints; None for those that the
-        app's framework lists: Flask, Quart, Django, Starlette, FastAPI.
+    :param app: a WSGI or ASGI app. If it is already wrapped in WSGIFast or ASGIFast, it is examined
+        with that wrapper, and without it.
+    :param endpoints: paths such as "/export.csv?year=1", or endpoints. None: the routes of the
+        app's framework (Flask, Quart, Django, Starlette, FastAPI).
     :param values: for the parameters of the framework's patterns, by name.
-    :param headers: for every request, such as ("Cookie", "sessionid=..."); Host replaces the
+    :param headers: for every request, such as ("Cookie", "sessionid=..."). Host replaces the
         default, "localhost".
-    :param all_endpoints: True requests also those that may change something, and what answers link
-        to. Or a function, called with the safe ones and the rest, that returns whether to do so.
+    :param all_endpoints: True also requests endpoints that may change data, and pages that
+        responses link to. Or a function that gets the safe and the other endpoints, and returns a
+        bool.
     :param unsafe: use other methods, too.
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
-    :param name: what the report calls the app.
-    :param found: returns endpoints and what was not reached, from endpoints.py here;
-        called with a function that requests a path of the app.
+    :param name: the name of the app in the report.
+    :param found: a function that returns endpoints, and those that were not reached. It gets a
+        function that requests a path of the app.
     :param progress: called before each endpoint with its number, their count, and itself.
     :raises ConfigurationError: if `app` is not an app, an id is unknown, or there is no endpoint.
     :raises WSGIFastError: if an ASGI app does not start.

@@ -67,7 +67,7 @@ CATALOGUE: Mapping[str, Entry] = {
 
 
 def explain(finding_id: str) -> str:
-    """The text of `wsgifast doctor --explain`: of one finding, or for "all" their list.
+    """Return the text of `wsgifast doctor --explain`. For "all", return the list of findings.
 
     :raises ConfigurationError: if there is no such finding.
     """

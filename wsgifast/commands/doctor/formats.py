@@ -31,11 +31,11 @@ _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": 
 
 
 def as_text(report: Report, *, width: int | None = None, colours: bool = False) -> str:
-    """A table, worst first, and what was not reached.
+    """Return a table of findings, worst first, and the endpoints that were not reached.
 
-    What to do and the CPU time have lines of their own: they are never cut.
+    Fixes and CPU times have separate lines, which are never cut.
 
-    :param width: columns; None for any.
+    :param width: columns, or None for any number.
     """
     lines = [_WRAPPED, ""] if report.was_wrapped else []
     findings = report.findings

@@ -22,10 +22,10 @@ class Endpoint:
     """One thing to request from an app.
 
     :ivar url: path and query, as in a request line.
-    :ivar name: the framework's own pattern, such as "/media/{name}"; or the path.
+    :ivar name: the framework's own pattern, such as "/media/{name}", or the path.
     :ivar source: where it was found: "flask", "command line", "access log", ...
-    :ivar evidence: what says that a request changes nothing; empty if nothing does.
-    :ivar requests: how often it occurs in an access log; None without a log.
+    :ivar evidence: the reason why a request changes no data, or "" if there is none.
+    :ivar requests: how often it occurs in an access log, or None without a log.
     """
 
     url: str
@@ -163,16 +163,18 @@ class Recording:
 class Observation:
     """Everything recorded of one endpoint.
 
-    :ivar raw: the app as it is.
-    :ivar wrapped: under WSGIFast or ASGIFast with their defaults.
-    :ivar coded: the app as it is, asked by a browser, which accepts codings; None if that was not
-        tried. And the wrapped app.
-    :ivar coded_sizes: what each coding would make of a large body that a browser gets without one.
+    :ivar raw: the unwrapped app.
+    :ivar wrapped: the app under WSGIFast or ASGIFast with their defaults.
+    :ivar coded: the unwrapped app, requested like by a browser, which accepts content codings. None
+        if that was not tried. `wrapped_coded` is the same for the wrapped app.
+    :ivar coded_sizes: by content coding, the compressed size of a large body that a browser gets
+        uncompressed.
     :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)), "sendfile" or
-        "pathsend=True" (ASGIFast(pathsend=True) where it is not offered by default); "coded" for a
-        file that a browser gets in a coding.
-    :ivar changes: how the wrapped app's response differs, each time that both were requested: in a
-        few words, by "failure", "status", "coding", "body", "size", or "header ..." with its name.
+        "pathsend=True" (ASGIFast(pathsend=True) if it is not offered by default). Also "coded", for
+        a file that a browser gets compressed.
+    :ivar changes: the differences of the wrapped app's response, each time that both were
+        requested. In a few words, by "failure", "status", "coding", "body", "size", or "header ..."
+        with its name.
     """
 
     endpoint: Endpoint
@@ -189,10 +191,10 @@ class Observation:
 class Finding:
     """Something that is wrong, slow or worth knowing about an endpoint.
 
-    :ivar id: stable, such as "WF003"; `wsgifast doctor --explain WF003` says more.
-    :ivar what: what the endpoint returns, in a few words.
-    :ivar cost: such as "412 -> 46 ms"; may be empty.
-    :ivar fix: what to do, in a few words.
+    :ivar id: stable, such as "WF003". `wsgifast doctor --explain WF003` explains it.
+    :ivar what: the endpoint's response, in a few words.
+    :ivar cost: such as "412 -> 46 ms", or "".
+    :ivar fix: the remedy, in a few words.
     """
 
     id: str
@@ -214,7 +216,7 @@ class Report:
     """One examination.
 
     :ivar app: the name of the examined app.
-    :ivar framework: "flask", "django", ...; None if unknown.
+    :ivar framework: "flask", "django" and so on, or None if unknown.
     :ivar was_wrapped: the app had wsgifast's middleware around it, which was removed.
     :ivar findings: worst first, then those that would save the most.
     """
