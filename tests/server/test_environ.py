@@ -143,7 +143,7 @@ def test_environs_share_nothing() -> None:
     cfg = settings()
     factory = EnvironFactory(environ_part(cfg))
     exchange = exchanged(cfg, HEADS["plain"], PEER)
-    exchange.body = "body"
+    exchange.req.body = "body"
     exchange.proxy = {"PROXY_ADDR": "192.0.2.4"}
     first = factory.make(exchange, connected("first", PEER, SERVER))
     assert (first["gunicorn.socket"], first["REMOTE_ADDR"]) == ("first", PEER[0])

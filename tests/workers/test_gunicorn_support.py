@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from gunicorn import util
 from gunicorn.config import Config
-from gunicorn.glogging import Logger
 from gunicorn.http.message import Request
 
 from tests.support import forkserver
@@ -24,8 +23,6 @@ from wsgifast.workers.gunicorn_parser import GunicornParser, Unreader
 from wsgifast.workers.gunicorn_support import (
     ErrorPage,
     Settings,
-    post_request,
-    pre_request,
     unfit_threads,
 )
 from wsgifast.workers.gunicorn_version import check_gunicorn
@@ -51,38 +48,6 @@ def test_settings_equal_those_of_gunicorn() -> None:
             else:
                 assert found == expected, name
         assert not settings.is_ssl
-
-
-def test_default_hooks_are_not_called() -> None:
-    class Own(Logger):  # type: ignore[misc]
-        def debug(self, msg: str, *args: object, **kwargs: object) -> None:
-            said.append(msg % args)
-
-    said: list[str] = []
-    cfg = configured()
-    quiet = SimpleNamespace(log=Logger(cfg))
-    assert pre_request(Settings(cfg), quiet) is None
-    assert post_request(Settings(cfg), quiet) is None
-    # Its line is logged: by the level, or by another logger whatever its level.
-    assert pre_request(Settings(cfg), SimpleNamespace(log=Logger(configured(loglevel="debug"))))
-    hook = pre_request(Settings(cfg), SimpleNamespace(log=Own(cfg)))
-    assert hook is not None
-    hook(SimpleNamespace(method="GET", path="/a"))
-    assert said == ["GET /a"]
-    # Somebody's own is called, with the worker.
-    called: list[Any] = []
-    own = Settings(
-        configured(
-            pre_request=lambda worker, req: called.append(worker),
-            post_request=lambda worker, req: called.append(worker),
-        )
-    )
-    before, after = pre_request(own, quiet), post_request(own, quiet)
-    assert before is not None
-    assert after is not None
-    before("request")
-    after("request", {}, None)
-    assert called == [quiet, quiet]
 
 
 def test_head_limit_equals_that_of_gunicorn() -> None:

@@ -170,7 +170,7 @@ def test_parsers_agree_on_plain_requests(name: str) -> None:
             pair.check(data)
     exchange = pair.httptools.parser.parse(PLAIN[name], TRUSTED, 1)
     assert exchange is not None
-    assert type(exchange.req) is PlainRequest
+    assert isinstance(exchange.req, PlainRequest)
 
 
 @pytest.mark.parametrize("data", NOT_PLAIN)
@@ -179,7 +179,7 @@ def test_requests_that_are_not_plain_are_parsed_by_gunicorn(data: bytes) -> None
     assert isinstance(pair.check(data, PLAIN["short"])[0], tuple)
     exchange = pair.httptools.parser.parse(data, TRUSTED, 1)
     assert exchange is not None
-    assert type(exchange.req) is not PlainRequest
+    assert not isinstance(exchange.req, PlainRequest)
 
 
 def test_parsers_agree_on_any_byte_at_any_place() -> None:

@@ -54,7 +54,8 @@ class Application:
     :param log: the error log.
     :param log_access: writes a line of the access log, given the response, the request, its environ
         and its duration in seconds. None if there is no access log.
-    :param pre_request: called with each request before the app; or None.
+    :param pre_request: called with each exchange and its connection before the app, and may change
+        the request; or None.
     :param post_request: called after the app, whatever it did, with the request, its environ ({} if
         there is none) and its response (None if there is none); or None.
     :param answer_error: answers an exception, given the channel, the request (None if it could not
@@ -70,7 +71,7 @@ class Application:
     settings: ResponseSettings
     log: Any
     log_access: Callable[[Any, Any, dict[str, Any], float], object] | None
-    pre_request: Callable[[Any], object] | None
+    pre_request: Callable[[Exchange, Endpoint], object] | None
     post_request: Callable[[Any, dict[str, Any], Response | None], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
     on_answered: Callable[[OutputQueue, Exchange, float], object] | None = None
@@ -88,12 +89,13 @@ class Application:
         exchange = channel.exchange
         assert exchange is not None
         req = exchange.req
+        req.body = exchange.body
         resp = None
         environ: dict[str, Any] = {}
         try:
             try:
                 if self.pre_request is not None:
-                    self.pre_request(req)
+                    self.pre_request(exchange, channel.connection())
                 exchange.resp = resp = channel.response_class(req, channel.output, self.settings)
                 environ = self.environs.make(exchange, channel.connection())
                 resp.offer(environ)
@@ -321,7 +323,7 @@ class EnvironFactory:
             sock = connection.app_socket = AppSocket(connection)
         environ = shared.copy()
         environ["gunicorn.socket"] = sock
-        environ["wsgi.input"] = exchange.body
+        environ["wsgi.input"] = req.body
         environ["wsgi.url_scheme"] = req.scheme
         environ["REQUEST_METHOD"] = req.method
         environ["SCRIPT_NAME"] = script_name

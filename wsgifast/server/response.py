@@ -106,6 +106,22 @@ class Response(ResponseWriter):
     def response_length(self) -> int | None:
         return self._framing.length
 
+    @property
+    def chunked(self) -> bool:
+        return self._framing.chunked
+
+    def is_chunked(self) -> bool:
+        return self._framing.chunked
+
+    @property
+    def upgrade(self) -> bool:
+        return self._head is not None and self._head.upgrades
+
+    @property
+    def version(self) -> str | None:
+        """The Server header's value: gunicorn calls it so."""
+        return self.cfg.server_name
+
     def force_close(self) -> None:
         self.must_close = True
 

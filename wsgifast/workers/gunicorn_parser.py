@@ -88,7 +88,7 @@ class GunicornParser:
             fields,
             script_name=script_name,
             expects_continue=req._expected_100_continue,
-            proxy=_proxy(req) if number == 1 else None,
+            proxy=proxy_addresses(req) if number == 1 else None,
         )
 
     def parse_stream(
@@ -105,6 +105,7 @@ class GunicornParser:
             raise MalformedRequest("a preface in place of a request")
         req = exchange.req
         req.version = (2, 0)
+        req.req_number -= 1  # the stream's, as in gunicorn: the preface was counted as the first
         if self.trusted and scheme in ("http", "https"):
             names = self.settings.secure_scheme_headers
             if not any(name in names for name, _ in req.headers):
@@ -129,12 +130,14 @@ class Unreader:
     """The received bytes, as gunicorn's parsers read them.
 
     :ivar data: the bytes that have not been read.
+    :ivar sock: the client's socket, for hooks; None while a request is parsed.
     """
 
-    __slots__ = ("data",)
+    __slots__ = ("data", "sock")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+        self.sock: Any = None
 
     def read(self, size: int | None = None, read_ahead: int | None = None) -> bytes:
         """Read `size` bytes, or all that there are if it is None.
@@ -167,8 +170,8 @@ class _Persistence:
         return not wants_to_persist(options, http11=self.version >= (1, 1))
 
 
-def _proxy(req: Any) -> dict[str, Any] | None:
-    """The addresses in a PROXY header."""
+def proxy_addresses(req: Any) -> dict[str, Any] | None:
+    """Return the environ keys of a PROXY header; None without one."""
     if not req.proxy_protocol_info:
         return None
     return {k: v for k, v in proxy_environ(req).items() if v not in (None, "None")}

@@ -7,18 +7,15 @@ its oldest and newest versions are tested.
 
 from __future__ import annotations
 
-import logging
 import queue
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from gunicorn import SERVER, SERVER_SOFTWARE
-from gunicorn.config import Config, PostRequest, PreRequest
-from gunicorn.glogging import Logger
+from gunicorn.config import Config
 from gunicorn.http.message import (
     DEFAULT_MAX_HEADERFIELD_SIZE,
     MAX_HEADERS,
@@ -83,26 +80,6 @@ def environ_part(settings: Settings) -> dict[str, Any]:
         "wsgi.file_wrapper": FileWrapper,
         "SERVER_SOFTWARE": SERVER_SOFTWARE,
     }
-
-
-def pre_request(settings: Settings, worker: Any) -> Callable[[Any], object] | None:
-    """Return the hook; None if it is gunicorn's default, whose debug line would not be logged."""
-    if settings.pre_request is PreRequest.default and not _logs_debug(worker.log):
-        return None
-    return partial(settings.pre_request, worker)
-
-
-def post_request(settings: Settings, worker: Any) -> Callable[..., object] | None:
-    """Return the hook; None if it is gunicorn's default, which does nothing."""
-    if settings.post_request is PostRequest.default:
-        return None
-    return partial(settings.post_request, worker)
-
-
-def _logs_debug(log: Any) -> bool:
-    if getattr(type(log), "debug", None) is not Logger.debug:
-        return True  # a method of another class, which may do anything
-    return bool(log.error_log.isEnabledFor(logging.DEBUG))
 
 
 def unfit_threads() -> str | None:

@@ -12,6 +12,7 @@ is parsed as gunicorn would parse it, and refused requests get gunicorn's answer
 
 from __future__ import annotations
 
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..http.framing import wants_to_persist
 from ..http.head import parse_length
 from ..http.request_head import check_host, header_key
 from ..server.receiving import Exchange
-from .gunicorn_parser import GunicornParser
+from .gunicorn_parser import GunicornParser, Unreader
 
 _END_OF_HEAD = b"\r\n\r\n"
 # RFC 9110 section 9.1, RFC 5789.
@@ -60,12 +61,23 @@ class HttptoolsParser:
         # For plain requests, which have no name with an underscore.
         schemes = settings.secure_scheme_headers if gunicorn.trusted else {}
         self._secure = {header_key(name): schemes[name] for name in schemes if "_" not in name}
+        # In the class: all requests have the same.
+        self._request_class = type(
+            PlainRequest.__name__,
+            (PlainRequest,),
+            {
+                "cfg": settings,
+                "limit_request_line": settings.most_line_bytes,
+                "limit_request_fields": settings.most_fields,
+                "limit_request_field_size": settings.most_field_bytes,
+            },
+        )
         # Unused readers; one that was taken belongs to its thread.
         self._readers: list[_Reader] = []
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
         if number > 1 or not self._first_is_special:
-            exchange = self._parse_plain(data, peer)
+            exchange = self._parse_plain(data, peer, number)
             if exchange is not None:
                 return exchange
         return self._gunicorn.parse(data, peer, number)
@@ -77,7 +89,7 @@ class HttptoolsParser:
         parser = self._gunicorn if has_body else self
         return self._gunicorn.as_stream(parser.parse(head, peer, number), scheme)
 
-    def _parse_plain(self, data: bytes, peer: Any) -> Exchange | None:
+    def _parse_plain(self, data: bytes, peer: Any, number: int) -> Exchange | None:
         """Parse a request; None if it is not plain.
 
         :raises MalformedRequest: for its Host header.
@@ -140,19 +152,26 @@ class HttptoolsParser:
             reader.targets.clear()
             raw.clear()
             self._readers.append(reader)
-        req = PlainRequest(name, uri, version, fields, scheme, persists, peer)
+        req = self._request_class(name, uri, version, fields, scheme, persists, peer, number)
         return Exchange(req, length, data[end:], fields)
 
 
 class PlainRequest:
     """A request with what gunicorn's own offers to hooks, loggers and error pages.
 
-    A hook may add attributes.
+    A hook may add attributes, and assign those that there are.
+
+    :ivar body: `wsgi.input`, from the hooks on.
     """
 
     fragment = ""
-    body = None
-    proxy_protocol_info = None
+    body: Any = None
+    proxy_protocol_info: dict[str, Any] | None = None
+    # Set in the parser's subclass.
+    cfg: Any
+    limit_request_line: int
+    limit_request_fields: int
+    limit_request_field_size: int
 
     def __init__(
         self,
@@ -163,6 +182,7 @@ class PlainRequest:
         scheme: str,
         persists: bool,
         peer: Any,
+        number: int,
     ) -> None:
         self.method = method
         self.uri = uri
@@ -170,11 +190,12 @@ class PlainRequest:
         self.version = version
         self.scheme = scheme
         self.peer_addr = peer
+        self.req_number = number
         self._fields = fields
         self.must_close = False
         self._persists = persists
 
-    @property
+    @cached_property
     def headers(self) -> list[tuple[str, str]]:
         """Names in upper case, and values."""
         return [
@@ -182,13 +203,21 @@ class PlainRequest:
             for key, value in self._fields.items()
         ]
 
-    @property
+    @cached_property
     def remote_addr(self) -> Any:
         return self.peer_addr
 
-    @property
+    @cached_property
     def trailers(self) -> list[tuple[str, str]]:
         return []
+
+    @cached_property
+    def unreader(self) -> Unreader:
+        return Unreader(b"")
+
+    @cached_property
+    def max_buffer_headers(self) -> int:
+        return self.limit_request_fields * (self.limit_request_field_size + 2) + 4
 
     def force_close(self) -> None:
         self.must_close = True

@@ -32,11 +32,10 @@ from .gunicorn_support import (
     Settings,
     arbiters_signals,
     environ_part,
-    post_request,
-    pre_request,
     unfit_threads,
 )
 from .gunicorn_version import check_gunicorn
+from .hooks import post_request, pre_request
 from .metrics import (
     ResponseRecorder,
     WorkerCollector,

@@ -1,0 +1,179 @@
+"""Hooks of gunicorn's configuration: what they see of a request, and what they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from gunicorn.glogging import Logger
+
+from tests.server.http2_peer import HTTP2, Peer
+from tests.support.servers import wait_for
+from tests.workers.bench import Bench, MakeBench, ask, hello
+from tests.workers.serving import fast_worker, using
+
+PARSERS = ("httptools", "gunicorn")
+# gunicorn's own: of gunicorn.http.message.Request and gunicorn.http.wsgi.Response.
+OF_REQUESTS = [
+    "method", "uri", "path", "query", "fragment", "version", "headers", "trailers", "body",
+    "scheme", "must_close", "remote_addr", "peer_addr", "req_number", "proxy_protocol_info", "cfg",
+    "unreader", "limit_request_line", "limit_request_fields", "limit_request_field_size",
+    "max_buffer_headers", "force_close", "should_close",
+]  # fmt: skip
+OF_RESPONSES = [
+    "req", "version", "status", "status_code", "chunked", "must_close", "headers", "headers_sent",
+    "response_length", "sent", "upgrade", "cfg", "force_close", "should_close", "is_chunked",
+]  # fmt: skip
+
+
+def environ_app(seen: list[dict[str, Any]]) -> Callable[..., Iterable[bytes]]:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        seen.append({**environ, "body": environ["wsgi.input"].read()})
+        return hello(environ, start_response)
+
+    return app
+
+
+def send(bench: Bench, protocol: str) -> int:
+    """Send a request with a body; returns the status."""
+    if protocol == "HTTP/2":
+        return Peer(bench).get(headers=[("x-one", "1"), ("x-two", "2")]).status
+    head = "POST / HTTP/1.1\r\nHost: a\r\nX-One: 1\r\nX-Two: 2\r\nContent-Length: 3\r\n\r\nabc"
+    client = bench.connect()
+    client.run(head.encode())
+    return client.read_response().status
+
+
+def append(req: Any) -> None:
+    req.headers.append(("X-REQUEST-ID", "made"))
+
+
+def assign(req: Any) -> None:
+    req.headers = [*req.headers, ("X-REQUEST-ID", "made")]
+
+
+def replace(req: Any) -> None:
+    req.headers[:] = [h for h in req.headers if h[0] != "X-TWO"] + [("X-ONE", "more")]
+
+
+def route(req: Any) -> None:
+    req.path = "/other"
+    req.scheme = "https"
+    req.remote_addr = ("10.0.0.1", 5)
+    req.headers.append(("SCRIPT_NAME", "/other"))
+
+
+class Upper:
+    """A body in place of the one that was received."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    def read(self) -> bytes:
+        data: bytes = self._body.read()
+        return data.upper()
+
+
+def wrap(req: Any) -> None:
+    req.body = Upper(req.body)
+
+
+CHANGES: dict[str, tuple[Callable[[Any], None], dict[str, Any]]] = {
+    "a header is appended": (append, {"HTTP_X_REQUEST_ID": "made", "HTTP_X_ONE": "1"}),
+    "headers are assigned": (assign, {"HTTP_X_REQUEST_ID": "made", "HTTP_X_TWO": "2"}),
+    "a header is removed": (replace, {"HTTP_X_ONE": "1,more", "HTTP_X_TWO": None}),
+    "path and scheme": (
+        route,
+        {"wsgi.url_scheme": "https", "SCRIPT_NAME": "/other", "PATH_INFO": ""},
+    ),
+    "the body is wrapped": (wrap, {"body": b"ABC"}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("protocol", ["HTTP/1", "HTTP/2"])
+def test_change_by_pre_request_reaches_the_app(
+    make_bench: MakeBench, protocol: str, parser: str, change: str
+) -> None:
+    hook, expected = CHANGES[change]
+    if protocol == "HTTP/2" and "body" in expected:
+        expected = {"body": b""}  # the request has none
+    seen: list[dict[str, Any]] = []
+    options = HTTP2 if protocol == "HTTP/2" else {}
+    with using(parser):
+        bench = make_bench(
+            environ_app(seen), pre_request=lambda worker, req: hook(req), keepalive=5, **options
+        )
+        assert send(bench, protocol) == 200
+    (environ,) = seen
+    assert {name: environ.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("protocol", ["HTTP/1", "HTTP/2"])
+def test_hooks_find_attributes_of_gunicorn(
+    make_bench: MakeBench, protocol: str, parser: str
+) -> None:
+    missing: list[str] = []
+    seen: list[Any] = []
+
+    def pre_request(worker: Any, req: Any) -> None:
+        missing.extend(name for name in OF_REQUESTS if not hasattr(req, name))
+        seen.append((req.req_number, req.body is None, req.limit_request_fields))
+        req.unreader.sock.gettimeout()
+
+    def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:
+        missing.extend(name for name in OF_REQUESTS if not hasattr(req, name))
+        missing.extend(name for name in OF_RESPONSES if not hasattr(resp, name))
+        seen.append((resp.chunked, resp.version, resp.upgrade))
+
+    options = HTTP2 if protocol == "HTTP/2" else {}
+    with using(parser):
+        bench = make_bench(
+            hello, pre_request=pre_request, post_request=post_request, keepalive=5, **options
+        )
+        assert send(bench, protocol) == 200
+    assert not missing
+    assert seen == [(1, False, 100), (False, "gunicorn", False)]
+
+
+def test_chunked_body_keeps_its_length_after_a_hook(make_bench: MakeBench) -> None:
+    seen: list[dict[str, Any]] = []
+    bench = make_bench(environ_app(seen), pre_request=lambda worker, req: append(req))
+    head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    bench.begin(head.encode())
+    (environ,) = seen
+    assert environ["CONTENT_LENGTH"] == "3"
+    assert "HTTP_TRANSFER_ENCODING" not in environ
+    assert environ["HTTP_X_REQUEST_ID"] == "made"
+
+
+def test_default_hook_is_called_only_for_its_line(make_bench: MakeBench) -> None:
+    class Own(Logger):  # type: ignore[misc]
+        def debug(self, msg: str, *args: object, **kwargs: object) -> None:
+            said.append(msg % args)
+
+    said: list[str] = []
+    bench = make_bench(hello, keepalive=5)
+    application = bench.worker.application
+    assert application.post_request is None
+    bench.worker.log = Own(bench.worker.cfg)
+    bench.begin_anew()
+    assert bench.worker.application.pre_request is not None
+    assert ask(bench)[0] == 200
+    assert "GET /" in said
+
+
+ADDS_ID = """
+def pre_request(worker, req):
+    req.headers.append(("X-REQUEST-ID", "made"))
+"""
+
+
+def test_access_log_shows_header_of_pre_request() -> None:
+    line = "--access-logformat=id=%({x-request-id}i)s"
+    with fast_worker(line, configuration=ADDS_ID) as server:
+        assert server.get("/small/5").status == 200
+        wait_for(lambda: "id=made" in server.log(), "the line has the header")
