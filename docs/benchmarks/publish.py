@@ -49,6 +49,16 @@ PAGES = {
     "compression": ("Compression", ("compress", "compress-link")),
     "sockets": ("Sockets, mail and development servers", ("nodelay",)),
 }
+_GLOSSARY = (
+    ("column", "meaning"),
+    ("---", "---"),
+    ("slow ones", "the number of slow clients"),
+    ("KiB each", "the growth of the server's memory for each of them"),
+    ("kB/s each", "the rate at which each received or sent"),
+    ("dropped", "the connections that ended early"),
+    ("crowd CPU", "the processors that the process of the slow clients used"),
+    ("busy", "the bottleneck: the client, the server, or both"),
+)
 NAMES = tuple(name for _, tables in PAGES.values() for name in tables)
 # Around the generated part of README.
 _MARKS = "<!-- what python -m docs.benchmarks.publish writes -->", "<!-- the end of it -->"
@@ -209,24 +219,23 @@ def _first_page() -> str:
     listed = [f"- [{PAGES[name][0]}](benchmarks/{name}.md)" for name in chosen]
     parts = [
         "# Benchmarks",
-        "Every figure of this site, with the command that measures it again.",
+        "These pages have every figure of this site, with the command that measures it again.",
         "\n".join(listed),
         f"{GAINS_TITLE}:",
         _shown("gains", GAINS_TITLE),
-        "The contenders take turns on one machine, which they share with the client, over "
-        "loopback. A figure is the median of its rounds. A ratio is the median of the ratios of "
-        "consecutive runs, with the lowest and the highest; where it has an interval in their "
-        "place, that includes the noise of the machine, and a ratio is unclear if 1 is within. "
+        "## How to read the tables",
+        "The servers take turns on one machine, over loopback, which they share with the client. A "
+        "figure is the median of its rounds. A ratio is the median of the ratios of consecutive "
+        "runs, with the lowest and the highest in brackets. Some rows have an interval there, "
+        "which includes the noise of the machine. If 1 is in the interval, the ratio is unclear. "
         "**Trust the ratios**, most of all those that you "
         "[measure with your own app](how-to/measure.md).",
         "A chart says whether a longer bar is better or worse. Green is better, grey is unclear, "
-        "amber is worse, and the thin line is the interval. In a table, a row's key is below its "
-        "title: `python -m loadtests KEY` measures it alone. MB are 10^6 bytes.",
-        "Beside slow clients the times are those of other, quick ones. *slow ones* is how many "
-        "were connected, *KiB each* what the server's memory grew by for each, *kB/s each* what "
-        "each received or sent, *dropped* how many connections ended early, and *crowd CPU* the "
-        "processors that the slow ones' own process used. *busy* is who was at the limit.",
-        "These pages are generated: `make benchmarks` measures everything on a quiet machine, and "
+        "amber is worse, and the thin line is the interval. A row's key is below its title. "
+        "`python -m loadtests KEY` measures the row alone. MB are 10^6 bytes.",
+        "In tables about slow clients, the times are those of other, quick clients.",
+        "\n".join(f"| {' | '.join(line)} |" for line in _GLOSSARY),
+        "These pages are generated. `make benchmarks` measures everything on a quiet machine. "
         "`python -m docs.benchmarks.publish` writes the pages from existing reports.",
         *_versions(published),
         "```{toctree}\n:hidden:\n\n" + "\n".join(f"benchmarks/{n}" for n in chosen) + "\n```",
@@ -283,7 +292,7 @@ def _run(when: str, run: Mapping[str, Any]) -> str:
     facts = [f"{machine['cores']} cores", machine["processor"], system, machine["python"]]
     if "tcp" in machine:
         facts.insert(3, f"TCP {machine['tcp']}")
-    return f"On {when[:10]}, {length}; {', '.join(facts)}."
+    return f"On {when[:10]}, {length}. {', '.join(facts)}."
 
 
 def _versions(published: Mapping[str, Published]) -> Iterator[str]:
@@ -304,7 +313,7 @@ def _versions(published: Mapping[str, Published]) -> Iterator[str]:
         yield "## Versions"
         yield f"{_listed(first)}."
     for packages_there, titles in others.items():
-        yield f"{'; '.join(dict.fromkeys(titles))}: {packages_there}."
+        yield f"{', '.join(dict.fromkeys(titles))}: {packages_there}."
 
 
 def _listed(packages: Mapping[str, str]) -> str:
