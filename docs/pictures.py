@@ -124,7 +124,7 @@ def request(colours: Mapping[str, str]) -> str:
     p.text(
         0,
         384,
-        "Bytes that the kernel does not accept yet wait in the queue. The thread is free.",
+        "Bytes that the kernel does not accept yet wait in the queue.",
         ink="soft",
     )
     return p.svg()
