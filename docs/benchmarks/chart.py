@@ -1,4 +1,4 @@
-"""The charts of ratios, as SVG files: one of what is gained, and one for each table."""
+"""The charts of ratios, as SVG files: one of the gains, and one for each table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from wsgifast.commands.bench.report import verdict
+from wsgifast.commands.bench.report import RESPONDS, verdict
 from wsgifast.commands.bench.results import Ratio
 from wsgifast.commands.page import CHART_STYLE, escaped, ratio_chart
 from wsgifast.commands.page import Bar as Drawn
@@ -106,7 +106,7 @@ def _bars(row: Mapping[str, Any]) -> Iterator[Drawn]:
         label = title + (beside if len(others) > 1 else name if name != first else base)
         title = ""
         if (found := contenders[name]["ratio"]) is None:
-            yield Drawn(label, None, text, text == "rescued", less)
+            yield Drawn(label, None, text, text == RESPONDS, less)
             continue
         ratio = Ratio(**found)
         good: bool | None = (ratio.median <= 1) if less else (ratio.median >= 1)

@@ -1,13 +1,13 @@
 """Writes the documentation's benchmarks from the reports of the load tests.
 
-    make benchmarks                measures everything first
-    python -m docs.benchmarks.publish    uses the reports that exist in reports/
+    make benchmarks                      measures everything first
+    python -m docs.benchmarks.publish    uses the existing reports in reports/
 
 Each row of a report is stored in docs/benchmarks/TABLE.json, without its single runs, and replaces
 the older one there. Other rows stay, with their own date, machine and profile. The pages of
 figures, the charts and README's table of gains are generated from these files. The command lists
-the rows that are missing, with the command that measures them, and those that were measured in a
-short run, with other versions, or on another machine.
+missing rows, with the command that measures them. It also lists rows from a short run, from other
+versions, or from another machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DATA = DOCS / "benchmarks"
 README = ROOT / "README.md"
 # Where the charts are, in docs/: a file for each theme.
 _CHARTS = "assets/charts"
-# The pages, in their order, and the tables of each; what is in none of them is on the last one.
+# The pages, in their order, and the tables of each. Tables of no page are on the last one.
 PAGES = {
     "bodies": ("What an app returns", ("bodies", "frameworks")),
     "fastworker": ("FastWorker", ("worker", "metrics", "jit")),
@@ -62,7 +62,7 @@ _GLOSSARY = (
 NAMES = tuple(name for _, tables in PAGES.values() for name in tables)
 # Around the generated part of README.
 _MARKS = "<!-- what python -m docs.benchmarks.publish writes -->", "<!-- the end of it -->"
-# The facts in a run's "machine" that are not packages.
+# Keys of a run's "machine" that are not packages.
 _FACTS = ("cores", "processor", "system", "tcp", "python")
 
 
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def publish(known: Sequence[Table]) -> None:
-    """As the command does, with these tables."""
+    """Publish the reports of these tables, as the command does."""
     published = read(DATA)
     for table in known:
         published.setdefault(table.name, Published(table.title, {}, {}))
@@ -109,13 +109,13 @@ def missing(known: Sequence[Table]) -> Iterator[str]:
     there = {key for table in _read().values() for key in table.rows}
     needed = dict.fromkeys([*(row for row, *_ in figures_shown()), *(bar.key for bar in BARS)])
     if wanted := [key for key in needed if key not in there]:
-        yield f"README and its chart lack: python -m loadtests {' '.join(wanted)} --profile release"
+        yield f"README or its chart needs: python -m loadtests {' '.join(wanted)} --profile release"
     others: list[str] = []
     for table in known:
         keys = [row.key for row in table.rows]
         others += _arguments(table.name, keys, [key for key in keys if key not in there])
     if others:
-        yield f"The page lacks: python -m loadtests {' '.join(others)} --profile release"
+        yield f"The pages need: python -m loadtests {' '.join(others)} --profile release"
 
 
 def differing(here: Mapping[str, str | int]) -> Iterator[str]:
@@ -132,7 +132,7 @@ def differing(here: Mapping[str, str | int]) -> Iterator[str]:
             found.setdefault(what, []).extend(_arguments(name, table.rows, keys))
     found.pop("", None)
     for what, keys in found.items():
-        yield f"Of {what}: {' '.join(keys)}"
+        yield f"From {what}: {' '.join(keys)}"
 
 
 def _arguments(name: str, keys: Iterable[str], some: Iterable[str]) -> list[str]:
@@ -157,7 +157,7 @@ def _without_build(version: str) -> str:
 
 
 def charts() -> dict[str, Callable[[], str]]:
-    """The charts' files, by their names in docs/, and what is in each."""
+    """Return the charts' files, by their names in docs/, with functions that draw them."""
     drawn: dict[str, Callable[[str], str]] = {"gains": _gains}
     for name, table in _read().items():
         draw = partial(chart_of_table, table.title, _titled(table))
@@ -296,7 +296,7 @@ def _run(when: str, run: Mapping[str, Any]) -> str:
 
 
 def _versions(published: Mapping[str, Published]) -> Iterator[str]:
-    """The packages of the first run, and in others what differed."""
+    """Yield the packages of the first run, and the different versions of others."""
     runs = [
         (run["machine"], f"{table.title} on {when[:10]}")
         for table in published.values()
@@ -321,7 +321,7 @@ def _listed(packages: Mapping[str, str]) -> str:
 
 
 def _title(row: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
-    """A row's title, without what holds for a short run alone; with its rounds if they are few."""
+    """Return a row's title, without remarks on short runs, and with its rounds if they are few."""
     title: str = row["title"]
     if profile["full"]:
         title = re.sub(r" \(in a short run [^)]*\)", "", title)

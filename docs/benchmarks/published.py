@@ -1,7 +1,7 @@
 """The figures that are published: docs/benchmarks/TABLE.json, each row with its own run.
 
-A file holds its table's title, the runs (when, on which machine, for how long) and the rows by
-their keys, each with the time of its run. So a report of a few rows takes the place of these alone.
+A file has the title of its table, the runs (time, machine, length) and the rows by their keys, each
+with the time of its run. So a report of a few rows replaces these alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # A row as its report has it, and a table's rows by their keys.
 Rows: TypeAlias = dict[str, dict[str, Any]]
-# What is not kept of a contender.
+# Figures of a contender that are not published.
 _OF_A_RUN = ("runs", "errors")
 # More than a measurement of this kind can carry, and less than a float has.
 _DIGITS = 4
@@ -47,22 +47,21 @@ class Figures:
         self._rows = {key: row for table in tables.values() for key, row in table.rows.items()}
 
     def contender(self, key: str, name: str) -> Mapping[str, Any] | None:
-        """None where it is not published."""
+        """Return the figures of a contender; None if they are not published."""
         found: Mapping[str, Any] | None = self._rows.get(key, {}).get("contenders", {}).get(name)
         return found
 
     def ratio(self, key: str, name: str) -> Ratio | None:
-        """How many times as fast; None where that is not published or was no number."""
+        """Return how many times as fast it is; None if that is not published or not a number."""
         found = self.contender(key, name)
         return Ratio(**found["ratio"]) if found and found["ratio"] else None
 
     def text(self, key: str, name: str, what: str = "") -> str | None:
-        """One figure; None where it is not published, or is no number.
+        """Return one figure; None if it is not published, or not a number.
 
-        :param name: of the contender; for the ratio of a row that has an `ours`, of the one that
-            ours is compared with.
-        :param what: "", for its ratio; "cost ratio", in percent; "p50", in ms; "none": it answered
-            nothing, which has no text; or the name of one of its facts.
+        :param name: the contender. If the row has an `ours`, the ratio is of ours to this one.
+        :param what: "" for the ratio, "cost ratio" in percent, "p50" in ms, or the name of one of
+            its facts. "none" is an empty text, and only published if no request succeeded.
         """
         found = self.contender(key, name)
         if found is None:
@@ -81,7 +80,7 @@ class Figures:
 
 
 def read(folder: Path, order: Sequence[str] = ()) -> dict[str, Published]:
-    """The tables of a folder: first those of this order, then the others."""
+    """Return the tables of a folder: first those of this order, then the others."""
     found = {path.stem: Published(**json.loads(path.read_text())) for path in folder.glob("*.json")}
     names = [*(name for name in order if name in found), *sorted(found.keys() - {*order})]
     return {name: found[name] for name in names}
@@ -96,13 +95,12 @@ def write(folder: Path, tables: Mapping[str, Published]) -> None:
 def take_in(
     reports: Path, published: Mapping[str, Published], known: Sequence[Table]
 ) -> Iterator[str]:
-    """Take the rows of reports into what is published; report what came of each.
+    """Publish the rows of reports, and yield a line for each report.
 
-    A row takes an older one's place, but a short run's never that of a run for publication. Rows
-    that no table has are left out.
+    A row replaces an older one, but a short run never replaces a run for publication. Rows that no
+    table has are left out.
 
-    :param published: the tables that are there already; changed. A table of `known` that is not
-        among them is not published.
+    :param published: the published tables, which are changed. Other tables are not published.
     """
     tables = {row.key: table for table in known for row in table.rows}
     over_links = [f"*/{rate}-mbit/{name}.json" for name, rate in LINKS.items()]
@@ -125,9 +123,9 @@ def take_in(
         name = path.relative_to(reports)
         yield f"{name}: took {len(taken)} rows"
         if kept:
-            yield f"{name}: kept what is published of {', '.join(kept)}: newer, or longer runs"
+            yield f"{name}: did not replace {', '.join(kept)}: published runs are newer or longer"
         if unknown:
-            yield f"{name}: left out what no table has: {', '.join(unknown)}"
+            yield f"{name}: left out rows of no table: {', '.join(unknown)}"
     for table in known:
         if table.name in published:
             _set_in_order(published[table.name], table)

@@ -231,7 +231,7 @@ def test_contender_that_never_answers_has_no_figure() -> None:
     )
     assert result.median("fails", REQUESTS.rate) is None
     contenders = result.figures()["contenders"]
-    assert [verdict(name, contenders) for name in ("fails", "b")] == ["fails", "rescued"]
+    assert [verdict(name, contenders) for name in ("fails", "b")] == ["fails", "responds"]
     assert result.failures("fails") == 6
     assert problems([result])[0] == "a <title>, fails: 6 x status 500"
     assert list(over_budget(budget("ratio>=5"), [result])) == []
@@ -283,7 +283,7 @@ def test_lost_coding_is_another_body() -> None:
     ("failures", "is_good"),
     [
         ((0, 0, 0), True),
-        ((2, 0, 0), True),  # rescued
+        ((2, 0, 0), True),  # the first fails
         ((2, 2, 0), True),  # which middleware alone does not help
         ((0, 2, 0), False),
         ((0, 0, 2), False),

@@ -182,7 +182,7 @@ def test_report_of_one_row_keeps_the_others(root: Path, take_in: TakeIn) -> None
     take_in("bodies.small", day=20)
     printed = take_in("bodies.file", day=22, file="all")
     assert "release/all.json: took 1 rows\nrelease/bodies.json: took 0 rows\n" in printed
-    assert "kept" not in printed
+    assert "did not replace" not in printed
     (table,) = read(publish.DATA).values()
     assert [(key, row["measured"][8:10]) for key, row in table.rows.items()] == [
         ("bodies.file", "22"), ("bodies.small", "20"),
@@ -201,9 +201,9 @@ def test_later_or_fuller_run_replaces_a_row(root: Path, take_in: TakeIn) -> None
     take_in(ratio=20.0, day=10, full=False)
     take_in(ratio=30.0, day=12)
     assert published() == 30
-    assert "kept what is published of bodies.file" in take_in(ratio=40.0, day=14, full=False)
+    assert "did not replace bodies.file" in take_in(ratio=40.0, day=14, full=False)
     assert published() == 30
-    assert "kept what is published of bodies.file" in take_in(ratio=50.0, day=11)
+    assert "did not replace bodies.file" in take_in(ratio=50.0, day=11)
     assert published() == 30
     take_in(ratio=60.0, day=15)
     assert published() == 60
@@ -217,19 +217,20 @@ def test_rows_of_short_runs_or_other_machines_are_listed(root: Path, take_in: Ta
 
     take_in("bodies.small", day=20)
     take_in("bodies.file", day=21, full=False)
-    assert printed() == ["Of a short run: bodies.file"]
+    assert printed() == ["From a short run: bodies.file"]
     assert printed(python="CPython 3.14.0", cores=4, granian="2.8.7", system="Linux 6.1-y") == [
-        "Of a short run; cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: bodies.file",
-        "Of cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: bodies.small",
+        "From a short run; cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: "
+        "bodies.file",
+        "From cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: bodies.small",
     ]
     take_in("bodies.file", day=22)
     assert printed() == []
-    assert printed(wsgifast="0.2.0", gunicorn="28.0") == ["Of gunicorn 27.0.1, here 28.0: bodies"]
-    assert printed(system="Linux 6.2") == ["Of system Linux 6.1, here Linux 6.2: bodies"]
+    assert printed(wsgifast="0.2.0", gunicorn="28.0") == ["From gunicorn 27.0.1, here 28.0: bodies"]
+    assert printed(system="Linux 6.2") == ["From system Linux 6.1, here Linux 6.2: bodies"]
 
 
 def test_row_of_no_table_is_left_out(root: Path, take_in: TakeIn) -> None:
-    assert "left out what no table has: bodies.old" in take_in("bodies.old")
+    assert "left out rows of no table: bodies.old" in take_in("bodies.old")
     assert not read(publish.DATA)
 
 
@@ -240,9 +241,9 @@ def test_readme_gets_its_table(root: Path, take_in: TakeIn) -> None:
     assert readme.endswith("-->\n\nafter\n")
     assert "| After a deployment, a returning browser" in readme
     assert "CSV export" not in readme  # its figure is not published
-    assert "README and its chart lack: python -m loadtests" in printed
+    assert "README or its chart needs: python -m loadtests" in printed
     assert " bodies.list-of-100 " in printed
-    assert "The page lacks: python -m loadtests bodies.small --profile release" in printed
+    assert "The pages need: python -m loadtests bodies.small --profile release" in printed
     assert publish.readme() == readme
 
 

@@ -191,6 +191,8 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return "; ".join(names[:most]) + more
 
 
+# In place of a ratio to a contender that never succeeded.
+RESPONDS = "responds"
 _OURS, _RATIO, _DIFFERENCE = "ours / this", "ratio", "difference"
 
 
@@ -262,7 +264,7 @@ def verdict(name: str, contenders: Mapping[str, Any]) -> str:
         return _shown(Ratio, figures["ratio"])
     if figures[unit] is None:
         return "fails"
-    return "rescued" if figures is not first and not first[unit] else ""
+    return RESPONDS if figures is not first and not first[unit] else ""
 
 
 def _shown(kind: type[Ratio | Difference], found: object) -> str:
@@ -301,7 +303,7 @@ def _chart(results: Sequence[Result]) -> str:
                 label = result.row.title + (f": {name}" if len(result.runs) > 2 else "")
                 text = verdict(name, contenders)
                 if ratio is None:
-                    good = text == "rescued"
+                    good = text == RESPONDS
                     bars.append(page.Bar(label, None, text, good, result.row.unit.less))
                     continue
                 less = result.row.unit.less
