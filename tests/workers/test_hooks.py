@@ -166,6 +166,37 @@ def test_default_hook_is_called_only_for_its_line(make_bench: MakeBench) -> None
     assert "GET /" in said
 
 
+def test_nr_counts_each_request(make_bench: MakeBench) -> None:
+    seen: list[tuple[str, int]] = []
+    bench = make_bench(
+        hello,
+        keepalive=5,
+        pre_request=lambda worker, req: seen.append(("pre", worker.nr)),
+        post_request=lambda worker, req, environ, resp: seen.append(("post", worker.nr)),
+    )
+    assert bench.worker.nr == 0
+    for _ in range(2):
+        ask(bench)
+    assert seen == [("pre", 0), ("post", 1), ("pre", 1), ("post", 2)]
+    bench.worker.nr = 10
+    ask(bench)
+    assert seen[-2:] == [("pre", 10), ("post", 11)]
+    assert bench.server.requests == 3
+
+
+@pytest.mark.parametrize(("set_to", "ends"), [(3, True), (100, False)])
+def test_max_requests_of_a_hook_counts(make_bench: MakeBench, set_to: int, ends: bool) -> None:
+    def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:
+        worker.max_requests = set_to
+
+    bench = make_bench(hello, keepalive=5, max_requests=2, post_request=post_request)
+    ask(bench)
+    ask(bench)
+    assert bench.worker._beat()
+    ask(bench)
+    assert bench.worker._beat() is not ends
+
+
 ADDS_ID = """
 def pre_request(worker, req):
     req.headers.append(("X-REQUEST-ID", "made"))
@@ -177,3 +208,16 @@ def test_access_log_shows_header_of_pre_request() -> None:
     with fast_worker(line, configuration=ADDS_ID) as server:
         assert server.get("/small/5").status == 200
         wait_for(lambda: "id=made" in server.log(), "the line has the header")
+
+
+SETS_LIMIT = """
+def post_worker_init(worker):
+    worker.max_requests = 3
+"""
+
+
+def test_max_requests_of_a_hook_replaces_the_worker() -> None:
+    with fast_worker("--max-requests=1000", configuration=SETS_LIMIT) as server:
+        for _ in range(4):
+            server.get("/small/5")
+        server.wait_for_log("max_requests=3")

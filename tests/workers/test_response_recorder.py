@@ -212,7 +212,7 @@ def test_worker_metrics_are_collected_with_the_process(
     collectors: list[Collector] = []
     monkeypatch.setattr(worker_metrics, "process_collectors", collectors)
     bench = make_bench(large)
-    bench.server.requests = 5
+    bench.worker.application.requests = 5
     collector = WorkerCollector(bench.server)
     start_reporting(collector, None, bench.worker)
     assert collectors == [collector.collect]
@@ -223,7 +223,7 @@ def test_opentelemetry_gets_thread_waits_once(
 ) -> None:
     monkeypatch.setitem(collecting.observers, "wsgifast_thread_wait_seconds", [])
     bench = make_bench(large)
-    bench.server.requests = 5
+    bench.worker.application.requests = 5
     collector = WorkerCollector(bench.server)
     monkeypatch.setattr(collecting, "process_collectors", [collector.collect])
     reader = InMemoryMetricReader()
@@ -241,7 +241,7 @@ def test_opentelemetry_gets_thread_waits_once(
 
 def test_ended_worker_reports_counters_only(make_bench: MakeBench) -> None:
     bench = make_bench(large)
-    bench.server.requests = 5
+    bench.worker.application.requests = 5
     collector = WorkerCollector(bench.server)
 
     def ends() -> dict[str, float | Distribution]:

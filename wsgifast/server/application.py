@@ -8,6 +8,7 @@ parser's part: it decides which headers get here.
 from __future__ import annotations
 
 import html
+import math
 import os
 import time
 from collections.abc import Callable
@@ -63,6 +64,8 @@ class Application:
         exception, and without a request the answer. Called only if nothing has been sent.
     :param on_answered: called when a response has been sent or given up, before it is logged, with
         its output, the exchange and the monotonic time. Must not raise.
+    :ivar requests: for how many the app has been called, or is about to be.
+    :ivar max_requests: after how many `on_max_requests` is called, once; may change.
     """
 
     app: Callable[..., Any]
@@ -75,6 +78,9 @@ class Application:
     post_request: Callable[[Any, dict[str, Any], Response | None], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
     on_answered: Callable[[OutputQueue, Exchange, float], object] | None = None
+    requests: int = 0
+    max_requests: float = math.inf
+    on_max_requests: Callable[[], object] | None = None
 
     @property
     def on_sent(self) -> Callable[[OutputQueue, Exchange, float], object] | None:
@@ -96,6 +102,9 @@ class Application:
             try:
                 if self.pre_request is not None:
                     self.pre_request(exchange, channel.connection())
+                self.requests += 1
+                if self.requests == self.max_requests and self.on_max_requests is not None:
+                    self.on_max_requests()
                 exchange.resp = resp = channel.response_class(req, channel.output, self.settings)
                 environ = self.environs.make(exchange, channel.connection())
                 resp.offer(environ)

@@ -16,7 +16,6 @@ class Options:
     :ivar threads: how many apps run at once.
     :ivar worker_connections: the most open connections.
     :ivar max_keepalived: with more open connections, each is closed after its response.
-    :ivar max_requests: after so many requests the server's `beat` is called at once.
     :ivar keepalive_s: how long an idle connection is kept open.
     :ivar graceful_timeout_s: how long requests may take to finish when the server ends.
     :ivar has_siblings: whether other processes accept from the same listeners.
@@ -36,7 +35,6 @@ class Options:
     threads: int
     worker_connections: int
     max_keepalived: int
-    max_requests: int
     keepalive_s: float
     graceful_timeout_s: float
     has_siblings: bool

@@ -53,7 +53,6 @@ class Server:
     :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
     :ivar connections: the open ones.
     :ivar is_ending: clients should make their next requests elsewhere.
-    :ivar requests: how many the app has been called for, or is about to be.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class Server:
         self._end_at = float("inf")  # monotonic
         self._killed = False
         self._sweep_pushed = False
-        self.requests = 0
         # How long an idle connection is kept open.
         self.keepalive_s = options.keepalive_s
         self.poller = make_poller()
@@ -94,6 +92,7 @@ class Server:
         self.acceptor = Acceptor(self)
         self._watchdog = Watchdog(self)
         self._on_sent = application.on_sent
+        application.on_max_requests = self.pool.monitor.interrupt  # it calls `beat`
         # Used by connections, like options, log, counters, registry, pool and acceptor.
         self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
         self.output_rules = OutputRules(self)
@@ -106,6 +105,11 @@ class Server:
         if self.pool.failed:
             return "failed"
         return "stuck" if self._killed else "stopped"
+
+    @property
+    def requests(self) -> int:
+        """How many the app has been called for, or is about to be."""
+        return self._application.requests
 
     @property
     def accepts(self) -> bool:
@@ -344,9 +348,6 @@ class Server:
         try:
             if not channel.begin_app():
                 return
-            self.requests += 1
-            if self.requests == self.options.max_requests:
-                self.pool.monitor.interrupt()  # it calls `beat`
             stays = (
                 not self.is_ending
                 and self.keepalive_s > 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -208,7 +207,6 @@ def options(worker: Any, settings: Settings) -> Options:
         threads=settings.threads,
         worker_connections=settings.worker_connections,
         max_keepalived=settings.worker_connections - settings.threads,  # as gthread's
-        max_requests=getattr(worker, "max_requests", sys.maxsize),  # with its jitter
         keepalive_s=float(settings.keepalive),
         graceful_timeout_s=settings.graceful_timeout,
         # Not where each worker has its own listeners.

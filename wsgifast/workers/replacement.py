@@ -54,13 +54,11 @@ class Life:
 
     Made in the arbiter, before the fork.
 
-    :param max_requests: gunicorn's, with its jitter.
     :param max_rss_bytes: of resident memory, shared pages included; `math.inf` for none.
     :param max_lifetime_s: seconds; `math.inf` for none.
     """
 
-    def __init__(self, max_requests: int, max_rss_bytes: float, max_lifetime_s: float) -> None:
-        self._max_requests = max_requests
+    def __init__(self, max_rss_bytes: float, max_lifetime_s: float) -> None:
         self._shared = mmap.mmap(-1, 1)
         self._max_rss_bytes = max_rss_bytes
         self._end = time.monotonic() + max_lifetime_s * (1 - _JITTER * random.random())
@@ -74,13 +72,14 @@ class Life:
     def stage(self, stage: int) -> None:
         self._shared[0] = stage
 
-    def limit_reached(self, requests: int) -> tuple[str, str] | None:
+    def limit_reached(self, requests: int, max_requests: int) -> tuple[str, str] | None:
         """Why the worker has to be replaced now: the limit, and the text for the log.
 
         :param requests: how many it has had.
+        :param max_requests: gunicorn's, with its jitter, or a hook's.
         """
-        if requests >= self._max_requests:
-            return "max_requests", f"{requests} requests, max_requests={self._max_requests}"
+        if requests >= max_requests:
+            return "max_requests", f"{requests} requests, max_requests={max_requests}"
         if (rss := resident_bytes()) > self._max_rss_bytes:
             return (
                 "max_rss_bytes",

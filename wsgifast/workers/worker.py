@@ -126,10 +126,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     # gunicorn's own, named here because it ships no types.
     alive: bool
-    nr: int  # of requests, at the last heartbeat
 
     server: Server | None = None
+    application: Application | None = None
     _responses: ResponseRecorder | None = None
+    # What a hook has added to the number of requests; and gunicorn's setting, or a hook's.
+    _nr_before = 0
+    _max_requests = sys.maxsize
     # The main thread's last heartbeat; monotonic.
     beaten_at = 0.0
 
@@ -180,11 +183,40 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)  # in the arbiter still
         self._limit = ""  # that was reached
-        self.life = Life(self.max_requests, self.max_rss_bytes, self.max_lifetime_s)
+        self.life = Life(self.max_rss_bytes, self.max_lifetime_s)
         self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
         if self._tls is not None:
             with contextlib.suppress(Exception):  # logged, and raised for each connection
                 self._tls.current()
+
+    # gunicorn's counters, which hooks read and set at any time.
+
+    @property
+    def nr(self) -> int:
+        """The number of requests; the hooks of each one find it counted."""
+        return self._nr_before + self._served()
+
+    @nr.setter
+    def nr(self, requests: int) -> None:
+        self._nr_before = requests - self._served()
+        self._pass_max_requests()
+
+    @property
+    def max_requests(self) -> int:
+        """The number of requests after which the worker is replaced."""
+        return self._max_requests
+
+    @max_requests.setter
+    def max_requests(self, requests: int) -> None:
+        self._max_requests = requests
+        self._pass_max_requests()
+
+    def _served(self) -> int:
+        return 0 if self.application is None else self.application.requests
+
+    def _pass_max_requests(self) -> None:
+        if self.application is not None:
+            self.application.max_requests = self._max_requests - self._nr_before
 
     # The worker's life.
 
@@ -259,12 +291,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Send gunicorn's heartbeat; return whether the worker goes on."""
         self.beaten_at = time.monotonic()
         self.notify()
-        if self.server is not None:
-            self.nr = self.server.requests
         if self.life.stage == BOOTING:
             self.log.info("Worker ready (pid: %s)", os.getpid())
             self._enter(READY)
-        if not self._limit and (reached := self.life.limit_reached(self.nr)) is not None:
+        reached = None if self._limit else self.life.limit_reached(self.nr, self.max_requests)
+        if reached is not None:
             self._limit, reason = reached
             self.log.info("Autorestarting worker: %s.", reason)
             if self.life.has_arbiter:
@@ -294,7 +325,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         responses = self._responses
         if responses is not None:
             environ[RECORDER] = responses.metrics
-        self.application = Application(
+        application = Application(
             app=self.wsgi,
             environs=EnvironFactory(environ),
             file_wrapper=environ["wsgi.file_wrapper"],
@@ -306,8 +337,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             answer_error=self._answer_error,
             on_answered=None if responses is None else responses.record,
         )
+        self.application = application
+        self._pass_max_requests()
         server = Server(
-            self.application,
+            application,
             options(self, settings),
             listeners=self.sockets,
             parser_for=parsers(self, settings),
@@ -316,7 +349,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             log=self.log,
         )
         if responses is not None:
-            responses.watch(server, self.application)
+            responses.watch(server, application)
         return server
 
     def _logs_access(self) -> bool:
