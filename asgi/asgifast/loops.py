@@ -103,6 +103,8 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     except asyncio.CancelledError:
         await _over(future)
         raise
+    finally:
+        del future  # its error's traceback keeps this frame, and so what the function worked on
 
 
 async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | None:

@@ -1,8 +1,11 @@
 """Request bodies on their way to the app: buffered, decoded, held to a limit (RFC 9110 15.5.14).
 
 A body whose Content-Length is within the limit is left to the server, which passes on no more. Any
-other is counted. receive() raises an error for a body that is too long or cannot be decoded. The
-app's response is then replaced, unless it has begun: most apps answer an error with 500.
+other is counted. receive() raises an error for a body that is too long. The app's response is then
+replaced, unless it has begun: most apps answer an error with 500.
+
+A coded body is decoded before the app is called. So the app gets the length of the decoded body,
+without which Django and its REST framework see no body at all.
 
 Over HTTP/1 the connection is closed if a body has not been read. A client that goes on sending
 would lose the answer at the server's close (:mod:`wsgifast.sockets.closing`), and most servers do
@@ -12,19 +15,22 @@ themselves.
 A body that is received before the app is called occupies no task, database session or lock of the
 app while its client is slow. It waits in memory, up to a limit for the whole process, and beyond it
 in an unnamed temporary file. If that cannot be written, the app is called with what has come, and
-receives the rest by itself: no request fails for lack of room.
+receives the rest by itself: no request fails for lack of room. A decoded body has to fit, or the
+answer is 503.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import NamedTuple, cast
 
 from wsgifast.checks import is_count
 from wsgifast.compression.decoding import BodyLimits, RequestDecoder
-from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError
-from wsgifast.files.temporary import Budget, TemporaryFile
+from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, without_frames
+from wsgifast.files.temporary import Budget, TemporaryFile, no_room
 from wsgifast.http.head import parse_length, raw_headers
 from wsgifast.sockets.closing import Lingering
 from wsgifast.sockets.sending import BLOCK_BYTES
@@ -44,8 +50,9 @@ from .messages import (
     text_headers,
 )
 
-# From this size on a message is decoded in a thread.
-_THREAD_BYTES = 16 * 1024
+# What one message has of a decoded body at most. A message is a whole number of pieces.
+_DECODED_BYTES = 1024 * 1024
+_PIECE_BYTES = 64 * 1024
 # Bodies up to this size are buffered, with ``buffer_bodies=True``: forms and photos. Larger ones
 # are mostly read as streams.
 _DEFAULT_BYTES = 16 * 1024 * 1024
@@ -55,7 +62,7 @@ IN_MEMORY = Budget(64 * 1024 * 1024)
 ON_DISK = Budget(4 * 1024 * 1024 * 1024)
 # Of the file system of temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
-_OF_THE_CODED = (b"content-encoding", b"content-length", b"transfer-encoding")
+_OF_THE_CODED = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 
 
 async def send_refusal(send: Send, error: RequestError) -> None:
@@ -106,18 +113,26 @@ async def call_limited(
     :param buffer_bytes: a declared body of up to so many is received before the app is called.
     """
     length, may_be_there, coding = declared(scope)
-    decoder = None
+    decoder: RequestDecoder | RequestError | None = None
     try:
         limits.check_length(length)
-        if limits.decodes and coding:
-            decoder = limits.decoder(coding)
-    except RequestError as refused:
-        body = _LimitedBody(None, None, scope, receive, send)
-        body.refused, body.is_unread = refused, may_be_there and length != 0
-        await body.refuse()
+    except RequestError as error:
+        await _refuse(error, scope, receive, send, is_unread=True)
         return
-    if decoder is not None or (limits.limit_bytes is not None and length is None and may_be_there):
-        body = _LimitedBody(decoder, limits.limit_bytes, scope, receive, send)
+    if limits.decodes and coding and may_be_there and length != 0:
+        try:
+            decoder = limits.decoder(coding)
+        except RequestError as error:
+            decoder = without_frames(error)
+    if decoder is not None:
+        if length is not None and isinstance(decoder, RequestError):
+            await _refuse(decoder, scope, receive, send, is_unread=True)
+        else:
+            decoding = _Decoding(receive, decoder, limits.limit_bytes)
+            await _call_decoded(app, scope, receive, send, decoding)
+        return
+    if limits.limit_bytes is not None and length is None and may_be_there:
+        body = _LimitedBody(limits.limit_bytes, scope, receive, send)
         app = partial(body.call, app)
     if length is None or not 0 < length <= buffer_bytes:
         await app(scope, receive, send)
@@ -130,24 +145,123 @@ async def call_limited(
         await buffered.close()
 
 
+async def _refuse(
+    refused: RequestError, scope: Scope, receive: Receive, send: Send, *, is_unread: bool
+) -> None:
+    """Answer a request in place of the app, which is not called."""
+    body = _LimitedBody(0, scope, receive, send)
+    body.refused, body.is_unread = refused, is_unread
+    await body.refuse()
+
+
+# Decoded
+
+
+async def _call_decoded(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, decoding: _Decoding
+) -> None:
+    """Call an app once a body is decoded, with its length."""
+    body = BufferedBody(decoding.receive)
+    try:
+        try:
+            is_complete = await body.fill(must_fit=True)
+        except RequestError as error:
+            decoding.refused = without_frames(error)
+        if decoding.refused is not None:
+            refused, is_unread = decoding.refused, decoding.is_unread
+            await _refuse(refused, scope, receive, send, is_unread=is_unread)
+        elif is_complete:
+            if decoding.has_content:
+                kept = [header for header in scope["headers"] if header[0] not in _OF_THE_CODED]
+                kept.append((b"content-length", b"%d" % body.size))
+                scope = {**scope, "headers": kept}
+            await app(scope, body.receive, send)
+    finally:
+        await body.close()
+
+
+class _Decoding:
+    """A receive() whose body is decoded, in threads; for one caller at a time.
+
+    A refused body ends as if the client had left: an error that is raised would keep the decoder.
+
+    :param decoder: what its content would be refused with, in place of a decoder.
+    :ivar refused: why the body is refused.
+    :ivar is_unread: a part of the body has not been received.
+    :ivar has_content: the body is not empty.
+    """
+
+    def __init__(
+        self, receive: Receive, decoder: RequestDecoder | RequestError, limit_bytes: int | None
+    ) -> None:
+        self.refused: RequestError | None = None
+        self.is_unread = True
+        self.has_content = False
+        self._receive = receive
+        self._decoder: RequestDecoder | RequestError | None = decoder
+        self._limit_bytes = limit_bytes
+        self._received = 0
+        # Those of the last message, until all are decoded.
+        self._pieces: Iterator[bytes] | None = None
+
+    async def receive(self) -> Message:
+        """Receive a message, with a part of the decoded body."""
+        while self._pieces is None:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            data = message.get("body", b"")
+            self.is_unread = message.get("more_body", False)
+            if data:
+                self.has_content = True
+                self._received += len(data)
+                if isinstance(self._decoder, RequestError):
+                    return self._refused_by(self._decoder)
+                if self._limit_bytes is not None and self._received > self._limit_bytes:
+                    return self._refused_by(BodyTooLarge(self._limit_bytes))
+                assert self._decoder is not None
+                self._pieces = self._decoder.decode(data)
+            elif not self.is_unread:
+                self._pieces = iter(())
+        part = await in_thread(self._next_part)
+        if isinstance(part, RequestError):
+            return self._refused_by(part)
+        more_body = self.is_unread or self._pieces is not None
+        return {"type": "http.request", "body": part, "more_body": more_body}
+
+    def _next_part(self) -> bytes | RequestError:
+        """Decode some bytes; or return why they are refused."""
+        assert self._pieces is not None
+        most = _DECODED_BYTES // _PIECE_BYTES
+        try:
+            parts = list(islice(self._pieces, most))
+            if len(parts) < most:
+                self._pieces = None
+                if not self.is_unread and isinstance(self._decoder, RequestDecoder):
+                    self._decoder.end()
+        except RequestError as error:
+            return without_frames(error)
+        return b"".join(parts)
+
+    def _refused_by(self, error: RequestError) -> Message:
+        self.refused = error
+        self._decoder = self._pieces = None
+        return {"type": "http.disconnect"}
+
+
+# Counted
+
+
 class _LimitedBody:
-    """The receive() and send() of an app whose request's body is decoded or counted.
+    """The receive() and send() of an app whose request's body is counted.
 
     :ivar refused: why the body is refused.
     :ivar is_unread: a part of the body has not been received.
     """
 
-    def __init__(
-        self,
-        decoder: RequestDecoder | None,
-        limit_bytes: int | None,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    def __init__(self, limit_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
         self.refused: RequestError | None = None
         self.is_unread = True
-        self._decoder = decoder
         self._has_started = False  # the app's head has been sent
         self._has_answered = False
         self._limit_bytes = limit_bytes
@@ -159,42 +273,29 @@ class _LimitedBody:
     async def call(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Call an app, and answer in its place if the body is refused before its head is sent."""
         self._receive = receive
-        if self._decoder is not None:
-            kept = [header for header in scope["headers"] if header[0] not in _OF_THE_CODED]
-            scope = {**scope, "headers": kept}
         try:
             await app(scope, self.receive, self.send)
         except Exception:
             if self.refused is None or self._has_started:
                 raise
-        if self.refused is not None and not self._has_started:
+        finally:
+            if self._has_started:
+                self.refused = None  # its traceback keeps what received it
+        if self.refused is not None:
             await self.refuse()
 
     async def receive(self) -> Message:
-        """:raises RequestError: for a body that is refused."""
+        """:raises BodyTooLarge: for a body that is refused."""
         if self.refused is not None:
             raise self.refused
         message = await self._receive()
-        if message["type"] != "http.request":
-            return message
-        data = message.get("body", b"")
-        self.is_unread = message.get("more_body", False)
-        self._received += len(data)
-        try:
-            if self._limit_bytes is not None and self._received > self._limit_bytes:
-                raise BodyTooLarge(self._limit_bytes)
-            if self._decoder is None:
-                return message
-            if len(data) < _THREAD_BYTES:
-                body = self._decoded(self._decoder, data)
-            else:
-                body = await in_thread(self._decoded, self._decoder, data)
-            if not self.is_unread:
-                self._decoder.end()
-        except RequestError as refused:
-            self.refused = refused
-            raise
-        return {**message, "body": body}
+        if message["type"] == "http.request":
+            self.is_unread = message.get("more_body", False)
+            self._received += len(message.get("body", b""))
+            if self._received > self._limit_bytes:
+                self.refused = BodyTooLarge(self._limit_bytes)
+                raise self.refused
+        return message
 
     async def send(self, message: Message) -> None:
         """Send what the app sends, or the refusal in place of it."""
@@ -235,10 +336,6 @@ class _LimitedBody:
     def _is_http1(self) -> bool:
         return self._scope["http_version"] in ("1.0", "1.1")
 
-    @staticmethod
-    def _decoded(decoder: RequestDecoder, data: bytes) -> bytes:
-        return b"".join(decoder.decode(data))
-
 
 # Buffered
 
@@ -274,10 +371,16 @@ class BufferedBody:
         self._rest: bytes | None = None
         self._is_complete = False
 
-    async def fill(self) -> bool:
+    @property
+    def size(self) -> int:
+        """The bytes that have been received, and not passed on to the app."""
+        return self._written - self._read + len(self._memory) + len(self._rest or b"")
+
+    async def fill(self, *, must_fit: bool = False) -> bool:
         """Receive the body, or as much of it as there is room for.
 
         :returns: False if the client has disconnected.
+        :raises RequestError: if it must fit, and does not.
         """
         while True:
             message = await self._receive()
@@ -286,7 +389,10 @@ class BufferedBody:
             data = message.get("body", b"")
             self._is_complete = not message.get("more_body", False)
             is_whole = self._is_complete and not self._memory and self._file is None
-            if is_whole or not await self._keep(data):
+            lacks_room = None if is_whole else await self._keep(data)
+            if lacks_room is not None and must_fit:
+                raise no_room(lacks_room)
+            if is_whole or lacks_room is not None:
                 self._rest = data
                 return True
             if self._is_complete:
@@ -325,18 +431,18 @@ class BufferedBody:
         more_body = not (self._is_complete and is_last)
         return {"type": "http.request", "body": block, "more_body": more_body}
 
-    async def _keep(self, data: bytes) -> bool:
-        """Append what was received; False, and nothing appended, if there is no room."""
+    async def _keep(self, data: bytes) -> OSError | None:
+        """Append what was received; the error, and nothing appended, if there is no room."""
         size = len(data)
         if len(self._memory) + size <= _IN_MEMORY_BYTES and IN_MEMORY.take(size):
             self._memory += data
-            return True
+            return None
         try:
             await in_thread(self._write, data)
-        except OSError:
-            return False
+        except OSError as error:
+            return without_frames(error)
         self._drop_memory()
-        return True
+        return None
 
     def _write(self, data: bytes) -> None:
         """Write what is in memory, and then this."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import io
+import os
+import tempfile
+import threading
 import tracemalloc
+import weakref
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import asgifast
 import brotli
 import flask
 import pytest
+from asgifast.messages import Receive, Scope, Send
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -20,12 +28,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.asgi.support import call, scope_of
+from tests.asgi.support import END, START, call, scope_of, sending
 from tests.support.coded import zstd
+from tests.support.django_project import set_up
 from tests.support.wsgi import Server, new_environ
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.compression.codings import compressor
-from wsgifast.compression.decoding import BodyLimits, checked_limits
+from wsgifast.compression.decoding import BodyLimits, RequestDecoder, checked_limits
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
 
 CODINGS = ("zstd", "br", "gzip")
@@ -110,6 +119,44 @@ def test_bomb_is_413_before_it_has_grown(coding: str) -> None:
         tracemalloc.stop()
     assert sum(sizes) <= max(MIB, len(bomb) * 200)
     assert peak < MIB
+
+
+EMPTY, TINY = gzip.compress(b"", mtime=0), gzip.compress(b"a", mtime=0)
+BEGUN = brotli.Compressor()
+# Bodies that cost much, and decode to little.
+WASTE = {
+    "skippable frames": ("zstd", b"\x50\x2a\x4d\x18\0\0\0\0", b""),
+    "empty frames": ("zstd", zstd.compress(b""), b""),
+    "tiny frames": ("zstd", zstd.compress(b"a"), b""),
+    "empty members": ("gzip", EMPTY, b""),
+    "tiny members": ("gzip", TINY, b""),
+    "members of one run": ("gzip", gzip.compress(b"a" * 250, mtime=0), b""),
+    "empty blocks": ("gzip", b"\0\0\0\xff\xff", EMPTY[:10]),
+    "empty blocks of zstd": ("zstd", b"\0\0\0", b"\x28\xb5\x2f\xfd\0\x58"),
+    "metadata": ("br", b"\x06", BEGUN.process(b"a") + BEGUN.flush()),
+}
+
+
+@pytest.mark.parametrize("kind", WASTE)
+@pytest.mark.parametrize("step", [1000, 64 * 1024, 4 * MIB])
+def test_body_of_empty_parts_is_400(kind: str, step: int) -> None:
+    coding, unit, before = WASTE[kind]
+    data = before + unit * (4 * MIB // len(unit))
+    decoder = BodyLimits(None, decodes=True).decoder(coding)
+    assert decoder is not None
+    taken: list[int] = []
+    blocks = (data[at : at + step] for at in range(0, len(data), step))
+    with pytest.raises(MalformedRequest, match="empty or tiny parts"):
+        taken.extend(len(piece) for block in blocks for piece in decoder.decode(block))
+    assert sum(map(len, blocks)) >= len(data) - max(step, MIB // 2)
+    assert sum(taken) < MIB
+
+
+def test_log_of_small_members_is_decoded() -> None:
+    lines = [f"{number} {os.urandom(150).hex()}\n".encode() for number in range(3000)]
+    for coding in ("gzip", "zstd"):
+        body = b"".join(coded(coding, line) for line in lines)
+        assert decoded(coding, body, step=len(body)) == b"".join(lines)
 
 
 def test_decoded_size_is_limited() -> None:
@@ -209,3 +256,158 @@ def test_body_without_length_is_decoded_where_the_server_ends_it() -> None:
     environ["HTTP_TRANSFER_ENCODING"] = "chunked"
     server = Server(WSGIFast(web.wsgi_app, decompress=True), environ)
     assert flask.json.loads(server.finish())["json"] == [1, 2]
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[weakref.WeakSet[RequestDecoder]]:
+    """Those that are alive, with reference counts alone."""
+    alive: weakref.WeakSet[RequestDecoder] = weakref.WeakSet()
+    begin = RequestDecoder.__init__
+
+    def noted(self: RequestDecoder, *args: Any) -> None:
+        begin(self, *args)
+        alive.add(self)
+
+    monkeypatch.setattr(RequestDecoder, "__init__", noted)
+    gc.collect()
+    gc.disable()
+    yield alive
+    gc.enable()
+
+
+BOTH = pytest.mark.parametrize("post", [post_wsgi, post_asgi])
+REFUSED = {
+    "grown": (zstd.compress(os.urandom(40_000) + bytes(9 * MIB)), 413),
+    "too large": (zstd.compress(b"text " * 40_000), 413),
+    "wrong": (b"nonsense" * 9000, 400),
+    "empty frames": (zstd.compress(b"") * 10_000, 400),
+    "cut off": (zstd.compress(os.urandom(100_000))[:-1], 400),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_body_frees_its_decoder(
+    post: Any, kind: str, decoders: weakref.WeakSet[RequestDecoder]
+) -> None:
+    data, status = REFUSED[kind]
+    limit = len(data) if kind == "too large" else None
+    assert post(data, "zstd", decompress=True, body_limit_bytes=limit)[0] == status
+    assert not [*decoders]
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "gzip", "gzip, br"])
+def test_coding_of_no_body_is_not_refused(coding: str) -> None:
+    """The body of an HTTP/2 request may end at once, and a chunked one may be empty."""
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append([dict(scope["headers"])[b"content-encoding"], await receive()])
+        await sending(START, END)(scope, receive, send)
+
+    limited = asgifast.ASGIFast(app, decompress=True)
+    unknown = {**scope_of(method="GET", content_encoding=coding), "http_version": "2"}
+    for scope in (
+        scope_of(method="GET", content_encoding=coding),
+        scope_of(method="PUT", content_encoding=coding, content_length="0"),
+        unknown,
+    ):
+        assert call(limited, scope, body=b"").status == 200
+        assert seen[-1][0] == coding.encode()
+        assert not seen[-1][1]["body"]
+    assert call(limited, unknown, body=b"x").status in (400, 415)
+
+    def wsgi(environ: Any, start_response: Any) -> list[bytes]:
+        seen.append([environ.get("HTTP_CONTENT_ENCODING"), environ["wsgi.input"].read()])
+        start_response("200 OK", [])
+        return []
+
+    for extra in (
+        {},
+        {"CONTENT_LENGTH": "0"},
+        {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True},
+    ):
+        environ = new_environ("PUT", HTTP_CONTENT_ENCODING=coding)
+        environ.pop("CONTENT_LENGTH", None)
+        environ.update({"wsgi.input": io.BytesIO(), **extra})
+        assert Server(WSGIFast(wsgi, decompress=True), environ).head[0] == "200 OK"
+        assert seen[-1][1] == b""
+        assert seen[-1][0] == coding or (coding == "gzip" and "HTTP_TRANSFER_ENCODING" in extra)
+
+
+def test_asgi_app_gets_the_length_and_small_messages() -> None:
+    content = b"".join(os.urandom(50) * 4 for _ in range(25_000))
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        sizes = []
+        while True:
+            message = await receive()
+            sizes.append(len(message["body"]))
+            if not message["more_body"]:
+                break
+        seen.append((headers[b"content-length"], b"content-encoding" in headers, sum(sizes)))
+        assert max(sizes) <= MIB
+        await sending(START, END)(scope, receive, send)
+
+    for coding in CODINGS:
+        data = coded(coding, content)
+        scope = scope_of(method="POST", content_encoding=coding, content_length=str(len(data)))
+        assert call(asgifast.ASGIFast(app, decompress=True), scope, body=data).status == 200
+    assert seen == [(str(len(content)).encode(), False, len(content))] * 3
+
+
+def test_django_form_is_read_under_asgi() -> None:
+    set_up()
+    from django.core.handlers.asgi import ASGIHandler, ASGIRequest
+
+    form = (
+        b'--B\r\nContent-Disposition: form-data; name="title"\r\n\r\nhello\r\n--B\r\n'
+        b'Content-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\n%b\r\n--B--\r\n'
+    )
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = ASGIRequest(scope, await ASGIHandler().read_body(receive))
+        seen.append((request.POST["title"], request.FILES["file"].size))
+        request.close()
+        await sending(START, END)(scope, receive, send)
+
+    for size in (5000, 3_000_000):
+        data = gzip.compress(form % os.urandom(size))
+        scope = scope_of(
+            method="POST", content_encoding="gzip", content_length=str(len(data)),
+            content_type="multipart/form-data; boundary=B",
+        )  # fmt: skip
+        assert call(asgifast.ASGIFast(app, decompress=True), scope, body=data).status == 200
+    assert seen == [("hello", 5000), ("hello", 3_000_000)]
+
+
+@BOTH
+def test_decoded_body_without_room_is_503(
+    post: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = coded("gzip", b'{"name": "%s"}' % os.urandom(2 * MIB).hex().encode())
+    assert post(data, "gzip", decompress=True)[0] == 200
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    status, _, body = post(data, "gzip", decompress=True)
+    assert status == 503
+    assert b"no room" in body
+    assert b"No such file" in body
+
+
+def test_nothing_is_decoded_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+    decode = RequestDecoder.decode
+
+    def noted(self: RequestDecoder, data: bytes) -> Iterator[bytes]:
+        for piece in decode(self, data):
+            threads.add(threading.current_thread())
+            yield piece
+
+    monkeypatch.setattr(RequestDecoder, "decode", noted)
+    for size in (100, 100_000):
+        assert post_asgi(coded("gzip", b"[%b]" % (b" " * size)), "gzip", decompress=True)[0] == 200
+    assert threads
+    assert threading.main_thread() not in threads

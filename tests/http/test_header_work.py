@@ -40,7 +40,7 @@ NAMES = (
 )  # fmt: skip
 # One line of each kind; a long line has many of them, with a comma between them or without.
 UNITS = ('"aaaaaaaaaaaaaaaaaaaaaaaa+gzip"', "gzip;q=0.1", "bytes=0-0,", "[", " ", "1", ",")
-SMALL_BYTES, LARGE_BYTES = 30_000, 600_000
+SMALL_BYTES, LARGE_BYTES = 30_000, 300_000
 # Less is not compared, as a clock that ticks and a cold cache are most of it.
 COMPARED_S = 0.05
 FACTOR = LARGE_BYTES // SMALL_BYTES
@@ -109,7 +109,7 @@ def seconds(read: Callable[[Lines], object], lines: Lines) -> float:
 
 
 def check_growth(read: Callable[[Lines], object]) -> None:
-    """Twenty times as many bytes take at most sixty times as long, however they are split."""
+    """Ten times as many bytes take at most thirty times as long, however they are split."""
     for name in NAMES:
         for unit in UNITS:
             for count_of_lines in ("many", "one"):

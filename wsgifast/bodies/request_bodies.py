@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import io
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..compression.decoding import BodyLimits, RequestDecoder
 from ..errors import BodyTooLarge, RequestError
+from ..files.temporary import Budget, Spool, no_room
 from ..http.head import parse_length
 from .held_head import HeldHead
 from .streams import ClosedWith, Stream
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 _READ_BYTES = 64 * 1024
-# A larger decoded body goes to a temporary file.
+# A larger decoded body goes to a temporary file; all together have so many bytes at most.
 _DECODED_IN_MEMORY_BYTES = 1024 * 1024
+_ON_DISK = Budget(4 * 1024 * 1024 * 1024)
 
 
 def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput | None:
@@ -55,24 +56,34 @@ def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput 
     if is_counted:
         source = limited = LimitedInput(source, cast(int, limits.limit_bytes))
         environ["wsgi.input"] = limited
-    decoder = limits.decoder(coding) if coding is not None else None
+    if length is None:
+        is_ended = environ.get("wsgi.input_terminated") and "HTTP_UPGRADE" not in environ
+        length = -1 if is_ended else 0
+    if coding is None or not length:
+        return limited
+    try:
+        decoder = limits.decoder(coding)
+    except RequestError:
+        if length > 0 or source.read(1):
+            raise
+        return limited  # there is no body: nothing is coded, whatever the header says
     if decoder is None:
         return limited
-    if length is None:
-        length = -1 if environ.get("wsgi.input_terminated") else 0
     decoded = _decoded(source.read, length, decoder)
-    environ["CONTENT_LENGTH"] = str(decoded.tell())
-    decoded.seek(0)
-    environ["wsgi.input"] = decoded
+    environ["CONTENT_LENGTH"] = str(decoded.size)
+    environ["wsgi.input"] = decoded.open()
     environ["wsgi.input_terminated"] = True
     for name in ("HTTP_CONTENT_ENCODING", "HTTP_TRANSFER_ENCODING", "HTTP_CONTENT_LENGTH"):
         environ.pop(name, None)
     return None
 
 
-def _decoded(read: Callable[[int], bytes], missing: int, decoder: RequestDecoder) -> IO[bytes]:
-    """Decode `missing` bytes, or all if they are negative; return a file at its end."""
-    decoded = _Decoded(_DECODED_IN_MEMORY_BYTES)
+def _decoded(read: Callable[[int], bytes], missing: int, decoder: RequestDecoder) -> Spool:
+    """Decode `missing` bytes, or all if they are negative.
+
+    :raises RequestError: if the body is wrong, or if there is no room for it.
+    """
+    spool = Spool(_DECODED_IN_MEMORY_BYTES, sys.maxsize, _ON_DISK)
     try:
         while missing:
             block = read(_READ_BYTES if missing < 0 else min(_READ_BYTES, missing))
@@ -80,19 +91,21 @@ def _decoded(read: Callable[[int], bytes], missing: int, decoder: RequestDecoder
                 break
             missing -= len(block) if missing > 0 else 0
             for piece in decoder.decode(block):
-                decoded.write(piece)
+                _write(spool, piece)
         decoder.end()
     except BaseException:
-        decoded.close()
+        spool.close()
         raise
-    return decoded
+    return spool
 
 
-class _Decoded(tempfile.SpooledTemporaryFile[bytes]):
-    """A `wsgi.input`, which servers do not close."""
-
-    def __del__(self) -> None:
-        self.close()
+def _write(spool: Spool, piece: bytes) -> None:
+    try:
+        spool.write(piece)
+    except RequestError:
+        raise
+    except OSError as error:
+        raise no_room(error) from error
 
 
 class LimitedInput(io.IOBase):

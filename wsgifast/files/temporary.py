@@ -20,6 +20,11 @@ from ..sockets.sending import FileSegment
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+def no_room(error: OSError) -> RequestError:
+    """Return the answer to a request whose body cannot be written to a temporary file."""
+    return RequestError(503, f"There is no room for the request body: {error.strerror}")
+
+
 class Budget:
     """Counts the bytes of all that is of one kind, such as temporary files; thread-safe.
 
@@ -110,6 +115,8 @@ class TemporaryFile(io.BufferedReader):
     :raises OSError: if it cannot be created.
     """
 
+    _is_open = False
+
     def __init__(
         self,
         disk: Budget,
@@ -122,6 +129,7 @@ class TemporaryFile(io.BufferedReader):
         self._left_free_bytes = left_free_bytes
         file = cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0))
         super().__init__(file, buffer_bytes)
+        self._is_open = True
 
     def append(self, data: bytes | bytearray) -> FileSegment:
         """Append bytes; returns the part of the file that they take up.
@@ -158,8 +166,11 @@ class TemporaryFile(io.BufferedReader):
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            text = f"There is no room for the request body: {error.strerror}"
-            raise RequestError(503, text) from error
+            raise no_room(error) from error
+
+    def __del__(self) -> None:
+        if self._is_open:
+            self.close()  # nobody closes a `wsgi.input`
 
     def close(self) -> None:
         if not self.closed:
