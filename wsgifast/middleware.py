@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import logging
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .bodies.access_log import CHUNKS, LENGTH_ERROR, SENT_AS
+from .bodies.access_log import CHUNKS, SENT_AS
 from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import (
     BARE,
@@ -43,8 +42,6 @@ from .sockets.options import owned_socket, set_nodelay
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-logger = logging.getLogger("wsgifast")
 
 
 class WSGIFast:
@@ -203,10 +200,12 @@ class WSGIFast:
             if shape is WHOLE and head.status is not None and not head.forwarded:
                 return _send_whole(head, content)
             return self._send(head, body, shape, content)
-        except BaseException:
+        except BaseException as error:
             head.exc_info = None
             close_body(body)
-            raise
+            if not isinstance(error, Exception) or not head.is_over():
+                raise
+            return Stream(head, (), coalesce=False)
 
     def _call_limited(self, head: HeldHead, limits: BodyLimits) -> Iterable[bytes]:
         """Call the app with a request body that is within the limits, or refuse the request."""
@@ -310,14 +309,9 @@ def _send_whole(
             sent_as = "joined" if count > 1 else "rescued"
     if head.length != size and (size or not head.no_body):
         if head.length is not None:
-            head.environ[LENGTH_ERROR] = "corrected"
-            logger.warning(
-                "%s declared a Content-Length of %d for a body of %d bytes; corrected",
-                head.app_name,
-                head.length,
-                size,
-            )
-        head.set_length(size)
+            head.correct_length(size)
+        else:
+            head.set_length(size)
     if head.compression is not None and not head.leaves_uncoded(size):
         assert head.coding is not None
         head.headers, few = head.coding.whole(head.code, head.headers, few, size)

@@ -16,11 +16,13 @@ from .files import (
     FileReader,
     FileSlice,
     SegmentedBody,
+    corrects_length,
     file_body,
     in_file_wrapper,
     known_size,
     request_facts,
     segment_of,
+    size_left,
 )
 from .held_head import HeldHead
 from .streams import ClosedWith
@@ -46,6 +48,10 @@ class FileResponses(NamedTuple):
             rest = FileReader(file, size, head.convert, owner)
             return rest if head.coding is None else ClosedWith(head.coding.flushed(rest), rest)
         segment = segment_of(file)
+        if head.length is not None and corrects_length(owner):
+            size = size_left(file)
+            if size and size < head.length:
+                head.correct_length(size)
         if segment is None or (head.length is not None and head.length > segment.size):
             in_memory = known_size(file)
             if head.length is None:

@@ -311,6 +311,25 @@ def known_size(file: object) -> int | None:
     return None
 
 
+def corrects_length(wrapper: object) -> bool:
+    """Whether this is a server's file wrapper that replaces a Content-Length beyond the file.
+
+    waitress does that for files that can seek. It sends the file whole.
+    """
+    return type(wrapper).__module__ == "waitress.buffers"
+
+
+def size_left(file: Any) -> int | None:
+    """Return how many bytes follow the position of a file; None if it cannot seek."""
+    seekable = getattr(file, "seekable", None)
+    if not callable(seekable) or not seekable():
+        return None
+    position = file.tell()
+    size: int = file.seek(0, os.SEEK_END) - position
+    file.seek(position)
+    return size
+
+
 def header_of(environ: WSGIEnvironment, name: str) -> str | None:
     """Return a request's header by its name; None without one."""
     value: str | None = environ.get(header_key(name.upper()))

@@ -5,6 +5,7 @@ A second call is allowed with exc_info alone (PEP 3333).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from sys import modules
 from time import time_ns
@@ -15,12 +16,16 @@ from ..compression.policy import WISH, Compression, Wish, left_uncoded
 from ..errors import BodyError
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.head import declared_length, status_code
+from .access_log import LENGTH_ERROR
 from .chunks import charset_of, to_bytes
 from .content_coding import ContentCoding
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+logger = logging.getLogger("wsgifast")
 
 
 class HeldHead:
@@ -99,13 +104,11 @@ class HeldHead:
             self.forward()
         chunk = self.convert(data)
         counter = self.counter()
-        if counter.admit(len(chunk)) < len(chunk):
-            if not self.no_body:
-                raise BodyError(
-                    f"{self.app_name} wrote {counter.sent + counter.dropped} bytes, more than its "
-                    f"Content-Length of {counter.length}"
-                )
-            chunk = b""
+        admitted = counter.admit(len(chunk))
+        if admitted < len(chunk):
+            if not self.no_body and counter.dropped == len(chunk) - admitted:
+                self.note_surplus()
+            chunk = chunk[:admitted]
         if self._server_write is None:  # Granian's, uvicorn's
             raise BodyError(
                 f"{self.app_name} calls write(), which this server does not have although PEP 3333 "
@@ -135,6 +138,17 @@ class HeldHead:
                 return  # never both
         self.headers.append(("Content-Length", str(size)))
 
+    def correct_length(self, size: int) -> None:
+        """Replace a wrong Content-Length, and log that."""
+        self.environ[LENGTH_ERROR] = "corrected"
+        logger.warning(
+            "%s declared a Content-Length of %d for a body of %d bytes; corrected",
+            self.app_name,
+            self.length,
+            size,
+        )
+        self.set_length(size)
+
     def forward(self) -> None:
         """Call the server's start_response."""
         if self.status is None:
@@ -147,8 +161,14 @@ class HeldHead:
         # Middleware around WSGIFast, such as an error reporter, gets the error by it.
         exc_info: OptExcInfo | None = self.exc_info
         self.exc_info = None  # its traceback refers to the app's frame
+        coding = self.coding if self.codes_stream else None
+        compressor = None if coding is None else coding.compressor
         try:
             self._server_write = self.server_start(self.status, self._to_send(), exc_info)
+        except BaseException:
+            if coding is not None:  # the head has been sent before: its body goes on
+                coding.compressor = compressor
+            raise
         finally:
             exc_info = None
 
@@ -208,6 +228,28 @@ class HeldHead:
         if self._counter is None:
             self._counter = BodyCounter(Framing(not self.no_body, self.length, chunked=False))
         return self._counter
+
+    def note_surplus(self) -> None:
+        """Log that the body is longer than its Content-Length."""
+        self.environ[LENGTH_ERROR] = "long"
+        logger.error(
+            "%s sent more than its Content-Length of %d bytes; the rest is dropped",
+            self.app_name,
+            self.counter().length,
+        )
+
+    def is_over(self) -> bool:
+        """Return whether the error that the app has just raised is logged, and no more.
+
+        It is if the body is compressed block by block, and has all of its Content-Length. The
+        client would have the whole of the uncompressed body, so that of the compressed one is not
+        cut off.
+        """
+        coding = self.coding if self.codes_stream and self.forwarded else None
+        if coding is None or coding.compressor is None or not self.counter().complete:
+            return False
+        logger.exception("%s failed behind its body, which is sent whole", self.app_name)
+        return True
 
     def convert(self, chunk: object) -> bytes:
         """:raises BodyError: for a chunk that cannot be converted to bytes."""

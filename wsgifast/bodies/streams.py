@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -16,8 +15,6 @@ from .classify import iterated
 from .content_coding import ContentCoding
 from .files import close_body
 from .held_head import HeldHead
-
-logger = logging.getLogger("wsgifast")
 
 # The readers of these types wait for each event.
 _EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
@@ -70,14 +67,18 @@ class Stream:
         first = b""
         # A lazy app calls start_response at the first chunk, and any app may replace the head (with
         # exc_info) until the first byte is sent: up to there HEAD runs the same code as GET.
-        for chunk in chunks:
-            first = convert(chunk)
-            if head.status is not None:
-                if first:
+        try:
+            for chunk in chunks:
+                first = convert(chunk)
+                if head.status is not None:
+                    if first:
+                        break
+                    yield b""
+                elif first:
                     break
-                yield b""
-            elif first:
-                break
+        except Exception:
+            if not head.is_over():
+                raise
         if head.status is None:
             # When an iterable fails, cheroot sends the head that it has; without one nothing.
             headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
@@ -96,15 +97,10 @@ class Stream:
                 count += 1
                 total += size
                 if counter is not None:
-                    if counter.admit(size) < size:
-                        head.environ[LENGTH_ERROR] = "long"
-                        logger.error(
-                            "%s returned more than its Content-Length of %d bytes; "
-                            "the rest is dropped",
-                            head.app_name,
-                            counter.length,
-                        )
-                        yield chunk[: size - counter.dropped]
+                    admitted = counter.admit(size)
+                    if admitted < size:
+                        head.note_surplus()
+                        yield chunk[:admitted]
                         return
                 elif count == SAMPLED_CHUNKS:
                     yield chunk
@@ -118,6 +114,9 @@ class Stream:
             for chunk in chunks:
                 count += 1
                 yield chunk if type(chunk) is bytes else convert(chunk)
+        except Exception:
+            if not head.is_over():
+                raise
         finally:
             environ = head.environ
             environ[CHUNKS] = count
