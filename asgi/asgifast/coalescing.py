@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from time import monotonic
 
 from .loops import BackgroundTask, Loop, outcome, running_loop
@@ -88,9 +89,11 @@ class Coalescer:
     :param order: all but :meth:`offer`, :meth:`send_apart` and :meth:`cancel` are called by whoever
         it lets through.
     :param holds: False to hold nothing: small messages are passed on at once, too.
+    :ivar room: bytes of the Content-Length that no message has yet. A message with more is sent
+        apart, so that a server that refuses it has sent what came before.
     """
 
-    __slots__ = ("_held", "_loop", "_order", "_send", "_task", "_turn_scheduled", "holds")
+    __slots__ = ("_held", "_loop", "_order", "_send", "_task", "_turn_scheduled", "holds", "room")
 
     def __init__(self, send: Send, order: SendOrder, *, holds: bool) -> None:
         self._loop: Loop = running_loop()
@@ -100,6 +103,11 @@ class Coalescer:
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
         self.holds = holds
+        self.room = math.inf
+
+    def set_length(self, declared: int | None) -> None:
+        """Take the Content-Length of the head, if it has one."""
+        self.room = math.inf if declared is None else declared
 
     def offer(self, body: bytes, *, in_order: bool = False) -> bool | None:
         """Hold a message's body, if it is small and nothing is to be awaited for it.
@@ -113,12 +121,16 @@ class Coalescer:
         if not self.holds:
             return False
         held = self._held
+        size = len(body)
+        if size > self.room:
+            return None
         if held.to_pass_on:
             held.to_pass_on -= 1
+            self.room -= size
             return False
-        size = len(body)
         if size > SMALL_MESSAGE_BYTES or held.size + size >= COALESCED_BYTES:
             return None
+        self.room -= size
         held.chunks.append(body)
         held.size += size
         if not self._turn_scheduled:
@@ -138,20 +150,20 @@ class Coalescer:
     async def end(self, message: Message, body: bytes) -> None:
         """Send the body's last message, with what is held before it if that is small.
 
+        The app's own task sends it. When it is sent, the server may say http.disconnect, for which
+        a framework may cancel whatever still waits.
+
         :param body: the message's.
         """
-        waits = has_to_wait(self._send)
-        if waits or len(body) > COALESCED_BYTES or not self._held.chunks:
+        size = len(body)
+        # A send() that is cancelled while it waits must not lose what was held.
+        may_wait = has_to_wait(self._send) is not False
+        if may_wait or size > COALESCED_BYTES or size > self.room or not self._held.chunks:
             await self.flush()
-            await self._send(message)
-            return
-        # A task that is about to send what was held finds nothing.
-        message = {**message, "body": self._held.take(body)}
-        if waits is None:
-            self.send_apart(message)
-            await self.sent()
         else:
-            await self._send(message)
+            # A task that is about to send what was held finds nothing.
+            message = {**message, "body": self._held.take(body)}
+        await self._send(message)
 
     async def flush(self) -> None:
         """Send what is held."""

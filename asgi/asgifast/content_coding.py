@@ -5,16 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import monotonic, time_ns
+from typing import Any
 
 from wsgifast.compression.codings import Compressor
 from wsgifast.compression.dictionaries import DCZ
 from wsgifast.compression.policy import DECISIVE_LENGTHS, Compression, left_uncoded, with_vary
 from wsgifast.compression.response import Decision, ResponseCoding
+from wsgifast.errors import BodyError, BodyTooShort
 from wsgifast.files import RequestFacts
 from wsgifast.http.head import raw_headers
 
 from .loops import in_thread, running_loop
-from .messages import Message, RawHeaders, Scope, Send, text_headers, whole_body
+from .messages import (
+    Message,
+    RawHeaders,
+    Scope,
+    Send,
+    declared_length,
+    flow_of,
+    response_body,
+    text_headers,
+    whole_body,
+)
 
 # From this size on a body is compressed in a thread: a smaller one takes a millisecond at most, at
 # the default levels. In a thread it takes up to twice the processor time.
@@ -76,6 +88,10 @@ class ContentCoding(ResponseCoding):
     _restored: tuple[str | None, str | None] | None = None
     is_file = False
     _send: Send
+    # Bytes of the Content-Length that the app has still to send, while they are compressed.
+    _left: int | None = None
+    # The compressed body has its end.
+    _is_finished = False
     # From this size on a block is compressed in a thread.
     _thread_bytes: int
 
@@ -125,8 +141,11 @@ class ContentCoding(ResponseCoding):
         """Return the head and the only message of a response as they are to be sent."""
         body = whole_body(message)
         assert body is not None
-        headers = text_headers(start["headers"])
         is_head = self.method == "HEAD"
+        declared = declared_length(start["headers"])
+        if not is_head and declared is not None and declared != len(body):
+            return start, message  # the server cuts it off, or refuses it
+        headers = text_headers(start["headers"])
         decision = self.decide_page(start["status"], headers, None if is_head else len(body))
         if decision is None:
             return start, message
@@ -160,27 +179,69 @@ class ContentCoding(ResponseCoding):
         if_none_match, if_match = self._restored
         return facts._replace(if_none_match=if_none_match, if_match=if_match)
 
+    @property
+    def flow(self) -> Any:
+        """The flow control of the server's send(), for :func:`~.messages.has_to_wait`."""
+        return flow_of(self._send)
+
+    async def end(self) -> None:
+        """The app sends nothing more: end a body that has all of its Content-Length.
+
+        Uncompressed, the client would have the whole of it.
+        """
+        if self._is_finished and self.compressor is not None:
+            self.compressor = None
+            await self._send(response_body())
+
     async def _send_coded(self, message: Message) -> None:
         kind = message["type"]
+        if kind == "http.response.body" and self.compressor is not None:
+            await self._send_body(message, self.compressor)
+            return
         if kind == "http.response.start":
             message = self._begin(message)
-        elif kind == "http.response.body" and self.compressor is not None:
-            body = message.get("body", b"")
-            if message.get("more_body"):
-                if body:
-                    flushed = await self._compressed(self.compressor.flushed, body)
-                    message = {**message, "body": flushed}
-            else:
-                coded = await self._compressed(self.compressor.add, body) if body else b""
-                message = {**message, "body": coded + self.compressor.finish()}
-                self.compressor = None
         await self._send(message)
+
+    async def _send_body(self, message: Message, compressor: Compressor) -> None:
+        """Send a body message, compressed.
+
+        :raises BodyError: if the body is longer than its Content-Length.
+        :raises BodyTooShort: if it is shorter.
+        """
+        body = message.get("body", b"")
+        is_last = not message.get("more_body")
+        left = self._left
+        if left is not None:
+            if len(body) > left:
+                await self.end()
+                raise BodyError(
+                    f"the app sent {len(body) - left} bytes more than its Content-Length; "
+                    "declare the length of the body that is sent"
+                )
+            self._left = left = left - len(body)
+        if is_last and left:
+            if body:
+                flushed = await self._compressed(compressor.flushed, body)
+                await self._send(response_body(flushed, more_body=True))
+            raise BodyTooShort(left)
+        is_whole = is_last or left == 0
+        if body:
+            add = compressor.add if is_whole else compressor.flushed
+            body = await self._compressed(add, body)
+        if is_whole and not self._is_finished:
+            self._is_finished = True
+            body += compressor.finish()
+        if is_last:
+            self.compressor = None
+        await self._send({**message, "body": body})
 
     def _begin(self, start: Message) -> Message:
         """Decide about a response by its head; return the head to send."""
         headers = text_headers(start["headers"])
         if not self.is_file:
             changed = self.begin(start["status"], headers)
+            if self.compressor is not None:
+                self._left = declared_length(start["headers"])
         elif (decision := self.decide(start["status"], headers)) is None:
             return start
         else:

@@ -149,8 +149,8 @@ class Request:
         kind = message["type"]
         if kind == "http.response.body":
             self.chunks += 1
-            if "body" in message:
-                self.size += len(message["body"])
+            if "body" in message and (body := message["body"]):
+                self.size += len(body)
             is_last = "more_body" not in message or not message["more_body"]
             if not self.sent_as:
                 self.sent_as = "as-is" if is_last else "stream"

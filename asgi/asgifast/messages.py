@@ -28,6 +28,9 @@ Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+STATUSES_WITHOUT_BODY = frozenset({204, 304})
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
 # Extension names, as scope["extensions"] has them.
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
@@ -92,6 +95,23 @@ def copied_head(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], boo
         if name == b"content-length":
             return copied, headers, True
     return copied, headers, False
+
+
+def with_listed_headers(scope: Scope) -> Scope:
+    """Return a scope whose headers are a list, since an iterator could be read only once."""
+    return {**scope, "headers": [*scope["headers"]]}
+
+
+def drops_body(method: str, start: Message | None) -> bool:
+    """Return whether the body of a response is dropped (RFC 9110, section 6.4.1)."""
+    if method == "HEAD":
+        return True
+    return start is not None and start.get("status") in STATUSES_WITHOUT_BODY
+
+
+def without_framing(headers: RawHeaders) -> RawHeaders:
+    """Return headers without those that say where a body ends."""
+    return [header for header in headers if header[0].lower() not in _FRAMING]
 
 
 def whole_body(message: Message) -> bytes | None:
@@ -285,10 +305,14 @@ class SendOrder:
             self.is_taken = False
 
 
+def flow_of(send: Send) -> Any:
+    """Return uvicorn's FlowControl that a send() waits for; None if it is not uvicorn's."""
+    return getattr(getattr(send, "__self__", None), "flow", None)
+
+
 def has_to_wait(send: Send) -> bool | None:
-    """Whether send() would wait until the client has read; None if it is not uvicorn's."""
-    flow = getattr(getattr(send, "__self__", None), "flow", None)
-    waits: bool | None = getattr(flow, "write_paused", None)
+    """Return whether send() would wait until the client has read; None if that is not known."""
+    waits: bool | None = getattr(flow_of(send), "write_paused", None)
     return waits
 
 

@@ -25,6 +25,7 @@ from .messages import (
     FILE_EXTENSIONS,
     PATHSEND,
     PLANNED,
+    STATUSES_WITHOUT_BODY,
     ZEROCOPYSEND,
     ASGIApp,
     Message,
@@ -33,11 +34,15 @@ from .messages import (
     Send,
     SendOrder,
     copied_head,
+    declared_length,
+    drops_body,
     forward_start,
     response_body,
     response_start,
     text_headers,
     whole_body,
+    with_listed_headers,
+    without_framing,
 )
 from .pathsend import Offer, PathsendDecision, without_files
 from .request_bodies import buffer_bytes, call_limited
@@ -153,6 +158,8 @@ class ASGIFast:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        if type(scope["headers"]) is not list:
+            scope = with_listed_headers(scope)
         if self._instrumented is not None:
             return await self._instrumented(scope, receive, send)
         if self.body_limits is not None:
@@ -235,8 +242,9 @@ class _Exchange:
     """
 
     __slots__ = (
-        "_coalescer", "_coding", "_files", "_has_text", "_headers", "_is_examined", "_offer",
-        "_options", "_order", "_received", "_scope", "_server_receive", "_server_send", "start",
+        "_coalescer", "_coding", "_drops_body", "_files", "_has_text", "_headers", "_is_examined",
+        "_offer", "_options", "_order", "_received", "_scope", "_server_receive", "_server_send",
+        "start",
     )  # fmt: skip
 
     _options: ASGIFast
@@ -252,6 +260,8 @@ class _Exchange:
     # None until the app sends a file.
     _files: FileSender | None
     _coalescer: Coalescer
+    # The response may have no body.
+    _drops_body: bool
     _has_text: bool
     # The coalescer's, for the messages of a stream; None where each one is examined.
     _offer: Callable[[bytes], bool | None] | None
@@ -323,7 +333,7 @@ class _Exchange:
                 if body == b"":  # such as the end of what was sent whole
                     await self._server_send(message)
                     return
-            elif body is not None and self._scope["method"] != "HEAD":
+            elif body is not None and not drops_body(self._scope["method"], self.start):
                 await forward_start(self, self._server_send)
                 await self._server_send(message)
                 return
@@ -344,7 +354,7 @@ class _Exchange:
         if send_whole is None or not send_whole(server, start, message):
             self.start = start
             await forward_start(self, self._server_send)
-            if self._scope["method"] == "HEAD":
+            if drops_body(self._scope["method"], start):
                 message = {**message, "body": b""}
             await self._server_send(message)
 
@@ -354,17 +364,19 @@ class _Exchange:
         if self._coding is not None:
             self._server_send = self._coding.stream(self._server_send)
         self._headers = self.start["headers"] if self.start is not None else []
+        self._drops_body = drops_body(self._scope["method"], self.start)
         self._has_text = False
         self._files = self._offer = None
         # asgifast's protocols do it themselves, but behind the compressor.
         extensions = self._scope.get("extensions") or ()
         holds = (
             self._options.coalesce
-            and self._scope["method"] != "HEAD"
+            and not self._drops_body
             and (self._coding is not None or COALESCING not in extensions)
         )
         order = self._order or self._begin_order()
         self._coalescer = Coalescer(self._server_send, order, holds=holds)
+        self._coalescer.set_length(declared_length(self._headers))
 
     def _converted(self, body: object) -> bytes:
         data = to_bytes(
@@ -385,12 +397,13 @@ class _Exchange:
         start = self.start
         if is_body:
             body = message.get("body", b"")
-            if type(body) is not bytes:
+            if body is None:  # servers take it for b""
+                message = {**message, "body": (body := b"")}
+            elif type(body) is not bytes:
                 note_sent_as(self._scope, "rescued")
                 message = {**message, "body": (body := self._converted(body))}
-            is_head = self._scope["method"] == "HEAD"
-            if body and is_head:
-                body = b""  # daphne would send it
+            if body and self._drops_body:
+                body = b""  # some servers would send it
                 message = {**message, "body": body}
             if start is not None:
                 await forward_start(self, self._server_send)
@@ -405,13 +418,16 @@ class _Exchange:
                     note_sent_as(self._scope, "coalesced")
                 await coalescer.add(body)
             else:
-                if not coalescer.holds and not is_head:
+                if not coalescer.holds and not self._drops_body:
                     self._offer = coalescer.offer
                 await coalescer.flush()
+                coalescer.room -= len(body)
                 await self._server_send(message)
         elif kind == "http.response.start":
             await forward_start(self, self._server_send)  # the server raises for the second one
             self._headers = self._hold(message)
+            self._drops_body = drops_body(self._scope["method"], message)
+            coalescer.set_length(declared_length(self._headers))
         elif kind in (PATHSEND, ZEROCOPYSEND):
             await self._send_file(message)
         else:
@@ -459,11 +475,15 @@ class _Exchange:
     async def _send_held(self) -> None:
         if self._is_examined:
             await self._coalescer.flush()
+            if self._coding is not None:
+                await self._coding.end()
         await forward_start(self, self._server_send)
 
     def _hold(self, message: Message) -> list[tuple[bytes, bytes]]:
         """Hold a head, whose headers it returns; without a Content-Length to the turn's end."""
         start, headers, is_declared = copied_head(message)
+        if "status" in start and start["status"] in STATUSES_WITHOUT_BODY:
+            start["headers"] = headers = without_framing(headers)
         self.start = start
         if not is_declared:
             running_loop().call_soon(self._on_turn_end)

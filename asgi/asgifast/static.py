@@ -8,7 +8,15 @@ from wsgifast.files.site import NOT_ALLOWED, Answer, StaticFilesBase
 
 from .files import FileSender, Received, request_facts
 from .loops import in_thread
-from .messages import ASGIApp, Receive, Scope, Send, response_body, response_start
+from .messages import (
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+    response_body,
+    response_start,
+    with_listed_headers,
+)
 
 
 class StaticFiles(StaticFilesBase[ASGIApp]):
@@ -35,6 +43,8 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
         method = scope["method"]
         if method == "GET" or method == "HEAD":
             path = _path_below_mount(scope)
+            if type(scope["headers"]) is not list:
+                scope = with_listed_headers(scope)
             facts = request_facts(scope)
             answer = self.answer_kept(facts, path)
             if answer is None:

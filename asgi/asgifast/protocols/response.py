@@ -16,6 +16,7 @@ from ..messages import (
     PATHSEND,
     PLANNED,
     RECORDING,
+    STATUSES_WITHOUT_BODY,
     UNKNOWN_PATHSEND,
     ZEROCOPYSEND,
     Message,
@@ -30,6 +31,7 @@ from ..messages import (
     parse_zerocopysend,
     response_body,
     whole_body,
+    without_framing,
 )
 from ..whole_responses import add_sender, send_whole, whole_sender_for
 from .file_body import FileBody
@@ -62,7 +64,9 @@ class Response:
     """
 
     # Lives as long as the slowest download, of which there may be thousands.
-    __slots__ = ("_error", "_held", "body", "cycle", "end_turn", "order", "start")
+    __slots__ = (
+        "_counts", "_error", "_held", "_is_empty", "body", "cycle", "end_turn", "order", "start",
+    )  # fmt: skip
 
     _body_class: ClassVar[type[FileBody]] = FileBody
 
@@ -72,6 +76,11 @@ class Response:
     body: FileBody | None
     # None until the first message that may be held, and again behind the last one.
     _held: Held | None
+    # Whether the server counts messages when they are held, since they have a Content-Length. One
+    # that is too long is refused alone, then.
+    _counts: bool
+    # Whether the response may have no body, by its status. Set with the order.
+    _is_empty: bool
     # uvicorn's error for held messages, which the next send() raises.
     _error: Exception | None
     # Held's, for the transport.
@@ -80,6 +89,7 @@ class Response:
     def begin(self) -> SendOrder:
         """From now on messages are sent in order, and the small ones held."""
         self._held = self._error = None
+        self._is_empty = False
         self.order = order = SendOrder()
         return order
 
@@ -97,7 +107,8 @@ class Response:
                         return
                     whole = whole_body(message)
                     is_small = whole is not None and len(whole) < COALESCED_BYTES
-                    if is_small and not cycle.flow.write_paused:
+                    is_empty = start.get("status") in STATUSES_WITHOUT_BODY
+                    if is_small and not is_empty and not cycle.flow.write_paused:
                         await self._send_in_one_write(start, message)
                         return
                     self.start = start
@@ -138,6 +149,8 @@ class Response:
                 return
             if not held.chunks:
                 cycle.transport.keep(self)
+            if body and self._counts and not cycle.disconnected:
+                body = self._frame(body)
             held.chunks.append(body)
             held.size += len(body)
             if held.size >= COALESCED_BYTES:
@@ -184,6 +197,7 @@ class Response:
             or self.is_bodyless()
         ):
             return None
+        self._counts = self._declared() is not None
         held = self._held = Held()
         self.end_turn = held.end_turn
         return held
@@ -200,6 +214,8 @@ class Response:
             await self.send_start()
         cycle = self.cycle
         if kind == "http.response.body":
+            if self._is_empty:
+                message = {**message, "body": b""}
             body = message.get("body", b"")
             if message.get("more_body"):
                 self.write_held()
@@ -210,7 +226,8 @@ class Response:
             held = self._held
             # A waiting send() may be cancelled; held messages are not lost then.
             waits = cycle.flow.write_paused
-            if held is not None and held.chunks and type(body) is bytes and not waits:
+            may_join = held is not None and not self._counts and not waits
+            if held is not None and may_join and held.chunks and type(body) is bytes:
                 message = {**message, "body": held.take(body)}
             self.write_held()
             self._held = None
@@ -229,8 +246,19 @@ class Response:
     def response_started(self) -> bool:
         return bool(self.cycle.response_started)
 
+    @property
+    def flow(self) -> Any:
+        """uvicorn's, for :func:`~asgifast.messages.has_to_wait`."""
+        return self.cycle.flow
+
     async def _send_start(self, message: Message) -> None:
-        await self.cycle.send(copied_head(message)[0])
+        cycle = self.cycle
+        start, headers, _ = copied_head(message)
+        is_empty = start.get("status") in STATUSES_WITHOUT_BODY and not cycle.response_started
+        if is_empty:
+            start["headers"] = without_framing(headers)
+        await cycle.send(start)
+        self._is_empty = is_empty
 
     async def returned(self) -> None:
         """The app has returned: send what it sent, as far as that is held."""
@@ -266,7 +294,7 @@ class Response:
         if not data or self.cycle.disconnected:
             return
         try:
-            framed = self._frame(data)
+            framed = data if self._counts else self._frame(data)
         except Exception as error:  # noqa: BLE001 - raised by write_held()
             self._error = error
             self._held = None
@@ -371,7 +399,7 @@ class Response:
 
     def is_bodyless(self) -> bool:
         """Whether the response may have no body; body bytes of the app are then dropped."""
-        return bool(self.cycle.scope["method"] == "HEAD")
+        return self._is_empty or bool(self.cycle.scope["method"] == "HEAD")
 
     def frame_for(self, size: int) -> tuple[bytes, bytes]:
         """Have the server count body bytes; return what is written before and behind them."""

@@ -16,6 +16,7 @@ from wsgifast.checks import needs
 from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment
 
+from ..coalescing import Held
 from ..exporting import figures
 from ..messages import Message, copied_head, declared_length
 from ..protocols.file_body import SMALL_FILE_BYTES, FileBody
@@ -181,6 +182,10 @@ class ZttpH2Response(Response):
     def _declared(self) -> int | None:
         declared: int | None = self.cycle.expected_content_length
         return declared
+
+    def _begin_to_hold(self) -> Held | None:
+        # Frames have the order in which they are made, and so they are not held.
+        return super()._begin_to_hold() if self._declared() is None else None
 
 
 class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
