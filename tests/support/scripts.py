@@ -1,6 +1,6 @@
 """WSGI apps as data: any status, shape of body, way to start, to fail and to close.
 
-For live servers, `app` plays the script that its request brings, wrapped.
+For live servers, `app` plays the script that its request brings, in the way that its path names.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from wsgifast import WSGIFast
+from wsgifast import Compression, WSGIFast
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
 class AppError(Exception):
@@ -38,16 +38,25 @@ RUNNING = ("generator", "lazy generator", "sized")
 TYPES = {"bytes": bytes, "str": bytes.decode, "bytearray": bytearray, "memoryview": memoryview}
 
 
+_TAGGED = [
+    ("ETag", '"tag"'), ("Vary", "Cookie"), ("Cache-Control", "max-age=60"),
+    ("Set-Cookie", "a=b"), ("Set-Cookie", "c=d"),
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Script:
     """An app, as data.
 
-    :ivar length: what Content-Length says: "right", "short", "long", or None for no such header.
+    :ivar length: what Content-Length says: "right", "short", "long", "one short" and "one long" (by
+        a byte), or None for no such header.
     :ivar written: what goes through write() before the app returns.
     :ivar restart: where start_response is called again with exc_info and status 500: "at once"
         after the first call, in the iterator "before" its first chunk, after an "empty" one, or
         "after" the first chunk.
     :ivar error_at: before which chunk the iterator raises.
+    :ivar repeat: how often each piece, and what is written, is repeated.
+    :ivar is_tagged: whether the head has an ETag, Vary, Cache-Control and cookies.
     """
 
     method: str = "GET"
@@ -60,6 +69,8 @@ class Script:
     restart: str | None = None
     error_at: int | None = None
     close: str | None = None
+    repeat: int = 1
+    is_tagged: bool = False
 
     @property
     def runs(self) -> bool:
@@ -68,13 +79,24 @@ class Script:
     @property
     def declared(self) -> int | None:
         total = len(b"".join((*self.written, *self.pieces)))
-        lengths = {"right": total, "short": total // 2, "long": total + 3}
+        lengths = {
+            "right": total, "short": total // 2, "long": total + 3,
+            "one short": max(0, total - 1), "one long": total + 1,
+        }  # fmt: skip
         return None if self.length is None else lengths[self.length]
+
+    def repeated(self) -> Script:
+        """The same without `repeat`."""
+        pieces = tuple(piece * self.repeat for piece in self.pieces)
+        written = tuple(piece * self.repeat for piece in self.written)
+        return replace(self, pieces=pieces, written=written, repeat=1)
 
     def headers(self, status: str) -> list[tuple[str, str]]:
         headers = [("X-Status", status)]
         if status[:3] not in ("204", "304"):
             headers.append(("Content-Type", "text/plain"))
+        if self.is_tagged:
+            headers += _TAGGED
         if self.declared is not None:
             headers.append(("Content-Length", str(self.declared)))
         return headers
@@ -82,13 +104,19 @@ class Script:
 
 def lawful(script: Script) -> Script:
     """The app as it should have been: what wsgifast is to make of it."""
-    script = replace(script, type_="bytes")
-    if script.shape == "bare":
-        script = replace(script, shape="list")
-    elif script.shape == "memory file":
+    script = without_repairs(script)
+    if script.shape == "memory file":
         script = replace(script, shape="wrapped file")
     elif script.shape == "disk file":
         script = replace(script, shape="iterator")
+    return script
+
+
+def without_repairs(script: Script) -> Script:
+    """The app with what servers refuse, and wsgifast repairs, put right."""
+    script = replace(script, type_="bytes")
+    if script.shape == "bare":
+        script = replace(script, shape="list")
     if script.shape in ("list", "tuple") and script.length and not script.written:
         script = replace(script, length="right")
     return script
@@ -108,7 +136,7 @@ class ScriptedApp:
     """
 
     def __init__(self, script: Script) -> None:
-        self.script = script
+        self.script = script.repeated()
         self.closed: list[int] = []
         self.closable = False
 
@@ -215,12 +243,12 @@ def disk_file(data: bytes) -> Any:
     return file
 
 
-def target_of(script: Script) -> str:
-    """The URL at which :data:`app` plays a script."""
+def target_of(script: Script, way: str = "") -> str:
+    """The URL at which :data:`app` plays a script, in one of WAYS."""
     fields = asdict(script)
     for name in ("pieces", "written"):
         fields[name] = [piece.hex() for piece in fields[name]]
-    return "/?" + quote(json.dumps(fields))
+    return f"/{way}?" + quote(json.dumps(fields))
 
 
 def _raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -231,4 +259,15 @@ def _raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     return ScriptedApp(Script(**fields))(environ, start_response)
 
 
-app = WSGIFast(_raw)
+_GZIP = Compression(codings=["gzip"], min_bytes=20)
+WAYS: dict[str, WSGIApplication] = {
+    "": WSGIFast(_raw),
+    "raw": _raw,
+    "compress": WSGIFast(_raw, compress=_GZIP),
+    "coalesce": WSGIFast(_raw, coalesce=True, compress=_GZIP),
+    "metrics": WSGIFast(_raw, metrics="prometheus", body_limit_bytes=1000, decompress=True),
+}
+
+
+def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    return WAYS[environ["PATH_INFO"].strip("/")](environ, start_response)

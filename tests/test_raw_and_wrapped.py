@@ -1,0 +1,176 @@
+"""Random apps with mistakes, raw and wrapped, on live servers: a client gets the same from both.
+
+Hypothesis writes the apps: lengths that are declared wrongly, messages behind the last one, bodies
+where none may be, errors at any point. One server process for each stack serves all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import WSGI_SERVERS
+from tests.support import asgi_scripts, scripts
+from tests.support.asgi_scripts import MessageScript
+from tests.support.effort import LONG, effort
+from tests.support.scripts import Script, may_write, without_repairs
+from tests.support.seen import Seen, ask, differences
+from tests.support.servers import LiveServer, live_server
+
+# A server, and whose answers to the raw app those of the wrapped one are compared with.
+WSGI_STACKS = {
+    "gunicorn-gthread": "gunicorn-gthread",
+    "gunicorn-fastworker": "gunicorn-gthread",
+    "waitress": "waitress",
+}
+ASGI_STACKS = {
+    "httptools": "httptools",
+    "asgifast.uvicorn:HttpToolsProtocol": "httptools",
+    "h11": "h11",
+    "asgifast.uvicorn:H11Protocol": "h11",
+}
+if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
+    ASGI_STACKS["asgifast.uvicorn:ZttpProtocol"] = "httptools"
+
+# Nothing follows the last message: if the raw app is not cancelled, the wrapped one is not.
+ENDINGS = ("last", "empty", "none")
+
+_limits = settings(
+    max_examples=effort(100), derandomize=not LONG, database=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)  # fmt: skip
+_numbers = itertools.count()
+
+
+def uvicorn(http: str) -> list[str]:
+    return [
+        "python", "-m", "uvicorn", "--port", "{port}", "--log-level", "critical",
+        "--http", http, "tests.support.asgi_scripts:app",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[dict[str, LiveServer]]:
+    """Servers by their names; :func:`started` adds those that are not there yet."""
+    with contextlib.ExitStack() as stack:
+        yield _Servers(stack)
+
+
+class _Servers(dict[str, LiveServer]):
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+
+    def __missing__(self, name: str) -> LiveServer:
+        argv = WSGI_SERVERS[name]("tests.support.scripts:app") if name in WSGI_SERVERS else None
+        self[name] = self._stack.enter_context(live_server(argv or uvicorn(name)))
+        return self[name]
+
+
+texts = st.text("aé ", max_size=6).map(str.encode)
+wsgi_scripts = st.builds(
+    Script,
+    method=st.sampled_from(["GET", "GET", "GET", "POST", "HEAD"]),
+    # gunicorn keeps the headers of a head that was replaced: other tests do that.
+    status=st.sampled_from(["200 OK", "200 OK", "204 None", "304 Same", "404 Not Found"]),
+    shape=st.sampled_from([*scripts.WHOLE, *scripts.FILES, *scripts.RUNNING, "iterator"]),
+    pieces=st.lists(texts, max_size=5).map(tuple),
+    type_=st.sampled_from([*scripts.TYPES, "bytes"]),
+    length=st.sampled_from([None, "right", "right", "short", "long", "one short", "one long"]),
+    written=st.lists(texts, max_size=2).map(tuple),
+    restart=st.sampled_from([None, None, None, "after"]),
+    error_at=st.sampled_from([None, None, None, 0, 1, 2, 3, 4, 5]),
+    close=st.sampled_from([None, "counts"]),
+    repeat=st.sampled_from([1, 100, 3000]),
+    is_tagged=st.booleans(),
+).filter(lambda script: not script.written or may_write(script))
+
+message_scripts = st.builds(
+    MessageScript,
+    method=st.sampled_from(["GET", "GET", "GET", "HEAD"]),
+    status=st.sampled_from([200, 200, 200, 404, 204, 304]),
+    kind=st.sampled_from(["text/plain", "text/plain", "image/png", "text/event-stream"]),
+    sizes=st.lists(st.sampled_from([0, 1, 9, 100, 1000, 5000, 9000, 70_000]), max_size=6).map(
+        tuple
+    ),
+    length=st.sampled_from([None, 0, 0, 0, -1, 1, 1000]),
+    surplus=st.booleans(),
+    end=st.sampled_from(["last", "empty", "none", "missing", "raises", "twice"]),
+    is_file=st.sampled_from([False, False, False, True]),
+    is_tagged=st.booleans(),
+    waits=st.booleans(),
+    catches=st.booleans(),
+    listens=st.booleans(),
+)
+codings = st.sampled_from(["gzip", "gzip", "identity"])
+
+
+def check(raw: Seen, script: object, others: dict[str, Seen], **facts: bool) -> None:
+    for way, seen in others.items():
+        found = differences(raw, seen, **facts)
+        assert not found, f"{way}: {', '.join(found)}\n{script}\nraw: {raw}\n{way}: {seen}"
+
+
+@pytest.mark.parametrize("stack", WSGI_STACKS)
+@_limits
+@given(script=wsgi_scripts, coding=codings)
+def test_wsgi_app_raw_and_wrapped_is_the_same(
+    running: dict[str, LiveServer], stack: str, script: Script, coding: str
+) -> None:
+    # waitress ignores its own chunks there.
+    assume(stack != "waitress" or not (script.written and script.shape == "wrapped file"))
+    server, reference = running[stack], running[WSGI_STACKS[stack]]
+    accepted = [("Accept-Encoding", coding)]
+    right = without_repairs(script)
+    raw = ask(reference.address, scripts.target_of(right, "raw"), script.method, accepted)
+    seen = {
+        way or "fast": ask(server.address, scripts.target_of(script, way), script.method, accepted)
+        for way in scripts.WAYS
+        if way != "raw"
+    }
+    if server is not reference:
+        target = scripts.target_of(right, "raw")
+        seen["raw"] = ask(server.address, target, script.method, accepted)
+    if stack == "waitress" and script.method == "HEAD":
+        for each in seen.values():
+            each.surplus = each.surplus.removeprefix(b"0\r\n\r\n")  # its own
+    fails = script.error_at is not None or script.restart is not None
+    check(
+        raw, script, seen,
+        has_file=script.shape in scripts.FILES, fails=fails, declares=script.length is not None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", ASGI_STACKS)
+@_limits
+@given(script=message_scripts, coding=codings)
+def test_asgi_app_raw_and_wrapped_is_the_same(
+    running: dict[str, LiveServer], stack: str, script: MessageScript, coding: str
+) -> None:
+    if "h11" in stack.lower():  # uvicorn's leaves the client waiting if the app goes on
+        script = replace(script, catches=False)
+    server, reference = running[stack], running[ASGI_STACKS[stack]]
+    accepted = [("Accept-Encoding", coding)]
+
+    def play(on: LiveServer, way: str) -> tuple[Seen, bytes]:
+        number = next(_numbers)
+        target = asgi_scripts.target_of(script, way, number)
+        seen = ask(on.address, target, script.method, accepted)
+        asked = script.listens  # else nothing cancels it
+        return seen, ask(on.address, f"/outcome?{number}", "GET").body if asked else b""
+
+    raw, outcome = play(reference, "raw")
+    ways = [way for way in asgi_scripts.WAYS if way != "raw" or server is not reference]
+    seen = {}
+    for way in ways:
+        seen[way], ended = play(server, way)
+        if outcome == b"returned" and script.end in ENDINGS:
+            assert ended == outcome, f"{way}: {ended!r}\n{script}\nraw: {raw}"
+    fails = script.end == "raises"
+    check(raw, script, seen, has_file=script.is_file, fails=fails)
