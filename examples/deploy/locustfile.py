@@ -1,4 +1,4 @@
-"""What visitors of the shop do. By hand: locust -f locustfile.py -H http://127.0.0.1:8000"""
+"""Simulate visitors of the shop. By hand: locust -f locustfile.py -H http://127.0.0.1:8000"""
 
 from locust import HttpUser, between, task
 

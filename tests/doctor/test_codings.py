@@ -89,7 +89,7 @@ def test_large_text_without_coding_is_found_with_the_size_of_each_coding() -> No
     ]
     assert re.fullmatch(", ".join([first, *others]), finding.cost), finding.cost
     (mended,) = found(examine(WSGIFast(app, compress=True), paths)).values()
-    assert (mended.id, mended.fix) == ("WF025", "nothing: the wrapper that the app has mends it")
+    assert (mended.id, mended.fix) == ("WF025", "nothing: the app's wrapper fixes it")
 
 
 def large(request: Request) -> JSONResponse:

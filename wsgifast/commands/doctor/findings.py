@@ -114,7 +114,7 @@ _SMALL_BYTES = 1000
 # by little if the file shrinks easily.
 _COSTS_MORE = 1.1
 
-_MENDED = "nothing: the wrapper that the app has mends it"
+_MENDED = "nothing: the app's wrapper fixes it"
 # A wrapper that sends so many times as often as one with coalesce=True does not coalesce.
 _MANY_MORE = 2
 

@@ -25,7 +25,7 @@ _MOST_REASON = 120
 _LEAST = {2: 16, 1: 12}
 # Of endpoints that were not reached; --format json has all.
 _MOST_REASONS, _MOST_NAMES = 12, 3
-_WRAPPED = "The app is wrapped with wsgifast already: what the wrapper mends is no failure."
+_WRAPPED = "The app is already wrapped with wsgifast. Findings that it fixes are not failures."
 _FIX_INDENT = " " * len("WF001  ")
 _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": "notice"}
 
