@@ -207,8 +207,8 @@ _SLOW = table("slow", "Others beside slow clients", [
 # The crowd's path in our app; in nginx, where it has something of that kind.
 ATTACKS: dict[str, tuple[str, str | None]] = {
     "none": (_SMALL, "/1024.bin"),
-    "heads byte by byte": (_SMALL, "/1024.bin"),
-    "790 kB heads": (_SMALL, "/1024.bin"),
+    "headers byte by byte": (_SMALL, "/1024.bin"),
+    "790 kB headers": (_SMALL, "/1024.bin"),
     "one-byte chunks": ("/upload", "/upload"),
     "silent bodies": ("/upload", "/upload"),
     "readers of a list": (f"/whole/{LIST_BYTES}", f"/{LIST_BYTES}.bin"),
@@ -316,7 +316,7 @@ _ASGI_ATTACKED: dict[str, Side] = {
 # The crowd's path.
 ASGI_ATTACKS = {
     "none": "/plain",
-    "heads byte by byte": "/plain",
+    "headers byte by byte": "/plain",
     "one-byte chunks": "/upload",
     "silent bodies": "/upload",
     "unread uploads": "/unread",

@@ -311,7 +311,8 @@ def _versions(published: Mapping[str, Published]) -> Iterator[str]:
             others.setdefault(_listed(differ), []).append(title)
     if first:
         yield "## Versions"
-        yield f"{_listed(first)}."
+        lines = ["| package | version |", "|---|---|"]
+        yield "\n".join([*lines, *(f"| {name} | {first[name]} |" for name in first)])
     for packages_there, titles in others.items():
         yield f"{', '.join(dict.fromkeys(titles))}: {packages_there}."
 

@@ -36,8 +36,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900 if LONG else 300)]
 # attack -> clients, path, control
 ATTACKS = {
     "two-byte chunks": (20, "/digest", "1 KiB chunks"),
-    "790 kB heads": (12, "/small", "heads byte by byte"),
-    "500 kB trailers": (12, "/digest", "heads byte by byte"),
+    "790 kB headers": (12, "/small", "headers byte by byte"),
+    "500 kB trailers": (12, "/digest", "headers byte by byte"),
     "readers of a list": (40, "/small/5000000", "silent connections"),
 }
 if LONG:

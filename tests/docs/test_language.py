@@ -12,13 +12,17 @@ from docs.pages import DOCS, command_line
 
 ROOT = DOCS.parent
 FINDINGS = ROOT / "wsgifast" / "commands" / "doctor" / "findings.md"
+_FIRST_PAGES = ("README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY", "CHANGELOG")
 # One page, or all pages of a folder, each with the same limits.
 PLACES = (
-    *(DOCS / name for name in ("how-to", "moving", "reference", "explanation")),
-    ROOT / "ARCHITECTURE.md",
+    *sorted(path for path in DOCS.iterdir() if any(path.glob("*.md"))),
+    *sorted(DOCS.glob("*.md")),
+    *(ROOT / f"{name}.md" for name in _FIRST_PAGES),
     FINDINGS,
 )
-GUIDES = (DOCS / "how-to", DOCS / "moving")
+GUIDES = (DOCS / "how-to", DOCS / "moving", DOCS / "tutorial.md")
+# Of all pages in docs/.
+_MOST_WHATS = 25
 
 # Everyday words that have a term of the field: headers, response, cached, compressed, logged, ...
 _UNWANTED = re.compile(
@@ -31,7 +35,8 @@ _HIDDEN = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
-_END = re.compile(r"(?<=[.!?:])[\"')*]*\s+(?=[\"'(\[*]*[A-Z0-9`])")
+_END = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[\"'(\[*]*[A-Z0-9`])")
+_WORD = re.compile(r"[A-Za-z0-9][\w'/.+-]*")
 _YOU = re.compile(r"\byou(?:r|rs|rself)?\b", re.IGNORECASE)
 
 
@@ -58,7 +63,7 @@ def _sentences(text: str) -> Iterator[str]:
         else:
             paragraphs[-1] += f" {bare}"
     for paragraph in paragraphs:
-        yield from (each for each in _END.split(paragraph.strip()) if len(each.split()) >= 3)
+        yield from (each for each in _END.split(paragraph.strip()) if len(_WORD.findall(each)) >= 3)
 
 
 def _all_sentences(place: Path) -> list[str]:
@@ -68,12 +73,23 @@ def _all_sentences(place: Path) -> list[str]:
 @pytest.mark.parametrize("place", PLACES, ids=lambda path: path.name)
 def test_sentences_are_short(place: Path) -> None:
     sentences = _all_sentences(place)
-    words = sorted((len(each.split()), each) for each in sentences)
+    words = sorted((len(_WORD.findall(each)), each) for each in sentences)
     long = [each for each in words if each[0] > 30]
     assert words[int(len(words) * 0.9)][0] <= 25, words[-5:]
     assert len(long) <= 0.03 * len(words), long
     semicolons = [each for each in sentences if ";" in each]
     assert len(semicolons) <= 0.02 * len(sentences), semicolons
+
+
+def test_pages_seldom_use_a_clause_as_a_noun() -> None:
+    """That is "what": "what a head lacks" in place of "missing headers"."""
+    found = [
+        each
+        for path in DOCS.rglob("*.md")
+        for each in _sentences(path.read_text())
+        for _ in re.findall(r"\bwhat\b", each, re.IGNORECASE)
+    ]
+    assert len(found) <= _MOST_WHATS, found
 
 
 @pytest.mark.parametrize("place", GUIDES, ids=lambda path: path.name)

@@ -88,7 +88,7 @@ def test_published_page_names_command_machine_and_date(root: Path, take_in: Take
         "| [bodies.file] | WSGIFast on gthread | 400 | 39.5x (30..45) | - | - |  | 2,500 |" in page
     )
     first = (root / "docs" / "benchmarks.md").read_text()
-    assert "## Versions\n\ngunicorn 27.0.1.\n" in first
+    assert "## Versions\n\n| package | version |\n|---|---|\n| gunicorn | 27.0.1 |\n" in first
     assert "[What an app returns](benchmarks/bodies.md)" in first
     assert "fastworker" not in first  # none of its rows is published
 
@@ -106,7 +106,8 @@ def test_other_versions_are_listed_by_their_difference(root: Path, take_in: Take
     take_in("bodies.small", day=22, machine={**MACHINE, "gunicorn": "28.0", "system": "Linux 6.2"})
     versions = (root / "docs" / "benchmarks.md").read_text().partition("## Versions\n\n")[2]
     assert versions.startswith(
-        "gunicorn 27.0.1.\n\nWhat an app returns on 2026-11-22: gunicorn 28.0.\n"
+        "| package | version |\n|---|---|\n| gunicorn | 27.0.1 |\n\n"
+        "What an app returns on 2026-11-22: gunicorn 28.0.\n"
     )
 
 

@@ -94,8 +94,8 @@ KINDS = {
         then=bytes(4096),
         send_bytes_per_s=64 * 1024,
     ),
-    "heads byte by byte": _kind(500, _GET + b"X-Slow: ", then=b"a", send_bytes_per_s=10),
-    "790 kB heads": _kind(3, _GET + _LARGE_FIELDS + b"X: ", then=b"a", send_bytes_per_s=500),
+    "headers byte by byte": _kind(500, _GET + b"X-Slow: ", then=b"a", send_bytes_per_s=10),
+    "790 kB headers": _kind(3, _GET + _LARGE_FIELDS + b"X: ", then=b"a", send_bytes_per_s=500),
     "one-byte chunks": _kind(
         20,
         _POST + b"Transfer-Encoding: chunked\r\n\r\n",
