@@ -39,6 +39,9 @@ class Wire:
     def can_write_eof(self) -> bool:
         return True
 
+    def write_eof(self) -> None:
+        self.is_closed = True
+
     def is_reading(self) -> bool:
         return not self.is_paused
 

@@ -38,6 +38,7 @@ LIMITS = {
 SERVERS = {"h11": "ours-h11-asyncio", "httptools": "ours-httptools-uvloop"}
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     SERVERS["zttp"] = "ours-ZttpProtocol-asyncio"
+    SERVERS["auto"] = "ours-AutoZttpProtocol-uvloop"
 SLOW_HEAD = [bytes([each]) for each in b"GET /" + b"a" * 500]
 
 called: list[str] = []
@@ -226,11 +227,10 @@ def test_head_behind_an_unread_body_is_408(peer: Peer) -> None:
     assert peer.answer()[0] == 408
 
 
-def test_first_head_byte_by_byte_ends(name: str, peer: Peer) -> None:
-    """zttp does not say whether anything has come: without an answer there."""
-    peer.trickle(SLOW_HEAD)
-    if name != "zttp":
-        assert peer.answer()[0] == 408
+@pytest.mark.parametrize("pieces", [SLOW_HEAD, [b"P"]], ids=["slow", "may be HTTP/2"])
+def test_first_head_too_late_is_408(peer: Peer, pieces: list[bytes]) -> None:
+    peer.trickle(pieces)
+    assert peer.answer()[0] == 408
     assert peer.is_closed()
 
 

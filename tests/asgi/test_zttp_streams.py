@@ -7,7 +7,10 @@ from functools import partial
 
 import pytest
 from asgifast.messages import Message, Receive, Scope, Send
+from h2.connection import ConnectionState
 from h2.errors import ErrorCodes
+
+from tests.support.http2 import Client
 
 from .http2_wire import connected, stands_still
 from .protocols import turns
@@ -293,3 +296,81 @@ def test_options_of_a_subclass_hold_for_both_versions_of_http() -> None:
 
     assert Mine.http1.body_limit_bytes == Mine.http2.body_limit_bytes == 7
     assert AutoZttpProtocol.http1.body_limit_bytes is None
+
+
+# What zttp does not do by itself
+
+
+async def test_cookies_reach_the_app_as_one_header() -> None:
+    found = list[bytes]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found.extend(value for name, value in scope["headers"] if name == b"cookie")
+        await sending(*EMPTY)(scope, receive, send)
+
+    async with connected(app) as (wire, client):
+        for cookies in (["a=1"], ["a=1", "b=2"], ["a=1", "b=2", "a=3"]):
+            headers = [("x-before", "1"), *(("cookie", each) for each in cookies), ("x-after", "2")]
+            await wire.answer(client.ask(headers=headers))
+            assert found == ["; ".join(cookies).encode()]
+            found.clear()
+
+
+async def test_websockets_over_http2_are_not_offered() -> None:
+    async with connected(sending(*EMPTY)) as (wire, client):
+        await wire.answer(client.ask())
+        settings = client.state.remote_settings
+        assert settings.enable_connect_protocol == 0
+        assert (settings.max_concurrent_streams, settings.initial_window_size) == (128, 65_535)
+        extended = [(":protocol", "websocket"), ("sec-websocket-version", "13")]
+        refused = await wire.reset(client.ask(method="CONNECT", headers=extended))
+        assert refused.reset == ErrorCodes.PROTOCOL_ERROR
+        assert (await wire.answer(client.ask())).status == 200
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(f"asgifast.uvicorn.zttp._{name.upper()}", value)
+
+
+def goes_on(client: Client) -> None:
+    """Have h2 receive frames behind a GOAWAY, as other clients do."""
+    client.state.state_machine.state = ConnectionState.CLIENT_OPEN
+
+
+async def test_many_requests_end_gracefully_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, enough_requests=3, close_after_goaway_s=0.05)
+    async with connected(sending(*EMPTY)) as (wire, client):
+        for _ in range(3):
+            assert not client.goaways
+            await wire.answer(client.ask())
+        await wire.until(lambda: client.goaways)
+        assert not wire.is_closed
+        goes_on(client)
+        late = client.ask()
+        assert (await wire.answer(late)).status == 200
+        await wire.until(lambda: wire.is_closed)
+        assert client.goaways == [(2**31 - 1, 0), (late, 0)]
+
+
+@pytest.mark.parametrize("limit", ["max_requests", "max_resets"])
+async def test_busy_connection_ends_gracefully(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    limited(monkeypatch, **{limit: 4}, close_after_goaway_s=0)
+    answers = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answers.wait()
+        await sending(*EMPTY)(scope, receive, send)
+
+    async with connected(app) as (wire, client):
+        streams = [client.ask() for _ in range(5)]
+        wire.pump()
+        while limit == "max_resets" and len(streams) > 1:
+            client.state.reset_stream(streams.pop(), ErrorCodes.CANCEL)
+        await wire.until(lambda: client.goaways)
+        goes_on(client)
+        answers.set()
+        for stream in streams:
+            assert (await wire.answer(stream)).status == 200
+        await wire.until(lambda: wire.is_closed)
+        assert [code for _, code in client.goaways] == [ErrorCodes.NO_ERROR] * 2

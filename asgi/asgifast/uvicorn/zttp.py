@@ -3,12 +3,19 @@
 Over HTTP/1.1 files are sent by sendfile. Over HTTP/2 zttp puts every byte into a frame: files are
 read from the page cache, in a thread only if they must come from the disk, and not faster than the
 client opens its window. uvicorn itself keeps in memory what the window has no room for.
+
+zttp ends a connection at its 4,097th request or 256th reset, and requests in progress fail. So the
+protocol ends it gracefully before (RFC 9113, section 6.8). GOAWAY has the highest stream id at
+first, and streams that the client opens meanwhile are served. A second later the connection is
+closed, behind the last response.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -34,13 +41,22 @@ _OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
 _METHODS = "handle_websocket_upgrade", "send_400_response"
 check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, *_METHODS)
 _OF_HTTP2 = {"abort_stream", "body_complete", "resume_reading", "stream"}
-_H2_METHODS = "_close_connection", "handle_request", "on_stream_closed"
+_H2_METHODS = "_close_connection", "handle_request", "handle_rst_stream", "on_stream_closed"
 check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | _OF_HTTP2, *_H2_METHODS)
 
 # A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
 _FRAME_BYTES = 16 * 1024
 # Body bytes of a stream that may wait for the client's window before the app's send() waits.
 _QUEUED_BYTES = 64 * 1024
+# Ended gracefully at so many; zttp fails at 4,097 and 256. Between the two numbers of requests it
+# ends when no request is in progress: clients made with h2 receive nothing behind a GOAWAY.
+_ENOUGH_REQUESTS, _MAX_REQUESTS, _MAX_RESETS = 3900, 4000, 200
+_HIGHEST_STREAM = 2**31 - 1
+# How long after the first GOAWAY the connection stays open: streams may be on their way.
+_CLOSE_AFTER_GOAWAY_S = 1.0
+# An entry of SETTINGS (RFC 9113, section 6.5.1).
+_CONNECT_SETTING = b"\x00\x08\x00\x00\x00\x01"
+_FRAME_HEAD_BYTES = 9
 
 
 # A head's framing headers, and those of a head with a Content-Length alone.
@@ -192,12 +208,31 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
     """uvicorn's ZttpProtocol (HTTP/1.1) with sendfile."""
 
     _response_class = ZttpResponse
+    _has_received = False
+
+    def data_received(self, data: bytes) -> None:
+        self._has_received = True
+        super().data_received(data)
+
+    def _has_begun_head(self) -> bool:
+        return super()._has_begun_head() or (self.cycle is None and self._has_received)
+
+    def end_late_head(self) -> None:
+        """Answer with 408, and close."""
+        figures.timeouts["head"] += 1
+        self._answer_late_head()
+        self.transport.close()
 
 
 class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     """uvicorn's ZttpH2Protocol, with back-pressure by the client's flow-control windows."""
 
     _is_http1 = False
+    # The requests and the client's resets of the connection.
+    _requests = _resets = _last_stream_id = 0
+    # The time between the first GOAWAY and the end; `_is_over`: it has passed.
+    _ending: asyncio.TimerHandle | None = None
+    _is_over = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A window of the connection may have opened, or its stream or connection may have ended.
@@ -241,17 +276,66 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     def on_stream_closed(self) -> None:
         super().on_stream_closed()
         self.loop.since = self.loop.time()
+        if self._is_over:
+            self._close_if_idle()
+        elif self._requests >= _ENOUGH_REQUESTS and not self.cycles:
+            self._end_gracefully()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.conn.initiate_connection()
+        settings = self.conn.data_to_send()  # so that uvicorn's has nothing to send
+        super().connection_made(transport)
+        self.transport.write(_without_connect(settings))
+
+    def handle_rst_stream(self, event: Any) -> None:
+        super().handle_rst_stream(event)
+        self._resets += 1
+        if self._resets == _MAX_RESETS:
+            self._end_gracefully()
 
     def handle_request(self, event: Any) -> None:
+        stream_id = event.stream_id
+        self._last_stream_id = max(self._last_stream_id, stream_id)
+        self._requests += 1
+        if self._requests == _MAX_REQUESTS:
+            self._end_gracefully()
+        if event.protocol is not None:
+            # RFC 8441, section 3: malformed, since the server has not offered it.
+            self.conn.stream(stream_id).reset(zttp.H2ErrorCode.PROTOCOL_ERROR)
+            return
         super().handle_request(event)
+        cycle = self.cycles[stream_id]
+        cycle.scope["headers"] = _with_one_cookie(cycle.scope["headers"])
         if event.end_stream:
             # uvicorn waits for an EndOfMessage, which zttp has for bodies alone: receive() would
             # wait as long as the client does in an app that asks for the body of a GET.
-            self.cycles[event.stream_id].more_body = False
-            self.cycles[event.stream_id].message_event.set()
+            cycle.more_body = False
+            cycle.message_event.set()
+
+    def _end_gracefully(self) -> None:
+        """Ask the client for another connection; streams that it opens meanwhile are served."""
+        if self._ending is not None or self.transport.is_closing():
+            return
+        self.conn.close(zttp.H2ErrorCode.NO_ERROR, _HIGHEST_STREAM)
+        self.flush()
+        self._ending = self.loop.real.call_later(_CLOSE_AFTER_GOAWAY_S, self._on_over)
+
+    def _on_over(self) -> None:
+        self._is_over = True
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if not self.cycles and not self.transport.is_closing():
+            self.conn.close(zttp.H2ErrorCode.NO_ERROR, self._last_stream_id)
+            self.flush()
+            # A reset for the client's last frames would lose responses on their way.
+            self.transport.is_receiving = lambda: True
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._ending is not None:
+            self._ending.cancel()
         self._window_updated.set()
 
     def data_received(self, data: bytes) -> None:
@@ -292,14 +376,28 @@ class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self.timeout_task is not None:
+            self.timeout_task.cancel()
+            # uvicorn's is the one of connections that are kept alive, which is shorter.
+            timeout_s = min(self.http1.head_timeout_s, threading.TIMEOUT_MAX)
+            self.timeout_task = self.loop.call_later(timeout_s, self._end_late_head)
             self.client = get_remote_addr(transport)
             admit(self)
+
+    def _end_late_head(self) -> None:
+        """Nothing has come, or the beginning of a request that may yet be HTTP/2's."""
+        if not self.buffer:
+            figures.timeouts["head"] += 1
+            self.transport.close()
+            return
+        self.connections.discard(self)
+        self.timeout_task = None
+        self._switch(False, self.buffer).end_late_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         release(self)
         super().connection_lost(exc)
 
-    def _switch(self, http2: bool, initial_data: bytes = b"") -> None:
+    def _switch(self, http2: bool, initial_data: bytes = b"") -> Any:
         release(self)
         protocol = (self.http2 if http2 else self.http1)(
             config=self.config,
@@ -311,3 +409,30 @@ class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
         protocol.connection_made(self.transport)
         if initial_data:
             protocol.data_received(initial_data)
+        return protocol
+
+
+def _without_connect(settings: bytes) -> bytes:
+    """Return a SETTINGS frame without ENABLE_CONNECT_PROTOCOL.
+
+    zttp offers WebSockets over HTTP/2 (RFC 8441) and uvicorn does not serve them. Clients that see
+    no offer use HTTP/1.1 for them.
+    """
+    size = int.from_bytes(settings[:3])
+    head, entries = settings[3:_FRAME_HEAD_BYTES], settings[_FRAME_HEAD_BYTES:]
+    kept = [
+        entries[start : start + 6]
+        for start in range(0, size, 6)
+        if entries[start : start + 6] != _CONNECT_SETTING
+    ]
+    return (6 * len(kept)).to_bytes(3) + head + b"".join(kept) + entries[size:]
+
+
+def _with_one_cookie(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return headers whose cookies are one field (RFC 9113, section 8.2.3)."""
+    found = list(headers)
+    cookies = [value for name, value in found if name == b"cookie"]
+    if len(cookies) < 2:
+        return found
+    others = [header for header in found if header[0] != b"cookie"]
+    return [*others, (b"cookie", b"; ".join(cookies))]
