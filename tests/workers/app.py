@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -221,22 +222,25 @@ def do_segments(environ: Any, start_response: Any, argument: str) -> Iterable[by
 
 
 def do_noting(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """A body whose close() notes in the file X-File that it was called, and in which thread."""
+    """A file whose close() notes in the file X-File that it was called, and in which thread."""
     path, size = environ["HTTP_X_FILE"], int(argument)
     thread = threading.get_ident()
     _ok(start_response, size)
+    with tempfile.NamedTemporaryFile(dir=_folder.name, delete=False) as made:
+        made.truncate(size)
 
-    class Body:
-        def __iter__(self) -> Iterator[bytes]:
-            return iter([bytes(size)])
-
+    class Body(io.FileIO):
         def close(self) -> None:
+            if self.closed:
+                return
+            super().close()
             same = threading.get_ident() == thread
             time.sleep(float(environ.get("HTTP_X_SECONDS", "0")))
             with open(path, "a") as file:
                 file.write(f"{'same' if same else 'other'}\n")
 
-    return Body()
+    wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](Body(made.name))
+    return wrapped
 
 
 def do_noting_events(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:

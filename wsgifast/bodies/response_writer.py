@@ -89,6 +89,7 @@ class ResponseWriter(BodyCounter):
     :ivar status: of the last start_response; None before.
     :ivar headers_sent: whether the output has the head, so that it cannot be replaced any more.
     :ivar must_close: the connection cannot go on: the app has raised, or its body is too short.
+    :ivar sends_file: whether the output reads from a file of the app, perhaps for long.
     :ivar closes: whether the connection has to end after this response, as its head says.
     """
 
@@ -98,6 +99,7 @@ class ResponseWriter(BodyCounter):
     _method: str  # of the request
     _chunks: bool  # whether the client understands chunks
     closes = True
+    sends_file = False
     _coding: ContentCoding | None = None  # of a stream that is compressed here
     _write_next: Callable[[bytes], object]  # set by the beginning of a stream
     _dropped_since = math.inf  # when the first block was dropped; monotonic
@@ -365,7 +367,7 @@ class ResponseWriter(BodyCounter):
                 continue
             if self._framing.chunked:
                 before += chunk_size_line(size)
-            self.headers_sent = True
+            self.headers_sent = self.sends_file = True
             try:
                 output.write_file(before, fd, offset, size)
             except (ClientGone, FileTruncated):

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -232,16 +231,14 @@ class Application:
 
 
 def _close_when_sent(channel: Channel, exchange: Exchange, resp: Response) -> None:
-    """Call the body's close(), or leave it to this thread for when the last byte has been sent.
+    """Call the close() of a body, at once unless the output still reads from a file of the app.
 
-    A file of Python's own is closed at once: it is sent through another descriptor, and a crowd of
-    slow downloads would keep three for each.
+    Then this thread calls it after the last byte, because close() may reuse or remove the file. A
+    file of Python's own is closed at once, since the output has a descriptor of its own.
     """
     close, resp.close_body = resp.close_body, None
     assert close is not None
-    body = getattr(close, "__self__", None)
-    has_ended = type(body) is GeneratorType and body.gi_frame is None  # its close() does nothing
-    if has_ended or channel.output.is_sent() or closes_file_alone(close):
+    if channel.output.is_sent() or not resp.sends_file or closes_file_alone(close):
         close()
     else:
         exchange.close = channel.connection().core.pool.postpone(close, exchange.req)

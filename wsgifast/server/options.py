@@ -50,6 +50,7 @@ class Options:
     bodies_on_disk_bytes: int
     body_timeout_s: float
     send_timeout_s: float
+    output_memory_bytes: int
     responses_on_disk_bytes: int
     kill_stuck_after_s: float
     connections_per_address: float = CONNECTIONS_PER_ADDRESS
@@ -62,8 +63,6 @@ class Options:
     # What waits in memory for one client, before the next block of a generator goes to a temporary
     # file, to twice as much until then: several times what a socket takes at once.
     output_ahead_bytes: int = 256 * 1024
-    # For all clients together, beside a little for each; the rest waits in temporary files.
-    output_memory_bytes: int = 64 * 1024 * 1024
     # The most of one response in a temporary file: beyond it a generator, which may be endless,
     # waits for its client.
     response_on_disk_bytes: int = 1024 * 1024 * 1024

@@ -139,13 +139,17 @@ class OutputQueue:
                 self._dropped += len(data)
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
+                sender = self.sender
+                if len(data) > sender.free_bytes:
+                    sender.prepare_socket()
                 try:
-                    sent = self.sender.send(data)
+                    sent = sender.send(data)
                 except WOULD_BLOCK:
                     sent = 0
                 except OSError as error:
                     self._fail(error)
                     self._check(data)
+                sender.free_bytes -= sent
                 if sent == len(data):
                     return
                 rest = memoryview(data)[sent:]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
 import socket
 import ssl
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..sockets.client_limits import ClientWait
 from ..sockets.options import (
+    FIRST_SEND_BUFFER_BYTES,
     QUICK_S,
     SocketLike,
     limit_send_buffer,
@@ -80,13 +82,15 @@ class Sender:
     :param sock: non-blocking, plain or TLS.
     :ivar send: sends as much of a block as the socket takes, and returns how many bytes; raises as
         :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
+    :ivar free_bytes: what may be sent before the socket's send buffer is limited. It is infinite
+        once :meth:`prepare_socket` has been called.
     :ivar encrypts: whether the socket is TLS.
     :ivar sends_files: whether sendfile works; never with TLS.
     """
 
     __slots__ = (
-        "_full_since", "_is_full", "_may_grow", "_prepared", "_refusals", "_refused",
-        "_rules", "_sock", "_taken", "_wait", "_was_quick", "encrypts", "send", "sends_files",
+        "_full_since", "_is_full", "_may_grow", "_refusals", "_refused", "_rules", "_sock",
+        "_taken", "_wait", "_was_quick", "encrypts", "free_bytes", "send", "sends_files",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
@@ -95,7 +99,7 @@ class Sender:
         self.encrypts = isinstance(sock, ssl.SSLSocket)
         self.send = partial(_encrypt, sock) if self.encrypts else sock.send
         self.sends_files = rules.options.sendfile and not self.encrypts and hasattr(os, "sendfile")
-        self._prepared = False  # whether the socket's options have been set
+        self.free_bytes: float = FIRST_SEND_BUFFER_BYTES
         self._may_grow = False  # whether it is the small one
         self._was_quick = False  # it was writable again soon, when it was last full
         self._full_since = 0.0
@@ -125,12 +129,14 @@ class Sender:
                     is_long = True
                     self._rules.share_work()
                 if isinstance(first, FileSegment):
-                    self._prepare_socket()
+                    self.prepare_socket()
                     done = self._send_file(backlog, first, end - self._taken, may_wait=False)
                     if done is None:
                         return Turn.DISK
                     self.record_file(backlog, done)
                 else:
+                    if backlog.size > self.free_bytes:
+                        self.prepare_socket()
                     self._send_buffers(backlog)
                 if self._is_full:
                     return Turn.FULL
@@ -149,7 +155,7 @@ class Sender:
 
         :param again: the wait goes on; the client has had no chance to end it.
         """
-        self._prepare_socket()
+        self.prepare_socket()
         if self._may_grow:
             self._full_since = time.monotonic()
         if self._wait is None:
@@ -186,6 +192,7 @@ class Sender:
 
     def _count(self, size: int) -> None:
         self._taken += size
+        self.free_bytes -= size
         if self._wait is not None:
             self._wait.taken += size
 
@@ -265,10 +272,10 @@ class Sender:
 
     # The socket's send buffer
 
-    def _prepare_socket(self) -> None:
-        """Set its options, once: this response is larger than most."""
-        if not self._prepared:
-            self._prepared = True
+    def prepare_socket(self) -> None:
+        """Limit the socket's send buffer, once: this response is larger than most."""
+        if self.free_bytes != math.inf:
+            self.free_bytes = math.inf
             self._may_grow = limit_send_buffer(cast(SocketLike, self._sock))
 
     def _on_writable(self) -> None:

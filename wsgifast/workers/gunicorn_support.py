@@ -7,6 +7,8 @@ its oldest and newest versions are tested.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import re
 import signal
@@ -23,6 +25,10 @@ from gunicorn.http.message import (
     _ip_in_allow_list,
 )
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
+
+# mallopt(3); glibc begins with this threshold.
+_M_MMAP_THRESHOLD = -3
+_MMAP_THRESHOLD_BYTES = 128 * 1024
 
 
 class Settings:
@@ -101,6 +107,20 @@ def unfit_threads() -> str | None:
         f"The app, or what it imports, has replaced threads and sockets by {library}'s (monkey "
         f"patching). FastWorker needs the real ones: {worker}leave the patching away"
     )
+
+
+def return_large_blocks() -> None:
+    """Have the C library return large blocks of memory to the system as soon as they are freed.
+
+    By default glibc raises its threshold when a large block is freed, up to 32 MiB. Then a worker
+    keeps the memory of pages that waited for slow clients. A variable of glibc's takes precedence.
+    """
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        return
+    with contextlib.suppress(ImportError, OSError, AttributeError):  # no ctypes, or no mallopt()
+        import ctypes
+
+        ctypes.PyDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
 
 
 class _Errors:

@@ -35,6 +35,7 @@ ATTRIBUTES: dict[str, Rule] = {
     "body_limit_bytes": LIMITS["body_limit_bytes"].rule,
     "bodies_on_disk_bytes": BYTES,
     "responses_on_disk_bytes": BYTES,
+    "output_memory_bytes": BYTES,
     "head_timeout_s": LIMITS["head_timeout_s"].rule,
     "body_timeout_s": LIMITS["body_timeout_s"].rule,
     "connections_per_address": LIMITS["connections_per_address"].rule,

@@ -32,6 +32,7 @@ from .gunicorn_support import (
     Settings,
     arbiters_signals,
     environ_part,
+    return_large_blocks,
     unfit_threads,
 )
 from .gunicorn_version import check_gunicorn
@@ -95,6 +96,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         sockets and proxy_protocol are proxies, and have no limit.
     :cvar send_timeout_s: disconnect a client that accepts no byte of a response for this many
         seconds. After this time, disconnect a client below 500 bytes a second on average.
+    :cvar output_memory_bytes: limit for all responses of a worker that wait for slow clients in
+        memory. What exceeds it waits in temporary files.
     :cvar responses_on_disk_bytes: limit for all output of a worker that waits for slow clients in
         temporary files.
     :cvar check_host: refuse a request with 400 if its Host header is missing (HTTP/1.1 and later),
@@ -118,6 +121,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     body_timeout_s = 30.0
     connections_per_address = CONNECTIONS_PER_ADDRESS
     send_timeout_s = 60.0
+    output_memory_bytes = 64 * 1024 * 1024
     responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
     kill_stuck_after_s = math.inf
     max_rss_bytes: float = math.inf
@@ -222,6 +226,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def init_process(self) -> None:
         self.beaten_at = time.monotonic()  # a probe may ask before the first heartbeat
+        return_large_blocks()
         # Not gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
 

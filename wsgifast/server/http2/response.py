@@ -112,8 +112,8 @@ class StreamSender:
     """
 
     __slots__ = (
-        "_mux", "_number", "_window_wait", "ends_after", "has_ended", "has_head", "head",
-        "sent", "trailers",
+        "_mux", "_number", "_window_wait", "ends_after", "free_bytes", "has_ended", "has_head",
+        "head", "sent", "trailers",
     )  # fmt: skip
 
     def __init__(self, mux: Multiplexer, number: int) -> None:
@@ -126,6 +126,10 @@ class StreamSender:
         self.ends_after: int | None = None
         self.sent = 0
         self.has_ended = False
+        self.free_bytes = math.inf  # the connection's own sender limits the socket's buffer
+
+    def prepare_socket(self) -> None:
+        """Do nothing: a stream has no socket."""
 
     def send(self, data: bytes) -> int:
         """Send as much of a block as the windows and the connection's queue take now."""
