@@ -20,11 +20,14 @@ socket; a file's descriptor is its sender's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from wsgifast.sockets import FileSegment
+from wsgifast.sockets import FileSegment, limit_send_buffer, release_send_buffer
+from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
 from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
@@ -39,6 +42,8 @@ Rest = Callable[[], Awaitable[None]]
 
 # This much of a large write is copied behind coalesced data, so that both leave in one packet.
 _LEAD_BYTES = 16 * 1024
+# A client that reads this much within QUICK_S gets a large send buffer again.
+_QUICK_BYTES = 512 * 1024
 
 
 class CoalescingTransport(asyncio.Transport):
@@ -48,13 +53,14 @@ class CoalescingTransport(asyncio.Transport):
         from connection_lost().
     :ivar flush_follows: whoever writes now will also flush.
     :ivar is_receiving: whether the client is still sending a request, if the protocol can tell.
-    :ivar may_grow: the socket's send buffer is limited; None before the first file.
+    :ivar may_grow: the socket's send buffer is limited; None before the first file or large body.
     :ivar unsent: how many bytes of the last file were not sent.
     """
 
     # Every connection has one, idle or not.
     __slots__ = (
-        "_drain_waiter", "_file", "_kept", "_loop", "_pending", "_size", "_turn_scheduled",
+        "_drain_waiter", "_file", "_free_bytes", "_kept", "_loop", "_pending", "_size",
+        "_turn_scheduled",
         "can_sendfile", "flush_follows", "is_closing", "is_receiving", "may_grow", "real", "unsent",
     )  # fmt: skip
 
@@ -73,6 +79,8 @@ class CoalescingTransport(asyncio.Transport):
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self.may_grow: bool | None = None
+        # What may be written before the socket's send buffer is limited.
+        self._free_bytes = FIRST_SEND_BUFFER_BYTES
         self.unsent = 0
 
     # Writing
@@ -99,6 +107,7 @@ class CoalescingTransport(asyncio.Transport):
             self.write(data)
             self.flush()
         elif data and self.is_closing is not _lingers:
+            self._free_bytes -= len(data)
             self.real.write(data)
 
     def keep(self, response: Response) -> None:
@@ -111,6 +120,9 @@ class CoalescingTransport(asyncio.Transport):
     def flush(self) -> None:
         """Hand everything coalesced to the loop's transport, unless a file is being sent."""
         if self._pending and self._file is None:
+            self._free_bytes -= self._size
+            if self._free_bytes < 0:
+                self._limit_send_buffer()
             self.real.write(self._take())
 
     def _release_kept(self) -> None:
@@ -150,12 +162,34 @@ class CoalescingTransport(asyncio.Transport):
         return data
 
     def _write_large(self, data: bytes | bytearray | memoryview) -> None:
+        self._free_bytes -= self._size + len(data)
+        if self._free_bytes < 0:
+            self._limit_send_buffer()
         if self._pending:
             view = memoryview(data)
             self._pending.append(view[:_LEAD_BYTES])
             data = view[_LEAD_BYTES:]
             self.real.write(self._take())
         self.real.write(data)
+        if self.may_grow and (waiting := self.real.get_write_buffer_size()) >= _QUICK_BYTES:
+            self._loop.call_later(QUICK_S, self._release_if_quick, waiting - _QUICK_BYTES)
+
+    # The socket's send buffer. What slow clients leave in it counts against the memory that the
+    # kernel has for all TCP connections.
+
+    def _limit_send_buffer(self) -> None:
+        """Limit it, once, because more is written than most responses have."""
+        self._free_bytes = sys.maxsize
+        if self.may_grow is None:
+            sock = self.real.get_extra_info("socket")
+            self.may_grow = sock is not None and limit_send_buffer(sock)
+
+    def _release_if_quick(self, most_waiting: int) -> None:
+        """Give a client that has read much in a short time a large buffer again."""
+        if self.may_grow and self.real.get_write_buffer_size() <= most_waiting:
+            self.may_grow = False
+            with contextlib.suppress(OSError):  # the client has left: the next write fails
+                release_send_buffer(self.real.get_extra_info("socket"))
 
     # Files
 
