@@ -38,8 +38,9 @@ returns goes first, and then some of the deferred items, for about as long, befo
 Writable sockets are deferred too where many events arrive at once: they may be thousands of
 downloads, and a short request should wait for few of them.
 
-*close().* A body is closed when its last byte has been sent, by the thread that ran its app, since
-frameworks keep things by thread: between two of its turns, never within one. The thread that has
+*close().* A body of which the output reads a file of the app is closed when its last byte has been
+sent, by the thread that ran its app, since frameworks keep things by thread: between two of its
+turns, never within one. The thread that has
 sent the last byte makes the close() *due*; the app's thread is woken if it polls or follows, and
 looks for what is due before it takes other work. A thread with a close() to come leads only if no
 follower is without: so it is free when its time comes, and a request that waits for what the body

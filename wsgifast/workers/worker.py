@@ -97,7 +97,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     :cvar send_timeout_s: disconnect a client that accepts no byte of a response for this many
         seconds. After this time, disconnect a client below 500 bytes a second on average.
     :cvar output_memory_bytes: limit for all responses of a worker that wait for slow clients in
-        memory. What exceeds it waits in temporary files.
+        memory. Responses beyond it wait in temporary files.
     :cvar responses_on_disk_bytes: limit for all output of a worker that waits for slow clients in
         temporary files.
     :cvar check_host: refuse a request with 400 if its Host header is missing (HTTP/1.1 and later),

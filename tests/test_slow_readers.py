@@ -1,0 +1,120 @@
+"""A client that reads nothing costs little memory: of the kernel, and of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.http import Connection
+from tests.support.large_app import KINDS, SIZE
+from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.tls import client_context, write_certificate
+from tests.workers.serving import fast_worker
+
+pytestmark = pytest.mark.long
+
+KERNEL_BYTES = 200_000
+READERS = 6
+UVICORN = "python", "-m", "uvicorn", "--no-access-log", "--port", "{port}"
+PROTOCOLS = ("HttpToolsProtocol", "H11Protocol")
+ASGI_KINDS = ("page", "generator", "compressed-page")
+
+
+def unsent_bytes(server: LiveServer) -> list[int]:
+    """Return what the kernel has of each connection's output (proc(5), /proc/net/tcp)."""
+    assert isinstance(server.address, tuple)
+    port = f":{server.address[1]:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [
+        int(row[4].partition(":")[0], 16)
+        for row in rows
+        if row[1].endswith(port) and row[3] == "01"
+    ]
+
+
+@contextlib.contextmanager
+def readers(
+    server: LiveServer, target: str, *, tls: bool = False, count: int = READERS
+) -> Iterator[None]:
+    """Clients that request a large body, and read nothing of it."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            connection = stack.enter_context(
+                Connection(
+                    server.address, receive_buffer=4096, tls=client_context() if tls else None
+                )
+            )
+            headers = [("Accept-Encoding", "gzip")] if "compressed" in target else []
+            connection.send_request(target, headers=headers)
+        known: list[int] = []
+
+        def stands_still() -> bool:
+            nonlocal known
+            before, known = known, sorted(unsent_bytes(server))[-count:]
+            time.sleep(0.1)  # between two looks
+            return len(known) == count and known == before and known[0] > 0
+
+        wait_for(stands_still, lambda: f"all are sent to: {known}")
+        yield
+
+
+@pytest.fixture(scope="module", params=["HTTP", "HTTPS"])
+def worker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LiveServer, bool]]:
+    """FastWorker, and whether it has TLS."""
+    options = []
+    if request.param == "HTTPS":
+        options = ["--certfile", write_certificate(tmp_path_factory.mktemp("tls") / "both.pem")]
+    with fast_worker(*options, app="tests.support.large_app:app") as server:
+        yield server, bool(options)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "compressed-page", "compressed-generator"])
+def test_slow_reader_costs_little_kernel_memory(worker: tuple[LiveServer, bool], kind: str) -> None:
+    server, tls = worker
+    with readers(server, f"/{kind}", tls=tls):
+        assert max(unsent_bytes(server)) <= KERNEL_BYTES
+
+
+@pytest.fixture(
+    scope="module", params=[(p, loop) for p in PROTOCOLS for loop in ("asyncio", "uvloop")]
+)
+def protocol(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    name, loop = request.param
+    options = ("--http", f"asgifast.uvicorn:{name}", "--loop", loop)
+    with live_server([*UVICORN, *options, "tests.support.large_app:asgi_app"]) as server:
+        yield server
+
+
+@pytest.mark.parametrize("kind", ASGI_KINDS)
+def test_slow_reader_costs_little_under_asgi(protocol: LiveServer, kind: str) -> None:
+    with readers(protocol, f"/{kind}"):
+        assert max(unsent_bytes(protocol)) <= KERNEL_BYTES
+
+
+def memory_of(server: LiveServer) -> int:
+    """Return the resident bytes of the server's workers."""
+    return sum(each.memory_info().rss for each in psutil.Process(server.pid).children())
+
+
+def test_slow_readers_share_one_bound_of_memory() -> None:
+    bound, count = 8 * 2**20, 10
+    attributes = {"output_memory_bytes": bound}
+    with fast_worker(app="tests.support.large_app:app", attributes=attributes) as server:
+        server.get("/page")
+        before = memory_of(server)
+        with readers(server, "/page", count=count):
+            wait_for(
+                lambda: memory_of(server) - before < bound + 2 * SIZE,
+                lambda: f"pages are on the disk: {memory_of(server) - before:,} bytes",
+            )
+        wait_for(
+            lambda: memory_of(server) - before < SIZE // 2,
+            lambda: f"memory goes back to the system: {memory_of(server) - before:,} bytes",
+        )
