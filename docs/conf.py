@@ -27,6 +27,7 @@ extensions = [
 myst_heading_anchors = 3
 default_role = "code"
 highlight_language = "text"  # of blocks that name none
+smartquotes = False  # they turn the two hyphens of an option into a dash
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -97,7 +98,7 @@ def show_pictures(app: object, document: Any) -> None:
                     light[name] = dark[name] = html.unescape(value)
             light["classes"].append("only-light")
             dark["classes"].append("only-dark")
-            raw.replace_self([light, dark])
+            raw.replace_self(nodes.container("", light, dark, classes=["picture"]))
 
 
 def omit_options(

@@ -23,12 +23,13 @@ _STYLE = """
   --soft: #a0a9b2; --line: #31373d; --better: #3fc59b; --wrong: #f08a7c;
   --slow: #e0ae5a; --info: #8fbdf0; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 64rem; background: var(--page);
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 76rem; background: var(--page);
   color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 h1 { font-size: 1.5rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 1.2rem 0 .3rem; }
 h3 { font-size: 1rem; margin: .6rem 0 0; overflow-wrap: anywhere; }
 p { margin: .2rem 0 .6rem; } li { margin: .2rem 0; overflow-wrap: anywhere; }
+p, li, svg { max-width: 52rem; }
 .soft { color: var(--soft); font-size: .9rem; }
 article { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: .8rem 1rem; margin: .7rem 0; }
@@ -44,6 +45,8 @@ th, td { padding: .3rem .55rem; text-align: right; white-space: nowrap;
 th { color: var(--soft); font-weight: 500; }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
 code { font-size: .9em; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { article { padding: .6rem; } th, td { padding: .3rem .25rem; }
+  td:first-child, td:nth-child(2) { white-space: normal; } }
 """
 # Of charts, with the colours by name.
 CHART_STYLE = """
