@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from asgifast.content_coding import ContentCoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.asgi.support import scope_of
+from tests.asgi.support import app_of, call, head, scope_of
+from tests.asgi.support import body as message_of
+from tests.support.coded import decoded
 from wsgifast import Compression
+from wsgifast.compression.codings import Counted
 
 DICTIONARY = b"<html><title>a page</title>" * 20
 BODIES = [b"", b"small", b"x" * 999, b"text " * 200, b"text " * 2000]
@@ -98,3 +102,31 @@ def test_uncoded_head_is_known_without_the_long_way(
         "headers": [(b"content-type", content_type)],
     }
     assert coding.uncoded_head(start, {"type": "http.response.body", "body": body}) is not None
+
+
+@pytest.mark.parametrize(("coding", "level"), [("br", 11), ("zstd", 19), ("gzip", 9)])
+@pytest.mark.parametrize("parts", [1, 5])
+def test_high_level_never_works_on_the_event_loop(
+    coding: str, level: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the size of a body is, and at its end, too."""
+    threads = set()
+    counted = Counted._counted
+
+    def noted(self: Counted, call: Any, block: bytes) -> bytes:
+        threads.add(threading.current_thread())
+        return counted(self, call, block)
+
+    monkeypatch.setattr(Counted, "_counted", noted)
+    part = b"some text " * 200
+    messages = [message_of(part, number < parts - 1) for number in range(parts)]
+    app = app_of(
+        head((b"content-type", b"text/plain")),
+        *messages,
+        compress=Compression(levels={coding: level}),
+    )
+    answer = call(app, scope_of(accept_encoding=coding))
+    assert dict(answer.headers)["content-encoding"] == coding
+    assert decoded(coding, answer.body) == part * parts
+    assert threads
+    assert threading.main_thread() not in threads

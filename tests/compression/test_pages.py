@@ -16,7 +16,7 @@ from tests.support.coded import BROWSERS, available, decoded, decoded_delta
 from tests.support.servers import wait_for
 from wsgifast import Compression, ConfigurationError, WSGIFast
 from wsgifast.commands import cli
-from wsgifast.compression.dictionaries import make_delta, train
+from wsgifast.compression.dictionaries import PagesDictionary, make_delta, train
 
 from .interfaces import Ask, Site, ask_asgi, ask_wsgi
 
@@ -285,3 +285,20 @@ def test_chromium_fetches_the_dictionary_and_decodes_pages_with_it(
         browser.evaluate("document.cookie = 'session=1'")
         seen = browser.visit(f"{url}/2")[f"{url}/2"]
         assert seen.headers["content-encoding"] == "zstd"
+
+
+@pytest.mark.parametrize("level", [3, 19])
+def test_dictionary_is_digested_before_requests_come(
+    dictionary: Path, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At level 19 it takes half a second for one of 1 MB."""
+    made = []
+    compressor = PagesDictionary.compressor
+
+    def noted(self: PagesDictionary, level: int, size: int | None, *, padding: bool) -> Any:
+        made.append(level)
+        return compressor(self, level, size, padding=padding)
+
+    monkeypatch.setattr(PagesDictionary, "compressor", noted)
+    Compression(dictionary=dictionary, levels={"zstd": level})
+    assert set(made) == {level, level // 2}

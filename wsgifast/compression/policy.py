@@ -117,6 +117,10 @@ class Compression:
         self.padding = padding
         self.dictionary = None if dictionary is None else PagesDictionary(dictionary)
         self.shrinks = _Shrinks(_checked_types(content_types), event_streams)
+        if self.dictionary is not None:
+            # Digested now: at high levels it takes longer than an event loop may stand still.
+            for level in {self.levels["zstd"], _halved(self.levels["zstd"])}:
+                self.dictionary.compressor(level, 0, padding=False)
 
     def compressor(
         self, coding: str, content_type: str, size: int | None, *, is_behind: bool = False
@@ -128,13 +132,17 @@ class Compression:
         """
         level = self.levels["zstd" if coding == DCZ else coding]
         if is_behind:
-            level = max(level // 2, min(level, 1))
+            level = _halved(level)
         padding = self.padding and is_page(content_type)
         if coding == DCZ and self.dictionary is not None:
             made = self.dictionary.compressor(level, size, padding=padding)
         else:
             made = compressor(coding, level=level, size=size, padding=padding)
         return Counted(coding, made)
+
+
+def _halved(level: int) -> int:
+    return max(level // 2, min(level, 1))
 
 
 class _Shrinks(dict[str, bool]):
