@@ -30,7 +30,7 @@ def command_line() -> str:
         parts += [f"## wsgifast {name}", " ".join(str(command.description).split())]
         parts.append(f"```text\n{usage if command.usage else _short_usage(command)}\n```")
         for title, rows in _groups(command):
-            parts.append(f"| {title} | |\n|---|---|\n" + "\n".join(rows))
+            parts.append(f"| {title} | meaning |\n|---|---|\n" + "\n".join(rows))
     return "\n\n".join(parts) + "\n"
 
 

@@ -20,12 +20,12 @@ _LINE_BREAKING = re.compile(rb"[\0\r\n]")
 
 
 class IMAP4(imaplib.IMAP4):
-    """imaplib.IMAP4, to be used in its place.
+    """A replacement of imaplib.IMAP4.
 
     If the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND does not wait for a continuation
-    response before the message: the command, the message and the line end take one round trip, and
-    one send. A message whose line ends are CR LF is not copied. The attribute ``capabilities``
-    decides; imaplib does not update it after a login by itself.
+    response before the message. The command, the message and the line end then need one round trip
+    and one send. A message with CR LF as line ends is not copied. The attribute ``capabilities``
+    decides. imaplib does not update it after a login.
     """
 
     # The message of the current APPEND.
@@ -37,7 +37,7 @@ class IMAP4(imaplib.IMAP4):
     _waiting: bytes | None = None
 
     def open(self, host: str = "", port: int | None = None, timeout: float | None = None) -> None:
-        """Connect, as imaplib's open() does; a timeout of math.inf is none."""
+        """Connect, like imaplib's open(). A timeout of math.inf means no limit."""
         other_port = {} if port is None else {"port": port}
         super().open(host, timeout=checked_timeout(timeout), **other_port)
         set_nodelay(self)
@@ -59,9 +59,9 @@ class IMAP4(imaplib.IMAP4):
     def append(
         self, mailbox: str | None, flags: str | None, date_time: Any, message: Any
     ) -> tuple[str, list[Any]]:
-        """Append a message to a mailbox; arguments, result and errors as imaplib's.
+        """Append a message to a mailbox, with imaplib's arguments, result and errors.
 
-        :param message: bytes; line ends that are not CR LF are made so.
+        :param message: bytes. Other line ends become CR LF.
         :raises TypeError: if the message is not bytes-like.
         :raises ValueError: if an argument contains NUL, CR or LF.
         """
@@ -104,7 +104,7 @@ class IMAP4(imaplib.IMAP4):
 
 
 class IMAP4_SSL(IMAP4, imaplib.IMAP4_SSL):
-    """imaplib.IMAP4_SSL, to be used in its place; see :class:`IMAP4`."""
+    """A replacement of imaplib.IMAP4_SSL. See :class:`IMAP4`."""
 
 
 def _octets(argument: str | bytes) -> bytes:

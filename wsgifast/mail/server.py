@@ -82,9 +82,9 @@ class _FastFactory:
 
 
 class Controller(_FastFactory, _controller.Controller):
-    """aiosmtpd's Controller with an :class:`SMTPServer`, in a thread of its own, on a TCP port.
+    """aiosmtpd's Controller with an :class:`SMTPServer`, in a separate thread, on a TCP port.
 
-    It takes the options of both.
+    It accepts the options of both.
     """
 
 
@@ -93,7 +93,7 @@ class UnthreadedController(_FastFactory, _controller.UnthreadedController):
 
 
 class UnixSocketController(_FastFactory, _controller.UnixSocketController):
-    """The same in a thread of its own, on a Unix socket."""
+    """The same in a separate thread, on a Unix socket."""
 
 
 class UnixSocketUnthreadedController(_FastFactory, _controller.UnixSocketUnthreadedController):
@@ -101,7 +101,7 @@ class UnixSocketUnthreadedController(_FastFactory, _controller.UnixSocketUnthrea
 
 
 class Envelope(_smtp.Envelope):
-    """aiosmtpd's Envelope, with the file that a long message was spooled to."""
+    """aiosmtpd's Envelope, with the file of a long message."""
 
     content_file: IO[bytes] | None = None
     """The content of a spooled message, at its start, open until handle_DATA returns; ``content``
@@ -111,19 +111,19 @@ class Envelope(_smtp.Envelope):
 class SMTPServer(_smtp.SMTP):
     """aiosmtpd.smtp.SMTP with fast data, and with the replies to MAIL and RCPT sent together.
 
-    All options of aiosmtpd's apply. EHLO offers PIPELINING (RFC 2920), which aiosmtpd supports
-    without saying so, and CHUNKING, that is BDAT (RFC 3030); handle_EHLO may remove either.
+    All options of aiosmtpd apply. EHLO offers PIPELINING (RFC 2920), which aiosmtpd supports but
+    does not announce. It also offers CHUNKING, or BDAT (RFC 3030). handle_EHLO can remove both.
 
-    ``timeout`` is how long a client may be silent, also within a message; in aiosmtpd it is the
-    limit for a whole message. math.inf and None are no limit.
+    ``timeout`` is how long a client may be silent, also within a message. In aiosmtpd it is the
+    limit for a whole message. math.inf and None mean no limit.
 
     :param handler: as for aiosmtpd.
-    :param spool_bytes: content longer than this goes to a temporary file, and the handler finds it
-        in ``envelope.content_file``. None: all content stays in memory. The file is in the system's
+    :param spool_bytes: write longer content to a temporary file, and pass it to the handler as
+        ``envelope.content_file``. None: all content stays in memory. The file is in the system's
         temporary folder (TMPDIR).
-    :param refuse_smuggling: refuse (554) a message that has a dot on a line of its own with a bare
-        LF or CR before or after it. Otherwise such a dot is content, as in aiosmtpd; it never ends
-        the data.
+    :param refuse_smuggling: refuse (554) a message that has a dot alone on a line with a bare LF or
+        CR before or after it. Otherwise such a dot is content, as in aiosmtpd. It never ends the
+        data.
     :raises ConfigurationError: if an option has an invalid value.
     """
 
@@ -184,9 +184,9 @@ class SMTPServer(_smtp.SMTP):
             await super().smtp_RCPT(arg)
 
     async def push(self, status: str | bytes) -> None:
-        """Send a reply; one to MAIL or RCPT with the next reply, or in the loop's next iteration.
+        """Send a reply. A reply to MAIL or RCPT is sent with the next, or in the loop's next turn.
 
-        Pipelined commands are buffered in the reader and handled in one iteration of the loop: so
+        Pipelined commands are buffered in the reader and handled in one iteration of the loop. So
         their replies are sent together (RFC 2920, 3.2), and the reply to a single command is not
         delayed.
         """

@@ -50,16 +50,16 @@ _BLOCK_BYTES = 256 * 1024
 
 
 class SMTP(smtplib.SMTP):
-    """smtplib.SMTP, to be used in its place: same methods, replies and errors.
+    """A replacement of smtplib.SMTP with the same methods, replies and errors.
 
-    sendmail() and send_message() do not call mail(), rcpt() and data(): overriding these in a
-    subclass has no effect on them. Any reply of 2yz is positive for them, as RFC 5321, 4.2.1 has
-    it: smtplib reports a recipient who got a 252 as refused, to whom the server delivers.
+    sendmail() and send_message() do not call mail(), rcpt() and data(). Overriding these in a
+    subclass has no effect on them. Any reply of 2yz is positive for them (RFC 5321, 4.2.1). smtplib
+    reports a recipient with a 252 as refused, although the server delivers to that recipient.
 
-    ``timeout`` is in seconds; None and math.inf are no limit.
+    ``timeout`` is in seconds. None and math.inf mean no limit.
 
-    Set ``pipelining`` or ``chunking`` to False, on an object or a subclass, for a server whose
-    support for it is broken.
+    Set ``pipelining`` or ``chunking`` to False, on an object or a subclass, for a server with
+    broken support.
     """
 
     pipelining = True
@@ -81,18 +81,19 @@ class SMTP(smtplib.SMTP):
         mail_options: Sequence[str] = (),
         rcpt_options: Sequence[str] = (),
     ) -> dict[str, Reply]:
-        """Send a message, as smtplib's sendmail does.
+        """Send a message, like smtplib's sendmail.
 
-        :param msg: the message. A str must be ASCII, and its line ends become CR LF; bytes are sent
-            as they are, with dots doubled for DATA. A binary file is sent from its position to its
-            end, an iterable of bytes block by block: neither is read as a whole. Bytes are copied
-            for DATA alone, block by block; a str once, and again if its line ends are not CR LF.
+        :param msg: the message. A str must be ASCII, and its line ends become CR LF. Bytes are sent
+            unchanged, with dots doubled for DATA. A binary file is sent from its position to its
+            end, and an iterable of bytes block by block. Neither is read as a whole. Bytes are
+            copied for DATA only, block by block. A str is copied once, and again if its line ends
+            are not CR LF.
         :returns: the refused recipients, each with the server's reply.
         :raises smtplib.SMTPSenderRefused: if the server refuses the sender.
         :raises smtplib.SMTPRecipientsRefused: if it refuses all recipients.
         :raises smtplib.SMTPDataError: if it refuses the data.
         :raises smtplib.SMTPServerDisconnected: if the connection is lost, or the server did not
-            take the message before the timeout.
+            accept the message before the timeout.
         :raises ValueError: if an address contains a line end. Nothing was sent then.
         :raises TypeError: if the message is none of the above.
 
@@ -150,10 +151,10 @@ class SMTP(smtplib.SMTP):
         return refused
 
     def data(self, msg: Any) -> Reply:
-        """Send DATA and a message; return the reply to the message.
+        """Send DATA and a message, and return the reply to the message.
 
         :param msg: as for :meth:`sendmail`.
-        :raises smtplib.SMTPDataError: if the server does not answer DATA with 354.
+        :raises smtplib.SMTPDataError: if the server's reply to DATA is not 354.
         """
         body = _Body(msg)
         code, response = self.docmd("data")
@@ -254,7 +255,7 @@ class SMTP(smtplib.SMTP):
 
 
 class SMTP_SSL(SMTP, smtplib.SMTP_SSL):
-    """smtplib.SMTP_SSL, to be used in its place; see :class:`SMTP`."""
+    """A replacement of smtplib.SMTP_SSL. See :class:`SMTP`."""
 
 
 def _is_positive(code: int) -> bool:

@@ -71,7 +71,7 @@ _FULL_S = 10e-3
 
 
 class SendFailed(WSGIFastError, OSError):
-    """An earlier send failed (see __cause__): the peer misses bytes, so close the socket."""
+    """An earlier send failed (see __cause__). The peer misses bytes, so close the socket."""
 
 
 class WriterClosed(WSGIFastError, ValueError):
@@ -84,23 +84,24 @@ _IN_USE = SocketInUse(
 
 
 class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
-    """Gathers small messages for a blocking socket; for one thread at a time.
+    """Join small messages for a blocking socket. One thread at a time may use it.
 
-    A message that no later call sends is sent by another thread, after the window and what the
-    system adds to it: the kernel's timer slack (50 us on Linux, more if all CPUs are busy) and,
+    If no later call sends a message, another thread sends it after the window. Two delays of the
+    system are added: the kernel's timer slack (50 us on Linux, more if all CPUs are busy), and,
     while other threads compute, the interpreter's switch interval (5 ms, sys.setswitchinterval()).
-    After a long burst it may take 1 ms more. That thread never waits for a peer: what a full
-    connection does not take, it tries again after 0.1 to 10 ms. Close the writer before its socket.
+    After a long burst it may take 1 ms more. That thread never waits for a peer. If a connection is
+    full, it tries again after 0.1 to 10 ms. Close the writer before its socket.
 
-    After a fork, the parent sends what was gathered before.
+    After a fork, the parent sends the messages that were collected before.
 
-    :param sock: a connected socket, blocking or with a timeout. TCP_NODELAY is switched on.
-    :param window_us: microseconds; at most one send in this time, unless there are `max_bytes`.
-    :param max_bytes: the most that is gathered, and again as much while another part is being sent.
+    :param sock: a connected socket, blocking or with a timeout. TCP_NODELAY is set.
+    :param window_us: microseconds. There is at most one send in this time, unless `max_bytes` are
+        collected.
+    :param max_bytes: limit of the collected bytes, and as many again during a send.
     :param background: False: no other thread sends, and the last messages of a burst wait for the
         next call. Required for sockets that two threads must not use at once: those of TLS and
         gevent, and subclasses of socket.socket.
-    :raises ConfigurationError: for an option that cannot work.
+    :raises ConfigurationError: if an option has an invalid value.
     """
 
     def __init__(
@@ -139,9 +140,9 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         self._pause_s = _SHORT_S
 
     def write(self, data: ReadableBuffer) -> None:
-        """Send or gather one message; anything but bytes is copied.
+        """Send or collect one message. Anything but bytes is copied.
 
-        :raises OSError: if it sends and that fails; SendFailed if that has happened before.
+        :raises OSError: if it sends and that fails, or SendFailed if an earlier send failed.
         :raises SocketInUse: while another thread sends with this writer. The message is not sent.
         :raises WriterClosed: after close().
         """
@@ -157,7 +158,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
             self._flush_or_be_watched()
 
     def flush(self) -> None:
-        """Send what was gathered; call it before waiting for an answer.
+        """Send the collected messages. Call it before waiting for a response.
 
         :raises OSError: see :meth:`write`.
         """
@@ -178,7 +179,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
             self._due = time.monotonic_ns() + self._window_ns
 
     def close(self) -> None:
-        """Send what was gathered and refuse further writes; a second close() does nothing.
+        """Send the collected messages and refuse further writes. A second call has no effect.
 
         :raises OSError: see :meth:`write`.
         """
@@ -330,11 +331,11 @@ os.register_at_fork(after_in_child=flusher.begin_again)
 
 
 class AsyncCoalescingWriter:
-    """Gathers messages for an asyncio stream or transport; for the loop's thread only.
+    """Join messages for an asyncio stream or transport. Only the loop's thread may use it.
 
-    :param stream: a StreamWriter, or a transport whose protocol does its own flow control.
+    :param stream: a StreamWriter, or a transport with a protocol that does its own flow control.
     :param window_us: microseconds after which a batch does not wait for the loop's next turn.
-    :param max_bytes: the most that is gathered before it is passed to the transport.
+    :param max_bytes: limit of the collected bytes. Beyond it they are passed to the transport.
     """
 
     def __init__(
@@ -359,7 +360,7 @@ class AsyncCoalescingWriter:
         self._closed = False
 
     def write(self, data: ReadableBuffer) -> None:
-        """Gather one message.
+        """Collect one message.
 
         Await drain() now and then, or the transport's buffer grows without bounds, as with any
         asyncio stream.
@@ -385,7 +386,7 @@ class AsyncCoalescingWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Pass what was gathered to the transport, which sends at once if it can."""
+        """Pass the collected messages to the transport, which sends at once if it can."""
         if self._buffers:
             buffers, self._buffers, self._size = self._buffers, [], 0
             # Not writelines(): before Python 3.12 it joins too; since then it calls sendmsg with
@@ -393,7 +394,7 @@ class AsyncCoalescingWriter:
             self._transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
     async def drain(self) -> None:
-        """Flush, and wait until the transport has room again; with a bare transport, only flush.
+        """Flush, and wait until the transport has room again. A bare transport is only flushed.
 
         :raises OSError: if the connection is lost.
         """
@@ -402,7 +403,7 @@ class AsyncCoalescingWriter:
             await self._stream.drain()
 
     async def close(self) -> None:
-        """Flush, refuse further writes, wait as :meth:`drain` does; the stream stays open.
+        """Flush, refuse further writes, and wait like :meth:`drain`. The stream stays open.
 
         :raises OSError: if the connection is lost.
         """

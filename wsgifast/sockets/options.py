@@ -64,22 +64,22 @@ class SocketNotFound(WSGIFastError, TypeError):
 
 
 class SocketInUse(WSGIFastError, RuntimeError):
-    """Two receives or sends at once would share out one message between them.
+    """Two receives or sends at once would split one message between them.
 
-    Let one end before the next begins, or have one thread or task for each socket.
+    Wait for the end of one before the next begins, or use one thread or task for each socket.
     """
 
 
 def set_nodelay(owner: object, enabled: bool = True) -> bool:
-    """Switch TCP_NODELAY on (or off) for a socket, or for any object that owns one.
+    """Set (or clear) TCP_NODELAY for a socket, or for any object that owns one.
 
-    Without it, a small write that follows another waits for the peer's acknowledgement (Nagle's
-    algorithm, RFC 896), which the peer may delay (RFC 1122, 4.2.3.2), on Linux by 40 ms.
+    Without it, a small write after another one waits for the peer's acknowledgement (Nagle's
+    algorithm, RFC 896). The peer may delay that (RFC 1122, 4.2.3.2), on Linux by 40 ms.
 
     :param owner: a socket, an ssl or gevent socket, an asyncio transport or stream writer, or an
         object that owns one: imaplib.IMAP4, smtplib.SMTP, http.client.HTTPConnection, a file made
         by socket.makefile(), ...
-    :returns: True if the option is set; False if the socket has none, like Unix and UDP sockets.
+    :returns: True if the option is set. False if the socket has no such option (Unix, UDP).
     :raises SocketNotFound: if the object owns no socket (it may not be connected yet).
     :raises OSError: if the socket is closed.
     """
@@ -103,7 +103,7 @@ def set_nodelay(owner: object, enabled: bool = True) -> bool:
 def owned_socket(owner: object) -> SocketLike | None:
     """Return the socket that an object is or owns, or None.
 
-    :param owner: anything; see :func:`set_nodelay` for what is understood.
+    :param owner: any object. :func:`set_nodelay` lists the known ones.
     """
     for _ in range(_MAX_OWNERS):
         if _is_socket(owner):
@@ -143,13 +143,13 @@ def is_tls_socket(sock: object) -> bool:
 def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> bool:
     """Give a connection to a near peer a small send buffer.
 
-    What a slow peer leaves unread counts against the kernel's memory for all TCP connections
-    (tcp_mem). The kernel grows send buffers to megabytes, which only a long path needs: the size is
-    set if the kernel has measured a short round trip (TCP_INFO), and left to the kernel otherwise.
-    That of a Unix socket is left as it is, too.
+    Bytes that a slow peer does not read count against the kernel's memory for all TCP connections
+    (tcp_mem). The kernel grows send buffers to megabytes, which only a long path needs. The size is
+    set if the kernel has measured a short round trip (TCP_INFO). Otherwise, and for a Unix socket,
+    it is not changed.
 
     :param size: bytes. The kernel doubles it, to allow for its bookkeeping (socket(7)).
-    :returns: True if the buffer was set; see :func:`release_send_buffer`. If the peer has gone,
+    :returns: True if the buffer was set. See :func:`release_send_buffer`. If the peer has left,
         the next send fails.
     """
     try:

@@ -45,7 +45,7 @@ class ReceivingSocket(Protocol):
 
 
 class ReceiveCount:
-    """What one or more receives have taken so far, including failed and cancelled ones.
+    """Counts of one or more receives, including failed and cancelled ones.
 
     :ivar calls: receive calls, including those that found nothing.
     :ivar received: bytes.
@@ -59,9 +59,9 @@ class ReceiveCount:
 
 
 class IncompleteReceive(WSGIFastError):
-    """Fewer bytes arrived than requested; the connection is in the middle of a message.
+    """Fewer bytes arrived than requested. The connection is in the middle of a message.
 
-    :ivar partial: what arrived; for a receive into the caller's buffer, a view of its beginning.
+    :ivar partial: the received bytes. For the caller's buffer, a view of its beginning.
     :ivar expected: the number of bytes requested.
     """
 
@@ -94,18 +94,18 @@ def recv_exactly(
 ) -> bytes:
     """Receive exactly `size` bytes.
 
-    Memory for all of them is reserved at once, though not touched before they arrive: limit a size
+    Memory for all of them is reserved at once, but not touched before they arrive. Limit a size
     that comes from the peer.
 
     :param sock: a connected socket: plain, TLS, gevent's, ...
-    :param size: bytes; 0 returns at once without a call.
-    :param timeout: seconds for the whole receive, not for each of its calls; by default the
+    :param size: bytes. 0 returns at once without a call.
+    :param timeout: seconds for the whole receive, not for each of its calls. The default is the
         socket's own timeout. Required for a non-blocking socket. math.inf waits without a limit.
     :param count: counts the receive calls and bytes.
-    :raises ClosedEarly: if the peer closes first; the error has what arrived.
-    :raises ReceiveTimedOut: after `timeout`; the error has what arrived.
-    :raises SocketInUse: if another receive uses the socket, which then is not disturbed.
-    :raises ValueError: if `size` or `timeout` is negative or no number, or a non-blocking socket
+    :raises ClosedEarly: if the peer closes first. The error has the received bytes.
+    :raises ReceiveTimedOut: after `timeout`. The error has the received bytes.
+    :raises SocketInUse: if another receive uses the socket. That receive is not disturbed.
+    :raises ValueError: if `size` or `timeout` is negative or not a number, or a non-blocking socket
         has no timeout.
     :raises OSError: on any other failure of the socket.
     """
@@ -130,7 +130,7 @@ def recv_exactly_into(
     timeout: float | None = None,
     count: ReceiveCount | None = None,
 ) -> None:
-    """Fill a buffer from a socket; otherwise as :func:`recv_exactly`.
+    """Fill a buffer from a socket, otherwise like :func:`recv_exactly`.
 
     :param buffer: anything writable and contiguous: a bytearray, a memoryview of a part, an array.
     """
@@ -146,14 +146,14 @@ def recv_exactly_into(
 async def async_recv_exactly(
     sock: socket.socket, size: int, *, count: ReceiveCount | None = None
 ) -> bytearray:
-    """Receive `size` bytes from a non-blocking socket, in asyncio; see :func:`recv_exactly`.
+    """Receive `size` bytes from a non-blocking socket in asyncio, like :func:`recv_exactly`.
 
-    For a time limit use asyncio.wait_for() or asyncio.timeout(). A cancelled receive has taken
-    `count.received` bytes from the connection.
+    For a time limit use asyncio.wait_for() or asyncio.timeout(). A cancelled receive has consumed
+    `count.received` bytes of the connection.
 
     :returns: a bytearray, because it is filled in several turns of the loop.
     :raises TypeError: for a TLS socket, as asyncio's own socket methods do: use a stream.
-    :raises SocketInUse: if another receive uses the socket, which then is not disturbed; for an
+    :raises SocketInUse: if another receive uses the socket. That receive is not disturbed. For an
         asyncio transport it is asyncio's RuntimeError.
     """
     if size < 0:
@@ -170,7 +170,7 @@ async def async_recv_exactly(
 async def async_recv_exactly_into(
     sock: socket.socket, buffer: WriteableBuffer, *, count: ReceiveCount | None = None
 ) -> None:
-    """Fill a buffer from a non-blocking socket, in asyncio; see :func:`async_recv_exactly`.
+    """Fill a buffer from a non-blocking socket in asyncio, like :func:`async_recv_exactly`.
 
     Each turn of the loop makes one receive call, so that a fast peer does not delay other tasks.
     """

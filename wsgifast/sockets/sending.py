@@ -68,12 +68,12 @@ _probe = [bytearray(1)]
 def send_some(
     sock: socket.socket, buffers: Sequence[bytes | memoryview], flags: int = 0
 ) -> Sequence[bytes | memoryview]:
-    """Send the beginning of some buffers, in one system call; return what is left.
+    """Send the beginning of some buffers in one system call, and return the unsent buffers.
 
-    :param sock: blocking or not; TLS too.
-    :param buffers: in order; views must be of bytes ("B").
-    :param flags: as for socket.send(), e.g. MSG_MORE; ignored for TLS.
-    :raises BlockingIOError: if a non-blocking socket takes nothing now.
+    :param sock: blocking or not, also TLS.
+    :param buffers: in order. Views must be of bytes ("B").
+    :param flags: as for socket.send(), e.g. MSG_MORE. Ignored for TLS.
+    :raises BlockingIOError: if a non-blocking socket accepts no byte now.
     :raises OSError: as socket.send().
     """
     if not buffers:
@@ -94,7 +94,7 @@ def send_some(
 def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
     """Send buffers in order on a blocking socket, or one with a timeout (for each call).
 
-    :raises OSError: as socket.send(); how much was sent is not known then.
+    :raises OSError: as socket.send(). The number of sent bytes is then unknown.
     """
     while buffers:
         buffers = send_some(sock, buffers)
@@ -109,7 +109,7 @@ def _left(buffers: Sequence[bytes | memoryview], sent: int) -> Sequence[bytes | 
 
 
 class FileSegment(NamedTuple):
-    """A run of bytes of an open regular file."""
+    """A range of bytes of an open regular file."""
 
     fd: int
     offset: int
@@ -121,7 +121,7 @@ class SendfileUnavailable(WSGIFastError):
 
 
 class FileTruncated(WSGIFastError, OSError):
-    """The file ended before all of its bytes were sent: the connection must be closed.
+    """The file ended before all of its bytes were sent. Close the connection.
 
     :param missing: bytes of `size` that were not sent.
     """
@@ -136,10 +136,10 @@ def file_segment(file: object) -> FileSegment | None:
     """Return the descriptor, position and remaining bytes of a file that sendfile can send.
 
     :param file: any object.
-    :returns: for raw and buffered binary files over a regular file that is as long as it says,
-        temporary files, and a SpooledTemporaryFile that was rolled over to disk. None for
-        everything else: the descriptor of a text file or a gzip file has other bytes than the
-        file; pipes, devices, and files of /proc and /sys do not have the size that they report.
+    :returns: a segment for raw and buffered binary files over a regular file of the reported size,
+        temporary files, and a SpooledTemporaryFile that was rolled over to disk. None for all
+        others. The descriptor of a text file or a gzip file has other bytes than the file. Pipes,
+        devices, and files of /proc and /sys do not have the size that they report.
     :raises ValueError: if the file is closed.
     """
     file = unwrapped(file)
@@ -197,17 +197,17 @@ def send_file_segment(
     *,
     by_kernel: bool = True,
 ) -> None:
-    """Send a run of a file's bytes on a blocking socket, or one with a timeout.
+    """Send a range of a file's bytes on a blocking socket, or one with a timeout.
 
-    By sendfile; where that is not supported (TLS, some file systems), by reading large blocks. The
+    It uses sendfile. If that is not supported (TLS, some file systems), it reads large blocks. The
     file's own position does not change.
 
     :param progress: called with the number of bytes of each send, so that a log is right even for
         a transfer that fails.
     :param by_kernel: False to read although sendfile seems to be supported.
     :raises FileTruncated: if the file ends early.
-    :raises TimeoutError: if the socket has a timeout and takes no byte for that long.
-    :raises OSError: if the peer has gone.
+    :raises TimeoutError: if the socket has a timeout and accepts no byte for that long.
+    :raises OSError: if the peer has left.
     """
     fd, offset, size = segment
     end = offset + size

@@ -26,16 +26,16 @@ _EXIT_S = 1.0
 
 
 class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescingWriter"]):
-    """Gathers the messages of several threads for one blocking socket; every method thread-safe.
+    """Join the messages of several threads for one blocking socket. All methods are thread-safe.
 
-    Each write is one message; messages of different threads do not mix. A TLS socket from which
+    Each write is one message. Messages of different threads do not mix. A TLS socket from which
     another thread reads needs a Python whose ssl module locks it (3.13.1 and later).
 
     :param sock: see :class:`CoalescingWriter`.
-    :param window_us: microseconds; a message written this long after the last send is sent by the
-        thread that writes it, any other by the writer's own thread, at once.
-    :param max_bytes: the most bytes in the queue (a larger message is sent alone); a write that
-        finds no room waits.
+    :param window_us: microseconds. The thread that writes sends a message itself, if the last send
+        was so long ago. Otherwise the writer's own thread sends it at once.
+    :param max_bytes: limit of the bytes in the queue. A larger message is sent alone. A write waits
+        while there is no room.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
     def write(self, data: ReadableBuffer) -> None:
         """Send one message, or queue it for the thread that sends.
 
-        :raises OSError: if this thread sends and that fails; SendFailed if it failed before.
+        :raises OSError: if this thread sends and fails, or SendFailed after an earlier failure.
         :raises WriterClosed: after close().
         """
         if type(data) is not bytes:
@@ -101,7 +101,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
             self._leave_to_thread()
 
     def flush(self) -> None:
-        """Wait until the kernel has taken everything written before.
+        """Wait until the kernel has accepted all earlier messages.
 
         :raises OSError: if that failed.
         """
@@ -110,7 +110,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
             self._wait_until_sent()
 
     def close(self) -> None:
-        """Refuse further writes and wait until all has been sent; a second close() does nothing.
+        """Refuse further writes and wait until all is sent. A second call has no effect.
 
         :raises OSError: if a send failed.
         """
