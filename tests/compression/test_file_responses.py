@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from starlette.routing import Route
 
 import wsgifast
 from tests.support.coded import decoded
-from tests.support.files import write_settled
+from tests.support.files import settle, write_settled
 from wsgifast.files import coded_copies
 
 from .interfaces import TEXT, Answer, Ask, Site, ask_asgi, ask_wsgi
@@ -192,3 +194,16 @@ def test_large_file_and_one_of_another_type_are_uncoded(
     assert answer.headers["accept-ranges"] == "bytes"
     assert "content-encoding" not in answer.headers
     assert ("vary" in answer.headers) is vary
+
+
+@pytest.mark.parametrize("ahead_s", [3600, 20 * 365 * 86_400])
+def test_file_ahead_of_the_clock_has_tag_and_copy(get: Ask, text: Path, ahead_s: int) -> None:
+    os.utime(text, (0, time.time() + ahead_s))
+    settle(text)
+    for coding in ("identity", "gzip"):
+        whole = get(coding)
+        tag = whole.headers["etag"]
+        assert not tag.startswith("W/")
+        assert get(coding, if_none_match=tag).status == 304
+        part = get(coding, range="bytes=0-9", if_range=tag)
+        assert (part.status, part.body) == (206, whole.body[:10])

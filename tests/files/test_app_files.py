@@ -246,8 +246,21 @@ def test_file_counts_as_made_for_an_answer_by_its_times(tmp_path: Path) -> None:
             os.utime(fd, ns=(0, modified))
             began += os.fstat(fd).st_ctime_ns - changed if modified == 5 * second else 0
             told = (modified - changed, began - changed)
-            assert is_made_for_one_answer(file, fd, began) == is_made, told
+            now = max(began, changed) + 1
+            assert is_made_for_one_answer(file, fd, began, now) == is_made, told
         assert not is_made_for_one_answer(file, fd, None)
+
+
+@pytest.mark.parametrize("ahead_s", [60, 86_400, 20 * 365 * 86_400])
+def test_file_ahead_of_the_clock_is_not_made_now(tmp_path: Path, ahead_s: int) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        fd = file.fileno()
+        changed = os.fstat(fd).st_ctime_ns
+        os.utime(fd, ns=(0, changed + ahead_s * 10**9))
+        began = os.fstat(fd).st_ctime_ns + 1
+        assert not is_made_for_one_answer(file, fd, began)
+        # An inode that was changed before the clock was set back.
+        assert not is_made_for_one_answer(file, fd, began - ahead_s * 10**9, began - 10 * 10**9)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from time import time_ns
 from typing import Any
 from urllib.parse import quote
 
@@ -106,11 +107,17 @@ def plan_file_body(
     return copy.plan(facts, with_vary(described), etag, ranges=ranges)
 
 
-def is_made_for_one_answer(file: object, fd: int, began_ns: int | None = None) -> bool:
+def is_made_for_one_answer(
+    file: object, fd: int, began_ns: int | None = None, now_ns: int | None = None
+) -> bool:
     """Whether a file was made for this answer, so that the next one may have another, or none.
 
-    It is a temporary file, one that has no name in any directory, or one that was modified since
-    the request began. With None for `began_ns` the last is not looked at.
+    It is a temporary file, one that has no name in any directory, or one that was modified between
+    the beginning of the request and now. A time ahead of the clock comes from an image, an archive
+    or another host, and says nothing about this request.
+
+    :param began_ns: when the request began; None to ignore the file's times.
+    :param now_ns: by default the clock's time.
     """
     if isinstance(file, TEMPORARY):
         return True
@@ -120,9 +127,14 @@ def is_made_for_one_answer(file: object, fd: int, began_ns: int | None = None) -
     if began_ns is None:
         return False
     tick_ns = _TICK_NS if facts.st_mtime_ns % 10**9 else _COARSE_TICK_NS
+    # A file system may round up, or have the clock of a file server.
+    latest_ns = (time_ns() if now_ns is None else now_ns) + _COARSE_TICK_NS
     # The second: a copy has the time of its original, and its inode was changed just now. Without
     # the tick: a file that was put in place just before the request is one of its own.
-    return facts.st_mtime_ns >= began_ns - tick_ns or facts.st_ctime_ns >= began_ns
+    return (
+        began_ns - tick_ns <= facts.st_mtime_ns <= latest_ns
+        or began_ns <= facts.st_ctime_ns <= latest_ns
+    )
 
 
 def _file_etag(file: Any, segment: FileSegment) -> str | None:
