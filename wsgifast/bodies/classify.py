@@ -117,7 +117,8 @@ def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
             return PASS, body
         # The wrapper around it closes it.
         return PASS, SegmentedBody(inner.segments, partial(close_body, body))
-    file = known_file(inner)
+    # A server's own wrapper is never iterated: it calls read(), or uses fileno().
+    file = known_file(inner, iterated=type(inner) is not server_wrapper)
     if file is not None:
         return (FILE if inner is body else WRAPPED_FILE), file
     if kind is server_wrapper and _name(body) not in _FILE_WRAPPERS:
@@ -215,11 +216,13 @@ def iterated(body: Any) -> Iterable[Any]:
     return iterable
 
 
-def known_file(inner: object) -> object | None:
+def known_file(inner: object, *, iterated: bool = True) -> object | None:
     """Return the file whose rest an object of a known class yields; None for any other object.
 
     Also None if the file is not of a standard class: then the object is iterated, so that read() is
     called as its author expects.
+
+    :param iterated: False if the object calls its file's read() alone.
     """
     try:
         file: Any = _unwrapped(inner)
@@ -230,7 +233,8 @@ def known_file(inner: object) -> object | None:
         attribute = _FILE_RANGES.get(_name(file))
         if attribute is not None:
             return _file_range(file, attribute)
-        if is_standard(file) or (type(inner) in _registered and callable(file.read)):
+        is_read = type(inner) in _registered and callable(file.read)
+        if is_read or is_standard(file, iterated=iterated):
             found: object = file
             return found
     except Exception:  # noqa: BLE001 - a closed file, or a release with other attributes

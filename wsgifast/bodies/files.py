@@ -153,14 +153,16 @@ def segment_of(file: object) -> FileSegment | None:
     """
     if type(file) is FileSlice:
         return file.rest()
-    return file_segment(file) if is_standard(file) else None
+    return file_segment(file)
 
 
-def is_standard(file: object) -> bool:
+def is_standard(file: object, *, iterated: bool = True) -> bool:
     """Whether read() of a file gives what its iteration gives, whatever sizes are asked for.
 
     It does for Python's own classes. A subclass or an instance may override either method; see
     :func:`~..sockets.sending.reads_as`.
+
+    :param iterated: False for a file that is read by its read() alone.
     """
     kind: Any = type(file)
     if not _may_be_standard(kind):
@@ -170,9 +172,9 @@ def is_standard(file: object) -> bool:
     inner: Any = unwrapped(file)
     if inner is file and kind in TEMPORARY:
         return False  # with a read() of its own
-    if reads_as(inner, io.BufferedReader, io.BufferedRandom):
+    if reads_as(inner, io.BufferedReader, io.BufferedRandom, iterated=iterated):
         return reads_as(inner.raw, io.FileIO)
-    if reads_as(inner, io.BytesIO, io.FileIO):
+    if reads_as(inner, io.BytesIO, io.FileIO, iterated=iterated):
         return True
     return _is_of_other_standard_class(type(inner)) and not has_reading_of_its_own(inner)
 
@@ -306,7 +308,7 @@ def is_in_memory(file: object) -> bool:
 def known_size(file: object) -> int | None:
     """Return how many bytes are left to read from a file in memory; None for any other."""
     memory = unwrapped(file)
-    if isinstance(memory, io.BytesIO) and reads_as(memory, io.BytesIO):
+    if isinstance(memory, io.BytesIO) and reads_as(memory, io.BytesIO, iterated=False):
         return max(0, memory.getbuffer().nbytes - memory.tell())
     return None
 

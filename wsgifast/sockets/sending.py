@@ -52,6 +52,8 @@ READING = frozenset(
 _READING_OF_CLASSES = (
     READING | {"__iter__", "__next__", "__getattribute__", "__getattr__"} | {"raw", "closed"}
 )
+# Those that do not count for read() and fileno().
+_ITERATION = frozenset({"__iter__", "__next__", "readline", "readlines"})
 # tempfile's classes: what NamedTemporaryFile() returns, and SpooledTemporaryFile.
 _NAMED: type = getattr(tempfile, "_TemporaryFileWrapper", type(None))
 TEMPORARY: tuple[type, type] = (_NAMED, tempfile.SpooledTemporaryFile)
@@ -135,6 +137,8 @@ class FileTruncated(WSGIFastError, OSError):
 def file_segment(file: object) -> FileSegment | None:
     """Return the descriptor, position and remaining bytes of a file that sendfile can send.
 
+    The file is judged by its read() and fileno(), whatever its iteration gives.
+
     :param file: any object.
     :returns: a segment for raw and buffered binary files over a regular file of the reported size,
         temporary files, and a SpooledTemporaryFile that was rolled over to disk. None for all
@@ -145,7 +149,8 @@ def file_segment(file: object) -> FileSegment | None:
     file = unwrapped(file)
     if not isinstance(file, (io.FileIO, io.BufferedReader, io.BufferedRandom)):
         return None
-    if not reads_as(file, io.FileIO, io.BufferedReader, io.BufferedRandom):
+    bases = (io.FileIO, io.BufferedReader, io.BufferedRandom)
+    if not reads_as(file, *bases, iterated=False):
         return None
     if not isinstance(file, io.FileIO):
         if not reads_as(file.raw, io.FileIO):
@@ -257,11 +262,13 @@ def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
         raise TimeoutError(f"the peer took no byte for {timeout} s")
 
 
-def reads_as(file: object, *bases: type) -> bool:
+def reads_as(file: object, *bases: type, iterated: bool = True) -> bool:
     """Whether a file is of one of some standard classes, and is read as these are.
 
     A class that inherits from one may have methods of its own, as long as none of them has to do
     with reading; so may an instance.
+
+    :param iterated: False if read() and fileno() alone are called.
     """
     kind = type(file)
     if kind not in bases:
@@ -269,9 +276,11 @@ def reads_as(file: object, *bases: type) -> bool:
         if base is None:
             return False
         own = [cls for cls in kind.__mro__ if cls not in base.__mro__]
-        if not all(_READING_OF_CLASSES.isdisjoint(vars(cls)) for cls in own):
+        names = _READING_OF_CLASSES if iterated else _READING_OF_CLASSES - _ITERATION
+        if not all(names.isdisjoint(vars(cls)) for cls in own):
             return False
-    return not has_reading_of_its_own(file)
+    names = READING if iterated else READING - _ITERATION
+    return names.isdisjoint(getattr(file, "__dict__", ()))
 
 
 def has_reading_of_its_own(file: object) -> bool:
