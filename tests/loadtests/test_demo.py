@@ -65,6 +65,12 @@ def test_demo_concludes_no_gain_that_was_not_measured() -> None:
     assert demo.conclusion(rows) == "This run shows no gain: run it again on a quiet machine."
 
 
+def test_demo_says_which_difference_is_noise() -> None:
+    noisy = replace(result("demo.small", 2000, 1000), again=[Load(900, 0, 1, 1.0)])
+    assert "within noise" in demo.as_text([noisy]).partition("Unchanged:")[2].splitlines()[1]
+    assert demo.conclusion([noisy]) == "With wsgifast your app serves small responses as before."
+
+
 def test_demo_page_links_to_each_locust_report() -> None:
     html = demo.as_html(RESULTS)
     assert html.count(f"<h1>{demo.TITLE}</h1>") == 1
@@ -79,7 +85,7 @@ def test_demo_measures_beside_slow_downloads(tmp_path: Path) -> None:
     with Locust() as locust:
         locust.start()
         client = demo.beside_slow_downloads(locust.client(8, reports=tmp_path))
-        (found,) = run(replace(demo.TABLE, rows=[replace(row, client=client)]), SHORT)
+        (found,) = run(replace(demo.table(True), rows=[replace(row, client=client)]), SHORT)
     responds = {name: any(load.requests for load in runs) for name, runs in found.runs.items()}
     assert responds == {demo.BEFORE: False, demo.AFTER: True}
     assert found.failures(demo.AFTER) == 0
