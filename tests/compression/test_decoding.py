@@ -248,6 +248,16 @@ def test_apps_get_decoded_bodies_and_clients_their_errors(post: Any) -> None:
     assert flask.json.loads(body)["coding"] == "gzip"
 
 
+@pytest.mark.parametrize("sent", [b"", coded("gzip", b"[1, 2]")], ids=["nothing", "a whole member"])
+def test_body_that_ends_before_its_length_is_400(sent: bytes) -> None:
+    """The client has gone, or has ended its half of the connection."""
+    environ = new_environ("POST", CONTENT_LENGTH="100", HTTP_CONTENT_ENCODING="gzip")
+    environ["wsgi.input"] = io.BytesIO(sent)
+    server = Server(WSGIFast(web.wsgi_app, decompress=True), environ)
+    assert server.head[0].startswith("400 ")
+    assert b"before its Content-Length" in server.finish()
+
+
 def test_body_without_length_is_decoded_where_the_server_ends_it() -> None:
     data = coded("gzip", b"[1, 2]")
     environ = new_environ("POST", CONTENT_TYPE="application/json", HTTP_CONTENT_ENCODING="gzip")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from ..compression.decoding import BodyLimits, RequestDecoder
-from ..errors import BodyTooLarge, RequestError
+from ..errors import BodyTooLarge, MalformedRequest, RequestError
 from ..files.temporary import Budget, Spool, no_room
 from ..http.head import parse_length
 from .held_head import HeldHead
@@ -87,6 +87,8 @@ def _decoded(read: Callable[[int], bytes], missing: int, decoder: RequestDecoder
     try:
         while missing:
             block = read(_READ_BYTES if missing < 0 else min(_READ_BYTES, missing))
+            if not block and missing > 0:
+                raise MalformedRequest(f"The body ended {missing} bytes before its Content-Length")
             if not block:
                 break
             missing -= len(block) if missing > 0 else 0
