@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,91 @@ def test_text_access_log_of_failed_request_has_status_and_size(tmp_path: Path) -
         sent = len(server.get("/raise/before").body)
         wait_for(lambda: log.exists() and bool(log.read_text()), "the request is logged")
         assert log.read_text().splitlines() == [f"GET /raise/before 500 {sent}"]
+
+
+# How a response has ended
+
+
+def test_outcome_of_whole_response_is_sent(make_bench: MakeBench) -> None:
+    bench = make_bench(answers([b"ok"]))
+    bench.begin().read_response()
+    assert bench.log.environs[0]["wsgifast.outcome"] == "sent"
+
+
+def test_outcome_of_failed_app_is_cut_off(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Length", "10")])
+        yield b"short"
+        if environ["PATH_INFO"] == "/raises":
+            raise ValueError("of the app")
+
+    for target in ("/raises", "/short"):
+        bench = make_bench(app)
+        bench.connect().run_request(target=target)
+        assert bench.log.environs[0]["wsgifast.outcome"] == "cut off"
+        peer = Peer(make_bench(app, **HTTP2))
+        peer.get(target)
+        assert peer.bench.log.environs[0]["wsgifast.outcome"] == "cut off"
+
+
+@pytest.mark.parametrize("http2", [True, False])
+@pytest.mark.parametrize("ends", ["the client leaves", "the client is slow", "the worker ends"])
+def test_outcome_of_unfinished_response_is_named(
+    make_bench: MakeBench, http2: bool, ends: str
+) -> None:
+    if http2:
+        peer = Peer(make_bench(answers([bytes(LARGE)]), **HTTP2))
+        peer.ask()
+        peer.send_only()
+        bench, client = peer.bench, peer.socket
+        bench.run()
+    else:
+        bench = make_bench(answers([bytes(LARGE)]))
+        client = bench.connect()
+        client.run_request()
+    assert not bench.log.requests
+    if ends == "the client leaves":
+        client.close()
+    elif ends == "the client is slow":
+        near = peer.near.streams[1] if http2 else client.near
+        near.on_overdue()
+    else:
+        bench.worker.application.cuts_off = True
+        client.near.cut_off()
+    bench.run()
+    outcome = "client left" if ends == "the client leaves" else "cut off"
+    assert [each["wsgifast.outcome"] for each in bench.log.environs] == [outcome]
+
+
+# The context in which a line is written
+
+
+@pytest.mark.parametrize("http2", [True, False])
+def test_late_line_is_written_in_its_own_context(make_bench: MakeBench, http2: bool) -> None:
+    request_id: ContextVar[str] = ContextVar("request_id", default="none")
+    seen: list[str] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        request_id.set(environ["PATH_INFO"])
+        start_response("200 OK", [])
+        return [bytes(LARGE if environ["PATH_INFO"] == "/download" else 1)]
+
+    def log(*args: object) -> None:
+        seen.append(request_id.get())
+
+    bench = make_bench(app, keepalive=5, **(HTTP2 if http2 else {}))
+    bench.worker.application.log_access = log
+    bench.server._on_sent = bench.worker.application.on_sent
+    if http2:
+        peer = Peer(bench)
+        peer.ask("/download")
+        peer.send_only()
+        client = peer.socket
+    else:
+        client = bench.connect()
+        client.send_request("/download")
+    bench.run()
+    bench.connect().run_request("/other")
+    client.close()
+    bench.run()
+    assert seen == ["/other", "/download"]

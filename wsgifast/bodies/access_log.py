@@ -32,10 +32,14 @@ UNCODED_BYTES = "wsgifast.uncoded_bytes"
 CODED_BYTES = "wsgifast.coded_bytes"
 # Bytes of the response that were sent by sendfile.
 SENDFILE_BYTES = "wsgifast.sendfile_bytes"
+# FastWorker's: how a response has ended, as far as the server knows. The client may still leave
+# after the kernel has taken the last byte.
+OUTCOME = "wsgifast.outcome"
+SENT, CLIENT_LEFT, CUT_OFF = "sent", "client left", "cut off"
 # Those that a JSON log has under the same names, if present.
 LOGGED = (
     SENT_AS, CHUNKS, CODING, UNCODED_BYTES, CODED_BYTES, SENDFILE_BYTES, QUEUE_US, WAIT_US, APP_US,
-    SEND_US,
+    SEND_US, OUTCOME,
 )  # fmt: skip
 
 # The last second for which json_line() has made the text of the time.

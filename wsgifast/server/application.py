@@ -7,16 +7,31 @@ parser's part: it decides which headers get here.
 
 from __future__ import annotations
 
+import errno
 import html
 import math
 import os
+import ssl
 import time
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from ..bodies.access_log import APP_US, QUEUE_US, SEND_US, SENDFILE_BYTES, WAIT_US, queue_seconds
+from ..bodies.access_log import (
+    APP_US,
+    CLIENT_LEFT,
+    CUT_OFF,
+    OUTCOME,
+    QUEUE_US,
+    SEND_US,
+    SENDFILE_BYTES,
+    SENT,
+    WAIT_US,
+    queue_seconds,
+)
 from ..bodies.classify import closes_file_alone
 from ..errors import ClientGone, MalformedRequest, RequestError
 from .backlog import Backlog
@@ -35,6 +50,9 @@ _OF_EACH = (
     "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
     "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
 )  # fmt: skip
+# Errors of a socket whose client is gone; and their numbers, if Python has no class for them.
+_FROM_CLIENT = (ConnectionError, ssl.SSLError)
+_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN)
 # What an app may use without taking the socket over.
 _HARMLESS = frozenset(
     {
@@ -65,6 +83,7 @@ class Application:
         its output, the exchange and the monotonic time. Must not raise.
     :ivar requests: for how many the app has been called, or is about to be.
     :ivar max_requests: after how many `on_max_requests` is called, once; may change.
+    :ivar cuts_off: whether the server ends, and gives up the clients that there are.
     """
 
     app: Callable[..., Any]
@@ -80,6 +99,7 @@ class Application:
     requests: int = 0
     max_requests: float = math.inf
     on_max_requests: Callable[[], object] | None = None
+    cuts_off: bool = False
 
     @property
     def on_sent(self) -> Callable[[OutputQueue, Exchange, float], object] | None:
@@ -136,6 +156,7 @@ class Application:
 
     def _check_body(self, resp: Response) -> None:
         if resp.missing:
+            resp.is_cut_off = True
             resp.force_close()
         complaint = resp.complaint(resp.req.method, resp.status_code)
         if complaint:
@@ -161,6 +182,7 @@ class Application:
             resp.force_close()
         if resp is not None and resp.headers_sent:
             # An error page would land in the middle of the body.
+            resp.is_cut_off = True
             if isinstance(error, RequestError):
                 self.log.warning("Cutting off %s: %s", exchange.req.uri, error)
             else:
@@ -172,7 +194,13 @@ class Application:
         exchange.resp = self._error_response(channel, exchange, status, size)
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
-        """Answer an error before the app's turn, and log it."""
+        """Answer an error before the app's turn, and log it.
+
+        This thread's context is that of another request.
+        """
+        Context().run(self._refuse, channel, exchange, error)
+
+    def _refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         status, size = self._answer(channel, exchange, error)
         if exchange is not None and self.log_access is not None:
             resp = self._error_response(channel, exchange, status, size)
@@ -218,14 +246,32 @@ class Application:
         left = output.bytes_left()
         if left:
             resp.sent = max(0, resp.sent - left)
+        environ = exchange.environ
+        if output.error is None and not resp.is_cut_off:
+            environ[OUTCOME] = SENT
+        else:
+            environ[OUTCOME] = CUT_OFF if self._has_cut_off(output.error) else CLIENT_LEFT
         if exchange.begun:
-            _add_times(exchange, exchange.environ, output.backlog)
-        self._log_access(resp, exchange, exchange.environ)
+            _add_times(exchange, environ, output.backlog)
+        self._log_access(resp, exchange, environ)
+
+    def _has_cut_off(self, error: BaseException | None) -> bool:
+        """Return whether the server has ended a response early, not the client.
+
+        :param error: of its output; None if the app has failed, or sent too little.
+        """
+        if self.cuts_off or error is None:
+            return True
+        # A client that takes nothing in time is dropped by a TimeoutError without a number.
+        return not isinstance(error, _FROM_CLIENT) and getattr(error, "errno", None) not in _LOST
 
     def _log_access(self, resp: Response, exchange: Exchange, environ: Any) -> None:
         assert self.log_access is not None
+        write: Callable[..., object] = self.log_access
+        if exchange.context is not None:
+            write = partial(exchange.context.run, write)
         try:
-            self.log_access(resp, exchange.req, environ, time.monotonic() - exchange.started)
+            write(resp, exchange.req, environ, time.monotonic() - exchange.started)
         except Exception:  # in a logger of the user's
             self.log.exception("Error in the access log")
 

@@ -14,6 +14,7 @@ import io
 import sys
 import time
 from collections.abc import Sequence
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import BodyTooLarge, RequestError
@@ -61,6 +62,7 @@ class Exchange:
     :ivar body: `wsgi.input`, once there is one.
     :ivar streamed: the raw stream below it, if the app reads from the socket; its `failure` says
         why the body cannot be read to its end.
+    :ivar context: the app's, for log lines that another thread writes later; None without need.
     :ivar close: its body's close(), if the app has returned and the body is still being sent.
     :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
     :ivar queued: when the complete request began to wait for a thread.
@@ -69,8 +71,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered", "begun", "body", "close", "environ", "expects_continue", "fields", "length",
-        "proxy", "queued", "req", "resp", "rest", "script_name", "started", "streamed",
+        "answered", "begun", "body", "close", "context", "environ", "expects_continue", "fields",
+        "length", "proxy", "queued", "req", "resp", "rest", "script_name", "started", "streamed",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +97,7 @@ class Exchange:
         self.body: Any = None
         self.streamed: Any = None
         self.close: Close | None = None
+        self.context: Context | None = None
         self.started = time.monotonic()
         self.queued = self.begun = self.answered = 0.0
 

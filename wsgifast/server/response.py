@@ -74,10 +74,12 @@ class Response(ResponseWriter):
     """The response to one request on an HTTP/1 connection.
 
     :param req: the parser's request: method, version and should_close() are used.
+    :ivar is_cut_off: the app has failed, or its body has ended before its declared length.
     :ivar close_body: close() of the body, which has been handed over, and may not be sent yet.
     """
 
     close_body: Callable[[], object] | None = None
+    is_cut_off = False
 
     def __init__(self, req: Any, output: Output, settings: ResponseSettings) -> None:
         # The base classes' __init__ inlined: this runs for each request.

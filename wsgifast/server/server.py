@@ -11,6 +11,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +162,7 @@ class Server:
             # A later call of stop() may have brought the end forward.
             if not cut_off_at and (now >= self._end_at - cut_off_s or self.pool.failed):
                 cut_off_at = now
+                self._application.cuts_off = True
                 self.log.info("%d connections cut off", len(self.connections))
                 for connection in list(self.connections):
                     connection.cut_off()
@@ -298,6 +300,8 @@ class Server:
             if output.draining:
                 if channel.state is not SENDING:  # a refused connection is already
                     channel.state = SENDING
+                    if channel.exchange is not None:
+                        channel.exchange.context = copy_context()
                 output.closing = True
                 return
         channel.finish()
@@ -312,9 +316,13 @@ class Server:
         if exchange.close is not None:
             self.pool.make_due(exchange.close)
         if output.error is not None and isinstance(output.error, FileTruncated):
-            self.log.warning("Cutting off %s: %s", exchange.req.uri, output.error)
+            warn = self.log.warning
+            if exchange.context is not None:
+                warn = partial(exchange.context.run, warn)
+            warn("Cutting off %s: %s", exchange.req.uri, output.error)
         if exchange.body is not None:
             exchange.body.close()
+            exchange.req.body = None  # a log or a traceback may keep the request
 
     # Called by the pool's threads; on_tick() and on_saturation() by its monitor, too
 

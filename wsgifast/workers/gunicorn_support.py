@@ -227,6 +227,7 @@ class _AnsweringLog:
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
         self._answering.status = resp.status
+        environ["wsgi.input"] = None  # both objects refer to each other, and keep what they have
         self._answering.line = resp, req, environ, elapsed
 
     def __getattr__(self, name: str) -> Any:
