@@ -59,8 +59,8 @@ LIMITS = {
     "head_timeout_s": Limit(SECONDS, "respond with 408 if the headers of a request take longer"),
     "body_timeout_s": Limit(
         SECONDS,
-        "respond with 408 if no byte of a request body arrives for so long, or later to a client "
-        f"below {BODY_BYTES_PER_S:.0f} bytes/s on average",
+        "respond with 408 if no byte of a request body arrives for this time, or after it below "
+        f"{BODY_BYTES_PER_S:.0f} bytes/s on average",
     ),
     "connections_per_address": Limit(
         CONNECTIONS,
