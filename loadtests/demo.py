@@ -348,7 +348,9 @@ def conclusion(results: Sequence[Result]) -> str:
 _STYLE = """<style>
 td:first-child, th { white-space: normal; } td:first-child { min-width: 8rem; }
 th:nth-child(2), td:nth-child(2) { text-align: right; } td a { color: var(--info); }
-td code { color: var(--soft); } @media (max-width: 30rem) { th, td { padding: .3rem .2rem; } }
+td code { color: var(--soft); } @media (max-width: 30rem) {
+  table { font-size: .78rem; } th, td { padding: .3rem .15rem; white-space: normal; }
+  td:first-child { min-width: 6rem; } }
 </style>"""
 
 
