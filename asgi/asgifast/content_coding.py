@@ -105,7 +105,7 @@ class ContentCoding(ResponseCoding):
         for name, value in self._headers:
             if name == b"accept-encoding":
                 accepted.append(value)
-            elif name in (b"if-none-match", b"if-match"):
+            elif name in (b"if-none-match", b"if-match", b"if"):
                 preconditions = True
         accept_encoding = b",".join(accepted).decode("latin-1")
         super().__init__(compression, scope["method"], accept_encoding, [])
@@ -277,8 +277,10 @@ class ContentCoding(ResponseCoding):
     def _restore_tags(self) -> None:
         sent = self._header("If-None-Match"), self._header("If-Match")
         self._restored = restored = self.app_preconditions(*sent)
-        if restored != sent:
-            changed = {"if-none-match": restored[0], "if-match": restored[1]}
+        condition = self._header("If")
+        app_if = None if condition is None else self.app_if(condition)
+        if (*restored, app_if) != (*sent, condition):
+            changed = {"if-none-match": restored[0], "if-match": restored[1], "if": app_if}
             kept = [header for header in text_headers(self._headers) if header[0] not in changed]
             kept += [(name, value) for name, value in changed.items() if value is not None]
             self.app_headers = raw_headers(kept)

@@ -57,6 +57,7 @@ class Site:
         self.asked = asked
         self.before = before
         self.seen: tuple[str | None, str | None] = (None, None)
+        self.webdav_if: str | None = None
 
     def _answered(self, facts: Any, none_match: str | None, match: str | None) -> int:
         self.before()
@@ -74,6 +75,7 @@ class Site:
         return [*([] if status == 304 else self.headers), *tag]
 
     def wsgi(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        self.webdav_if = environ.get("HTTP_IF")
         status = self._answered(
             environ, environ.get("HTTP_IF_NONE_MATCH"), environ.get("HTTP_IF_MATCH")
         )
@@ -86,6 +88,7 @@ class Site:
 
     async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
         asked = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.webdav_if = asked.get("if")
         status = self._answered(scope, asked.get("if-none-match"), asked.get("if-match"))
         headers = [(name.lower().encode(), value.encode()) for name, value in self._headers(status)]
         messages = [message(b"", False)]

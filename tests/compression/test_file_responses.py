@@ -18,6 +18,7 @@ from starlette.routing import Route
 import wsgifast
 from tests.support.coded import decoded
 from tests.support.files import settle, write_settled
+from wsgifast.compression.policy import coded_tag
 from wsgifast.files import coded_copies
 
 from .interfaces import TEXT, Answer, Ask, Site, ask_asgi, ask_wsgi
@@ -148,10 +149,11 @@ def test_file_that_is_being_written_is_compressed_without_a_copy(ask: Ask, tmp_p
     site = Site(path, ("ETag", '"own"'), before=lambda: path.write_bytes(TEXT))
     answer = ask(site, accept_encoding="gzip", range="bytes=0-9")
     assert (answer.status, decoded("gzip", answer.body)) == (200, TEXT)
-    assert answer.headers["etag"] == 'W/"own+gzip"'
+    coded = coded_tag('"own"', "gzip")
+    assert answer.headers["etag"] == coded
     assert "accept-ranges" not in answer.headers
-    answer = ask(site, accept_encoding="gzip", if_none_match='W/"own+gzip"')
-    assert (answer.status, answer.headers["etag"]) == (304, 'W/"own+gzip"')
+    answer = ask(site, accept_encoding="gzip", if_none_match=coded)
+    assert (answer.status, answer.headers["etag"]) == (304, coded)
     if ask is ask_asgi:
         assert "etag" not in ask(site, accept_encoding="gzip", method="HEAD").headers
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.support.coded import decoded
+from wsgifast.compression.policy import coded_tag
 
 from .interfaces import TEXT, Ask, Site, ask_wsgi
 
@@ -39,9 +40,9 @@ def test_body_that_does_not_shrink_is_uncoded(ask: Ask, declared: bool) -> None:
         assert answer.headers["content-length"] == "5000"
 
 
-@pytest.mark.parametrize(("tag", "coded"), [('"abc"', 'W/"abc+br"'), ('W/"abc"', 'W/"abc~br"')])
-def test_app_evaluates_its_own_preconditions(ask: Ask, tag: str, coded: str) -> None:
-    site = Site(tag=tag)
+@pytest.mark.parametrize("tag", ['"abc"', 'W/"abc"', '"abc+br"', "abc", 'W/"a, b c/GMT"'])
+def test_app_evaluates_its_own_preconditions(ask: Ask, tag: str) -> None:
+    site, coded = Site(tag=tag), coded_tag(tag, "br")
     answer = ask(site, accept_encoding="br")
     assert (decoded("br", answer.body), answer.headers["etag"]) == (TEXT, coded)
     answer = ask(site, accept_encoding="br", if_none_match=coded)
@@ -51,7 +52,15 @@ def test_app_evaluates_its_own_preconditions(ask: Ask, tag: str, coded: str) -> 
     assert ask(site, accept_encoding="gzip", if_none_match=coded).status == 200
     assert ask(site, accept_encoding="gzip", if_match=coded).status == 200
     assert site.seen == (None, tag)
-    assert ask(site, accept_encoding="gzip", if_match='W/"abd+br"').status == 412
+    assert ask(site, accept_encoding="gzip", if_match=coded_tag('"abd"', "br")).status == 412
+
+
+@pytest.mark.parametrize("tag", ['"abc"', 'W/"abc"', '"abc+br"', "abc"])
+def test_webdav_if_has_the_apps_tag(ask: Ask, tag: str) -> None:
+    site = Site(tag=tag)
+    condition = f"(<urn:uuid:1> [{ask(site, accept_encoding='br').headers['etag']}])"
+    ask(site, method="PUT", **{"if": condition})
+    assert site.webdav_if == f"(<urn:uuid:1> [{tag}])"
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -51,6 +51,8 @@ class ContentCoding(ResponseCoding):
             for key, value in zip(("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"), restored, strict=True):
                 if value is not None:
                     environ[key] = value
+        if "HTTP_IF" in environ:
+            environ["HTTP_IF"] = self.app_if(environ["HTTP_IF"])
 
     def whole(
         self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int

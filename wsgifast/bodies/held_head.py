@@ -191,6 +191,7 @@ class HeldHead:
             compression.dictionary is not None
             or "HTTP_IF_NONE_MATCH" in environ
             or "HTTP_IF_MATCH" in environ
+            or "HTTP_IF" in environ
         ):
             self._made_coding(compression)  # it reads, and changes, what the app sees
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from urllib.parse import quote
 
 from ..checks import check_switches, is_count, list_of_text
 from ..errors import ConfigurationError
@@ -73,6 +75,8 @@ _VARIES: tuple[Header, ...] = (("Vary", "Accept-Encoding"),)
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
+# RFC 9110, section 5.5, without blanks at the ends.
+_FIELD_VALUE = re.compile(r"[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
 
 
@@ -281,18 +285,38 @@ def is_page(content_type: str) -> bool:
 def coded_tag(etag: str, coding: str, checksum: int | None = None) -> str | None:
     """Return the entity tag of a coded body; None if that of the uncoded one is malformed.
 
-    It has a suffix: + behind a strong tag, ~ behind a weak one, and the coding.
+    It has a suffix: + behind a strong tag, ~ behind a weak one, the coding and a checksum, so that
+    no tag of an app is taken for one. A tag that RFC 9110, section 8.8.3, does not allow is
+    percent-encoded before a "!".
 
     :param checksum: of a file's coded copy, 32 bits: another compressor makes other bytes. The copy
         stays the same, so that its tag is strong, if the file's is. None for what is coded on the
         fly.
     """
-    match = _TAG.fullmatch(etag.strip(" \t"))
+    etag = etag.strip(" \t")
+    match = _TAG.fullmatch(etag)
     if match is None:
-        return None
+        if checksum is not None or not is_restorable(etag):
+            return None
+        return _weak(f"{quote(etag, encoding='latin-1')}!{coding}")
     if match["weak"] or checksum is None:
-        return f'W/"{match["opaque"]}{"~" if match["weak"] else "+"}{coding}"'
-    return f'"{match["opaque"]}+{coding}-{checksum:08x}"'
+        return _weak(f"{match['opaque']}{'~' if match['weak'] else '+'}{coding}")
+    tag = f"{match['opaque']}+{coding}-{checksum:08x}"
+    return f'"{tag}.{suffix_check(tag)}"'
+
+
+def is_restorable(etag: str) -> bool:
+    """Whether a tag can be a header's value."""
+    return _FIELD_VALUE.fullmatch(etag) is not None
+
+
+def suffix_check(tag: str) -> str:
+    """Return the checksum behind the rest of a coded tag."""
+    return f"{zlib.crc32(b'wsgifast' + tag.encode('latin-1')):08x}"
+
+
+def _weak(tag: str) -> str:
+    return f'W/"{tag}.{suffix_check(tag)}"'
 
 
 def uncoded_headers_dropped(headers: Iterable[Header]) -> list[Header]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from ..http.framing import has_body
 from ..http.head import header_value, parse_length
@@ -33,7 +34,9 @@ from .policy import (
     cache_directives,
     coded_tag,
     is_page,
+    is_restorable,
     kind_of_head,
+    suffix_check,
     uncoded_headers_dropped,
     with_vary,
 )
@@ -41,8 +44,9 @@ from .policy import (
 _NOT_SHARED = {"private", "no-store"}
 # A tag of coded_tag().
 _CODED_TAG = re.compile(
-    r'(?:W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~])'
-    rf'(?P<coding>{"|".join([*SIBLING_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{{8}})?"'
+    r'(?:W/)?"(?P<checked>(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~!])'
+    rf"(?P<coding>{'|'.join([*SIBLING_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{{8}})?)"
+    r'\.(?P<check>[0-9a-f]{8})"'
 )
 
 
@@ -124,8 +128,8 @@ class ResponseCoding:
     ) -> tuple[str | None, str | None]:
         """Return If-None-Match and If-Match with the app's own tags in place of those made of them.
 
-        If-None-Match is changed only for tags of the coding that this request would get: a cache
-        that has a copy in another coding must not be asked to send that one. If-Match asks whether
+        In a GET, If-None-Match is changed only for tags of the coding that this request would get:
+        a cache that has another coding must not be asked to send that one. If-Match asks whether
         the app's own state is the one that the client has seen, in whatever coding. If-Range stays
         as it is: a part of the app's body does not fit a part of a coded one, so the app has to
         send all of it. The tag of a file's copy stays beside the original: the app may be a
@@ -134,10 +138,14 @@ class ResponseCoding:
         codings = (self.coding,) if self._dictionary is None else (self.coding, DCZ)
         self._sent_tags = sent = {}
 
+        is_read = self.method in ("GET", "HEAD")
+
         def restored(match: re.Match[str]) -> str:
-            if match["coding"] not in codings:
+            if is_read and match["coding"] not in codings:
                 return match[0]
-            sent[_original(match)] = match[0]
+            original = _original(match)
+            if original != match[0]:
+                sent[original] = match[0]
             return _with_copy(match)
 
         if if_none_match is not None:
@@ -145,6 +153,11 @@ class ResponseCoding:
         if if_match is not None:
             if_match = _CODED_TAG.sub(_with_copy, if_match)
         return if_none_match, if_match
+
+    @staticmethod
+    def app_if(value: str) -> str:
+        """Return WebDAV's If header (RFC 4918, section 10.4) with the app's own tags."""
+        return _CODED_TAG.sub(_original, value)
 
     def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
         """Decide about a response.
@@ -263,10 +276,17 @@ def _on_dictionary(decision: Decision, headers: list[Header]) -> Decision:
 
 
 def _original(match: re.Match[str]) -> str:
+    """The app's tag; the whole match if it is not one of :func:`coded_tag`."""
+    if suffix_check(match["checked"]) != match["check"]:
+        return match[0]
+    if match["kind"] == "!":
+        etag = unquote(match["opaque"], encoding="latin-1")
+        return etag if is_restorable(etag) else match[0]
     weak = "W/" if match["kind"] == "~" else ""
     return f'{weak}"{match["opaque"]}"'
 
 
 def _with_copy(match: re.Match[str]) -> str:
     """The original of a tag, and the tag itself if it is that of a copy."""
-    return f"{_original(match)}, {match[0]}" if match["copy"] else _original(match)
+    original = _original(match)
+    return f"{original}, {match[0]}" if match["copy"] and original != match[0] else original
