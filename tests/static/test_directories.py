@@ -165,6 +165,17 @@ def test_directory_with_listing_lists_its_files(site: Path) -> None:
     assert b".hidden" in shown.body
 
 
+@pytest.mark.parametrize("character", "\x01\n\x1b\x7f\x85\u061c\u200e\u2028\u202e\u2066\u2069")
+def test_listing_escapes_invisible_characters(site: Path, character: str) -> None:
+    name = f"a{character}gpj.exe"
+    (site / "empty" / name).write_bytes(b"")
+    page = call(StaticFiles(directory=site, listing=True), "/empty/").body.decode()
+    escaped = character.encode("unicode_escape").decode()
+    assert f">a{escaped}gpj.exe</a>" in page
+    assert f'"./{quote(name)}"' in page  # the link leads to the file
+    assert name not in page
+
+
 def test_listing_leaves_out_what_cannot_be_read_unless_no_descriptor_is_left(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

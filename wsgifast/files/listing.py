@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ from urllib.parse import quote
 from ..checks import size_text
 from .directory import Directory, names_of, open_checked
 from .plan import Header, Plan
+
+# Control characters, line separators, and those that change the direction of text (UAX #9): a name
+# with one of the last may show as another.
+_INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 _HEADERS: tuple[Header, ...] = (
     ("Content-Type", "text/html; charset=utf-8"),
@@ -91,4 +96,10 @@ def _entries(
 
 def _text(name: str) -> str:
     """Return a name as HTML; bytes that are not UTF-8 become U+FFFD."""
-    return escape(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return escape(_INVISIBLE.sub(_escaped, text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """Return a character as Python writes it in a string."""
+    return match[0].encode("unicode_escape").decode()
