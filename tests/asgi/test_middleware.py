@@ -12,6 +12,7 @@ import flask
 import pytest
 from asgifast import ASGIFast
 from asgifast.coalescing import HELD_TURNS, LONE_TURNS
+from asgifast.instrumented import Instrumented
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from tests.support.notes import Notes
@@ -80,6 +81,13 @@ def test_request_is_active_until_its_app_has_ended(failure: type[BaseException] 
     assert seen == [{("GET", "http"): 1}]
     assert notes.active == {("GET", "http"): 0}
     assert notes.clients_left == (failure is OSError)
+
+
+def test_body_of_none_is_recorded_as_empty() -> None:
+    notes = Notes()
+    end: Message = {"type": "http.response.body", "body": None}
+    call(Instrumented(sending(START, body(b"a"), end), notes, None), scope_of())
+    assert [(request.status, request.size) for request in notes.requests] == [(200, 1)]
 
 
 def test_coalescing_can_be_off() -> None:
