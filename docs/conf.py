@@ -23,7 +23,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 
-# Pages are Markdown; the docstrings are reStructuredText, in which `name` is code here.
+# Pages are Markdown. Docstrings are reStructuredText, in which `name` is code here.
 myst_heading_anchors = 3
 default_role = "code"
 highlight_language = "text"  # of blocks that name none
@@ -104,7 +104,7 @@ def show_pictures(app: object, document: Any) -> None:
 def omit_options(
     app: object, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Remove the options from the docstring of a class whose page has them in a table."""
+    """Remove the options from a docstring, if the page has them in a table."""
     if name in CLASSES_WITH_TABLES:
         fields = re.split(r"^(?=:\w)", "\n".join(lines), flags=re.MULTILINE)
         kept = [each for each in fields if not each.startswith((":param ", ":cvar "))]

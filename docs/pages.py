@@ -1,4 +1,4 @@
-"""Pages generated from the code: `make docs` writes them; a test fails if one is outdated."""
+"""Pages generated from the code. `make docs` writes them, and a test fails if one is outdated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parent
 
 
 def command_line() -> str:
-    """Every command with every option, from the parsers themselves."""
+    """Return the page of all commands and options, from their parsers."""
     parser = command_parser()
     parts = [
         "# Command line",
@@ -42,7 +42,7 @@ _SEVERITIES = {
 
 
 def findings() -> str:
-    """The doctor's findings: their list, and the text that the command shows."""
+    """Return the page of the doctor's findings: a list, and the text of each finding."""
     parts = []
     for severity, meaning in _SEVERITIES.items():
         listed = [e for e in FINDINGS.values() if e.severity == severity]
@@ -70,7 +70,7 @@ def _commands(parser: argparse.ArgumentParser) -> _Commands:
 
 
 def _short_usage(command: argparse.ArgumentParser) -> str:
-    """Like argparse's, which differs between Python versions, without the options' names."""
+    """Return a usage line without options. argparse's differs between Python versions."""
     shown = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
     positional = [a for a in command._actions if not a.option_strings]
     values = [shown[a.nargs].format(_value(a)) for a in positional]  # type: ignore[index]
@@ -140,7 +140,7 @@ _METRICS_BY: tuple[tuple[str, tuple[metrics.Reporter, ...]], ...] = (
 
 
 def metrics_page() -> str:
-    """The metrics by what reports them, and OpenTelemetry's names."""
+    """Return the page of metrics by their reporter, and of OpenTelemetry's names."""
     lines = [
         "# Metrics",
         "",

@@ -17,7 +17,7 @@ _FONT = 'font-family: system-ui, -apple-system, "Segoe UI", sans-serif; font-siz
 
 
 class Picture:
-    """An SVG that grows by shapes; positions and sizes in pixels."""
+    """An SVG to which shapes are added. Positions and sizes are in pixels."""
 
     def __init__(self, title: str, height: float, colours: Mapping[str, str]) -> None:
         self._title, self._height, self._colours = title, height, colours
@@ -237,7 +237,7 @@ def badge(label: str, value: str) -> str:
 
 
 def _badges() -> dict[str, str]:
-    """Their names and what they say, from the project's own metadata."""
+    """Return the names and texts of the badges, from the project's own metadata."""
     metadata = importlib.metadata.metadata("wsgifast")
     prefix = "Programming Language :: Python :: 3."
     minors = [int(c.removeprefix(prefix)) for c in metadata.get_all("Classifier", [])
@@ -256,7 +256,7 @@ PICTURES: Mapping[str, Callable[[Mapping[str, str]], str]] = {
 
 
 def pictures() -> dict[str, Callable[[], str]]:
-    """The files' names in docs/, and what is in each."""
+    """Return the pictures' file names in docs/, with a function for the content of each."""
     badges: dict[str, Callable[[], str]] = {
         f"assets/badge-{label}.svg": partial(badge, label, value)
         for label, value in _badges().items()

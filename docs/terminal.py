@@ -28,7 +28,7 @@ COMMANDS = (
     "wsgifast bench shop:app /orders --coalesce",
 )
 SESSION = DOCS / "assets" / "terminal.txt"
-# Background, text, and the eight colours of ANSI; those of the charts.
+# Background, text, and the eight colours of ANSI, as in the charts.
 _COLOURS = {
     "light": ("#f6f8f9", "#1d2126", "#b3382c", "#0b7a5c", "#a86a00", "#2b5fa8"),
     "dark": ("#1b2127", "#e9ebed", "#f08a7c", "#3fc59b", "#e0ae5a", "#7db4f5"),
@@ -59,7 +59,7 @@ _FORMAT = """\
 
 
 def record() -> str:
-    """Run the commands, and return what a terminal shows at the end of each."""
+    """Run the commands, and return the terminal's content at the end of each."""
     tutorial = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     found = re.search(r"^```python\n(# shop\.py\n.*?)^```", tutorial, re.MULTILINE | re.DOTALL)
     if found is None:
@@ -74,7 +74,7 @@ def record() -> str:
 
 
 def _output(command: str, folder: str) -> str:
-    """What is left on the terminal: a line that is written again replaces what it was."""
+    """Return the final lines of the terminal. A rewritten line replaces the earlier one."""
     blocks: list[bytes] = []
 
     def read(terminal: int) -> bytes:
