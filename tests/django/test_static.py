@@ -155,6 +155,29 @@ def test_root_serves_files_beside_the_static_ones(ask: Ask, root: Path) -> None:
     assert b"Polls" in ask("/")[2]
 
 
+@pytest.mark.parametrize("finds", [True, False], ids=["finders", "collected"])
+@pytest.mark.parametrize("index", ["index.html", None])
+def test_index_is_served_by_finders_too(
+    ask: Ask, root: Path, finds: bool, index: str | None
+) -> None:
+    for folder in (root, root / "docs"):
+        folder.mkdir(exist_ok=True)
+        (folder / "index.html").write_bytes(b"<p>" + folder.name.encode())
+    found = {"STATICFILES_DIRS": [root], "STATIC_ROOT": None} if finds else {}
+    options = {"finders": finds, "index": index}
+    with override_settings(WSGIFAST_STATIC=options, **found):
+        for path, folder in (("/static/", root), ("/static/docs/", root / "docs")):
+            status, _, body = ask(path)
+            assert status == (404 if index is None else 200), path
+            assert index is None or body == b"<p>" + folder.name.encode()
+        status, headers, _ = ask("/static/docs")
+        assert (status, headers.get("Location")) == (
+            (404, None) if index is None else (302, "./docs/")
+        )
+        assert ask("/static/docs/index.html/")[0] == 404
+        assert ask("/static/docs/index.html")[0] == 200
+
+
 def test_files_of_the_finders_need_no_collectstatic(ask: Ask, root: Path) -> None:
     assert ask("/static/polls/style.css")[0] == 404
     with override_settings(DEBUG=True):

@@ -27,7 +27,7 @@ from ..errors import ConfigurationError
 from ..files import Plan, RequestFacts
 from ..files.app_files import FrontServer
 from ..files.directory import Directory, names_of
-from ..files.lookup import FoundFile, Lookup
+from ..files.lookup import FoundDirectory, FoundFile, Lookup
 from ..files.site import DEFAULT_CACHE_BYTES, Answer, StaticFilesBase
 from ..sockets.sending import BLOCK_BYTES, file_segment
 from .settings import SITE_OPTIONS, media_front_server, static_options
@@ -192,12 +192,25 @@ def static_sites() -> list[tuple[str, Site]]:
 class _FinderLookup(Lookup):
     """Asks Django's finders for each file."""
 
-    def locate(self, path: str) -> FoundFile | None:
+    def locate(self, path: str) -> FoundFile | FoundDirectory | None:
         if not path.startswith(self.prefix):
             return None
         relative = path[len(self.prefix) :]
-        if relative.endswith("/") or not names_of(relative, hidden_files=self.hidden_files):
+        names = names_of(relative, hidden_files=self.hidden_files)
+        if names is None:
             return None
+        if not relative or relative.endswith("/"):
+            return None if self.index is None else self._find(relative + self.index)
+        file = self._find(relative)
+        if file is not None or self.index is None:
+            return file
+        index = self._find(f"{relative}/{self.index}")
+        if index is None:
+            return None
+        index.close()
+        return FoundDirectory(names, [index.directory], lacks_slash=True)
+
+    def _find(self, relative: str) -> FoundFile | None:
         found = finders.find(relative)
         if not found:
             return None
