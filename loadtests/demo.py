@@ -60,8 +60,8 @@ PROFILES = {
 }
 SLOW_CLIENTS, LINK_MBIT = 8, 20
 _SETTLE_S, _IDLE_S = 5.0, 0.1
-# So long the downloads go on after the time for requests.
-_LONGER_S = 0.3
+# The downloads go on for so long after the time for requests: Locust may begin late.
+_LONGER_S = 2.0
 # Small responses are requested by several users at once: one alone would measure the round trip.
 _SMALL_USERS = 8
 # A narrower terminal has the title of each row in a line above its figures.
