@@ -1,9 +1,9 @@
 """A page's commands, run in a folder as its reader would: servers in the background, on free ports.
 
-What installs something is looked at and not run: the extras that it names are there, and so are the
-packages. `wsgifast bench` is parsed, and so is `wsgifast doctor` where its page is not about it:
-they take their time and have tests of their own. Lines that begin with `#` are for root, Docker or
-a cluster, and are not run.
+The environment has what the page's install lines name (environment.py), also those in comments.
+A page without one has what the Install page names. `wsgifast bench` is parsed, and so is `wsgifast
+doctor` where its page is not about it: they take their time and have tests of their own. Lines that
+begin with `#` are for root, Docker or a cluster, and are not run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import shlex
 import signal
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
-from tests.support import forkserver
+from tests.docs.environment import Environment
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast.commands.cli import command_parser
 from wsgifast.commands.client import unverified_tls
 
-_BIN = Path(sys.executable).parent
 # The option with the address of each server.
 _SERVERS = {
     "gunicorn": ("--bind", "--no-control-socket"),
@@ -43,11 +41,13 @@ _ANOTHER_SHELLS = re.compile(r"[|><&;]")
 class Shell(contextlib.ExitStack):
     """A folder, and the server that was started last.
 
+    :param environment: whose programs are run.
     :param asks_doctor: run `wsgifast doctor`.
     """
 
-    def __init__(self, folder: Path, *, asks_doctor: bool) -> None:
+    def __init__(self, folder: Path, environment: Environment, *, asks_doctor: bool) -> None:
         super().__init__()
+        self._installed = environment
         self.folder = folder
         self._parsed = ["bench"] if asks_doctor else ["bench", "doctor"]
         self.output = ""
@@ -67,43 +67,55 @@ class Shell(contextlib.ExitStack):
         for line in lines.replace("\\\n", " ").splitlines():
             assert line.startswith(("$ ", "# ")), f"{line!r}: '$ ' or '# ' begins a command"
             if line.startswith("$ "):
-                self._run(re.sub(r" +# .*", "", line.removeprefix("$ ")))
+                command, _, comment = line.removeprefix("$ ").partition("  # ")
+                for install in re.findall(r"pip install [^)]+", comment):
+                    self._installed.install(install)
+                self._run(command.strip())
 
     def _run(self, line: str) -> None:
+        unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", line)
+        assert not re.search(r"[?*\[(]", unquoted), (
+            f"{line}: zsh takes ? * [ ( for its own: quote it"
+        )
         words = shlex.split(line)
         self._variables = [words.pop(0)] if "=" in words[0] else []
-        if words[0] in ("pip", "python3", "pytest"):  # the tests of a page run with its Python
-            _check_installation(words)
+        if words[:2] == ["pip", "install"]:
+            self._installed.install(line)
+        elif words[0] in ("pip", "python3", "pytest"):  # the tests of a page run with its Python
+            assert words[0] != "pytest" or self._installed.has("pytest"), line
         elif _ANOTHER_SHELLS.search(line):
             self._run_by_shell(line)
         elif words[0] in _SERVERS or " ".join(words[:2]) in _SERVERS:
             self._serve(words)
         elif words[0] == "wsgifast" and words[1] in self._parsed:
+            assert words[1] != "bench" or self._installed.has("locust"), f"{line}: wsgifast[bench]"
             rest = words.index("--") if "--" in words else len(words)
             command_parser().parse_args(words[1:rest])
         elif words[0] == "wsgifast":
-            self._run_command(["-m", *words], _GOOD.get(words[1], {0}))
+            self._run_command(words, _GOOD.get(words[1], {0}))
         elif words[:2] == ["python", "manage.py"]:
             # Most of what Django's admin has takes seconds to compress, and is no part of a page.
             more = ["--ignore=js", "--ignore=vendor"] if "collectstatic" in words else []
-            self._run_command([*words[1:], *more], {0})
+            self._run_command([*words, *more], {0})
         elif words[0] == "django-admin":
-            self._run_command(["-m", "django", *words[1:]], {0})
+            self._run_command(words, {0})
         elif words[0] in ("curl", "openssl", "mkdir", "truncate"):
             self._run_by_shell(line)
         else:
             raise AssertionError(f"{line!r}: tests/docs/shell.py does not know this program")
 
     def _run_command(self, words: list[str], good: set[int]) -> None:
-        words = [self._here(word) for word in words]
-        with (self.folder / "output").open("w+") as output:
-            process = forkserver.start(
-                [sys.executable, *words], cwd=self.folder, env=self._environment(), output=output
-            )
-            status = process.wait(60)
-            output.seek(0)
-            self.output = output.read()
-        assert status in good, f"{words}: {status}\n{self.output}"
+        done = subprocess.run(
+            [self._program(words[0]), *map(self._here, words[1:])],
+            cwd=self.folder,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        self.output = done.stdout
+        assert done.returncode in good, f"{words}: {done.returncode}\n{self.output}"
 
     def _run_by_shell(self, line: str) -> None:
         for name in ("curl", "openssl"):
@@ -135,7 +147,7 @@ class Shell(contextlib.ExitStack):
         at = words.index("--bind") if "--bind" in words else len(words)
         words = [*words[:at], *words[at + 2 :], option, where, *more]
         server = live_server(
-            ["python", "-m", *words],
+            [self._program(words[0]), *words[1:]],
             address,
             env=self._environment(),
             cwd=self.folder,
@@ -149,13 +161,20 @@ class Shell(contextlib.ExitStack):
             arbiter = self._server.pid
             wait_for(lambda: _can_end(arbiter, workers), "every worker can be ended by a signal")
 
+    def _program(self, name: str) -> str:
+        path = self._installed.bin / name
+        assert path.exists(), f"{name} is not installed: the page lacks a line with pip install"
+        return str(path)
+
     def _here(self, text: str) -> str:
         for named, port in self._ports.items():
             text = text.replace(f":{named}", f":{port}")
         return text
 
     def _environment(self) -> dict[str, str]:
-        path = f"{_BIN}:{os.environ['PATH']}"
+        ours = str(Path(sys.executable).parent)
+        others = [each for each in os.environ["PATH"].split(":") if each != ours]
+        path = ":".join([str(self._installed.bin), *others])
         variables = dict(self._here(each).split("=") for each in self._variables)
         environment = {**os.environ, **variables, "PATH": path}
         environment.pop("DJANGO_SETTINGS_MODULE", None)  # that of other tests
@@ -177,14 +196,3 @@ def _can_end(arbiter: int, workers: int) -> bool:
             handlers.append(int(status.partition("SigCgt:")[2].split()[0], 16))
     child_ended = 1 << signal.SIGCHLD - 1
     return len(handlers) >= workers and not any(caught & child_ended for caught in handlers)
-
-
-def _check_installation(words: list[str]) -> None:
-    if words[:2] != ["pip", "install"]:
-        return
-    extras = {*metadata.metadata("wsgifast").get_all("Provides-Extra", [])}
-    for word in words[2:]:
-        name, _, wanted = word.rstrip("]").partition("[")
-        metadata.version(name)
-        if name == "wsgifast" and wanted:
-            assert {*wanted.split(",")} <= extras, word

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import PAGES, Block, blocks, files_in, patched
+from tests.docs.blocks import DOCS, PAGES, Block, blocks, files_in, patched
 from tests.docs.configurations import CHECKS
+from tests.docs.environment import STANDARD, Environment
 from tests.docs.shell import Shell
 from tests.support import forkserver
 from tests.support.servers import ROOT
@@ -23,11 +24,33 @@ ABOUT_THE_DOCTOR = ("tutorial.md", "how-to/doctor.md")
 KNOWN = {"python", "console", "files", *CHECKS}
 # Output, and Sphinx's own.
 SHOWN = ("text", "diff", "{")
+# Pages with commands for any app. That of the command line is generated, and shows usages alone.
+REFERENCES = sorted(
+    path.relative_to(DOCS).as_posix()
+    for path in DOCS.glob("reference/*.md")
+    if path.name != "command-line.md"
+)
+COMMAND = re.compile(r"(\$ )?(pip install|gunicorn|uvicorn|wsgifast) ")
+ASGI = """\
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        headers = [(b"content-type", b"text/plain"), (b"content-length", b"6")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"hello\\n"})
+
+
+def create_app():
+    return app
+"""
 # What a page's commands serve that has no app of its own.
 SHOP = """\
 def app(environ, start_response):
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "6")])
     return [b"hello\\n"]
+
+
+def create_app():
+    return app
 """
 
 
@@ -46,7 +69,11 @@ def test_page_runs_as_written(page: str, tmp_path: Path) -> None:
     To the commands, Python without a name belongs to the file above it.
     """
     last = ""
-    with Shell(tmp_path, asks_doctor=page in ABOUT_THE_DOCTOR) as shell:
+    environment = Environment(tmp_path / ".venv")
+    install = re.compile(r"^\$ pip install .*wsgifast", re.MULTILINE)
+    if not any(install.search(block.text) for block in CODE[page]):
+        environment.install(f"pip install '{STANDARD}'")
+    with Shell(tmp_path, environment, asks_doctor=page in ABOUT_THE_DOCTOR) as shell:
         shell.write("shop.py", SHOP)
         for block in CODE[page]:
             if block.language == "files":
@@ -63,6 +90,25 @@ def test_page_runs_as_written(page: str, tmp_path: Path) -> None:
             elif block.language == "text":
                 _compare(block, shell.output)
     _run_python(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", ["index.md", "install.md", *REFERENCES])
+def test_commands_of_other_pages_run(page: str, tmp_path: Path) -> None:
+    """Those that stand in a block; `module` and `shop` are apps of the kind that is served."""
+    environment = Environment(tmp_path / ".venv")
+    environment.install(f"pip install '{STANDARD}'")
+    lines = [
+        line.removeprefix("$ ")
+        for block in blocks(page)
+        if block.language in ("text", "console")
+        for line in block.text.splitlines()
+        if COMMAND.match(line)
+    ]
+    with Shell(tmp_path, environment, asks_doctor=False) as shell:
+        for line in lines:
+            for name in ("module.py", "shop.py"):
+                (tmp_path / name).write_text(ASGI if "vicorn" in line else SHOP)
+            shell.run(f"$ {line}")
 
 
 def _compare(block: Block, output: str) -> None:
