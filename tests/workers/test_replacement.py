@@ -76,11 +76,17 @@ class Gated:
 
 
 @contextlib.contextmanager
-def gated(folder: Path, *options: str, workers: int = 1, text: str = GATED) -> Iterator[Gated]:
+def gated(
+    folder: Path,
+    *options: str,
+    workers: int = 1,
+    text: str = GATED,
+    configuration: str = "",
+) -> Iterator[Gated]:
     module = folder / "gated.py"
     module.write_text(text.replace("{version}", "one"))
     options = (f"--chdir={folder}", f"--workers={workers}", *options)
-    with fast_worker(*options, app="gated:app", env=HERE) as server:
+    with fast_worker(*options, app="gated:app", env=HERE, configuration=configuration) as server:
         made = Gated(folder, server)
         seen: set[int] = set()
 
@@ -147,7 +153,7 @@ def test_reload_to_an_app_that_fails_leaves_the_old_one_serving(tmp_path: Path) 
         app.reload()
         for seconds in (1, 2):
             app.server.wait_for_log(
-                f"1 older ones go on serving; the next one is started in {seconds} s"
+                f"1 older workers go on serving; the next one is started in {seconds} s"
             )
             assert app.version() == "one"
         assert "not today" in app.server.log()
@@ -294,3 +300,71 @@ def test_stuck_worker_is_replaced() -> None:
         # What is on its way is sent to its end.
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
         assert stats(server)["pid"] != first
+
+
+# Workers that cannot run beside their predecessor
+
+NUMBERS = """
+def pre_fork(server, worker):
+    taken = {each.number for each in server.WORKERS.values()}
+    worker.number = ({1, 2} - taken).pop()
+"""
+LOCK = """
+def post_worker_init(worker):
+    import fcntl
+    worker.lock = open("lock", "w")
+    fcntl.flock(worker.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""
+
+
+def pids(app: Gated) -> set[int]:
+    return {app.pid() for _ in range(20)}
+
+
+def test_worker_numbers_of_pre_fork_survive_max_requests(tmp_path: Path) -> None:
+    with gated(tmp_path, "--max-requests=30", workers=2, configuration=NUMBERS) as app:
+        first = pids(app)
+        wait_for(lambda: not first & pids(app), "both workers are replaced")
+        assert "A new worker could not be started" in app.server.log()
+        assert app.server.process.poll() is None
+
+
+def test_worker_numbers_of_pre_fork_survive_reload(tmp_path: Path) -> None:
+    with gated(tmp_path, workers=2, configuration=NUMBERS) as app:
+        first = pids(app)
+        app.reload()
+        wait_for(lambda: not first & pids(app), "both workers are replaced")
+
+
+def test_successor_that_fails_beside_old_worker_follows_it(tmp_path: Path) -> None:
+    with gated(tmp_path, "--max-requests=30", configuration=LOCK) as app:
+        first = app.pid()
+        wait_for(lambda: app.pid() != first, "the worker is replaced")
+        app.server.wait_for_log("set end_old_worker_first")
+
+
+@pytest.mark.parametrize("configuration", [LOCK, NUMBERS])
+@pytest.mark.parametrize("by", ["max_requests", "reload"])
+def test_old_worker_ends_before_its_successor_starts(
+    tmp_path: Path, by: str, configuration: str
+) -> None:
+    configuration += "end_old_worker_first = True\n"
+    options = ("--max-requests=30",) if by == "max_requests" else ()
+    with gated(tmp_path, *options, configuration=configuration) as app:
+        first = app.pid()
+        if by == "reload":
+            app.reload()
+        wait_for(lambda: app.pid() != first, "the worker is replaced")
+        log = app.server.log()
+        assert log.index("Worker exiting") < log.rindex("Booting worker")
+        assert "before it was ready" not in log
+        assert "could not be started" not in log
+
+
+def test_retiring_worker_outlives_successor_of_wrong_code(tmp_path: Path) -> None:
+    with gated(tmp_path, "--max-requests=5") as app:
+        app.write("import no_such_module")
+        for _ in range(5):
+            app.pid()
+        app.server.wait_for_log("1 older workers go on serving")
+        assert app.version() == "one"

@@ -31,6 +31,7 @@ _MEMORY = "bytes above 0, math.inf for no limit", partial(is_number, least=1, mo
 _FLAG = "True or False", lambda value: isinstance(value, bool)
 ATTRIBUTES: dict[str, Rule] = {
     "buffer_bodies": _FLAG,
+    "end_old_worker_first": _FLAG,
     "check_host": _FLAG,
     "body_limit_bytes": LIMITS["body_limit_bytes"].rule,
     "bodies_on_disk_bytes": BYTES,

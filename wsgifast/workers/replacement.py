@@ -11,6 +11,7 @@ gunicorn's methods and changes when workers are started and ended. Each worker s
 it, its *stage*, in memory made before the fork:
 
 - BOOTING: it imports the app.
+- BROKEN: the app's code has an error, and cannot be imported. Set by the worker, which ends.
 - READY: it serves. Set by the worker.
 - RETIRING: it has reached a limit, serves, and asks for a successor. Set by the worker.
 - RELEASED: a successor serves. Set by the arbiter, just before it sends SIGTERM.
@@ -19,6 +20,12 @@ it, its *stage*, in memory made before the fork:
 arbiter starts a spare worker, waits until it is READY, and ends the oldest of the old ones; then
 it does so again. If a worker ends while it is BOOTING and others serve, the arbiter does not halt:
 it tries again after a second, and after twice as long each time.
+
+Some workers cannot run beside their predecessor: each has a number, a lock or a port of its own. If
+a successor of a RETIRING worker fails, or the pre_fork hook does, the arbiter ends the old worker
+and then starts the successor, once: another failure has another reason. If the successor is BROKEN,
+the old worker serves on. With ``end_old_worker_first`` all workers are replaced in this order, one
+after the other, and each has the graceful_timeout to end.
 
 A worker that was old at a reload has gunicorn's graceful_timeout to end. One that is RELEASED may
 take ten times as long for its last responses.
@@ -38,7 +45,7 @@ from gunicorn.errors import HaltServer
 from ..metrics.health import resident_bytes
 from .gunicorn_support import running_arbiter
 
-BOOTING, READY, RETIRING, RELEASED = range(4)
+BOOTING, READY, RETIRING, RELEASED, BROKEN = range(5)
 #: A released worker's last responses may take this many graceful timeouts.
 PATIENCE = 10
 # Until the next try after a new worker has failed; doubled each time.
@@ -111,6 +118,12 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     _retry_at = 0.0
     _retry_s = 0.0
     _failed_age = 0
+    # A successor has failed beside an old worker, which therefore ends first. That is tried once,
+    # until a new worker is ready.
+    _is_alone = False
+    _has_tried_alone = False
+    # The process id of an old worker whose successor is started after its end.
+    _awaited = 0
 
     def reload(self) -> None:
         """Read the configuration again; :meth:`manage_workers` replaces the workers."""
@@ -123,6 +136,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             self._reads_configuration = False
         self._outdated = set(self.WORKERS)
         self._retry_at = self._retry_s = 0.0
+        self._is_alone = self._has_tried_alone = False
         self.log.info("Each worker serves until its successor is ready")
         self.manage_workers()
 
@@ -131,7 +145,16 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             # What gunicorn's reload() does from here on: it starts all workers, ends all old ones,
             # and waits for them without looking at signals.
             raise _ConfigurationRead
-        return super().spawn_worker()
+        serving = self._serving()
+        try:
+            return super().spawn_worker()
+        except Exception:  # of the pre_fork hook, or there is no process to be had
+            if not serving:
+                raise
+            self.log.exception("A new worker could not be started")
+            old = any(w.pid in self._outdated or _stage(w) == RETIRING for w in serving)
+            self._note_failure(self.worker_age, may_be_alone=old)
+            return None
 
     def spawn_workers(self) -> None:
         if self._may_spawn():
@@ -151,8 +174,16 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         if not old and not self._ending:
             super().manage_workers()
             return False
-        booting = any(_stage(worker) == BOOTING for worker in active)
+        booting = any(_boots(worker) for worker in active)
         spare = len(active) - self.num_workers
+        if self._awaited in self._ending:
+            return False
+        if self._ends_first() and old and spare == 0 and not booting:
+            self._has_tried_alone |= self._is_alone
+            self._is_alone = False
+            self._awaited = old[0].pid
+            self._end(old[0], patiently=False)
+            return True
         if spare > 0 and not booting:
             self._end((old or active)[0])
             return True
@@ -161,9 +192,13 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             return True
         return False
 
-    def _end(self, worker: Any) -> None:
+    def _ends_first(self) -> bool:
+        """Whether an old worker ends before its successor is started."""
+        return self._is_alone or getattr(self.worker_class, "end_old_worker_first", False)
+
+    def _end(self, worker: Any, *, patiently: bool = True) -> None:
         self._ending.add(worker.pid)
-        if worker.pid not in self._outdated:
+        if patiently and worker.pid not in self._outdated:
             worker.life.stage = RELEASED
         self.kill_worker(worker.pid, signal.SIGTERM)
         if worker.pid in self._outdated and not self._outdated - self._ending:
@@ -171,37 +206,60 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
 
     def _may_spawn(self) -> bool:
         """Whether the time has come after a failure."""
-        if any(w.age > self._failed_age and _stage(w) != BOOTING for w in self._serving()):
+        if any(worker.age > self._failed_age for worker in self._serving()):
             self._retry_at = self._retry_s = 0.0  # another one has been ready since
+            self._is_alone = self._has_tried_alone = False
         return time.monotonic() >= self._retry_at or not self._serving()
 
     def _serving(self) -> list[Any]:
         return [
             worker
             for worker in list(self.WORKERS.values())
-            if worker.pid not in self._ending and _stage(worker) != BOOTING
+            if worker.pid not in self._ending and not _boots(worker)
         ]
 
     def reap_workers(self) -> None:
-        booting = [worker for worker in self.WORKERS.values() if _stage(worker) == BOOTING]
+        booting = [worker for worker in self.WORKERS.values() if _boots(worker)]
         while True:
+            before = dict(self.WORKERS)
             try:
                 super().reap_workers()
                 break
-            except HaltServer:  # a worker could not import the app
+            except HaltServer:  # a worker could not import the app, or a hook has failed
                 if not self._stopping and not self._serving():
                     raise
-        failed = [worker.age for worker in booting if worker.pid not in self.WORKERS]
-        if failed and not self._stopping and (serving := self._serving()):
-            self._failed_age = max(failed)
-            self._retry_s = min(max(_FIRST_RETRY_S, 2 * self._retry_s), _LAST_RETRY_S)
-            self._retry_at = time.monotonic() + self._retry_s
+                # gunicorn leaves this out, because it would halt. The last that it has reaped:
+                worker = [before[pid] for pid in before if pid not in self.WORKERS][-1]
+                worker.tmp.close()
+                self.cfg.child_exit(self, worker)
+        failed = [worker for worker in booting if worker.pid not in self.WORKERS]
+        if failed and not self._stopping and self._serving():
+            retires = any(_stage(worker) == RETIRING for worker in self._serving())
+            may_be_alone = retires and not any(_stage(worker) == BROKEN for worker in failed)
+            self.log.error("A new worker has ended before it was ready")
+            self._note_failure(max(worker.age for worker in failed), may_be_alone=may_be_alone)
+
+    def _note_failure(self, age: int, *, may_be_alone: bool) -> None:
+        """Wait before the next try, or have the next one without its predecessor.
+
+        :param age: of the worker that has failed.
+        """
+        self._failed_age = age
+        if may_be_alone and not (self._has_tried_alone or self._ends_first()):
+            self._is_alone = True
+            self._retry_at = 0.0
             self.log.error(
-                "A new worker has ended before it was ready: %d older ones go on serving; "
-                "the next one is started in %.0f s",
-                len(serving),
-                self._retry_s,
+                "The old worker ends before the next try. If new workers cannot start beside old "
+                "ones, set end_old_worker_first = True"
             )
+            return
+        self._retry_s = min(max(_FIRST_RETRY_S, 2 * self._retry_s), _LAST_RETRY_S)
+        self._retry_at = time.monotonic() + self._retry_s
+        self.log.error(
+            "%d older workers go on serving; the next one is started in %.0f s",
+            len(self._serving()),
+            self._retry_s,
+        )
 
     def stop(self, graceful: bool = True) -> None:
         self._stopping = True
@@ -215,3 +273,7 @@ class _ConfigurationRead(Exception):
 def _stage(worker: Any) -> int:
     life = getattr(worker, "life", None)
     return READY if life is None else life.stage  # a worker of another class has no stage
+
+
+def _boots(worker: Any) -> bool:
+    return _stage(worker) in (BOOTING, BROKEN)

@@ -54,7 +54,7 @@ from .options import (
     options,
     parsers,
 )
-from .replacement import BOOTING, PATIENCE, READY, RELEASED, RETIRING, Life, install
+from .replacement import BOOTING, BROKEN, PATIENCE, READY, RELEASED, RETIRING, Life, install
 from .tls import TLSContexts
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ if TYPE_CHECKING:
 # The folder of a worker's heartbeat file. On a disk, a heartbeat may have to wait for other writes,
 # such as those of responses for slow clients.
 _MEMORY_FILES = "/dev/shm"
+
+
+# Errors of an app's code, at its import. Another error may mean that a resource is taken.
+_ERRORS_OF_CODE = (
+    AppImportError, AttributeError, ImportError, NameError, SyntaxError, TypeError,
+)  # fmt: skip
 
 
 class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
@@ -108,6 +114,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         included. The old worker serves until the new one is ready, as with max_requests.
     :cvar max_lifetime_s: replace a worker after this many seconds, or up to a tenth earlier, so
         that workers are not all replaced at once.
+    :cvar end_old_worker_first: end each worker before its successor is started, also at a reload:
+        for apps of which two workers cannot run side by side, since each takes a lock or a port.
+        Meanwhile one worker fewer serves.
     :cvar metrics_bind: serve the metrics of all workers at this host and port, such as
         "127.0.0.1:9100" (docs/reference/metrics.md). The environment variable WSGIFAST_METRICS
         takes precedence. None: no metrics, unless that is set.
@@ -126,6 +135,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     kill_stuck_after_s = math.inf
     max_rss_bytes: float = math.inf
     max_lifetime_s = math.inf
+    end_old_worker_first = False
     metrics_bind: str | None = None
 
     # gunicorn's own, named here because it ships no types.
@@ -244,7 +254,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         :raises AppImportError: also if its threads are unfit (see :func:`unfit_threads`), and
             if the worker has more memory than max_rss_bytes by now.
         """
-        super().load_wsgi()
+        try:
+            super().load_wsgi()
+        except _ERRORS_OF_CODE:
+            self.life.stage = BROKEN
+            raise
         if problem := unfit_threads():
             raise AppImportError(problem)
         if (used := resident_bytes()) > self.max_rss_bytes:
