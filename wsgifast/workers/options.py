@@ -20,6 +20,7 @@ from typing import Any
 from ..checks import configuration_names, is_number, needs
 from ..errors import ConfigurationError
 from ..metrics.setup import metrics_address
+from ..server.http2 import check_h2
 from ..server.options import Options
 from ..server.receiving import Parser
 from ..sockets.client_limits import BYTES, LIMITS, SECONDS, Rule, limits_of_environment
@@ -200,10 +201,12 @@ def options(worker: Any, settings: Settings) -> Options:
     """Return the server's options.
 
     :raises MissingExtra: if HTTP/2 is enabled, and h2 is not installed.
+    :raises ConfigurationError: if HTTP/2 is enabled, and the installed h2 does not fit.
     """
     if "h2" in settings.http_protocols:
         with needs("HTTP/2 on FastWorker", "h2", "http2"):
             import h2  # noqa: F401
+        check_h2()
     own = {name: getattr(worker, name) for name in _OF_THE_SERVER} | limits_of_environment()
     return Options(
         threads=settings.threads,
