@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 from wsgifast.bodies.access_log import ErrorLogFormatter, json_line
+
+# uvicorn's usual configuration with this formatter, for `uvicorn --log-config FILE`.
+CONFIGURATION = str(Path(__file__).with_suffix(".json"))
 
 
 class JSONFormatter(ErrorLogFormatter):
@@ -38,10 +42,3 @@ def access_fields(
         "network.protocol.version": version,
         "http.response.status_code": status,
     }
-
-
-def log_json() -> None:
-    """Have uvicorn, which has set its loggers up by now, log in JSON."""
-    for name in ("uvicorn.access", "uvicorn"):
-        for handler in logging.getLogger(name).handlers:
-            handler.setFormatter(JSONFormatter())

@@ -67,7 +67,8 @@ def test_deployment_as_it_should_be_has_no_finding() -> None:
         ({}, {"temporary": "/tmp is in memory"}, ["WF106"]),
         ({}, {"open_files": 1024}, ["WF107"]),
         ({}, {"open_files": -1}, []),  # without a limit
-        ({"workers": 1}, {}, ["WF108"]),
+        ({"workers": 1}, {}, []),
+        ({"workers": 0}, {}, ["WF108"]),
         ({"workers": 6}, {}, ["WF108"]),
         ({"workers": 5}, {}, []),
         ({"timeout": 61}, {}, ["WF109"]),
@@ -77,7 +78,8 @@ def test_deployment_as_it_should_be_has_no_finding() -> None:
         ({"graceful": None}, {}, ["WF111"]),
         ({"forwarded": ["*"]}, {}, ["WF112"]),
         ({"forwarded": ["*"], "addresses": ["unix:/run/shop.sock"]}, {}, ["WF113"]),
-        ({"addresses": ["127.0.0.1:8000"]}, {}, ["WF113"]),
+        ({"addresses": ["127.0.0.1:8000"]}, {}, []),
+        ({"addresses": ["unix:/run/shop.sock"]}, {}, ["WF113"]),
         ({"addresses": ["127.0.0.1:8000"], "certificate": "cert.pem"}, {}, []),
     ],
 )
@@ -114,8 +116,8 @@ def test_existing_command_lines_are_read_with_configuration_and_app(tmp_path: Pa
     assert found["WF108"].startswith("9 for ")
     command = ["python", "-m", "uvicorn", "--workers=9", "examples.starlette_app:app"]
     found = {finding.id: finding.what for finding in check_deployment(command, {}).findings}
-    assert {"WF102", "WF108", "WF111", "WF113"} <= found.keys()
-    assert "WF101" not in found
+    assert {"WF102", "WF108", "WF111"} <= found.keys()
+    assert not {"WF101", "WF113"} & found.keys()
 
 
 @pytest.mark.parametrize("server", ["gunicorn", "uvicorn"])
@@ -160,6 +162,34 @@ def test_own_deployment_is_checked_and_not_served(
     found = {finding["id"] for finding in report["findings"]}
     assert status == bool({f["severity"] for f in report["findings"]} & {"wrong", "slow"})
     assert not {"WF101", "WF109", "WF110", "WF111"} & found  # its own defaults
-    assert "WF113" in found
+    assert not {"WF108", "WF113"} & found
     assert main(["run", "--check", app, "--reload"]) == 1
     assert "WF105  wrong  a reloader in production: --reload\n" in capsys.readouterr().out
+    unix = ["run", "--check", app, "--bind", "unix:/nowhere/a.sock", "--silence", "WF104"]
+    assert main([*unix, "--fail-level", "wrong"]) == 0
+    said = capsys.readouterr().out
+    assert "WF113" in said
+    assert "WF104" not in said
+    assert main([*unix, "--fail-level", "info"]) == 1
+    assert main([*unix, "--silence", "WF999"]) == 2
+
+
+@pytest.mark.parametrize("option", ["--fail-level=info", "--silence=WF113", "--json"])
+def test_option_of_check_alone_is_refused_without_it(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "examples.mistakes:raw", option]) == 2
+    assert "goes with --check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("app", "advised"), [("examples.mistakes:raw", True), ("examples.starlette_app", False)]
+)
+def test_check_advises_options_that_the_server_has(
+    app: str, advised: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    main(["run", "--check", app])
+    said = capsys.readouterr().out
+    assert "WF104" in said
+    assert ("--user" in said) is advised

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import flask
+import h2
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from tests.support.servers import ROOT
 from tests.support.tls import write_certificate
 from wsgifast import WSGIFast
 from wsgifast.commands import loading
 from wsgifast.commands.arguments import check_certificate
-from wsgifast.commands.cli import command_parser
+from wsgifast.commands.cli import command_parser, main
 from wsgifast.commands.run import ARGUMENTS, wrapped, wrapped_by_environment
-from wsgifast.commands.run.command import Plan, planned
+from wsgifast.commands.run.command import planned
+from wsgifast.commands.run.environment import check_environment
+from wsgifast.commands.run.plan import Plan
 from wsgifast.commands.run.sizing import Container
 from wsgifast.errors import ConfigurationError, MissingExtra
+from wsgifast.server.http2 import check_h2
 
 WSGI = "examples.mistakes:raw"
 ASGI = "examples.starlette_app"
@@ -33,7 +42,7 @@ def _container(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS", "GUNICORN_CMD_ARGS"):
         monkeypatch.delenv(name, raising=False)
     found = Container(3.0, "quota", 512 * 2**20)
-    monkeypatch.setattr("wsgifast.commands.run.command.read_container", lambda: found)
+    monkeypatch.setattr("wsgifast.commands.run.plan.read_container", lambda: found)
 
 
 def plan(arguments: str) -> Plan:
@@ -81,6 +90,9 @@ def values(words: Sequence[str], option: str) -> list[str]:
         (ASGI, {"UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN": "7"}, GRACEFUL, []),
         (f"{ASGI} --reload", {}, GRACEFUL, ["1"]),
         (WSGI, {}, "--graceful-timeout", ["20"]),
+        (f"{WSGI} --reload", {}, "--graceful-timeout", ["1"]),
+        (f"{WSGI} -- --reload", {}, "--graceful-timeout", ["1"]),
+        (f"{ASGI} -- --reload", {}, GRACEFUL, ["1"]),
         (f"{WSGI} -- --graceful-timeout=7", {}, "--graceful-timeout", ["7"]),
         (WSGI, {"GUNICORN_CMD_ARGS": "--graceful-timeout=7"}, "--graceful-timeout", []),
         # Idle connections: longer than by a proxy, where they occupy no thread.
@@ -282,6 +294,7 @@ def test_configuration_of_gunicorn_takes_the_place_of_defaults(
     found = plan(f"{WSGI}{config} --access-log=off {arguments}")
     shown = " ".join(found.command[1:-1])
     for text, short in (
+        ("--no-control-socket ", ""),
         ("--graceful-timeout=20 ", ""),
         ("--keep-alive=75 --worker-class=wsgifast.workers.FastWorker", "-k F"),
         ("--threads=", "-t "),
@@ -321,3 +334,129 @@ def test_wrapped_app_is_not_wrapped_again() -> None:
 def test_arguments_of_the_app_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, ARGUMENTS, json.dumps({"target": WSGI}))
     assert callable(wrapped_by_environment())
+
+
+@ON_BOTH
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WEB_CONCURRENCY", "abc"),
+        ("WEB_CONCURRENCY", "0"),
+        ("WEB_CONCURRENCY", "-1"),
+        ("WEB_CONCURRENCY", "2.5"),
+        ("PORT", "http"),
+        ("WSGIFAST_BODY_LIMIT_BYTES", "abc"),
+        ("WSGIFAST_METRICS", "abc"),
+    ],
+)
+def test_variable_with_bad_value_is_named_before_the_app(
+    app: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv(name, value)
+    ends = tmp_path / "ends.py"
+    ends.write_text("raise SystemExit('the app was loaded')\n")
+    assert main(["run", app if name == "PORT" else str(ends)]) == 2
+    said = capsys.readouterr().err
+    assert f"{name}='{value}'" in said.replace('\\"', '"')
+
+
+@ON_BOTH
+@pytest.mark.parametrize("value", ["", " "])
+def test_empty_variable_counts_as_not_set(
+    app: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = plan(app)
+    for name in ("WEB_CONCURRENCY", "PORT", "LISTEN_FDS", "LISTEN_PID"):
+        monkeypatch.setenv(name, value)
+    check_environment()
+    found = plan(app)
+    assert found.command == plain.command
+    assert not {"WEB_CONCURRENCY", "PORT"} & os.environ.keys()
+
+
+@pytest.mark.parametrize(("arguments", "variable"), [(" -- --workers=0", ""), ("", "--workers=0")])
+def test_no_worker_at_all_is_refused(
+    arguments: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", variable)
+    with pytest.raises(ConfigurationError, match="workers=0"):
+        plan(WSGI + arguments)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "arguments", "expected", "said"),
+    [
+        (
+            "bind = ':8123'\nworkers = 3\nkeepalive = 9\ngraceful_timeout = 7\nmax_requests = 50",
+            "",
+            ["--host=0.0.0.0", "--port=8123", "--workers=3", "--timeout-keep-alive=9",
+             "--timeout-graceful-shutdown=7", "--limit-max-requests=50"],
+            "bind, workers, keepalive, graceful_timeout, max_requests are used",
+        ),
+        ("bind = 'unix:a.sock'", "", ["--uds=a.sock"], "bind is used"),
+        ("bind = '[::1]:8123'", "", ["--host=::1", "--port=8123"], "bind is used"),
+        ("bind = ['a:1', 'b:2']", "", ["--host=a", "--port=1"], "bind to b:2 is ignored"),
+        ("bind = ':1'", " --bind=127.0.0.1:2", ["--host=127.0.0.1", "--port=2"], ""),
+        ("workers = 3", " --workers=2", ["--workers=2"], ""),
+        ("workers = 3", " -- --workers=4", ["--workers=4"], ""),
+        ("threads = 3\ndef post_fork(a, b): ...", "", [], "post_fork, threads are ignored"),
+        ("worker_class = 'uvicorn.workers.UvicornWorker'\naccesslog = '-'", "", [], ""),
+        ("workers = (", "", [], "all of it is ignored"),
+    ],
+)  # fmt: skip
+def test_asgi_app_has_gunicorns_bind_and_workers(
+    configuration: str, arguments: str, expected: list[str], said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "gunicorn.conf.py").write_text(configuration + "\n")
+    (tmp_path / "own.py").write_text("async def app(scope, receive, send): ...\n")
+    monkeypatch.chdir(tmp_path)
+    found = plan(f"own:app{arguments}")
+    options = {word.partition("=")[0] for word in expected}
+    assert [each for each in found.command if each.partition("=")[0] in options] == expected
+    notes = [note for note in found.notes if note.startswith("gunicorn.conf.py: ")]
+    assert len(notes) == bool(said)
+    assert said in "".join(notes)
+
+
+def test_gunicorn_conf_is_named_where_gunicorn_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gunicorn.conf.py").write_text("bind = ':8123'\n")
+    (tmp_path / "own.py").write_text("async def app(scope, receive, send): ...\n")
+    monkeypatch.chdir(tmp_path)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "gunicorn" else found(name)
+    )
+    notes = "\n".join(plan("own:app").notes)
+    assert "gunicorn.conf.py: all of it is ignored. gunicorn is not installed" in notes
+
+
+@pytest.mark.parametrize(
+    ("file", "attribute"),
+    [("frame_buffer.py", "_data"), ("frame_buffer.py", "_headers_buffer"),
+     ("stream.py", "_expected_content_length"), ("connection.py", "_receive_headers_frame")],
+)  # fmt: skip
+def test_h2_that_does_not_fit_leaves_http1(file: str, attribute: str, tmp_path: Path) -> None:
+    """With a copy of h2 in which an attribute has another name, as in another version."""
+    shutil.copytree(Path(h2.__file__).parent, tmp_path / "h2")
+    path = tmp_path / "h2" / file
+    path.write_text(path.read_text().replace(attribute, f"{attribute}_of_old"))
+    pem = write_certificate(tmp_path / "server.pem")
+    code = (
+        "import runpy, sys; sys.path.insert(0, sys.argv.pop(1))\n"
+        "from tests.running.test_plan import plan\n"
+        "found = plan(sys.argv[1])\nprint(found.command, found.notes)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), f"{WSGI} --certfile {pem} --workers 1"],
+        capture_output=True, text=True, cwd=ROOT, timeout=120,
+    )  # fmt: skip
+    assert "HTTP/1.1 alone. HTTP/2: the installed h2" in ended.stdout, ended.stderr
+    assert "--http-protocols" not in ended.stdout
+
+
+def test_h2_that_fits_is_used() -> None:
+    check_h2()

@@ -233,7 +233,7 @@ def test_configuration_that_gunicorn_finds_by_itself_counts(tmp_path: Path) -> N
     port = free_port()
     (tmp_path / "gunicorn.conf.py").write_text(f"bind = '127.0.0.1:{port}'\nthreads = 2\n")
     (tmp_path / "page.py").write_text(_page("found"))
-    command = ["python", "-m", "wsgifast", "run", "page.py"]
+    command = ["python", "-m", "wsgifast", "run", "page.py", "--access-log=text"]
     with live_server(
         command, ("127.0.0.1", port), cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}
     ) as server:
@@ -242,7 +242,7 @@ def test_configuration_that_gunicorn_finds_by_itself_counts(tmp_path: Path) -> N
 
 
 def test_printed_command_starts_the_same_server() -> None:
-    with running(WSGI) as server:
+    with running(WSGI, "--access-log=text") as server:
         lines = [line.strip() for line in server.log().splitlines()]
         command = next(line for line in lines if line.startswith("gunicorn "))
     words = ["--bind=127.0.0.1:{port}" if "--bind" in w else w for w in shlex.split(command)]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import threading
 import time
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TextIO
 
 # environ[SENT_AS] is how the body was sent, environ[CHUNKS] the number of chunks in the app's body,
 # absent for a file. For a stream both are final at its end.
@@ -147,6 +152,47 @@ class ErrorLogFormatter(logging.Formatter):
                 "code.stacktrace": record.stack_info,
             }
         )
+
+
+def report_in_json() -> None:
+    """Write as JSON what Python itself writes to stderr, in this process.
+
+    That is a record of a logger that nobody has configured, a warning, and an exception that
+    nobody has caught. An app that configures its own logging keeps its format.
+    """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(ErrorLogFormatter())
+    warnings.showwarning = _log_warning
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda args: _log_uncaught(
+        args.exc_type, args.exc_value, args.exc_traceback
+    )
+    sys.unraisablehook = lambda args: _log_uncaught(
+        args.exc_type, args.exc_value, args.exc_traceback, f"Ignored in {args.object!r}"
+    )
+
+
+def _log_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    if file is None:
+        logging.getLogger("py.warnings").warning("%s", text.rstrip())
+    else:
+        file.write(text)
+
+
+def _log_uncaught(
+    kind: type[BaseException],
+    error: BaseException | None,
+    traceback: TracebackType | None,
+    text: str = "Uncaught exception",
+) -> None:
+    if issubclass(kind, (KeyboardInterrupt, SystemExit)):
+        return
+    found: Any = (kind, error, traceback)
+    logging.getLogger("wsgifast").critical(text, exc_info=found)
 
 
 def sent_text(value: str) -> str:

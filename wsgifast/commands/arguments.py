@@ -6,12 +6,15 @@ import argparse
 import os
 import re
 import signal
+import socket
 import ssl
+import stat
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..bodies.access_log import json_line
 from ..errors import ConfigurationError, WSGIFastError
 from ..http.head import check_field
 from ..sockets.options import Address
@@ -192,11 +195,44 @@ def address_of(bind: str) -> Address:
     return address
 
 
+def unix_path(bind: str) -> str | None:
+    """The path of the Unix socket that --bind names, as gunicorn reads it, or None."""
+    if not bind.startswith("unix:"):
+        return None
+    return bind.removeprefix("unix:").removeprefix("//")
+
+
+def check_unix_path(path: str) -> None:
+    """Check that a server can listen on a Unix socket; one that no server listens on is replaced.
+
+    :raises ConfigurationError: if another file is there.
+    :raises WSGIFastError: if a server listens there.
+    """
+    check_writable("--bind", path)
+    if not os.path.exists(path):
+        return
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise ConfigurationError(
+            f"--bind unix:{path}: the file is no socket, and stays; name another"
+        )
+    with socket.socket(socket.AF_UNIX) as sock:
+        try:
+            sock.connect(path)
+        except OSError:
+            return
+    raise WSGIFastError(f"cannot listen on unix:{path}: a server listens there; name another path")
+
+
 def cannot_listen(bind: str, error: OSError) -> WSGIFastError:
     """The error if no socket can listen at the address that --bind names."""
     # create_server() appends the address, which is named already.
     reason = (error.strerror or str(error)).partition(" (while attempting")[0]
     return WSGIFastError(f"cannot listen on {bind}: {reason}; name another address with --bind")
+
+
+def log_line(message: str, level: str = "INFO") -> str:
+    """A line of a log in JSON, as a server's error log has it."""
+    return json_line({"level": level, "process.pid": os.getpid(), "message": message})
 
 
 def write_file(path: str | Path, text: str) -> None:

@@ -13,7 +13,14 @@ from typing import NoReturn
 from .. import __version__
 from ..errors import WSGIFastError
 from . import compress, files, top
-from .arguments import STATUS_CUT_OFF, STATUS_INTERRUPTED, STATUS_NOT_STARTED, STATUS_USAGE, Parser
+from .arguments import (
+    STATUS_CUT_OFF,
+    STATUS_INTERRUPTED,
+    STATUS_NOT_STARTED,
+    STATUS_USAGE,
+    Parser,
+    log_line,
+)
 from .bench import command as bench
 from .doctor import command as doctor
 from .loading import AppNotLoaded, did_you_mean
@@ -88,7 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except WSGIFastError as error:
-        show(f"wsgifast: {error}", error=True)
+        # Of a server whose logs are in JSON.
+        logs_json = getattr(options, "logs_json", False)
+        text = f"wsgifast: {error}"
+        show(log_line(text, "CRITICAL") if logs_json else text, error=True)
         return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else STATUS_USAGE
     except KeyboardInterrupt:
         return STATUS_INTERRUPTED

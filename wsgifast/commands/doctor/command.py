@@ -233,8 +233,7 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
         hint = "name paths that the app answers"
         show(f"wsgifast: nothing was reached ({reasons}): {hint}", error=True)
         return STATUS_USAGE
-    worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
-    return STATUS_PART_FAILED if report.of(*worse) else 0
+    return STATUS_PART_FAILED if report.reaches(options.fail_level) else 0
 
 
 def _next_steps(report: Report, app: str | None) -> str:

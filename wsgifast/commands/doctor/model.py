@@ -233,6 +233,10 @@ class Report:
         """The findings of these severities."""
         return [finding for finding in self.findings if finding.severity in severities]
 
+    def reaches(self, level: Severity) -> bool:
+        """Whether there is a finding of this severity, or a worse one."""
+        return bool(self.of(*SEVERITIES[: SEVERITIES.index(level) + 1]))
+
     @property
     def bad(self) -> dict[tuple[str, str], Severity]:
         """The endpoints that are "wrong" or "slow", by method and URL."""

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from typing import Any, cast
 from ...checks import Interface
 from ...errors import ConfigurationError, MissingExtra
 from ...metrics.health import resident_bytes
+from ...sockets.options import Address
 from . import AppNotLoaded, AwaitedApp, ServerName, described, django_settings, load_app, unwrapped
 
 # Runs a module like `python -m`, which would look for its imports in the working directory first:
@@ -34,6 +36,8 @@ START = (
     "import sys; '' in sys.path[:1] and sys.path.pop(0); del sys.argv[0]; import runpy; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
+# A target: only the configuration is read.
+NO_APP = ":"
 # Importing a large app takes seconds on a busy machine; one that takes longer hangs.
 _IMPORT_S = 60.0
 _LOG_BYTES = 4000
@@ -59,6 +63,7 @@ class Loaded:
     :ivar debug: the setting by which its framework debugs; empty if it does not.
     :ivar tls_header: the environ key from which Django takes whether a request came by TLS; empty
         for none.
+    :ivar loggers: of the server's own, those that the app has given handlers.
     :ivar configured: of the server, for `wsgifast run --check`: set or by default.
     """
 
@@ -74,6 +79,7 @@ class Loaded:
     static: Mapping[str, str] = field(default_factory=dict)
     debug: str = ""
     tls_header: str = ""
+    loggers: Sequence[str] = ()
     configured: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,7 +100,7 @@ def load_as(
     """Load an app in a process of its own.
 
     :param server: None: one without a way of its own.
-    :param target: "" for the app that the arguments or the configuration name.
+    :param target: "" for the app that the arguments or the configuration name; NO_APP for none.
     :param arguments: of the server's command, without the target.
     :param environment: what is added to this one.
     :raises AppNotLoaded: if the import ends Python, or has no end.
@@ -235,7 +241,7 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
         except ConfigurationError as error:
             return Loaded(refusal=str(error))
         target = target or before["settings"].get("app", "")
-        if not target:
+        if target in ("", NO_APP):
             return Loaded(**before)
     try:
         loaded = load_app(target, cast("ServerName | None", server or None))
@@ -254,6 +260,7 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
         waits_for=sorted(_CLIENTS & sys.modules.keys()),
         static=configured_static(app),
         debug=_debug(app, settings),
+        loggers=[name for name in ("gunicorn.access",) if logging.getLogger(name).handlers],
         tls_header=(getattr(settings, "SECURE_PROXY_SSL_HEADER", None) or ("",))[0],
         **before,
     )
@@ -320,7 +327,8 @@ def _has_url(prefix: str | None) -> bool:
 # What `wsgifast run` has defaults for, of gunicorn's settings.
 _GUNICORN = (
     "worker_class", "workers", "threads", "bind", "accesslog", "logger_class", "http_protocols",
-    "keepalive", "graceful_timeout",
+    "keepalive", "graceful_timeout", "access_log_format", "logconfig", "logconfig_dict",
+    "logconfig_json", "syslog",
 )  # fmt: skip
 # Functions of the configuration that run before a worker imports the app.
 _HOOKS = {"on_starting", "when_ready", "pre_fork", "post_fork"}
@@ -369,8 +377,17 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
     settings = {
         name: own.get(name) or getattr(cfg, name) for name in _GUNICORN if name in application.found
     }
+    for name in ("logconfig_dict",):  # it may have objects in it
+        if name in settings:
+            settings[name] = bool(settings[name])
     if hooks := _HOOKS & application.found:
         settings["hooks"] = sorted(hooks)
+    if "control_socket_disable" in cfg.settings:  # of gunicorn 27
+        own_socket = {"control_socket", "control_socket_disable"} & application.found
+        settings["has_control_socket"] = bool(own_socket)
+    settings["given"] = {name: _plain(cfg.settings[name].get()) for name in application.found}
+    if "bind" in application.found:
+        settings["given"]["bind"] = [_shown(each) for each in cfg.address]
     if application.app_uri != target:
         settings["app"] = application.app_uri
     configured = {
@@ -388,6 +405,20 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
     return {"settings": settings, "is_special": is_special, "configured": configured}
 
 
+def _plain(value: Any) -> Any:
+    """A setting's value that JSON has; None for others, such as functions."""
+    if isinstance(value, list):
+        return [each for each in value if isinstance(each, str)]
+    return value if isinstance(value, (str, int, float)) else None
+
+
+def _shown(address: Any) -> str:
+    """An address as --bind takes it."""
+    if isinstance(address, tuple):
+        return str(Address(address[0] or "0.0.0.0", address[1]))
+    return f"fd://{address}" if isinstance(address, int) else f"unix:{address}"
+
+
 def _last_words() -> str:
     """The last line that was written to stderr, which is a file here."""
     sys.stderr.flush()
@@ -400,7 +431,8 @@ def _last_words() -> str:
 # What counts for finding the app, and where it is served.
 _UVICORN = (
     "interface", "factory", "host", "port", "uds", "fd", "workers", "forwarded_allow_ips",
-    "timeout_keep_alive", "timeout_graceful_shutdown",
+    "timeout_keep_alive", "timeout_graceful_shutdown", "ssl_certfile", "ssl_keyfile", "backlog",
+    "limit_max_requests", "limit_max_requests_jitter", "log_level", "log_config",
 )  # fmt: skip
 
 

@@ -8,12 +8,16 @@ the arguments in the environment.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...bodies.access_log import report_in_json
 from ...static import StaticFiles
 from .. import loading
+from ..arguments import STATUS_NOT_STARTED
 
 if TYPE_CHECKING:
     from ...django.middleware import HashedNames
@@ -30,17 +34,21 @@ def wrapped(
     *,
     server: loading.ServerName = "gunicorn",
     compress: bool = True,
+    json_log: bool = False,
 ) -> Any:
     """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
 
     :param target: see :func:`wsgifast.commands.loading.load_app`, as `server`.
     :param static: directories by the URL prefixes under which their files are served.
     :param compress: compress what the app makes, and the files.
+    :param json_log: the server's logs are in JSON: so is what Python writes to stderr.
     :raises AppNotLoaded: if the app cannot be imported or made.
     :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
         its file to change.
     :raises ConfigurationError: if a directory does not exist.
     """
+    if json_log:
+        report_in_json()
     try:
         loaded = loading.load_app(target, server)
     except loading.AppNotLoaded as error:
@@ -69,11 +77,11 @@ def _django_hashes(prefix: str) -> HashedNames | None:
 def wrapped_by_environment() -> Any:
     """:func:`wrapped` with the arguments that the environment variable WSGIFAST_RUN has.
 
-    With "json_log" among them, uvicorn's logs are in JSON from now on.
+    :raises SystemExit: with uvicorn's status of a failed startup, if the app cannot be loaded.
     """
     options = json.loads(os.environ[ARGUMENTS])
-    if options.pop("json_log", False):
-        from asgifast.json_log import log_json
-
-        log_json()
-    return wrapped(**options, server="uvicorn")
+    try:
+        return wrapped(**options, server="uvicorn")
+    except Exception as error:
+        logging.getLogger("uvicorn.error").critical("%s", error, exc_info=True)
+        sys.exit(STATUS_NOT_STARTED)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ...errors import ConfigurationError
 from ...sockets.client_limits import variable
-from ..doctor.findings import CATALOGUE
+from ..doctor.findings import CATALOGUE, known_ids
 from ..doctor.model import SEVERITIES, Endpoint, Finding, Report
 from ..loading import AppNotLoaded, ServerName
 from ..loading.servers import Loaded, load_as
-from .sizing import Container, read_container, temporary_note
+from .sizing import Container, read_container, size, temporary_note
 
 # Proxies' own defaults: nginx's proxy_read_timeout and its upstream keepalive_timeout, the idle
 # timeout of AWS's load balancers; Kubernetes' terminationGracePeriodSeconds.
@@ -25,17 +25,23 @@ _FILES_OF_A_CONNECTION, _OTHER_FILES = 3, 100
 # gunicorn's workers in which a thread or process waits for its client.
 _HELD = ("sync", "gthread")
 _LOCAL = ("127.", "localhost", "[::1]", "unix:")
-_SERVERS: Mapping[str, ServerName] = {"gunicorn": "gunicorn", "uvicorn": "uvicorn"}
+_SERVERS: Mapping[str, ServerName] = {
+    "gunicorn": "gunicorn", "uvicorn": "uvicorn", "asgifast.uvicorn": "uvicorn"
+}  # fmt: skip
 
 
-def check_deployment(command: Sequence[str], environment: Mapping[str, str]) -> Report:
+def check_deployment(
+    command: Sequence[str], environment: Mapping[str, str], silenced: Sequence[str] = ()
+) -> Report:
     """Look at a server's command line, with its configuration and its app, and at this machine.
 
     :param command: of gunicorn or uvicorn, also as `python -m gunicorn`.
     :param environment: what is added to this one.
-    :raises ConfigurationError: if it is neither, or refuses its arguments.
+    :param silenced: ids of findings to leave out.
+    :raises ConfigurationError: if it is neither, or refuses its arguments, and for an unknown id.
     :raises AppNotLoaded: if its app cannot be loaded.
     """
+    left_out = known_ids(silenced)
     server, arguments = _split(command)
     loaded = load_as(server, "", arguments, environment)
     if loaded.refusal:
@@ -45,7 +51,7 @@ def check_deployment(command: Sequence[str], environment: Mapping[str, str]) -> 
     name = " ".join([server, *arguments])
     deployment = Endpoint(name, name, "command line")
     found = [
-        Finding(id, CATALOGUE[id].severity, deployment, what, "", CATALOGUE[id].wsgifast)
+        Finding(id, CATALOGUE[id].severity, deployment, what, "", _fix(id, server))
         for id, what in findings(
             server,
             loaded,
@@ -56,8 +62,14 @@ def check_deployment(command: Sequence[str], environment: Mapping[str, str]) -> 
             has_body_limit=bool({**os.environ, **environment}.get(variable("body_limit_bytes"))),
         )
     ]
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(name, loaded.interface or "WSGI", None, loaded.was_wrapped, findings=found)
+    report = Report(name, loaded.interface or "WSGI", None, loaded.was_wrapped, findings=found)
+    report.finish(left_out)
+    return report
+
+
+def _fix(id: str, server: ServerName) -> str:
+    entry = CATALOGUE[id]
+    return entry.fixes.get(server, entry.wsgifast)
 
 
 def as_lines(report: Report) -> list[str]:
@@ -107,7 +119,9 @@ def findings(
             f"{open_files} open files for {connections} connections, of which each may need 3",
         )
     workers, cpus = options["workers"], math.ceil(container.cpus)
-    if not options["reload"] and not cpus <= workers <= 2 * cpus + 1:
+    # A database, a proxy or the app's own threads may use the other half, and memory may be scarce.
+    least = min(cpus / 2, size(container, loaded.memory_bytes, spare=server == "gunicorn")[0])
+    if not options["reload"] and not least <= workers <= 2 * cpus + 1:
         yield "WF108", f"{workers} for {container.cpus:g} CPUs of the {container.cpus_by}"
     timeout = options.get("timeout")
     if timeout is not None and (timeout == 0 or timeout > _PROXY_S):
@@ -120,16 +134,19 @@ def findings(
     local = all(address.startswith(_LOCAL) for address in options["addresses"])
     if not local and "*" in options["forwarded"]:
         yield "WF112", f"forwarded_allow_ips is *, at {', '.join(options['addresses'])}"
-    if local and not options.get("certificate"):  # with one, it is for developers
-        yield "WF113", ", ".join(options["addresses"])
+    behind = [each for each in options["addresses"] if each.startswith("unix:")]
+    if local and loaded.tls_header:
+        behind.append(f"SECURE_PROXY_SSL_HEADER is {loaded.tls_header}")
+    if behind and not options.get("certificate"):  # with one, it is for developers
+        yield "WF113", ", ".join(behind)
     if not local and loaded.tls_header:
         yield "WF114", f"SECURE_PROXY_SSL_HEADER is {loaded.tls_header}"
 
 
 def _split(command: Sequence[str]) -> tuple[ServerName, list[str]]:
     words = list(command)
-    if len(words) > 2 and Path(words[0]).name.startswith("python") and words[1] == "-m":
-        del words[:2]
+    if words and Path(words[0]).name.startswith("python") and "-m" in words[1:3]:
+        del words[: words.index("-m") + 1]
     server = _SERVERS.get(Path(words[0]).name) if words else None
     if server is None:
         raise ConfigurationError(

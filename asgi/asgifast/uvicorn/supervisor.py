@@ -1,0 +1,110 @@
+"""uvicorn's command line, with a supervisor for any number of workers, also for one.
+
+    python -m asgifast.uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app
+
+uvicorn has its supervisor for two workers and more. Without one, SIGHUP ends the server, and
+`--host ::` leaves IPv4 out. uvicorn's supervisor ends with 0 after a failed startup.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import sys
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from click import ClickException
+from uvicorn.config import Config
+from uvicorn.supervisors import multiprocess
+
+from wsgifast.bodies.access_log import report_in_json
+
+from ..json_log import CONFIGURATION
+
+logger = logging.getLogger("uvicorn.error")
+
+# uvicorn's status of a worker whose app, TLS or address fails before it serves.
+_STARTUP_FAILURE = 3
+# A new worker may import a large app for so long while the old one serves, as under gunicorn.
+_START_S = 30
+
+
+class _Worker(multiprocess.Process):
+    """A worker that ends with _STARTUP_FAILURE if it could not start, for whatever reason."""
+
+    def target(self, sockets: Any = None) -> None:
+        try:
+            super().target(sockets)
+        except Exception:
+            logger.critical("The worker could not start", exc_info=True)
+        if not self.server.started:
+            sys.exit(_STARTUP_FAILURE)
+
+
+class _Supervisor(multiprocess.Multiprocess):
+    """uvicorn's, which ends if a worker cannot start."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker could not start: its successors could not either."""
+        return any(each.process.exitcode == _STARTUP_FAILURE for each in self.processes)
+
+    def keep_subprocess_alive(self) -> None:
+        if self.failed and not self.should_exit.is_set():
+            logger.error("A worker could not start: the server ends")
+            self.should_exit.set()
+        super().keep_subprocess_alive()
+
+    def restart_all(self) -> None:
+        usual_s = self.config.timeout_worker_healthcheck
+        self.config.timeout_worker_healthcheck = max(usual_s, _START_S)
+        try:
+            super().restart_all()
+        finally:
+            self.config.timeout_worker_healthcheck = usual_s
+
+
+def _serve(app: str, *, app_dir: str | None = None, **options: Any) -> None:
+    """uvicorn.run(), under the supervisor."""
+    if app_dir is not None:
+        sys.path.insert(0, app_dir)
+    config = Config(app, **options)
+    supervisor = _Supervisor(config, sockets=[config.bind_socket()])
+    try:
+        supervisor.run()
+    finally:
+        if config.uds:
+            _remove_socket(config.uds)
+    if supervisor.failed:
+        sys.exit(_STARTUP_FAILURE)
+
+
+def _remove_socket(path: str) -> None:
+    """Remove the socket that a server has left behind.
+
+    :raises ClickException: if another file is there, which uvicorn would remove at its end.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise ClickException(f"--uds {path}: the file is no socket, and stays; name another")
+        os.remove(path)
+
+
+def main() -> None:
+    """Run uvicorn's own command, which reads the options and calls run()."""
+    command = import_module("uvicorn.main")
+    uvicorns_run = command.run
+
+    def run(app: str, **options: Any) -> None:
+        if options["log_config"] == CONFIGURATION:
+            report_in_json()
+        if options["uds"]:
+            _remove_socket(options["uds"])
+        (uvicorns_run if options["reload"] else _serve)(app, **options)
+
+    command.run = run  # type: ignore[attr-defined]
+    multiprocess.Process = _Worker  # type: ignore[misc]
+    command.main(prog_name="python -m asgifast.uvicorn")

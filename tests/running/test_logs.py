@@ -1,0 +1,164 @@
+"""`wsgifast run`: all that its servers write is JSON, or in the format that the user gave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import ROOT, LiveServer, free_port, live_server
+
+# What Python and loggers without a handler write, beside what the server does.
+NOISE = """\
+import logging
+import threading
+import warnings
+
+logging.getLogger("shop").error("not configured")
+
+
+def noise():
+    warnings.warn("a\\nwarning", stacklevel=1)
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+"""
+APPS = {
+    "gunicorn": NOISE
+    + """\
+def app(environ, start_response):
+    noise()
+    if environ["PATH_INFO"] == "/fails":
+        raise ValueError("the\\nreason")
+    start_response("200 OK", [("Content-Length", "2")])
+    return [b"ok"]
+""",
+    "uvicorn": NOISE
+    + """\
+import asyncio
+
+
+async def app(scope, receive, send):
+    if scope["type"] != "http":
+        raise RuntimeError(scope["type"])
+    noise()
+    asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+    await asyncio.sleep(0)
+    if scope["path"] == "/fails":
+        raise ValueError("the\\nreason")
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
+""",
+}
+ON_BOTH = pytest.mark.parametrize("kind", APPS)
+
+
+def serve(folder: Path, code: str, *arguments: str) -> AbstractContextManager[LiveServer]:
+    (folder / "own.py").write_text(code)
+    address = ("127.0.0.1", free_port())
+    bind = f"--bind=127.0.0.1:{address[1]}"
+    command = ["python", "-m", "wsgifast", "run", "own:app", bind, *arguments]
+    return live_server(command, address, cwd=folder, env={"PYTHONPATH": str(ROOT)})
+
+
+@ON_BOTH
+@pytest.mark.parametrize("more", [("--workers=1",), ("--workers=2",), ("--reload",)])
+def test_every_line_of_json_logs_is_json(kind: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    with serve(tmp_path, APPS[kind], *more) as server:
+        assert server.get("/").status == 200
+        assert server.get("/fails").status == 500
+        server.wait_for_log("ValueError: the")
+        if "--reload" not in more:
+            os.kill(server.pid, signal.SIGHUP)
+            server.wait_for_log("not configured", times=2 * int(more[0][-1]))
+        server.stop()
+        lines = server.log().splitlines()
+    found = [json.loads(line) for line in lines]
+    messages = "\n".join(str(line.get("message")) for line in found)
+    for part in ("is a", "own:app", "not configured", "a\nwarning", "Uncaught exception"):
+        assert part in messages
+    assert sum("http.response.status_code" in line for line in found) == 2
+
+
+@ON_BOTH
+def test_failed_start_with_json_logs_is_json(kind: str, tmp_path: Path) -> None:
+    code = f"import os\nif 'WSGIFAST_RUN' in os.environ or {kind == 'gunicorn'}:\n    1 / 0\n"
+    (tmp_path / "own.py").write_text(code + APPS[kind])
+    command = ["python", "-m", "wsgifast", "run", "own:app", "--workers=1"]
+    env = {"PYTHONPATH": str(ROOT), "PORT": str(free_port())}
+    with live_server(command, cwd=tmp_path, env=env, fails=True) as server:
+        assert server.process.wait(60) == 3
+        assert "ZeroDivisionError" in server.log()
+        for line in server.log().splitlines():
+            json.loads(line)
+
+
+FORMAT = "MINE %(m)s %(U)s %(s)s"
+DICT = {
+    "version": 1,
+    "formatters": {"mine": {"format": "MINE %(message)s"}},
+    "root": {"handlers": ["mine"]},
+    "handlers": {
+        "mine": {
+            "class": "logging.StreamHandler", "formatter": "mine", "stream": "ext://sys.stdout"
+        }
+    },
+    "loggers": {
+        name: {"handlers": ["mine"], "level": "INFO", "propagate": False}
+        for name in ("gunicorn.access", "gunicorn.error", "uvicorn", "uvicorn.access")
+    },
+}  # fmt: skip
+IN_APP = f"import logging.config\nlogging.config.dictConfig({DICT!r})\n"
+_LOGGERS = ("gunicorn.access", "uvicorn.access", "uvicorn")
+INI = f"""\
+[loggers]
+keys=root,{",".join(_LOGGERS)}
+[handlers]
+keys=out
+[formatters]
+keys=mine
+[logger_root]
+handlers=out
+[handler_out]
+class=StreamHandler
+formatter=mine
+args=(sys.stdout,)
+[formatter_mine]
+format=MINE %(message)s
+""" + "".join(
+    f"[logger_{name}]\nlevel=INFO\nhandlers=out\npropagate=0\nqualname={name}\n"
+    for name in _LOGGERS
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "configuration", "in_app", "more"),
+    [
+        ("gunicorn", f"access_log_format = {FORMAT!r}", "", ()),
+        ("gunicorn", "", "", ("--", "--access-logformat", FORMAT)),
+        ("gunicorn", f"logconfig_dict = {DICT!r}", "", ()),
+        ("gunicorn", "logconfig_json = 'dict.json'", "", ()),
+        ("gunicorn", "", "", ("--", "--log-config", "own.ini")),
+        ("gunicorn", "", IN_APP, ()),
+        ("uvicorn", "", "", ("--", "--log-config", "dict.json")),
+        ("uvicorn", "", "", ("--", "--log-config=own.ini")),
+        ("uvicorn", "", IN_APP, ()),
+    ],
+)
+def test_log_has_the_format_that_the_user_gave(
+    kind: str, configuration: str, in_app: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "gunicorn.conf.py").write_text(configuration)
+    (tmp_path / "dict.json").write_text(json.dumps(DICT))
+    (tmp_path / "own.ini").write_text(INI)
+    with serve(tmp_path, in_app + APPS[kind], "--workers=1", *more) as server:
+        assert server.get("/it").status == 200
+        server.wait_for_log("/it")
+        lines = [line for line in server.log().splitlines() if "/it" in line]
+    assert len(lines) == 1, server.log()
+    assert lines[0].startswith("MINE ")
+    assert "{" not in lines[0]

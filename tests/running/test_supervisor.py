@@ -1,0 +1,146 @@
+"""`wsgifast run` of an ASGI app, with one worker as with two: signals, failures, addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import get
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
+
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
+SERVES = """\
+import os
+
+
+async def app(scope, receive, send):
+    if scope["type"] != "http":
+        raise RuntimeError(scope["type"])
+    body = str(os.getpid()).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+"""
+STARTUP_FAILS = """\
+async def app(scope, receive, send):
+    await receive()
+    await send({"type": "lifespan.startup.failed", "message": "no database"})
+"""
+# Where it is imported first, to choose the server, it works.
+IMPORT_FAILS = """\
+import os
+
+if "WSGIFAST_RUN" in os.environ:
+    raise RuntimeError("no database")
+
+
+async def app(scope, receive, send): ...
+"""
+WSGI = """\
+def app(environ, start_response):
+    start_response("200 OK", [("Content-Length", "2")])
+    return [b"ok"]
+"""
+
+
+@contextlib.contextmanager
+def run(folder: Path, code: str, *arguments: str, fails: bool = False) -> Iterator[LiveServer]:
+    (folder / "own.py").write_text(code)
+    bind = [] if any(word.startswith("--bind") for word in arguments) else ["--bind={address}"]
+    address = ("127.0.0.1", free_port())
+    words = [word.replace("{address}", f"127.0.0.1:{address[1]}") for word in [*bind, *arguments]]
+    command = ["python", "-m", "wsgifast", "run", "own:app", *words]
+    env = {"PYTHONPATH": str(ROOT)}
+    with live_server(command, address, cwd=folder, env=env, fails=fails) as server:
+        yield server
+
+
+@WORKERS
+def test_hangup_of_asgi_server_reloads(workers: int, tmp_path: Path) -> None:
+    with run(tmp_path, SERVES, f"--workers={workers}") as server:
+        before = int(server.get().body)
+        assert before != server.pid
+        os.kill(server.pid, signal.SIGHUP)
+        server.wait_for_log("Terminated child process", times=workers)
+        wait_for(lambda: int(server.get().body) != before, server.log)
+        assert server.process.poll() is None
+        assert server.stop() == 0
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [(STARTUP_FAILS, ()), (IMPORT_FAILS, ()), (SERVES, ("--", "--ws=no_such_module:Protocol"))],
+)
+def test_failed_startup_of_asgi_app_ends_with_3(
+    workers: int, code: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    with run(tmp_path, code, f"--workers={workers}", *more, fails=True) as server:
+        assert server.process.wait(60) == 3, server.log()
+
+
+@WORKERS
+def test_bind_to_all_ipv6_addresses_takes_ipv4(workers: int, tmp_path: Path) -> None:
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        (tmp_path / "own.py").write_text(SERVES)
+        command = ["python", "-m", "wsgifast", "run", "own:app", f"--bind=[::]:{port}"]
+        server = stack.enter_context(
+            live_server(
+                [*command, f"--workers={workers}"], ("127.0.0.1", port), cwd=tmp_path,
+                env={"PYTHONPATH": str(ROOT)},
+            )
+        )  # fmt: skip
+        assert server.get().status == 200
+        with socket.create_connection(("::1", port), 10) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@WORKERS
+@pytest.mark.parametrize("code", [SERVES, WSGI])
+@pytest.mark.parametrize("bind", ["--bind=unix:{}", "--bind=unix://{}"])
+def test_bind_to_plain_file_is_refused(workers: int, code: str, bind: str, tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_text("kept")
+    with run(tmp_path, code, bind.format(file), f"--workers={workers}", fails=True) as server:
+        assert server.process.wait(60) == 2, server.log()
+        assert "is no socket" in server.log()
+    assert file.read_text() == "kept"
+
+
+@pytest.mark.parametrize("more", ["--workers=1", "--workers=2", "--reload"])
+def test_uds_that_is_a_plain_file_stays(more: str, tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_text("kept")
+    (tmp_path / "own.py").write_text(SERVES)
+    command = ["python", "-P", "-m", "asgifast.uvicorn", f"--uds={file}", more, "own:app"]
+    with live_server(command, str(file), cwd=tmp_path, fails=True) as server:
+        assert server.process.wait(60) == 1, server.log()
+        assert "is no socket" in server.log()
+    assert file.read_text() == "kept"
+
+
+@pytest.mark.parametrize("code", [SERVES, WSGI])
+def test_unix_socket_left_behind_is_replaced(code: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "sock")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+        left.listen()
+        with run(tmp_path, code, f"--bind=unix:{path}", "--workers=1", fails=True) as refused:
+            assert refused.process.wait(60) == 2
+            assert "a server listens there" in refused.log()
+    (tmp_path / "own.py").write_text(code)
+    command = ["python", "-m", "wsgifast", "run", "own:app", f"--bind=unix:{path}", "--workers=1"]
+    with live_server(command, path, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}) as server:
+        assert get(path, "/").status == 200, server.log()
+    assert not os.path.exists(path)

@@ -1,0 +1,54 @@
+"""What `wsgifast run` reads of its environment, and refuses before it loads the app."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from ...errors import ConfigurationError
+from ...metrics.setup import VARIABLE as METRICS
+from ...metrics.setup import metrics_address
+from ...sockets.client_limits import limits_of_environment
+from ..arguments import DEFAULT_BIND, count
+
+WORKERS = "WEB_CONCURRENCY"
+# Empty, they count as not set. gunicorn and uvicorn fail at an empty number.
+_NUMBERS = (WORKERS, "PORT", "LISTEN_FDS", "LISTEN_PID")
+
+
+def check_environment() -> None:
+    """Drop empty variables, and check the values of all others that count for any app.
+
+    :raises ConfigurationError: naming the variable and its value.
+    """
+    for name in _NUMBERS:
+        if not os.environ.get(name, "").strip():
+            os.environ.pop(name, None)
+    if (workers := os.environ.get(WORKERS)) is not None:
+        try:
+            count(workers.strip())
+        except argparse.ArgumentTypeError:
+            raise ConfigurationError(
+                f"{WORKERS}={workers!r} in the environment: expected a whole number of at least 1"
+            ) from None
+    limits_of_environment()
+    if metrics := os.environ.get(METRICS):
+        metrics_address(metrics)
+
+
+def has_sockets() -> bool:
+    """Whether systemd passes listening sockets to this process (sd_listen_fds(3))."""
+    return os.environ.get("LISTEN_PID") == str(os.getpid()) and "LISTEN_FDS" in os.environ
+
+
+def default_bind() -> str:
+    """As the platforms configure it that run a Procfile.
+
+    :raises ConfigurationError: if PORT is no port.
+    """
+    port = os.environ.get("PORT")
+    if port is None:
+        return DEFAULT_BIND
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigurationError(f"PORT={port!r} in the environment: expected a port's number")
+    return f"0.0.0.0:{port}"
