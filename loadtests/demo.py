@@ -55,8 +55,8 @@ READING = (
 BEFORE, AFTER = "before", "with wsgifast"
 # Rows that stay unchanged are compared with the machine's noise.
 PROFILES = {
-    True: Profile(0.5, 3, row_seconds=8.0),
-    False: Profile(0.5, 5, row_seconds=8.0, noise=True),
+    True: Profile(0.4, 3, row_seconds=8.0),
+    False: Profile(0.4, 5, row_seconds=8.0, noise=True),
 }
 SLOW_CLIENTS, LINK_MBIT = 8, 20
 _SETTLE_S, _IDLE_S = 5.0, 0.1
