@@ -119,11 +119,10 @@ def differences(
     found = []
     if other.surplus and other.surplus != raw.surplus:  # waitress ends a HEAD by a last chunk
         found.append("bytes follow the response")
+    # The server can still answer 500 in place of a response that breaks off at once.
+    if (fails or not raw.is_complete) and not raw.body and other.status in (0, 500):
+        return found
     if raw.status != other.status:
-        # The server can still answer 500 in place of a response that breaks off at once.
-        is_cut = fails or not raw.is_complete
-        if is_cut and not raw.body and other.status in (0, 500):
-            return found
         return [*found, "another status"]
     if raw.is_complete != other.is_complete:
         found.append("cut off" if raw.is_complete else "looks complete")
