@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.coded import decoded
+from tests.support.servers import wait_for
 from wsgifast.files import coded_copies
-from wsgifast.files.coded_copies import CodedCopies, CodedCopy, delta_key
+from wsgifast.files.coded_copies import CodedCopies, CodedCopy, copy_key, delta_key
+from wsgifast.files.directory import identity_of
 from wsgifast.sockets import FileSegment
 
 SIZE = 60_000
@@ -35,12 +41,13 @@ def segments(tmp_path: Path) -> Iterator[list[FileSegment]]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The descriptors of the files that are compressed."""
+    """The inodes of the files that are compressed."""
     monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)
+    monkeypatch.setattr(coded_copies, "_WAIT_S", 60)
     make, fds = coded_copies._make, []
 
     def noted(segment: FileSegment, *args: object) -> CodedCopy | None:
-        fds.append(segment.fd)
+        fds.append(os.fstat(segment.fd).st_ino)
         return make(segment, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(coded_copies, "_make", noted)
@@ -61,7 +68,7 @@ def test_copy_without_room_in_memory_is_not_made_again(
     copies = CodedCopies(max_bytes=2 * SIZE)
     for _ in range(3):
         ask(copies, segments)
-    assert made == [segment.fd for segment in segments]
+    assert made == [os.fstat(segment.fd).st_ino for segment in segments]
 
 
 def test_copy_larger_than_the_memory_stays_on_disk(
@@ -119,3 +126,89 @@ def test_deltas_are_found_on_disk_if_that_is_asked_for() -> None:
     found = copies.kept(key, on_disk=True)
     assert found is not None
     assert (found.body, found.coding, found.uncoded_bytes) == (b"a delta", "dcz", 100)
+
+
+def test_copies_are_made_one_at_a_time(
+    segments: list[FileSegment], made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few requests wait; others get none, and later ones get the copies."""
+    go_on, busy, most = threading.Event(), [0], [0]
+    make = coded_copies._make
+
+    def slow(*args: Any) -> CodedCopy | None:
+        busy[0] += 1
+        most[0] = max(most[0], busy[0])
+        assert go_on.wait(60)
+        busy[0] -= 1
+        return make(*args)
+
+    monkeypatch.setattr(coded_copies, "_make", slow)
+    copies = CodedCopies()
+    asking = [*segments, *segments]
+    with ThreadPoolExecutor(len(asking)) as threads:
+        answers = [threads.submit(copies.get, segment, "gzip") for segment in asking]
+        wait_for(
+            lambda: sum(answer.done() for answer in answers) == len(asking) - 2, "only two wait"
+        )
+        assert all(answer.result() is None for answer in answers if answer.done())
+        go_on.set()
+    ask(copies, segments)
+    assert most == [1]
+    assert sorted(made) == sorted(os.fstat(segment.fd).st_ino for segment in segments)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Iterator[FileSegment]:
+    path = tmp_path / "large"
+    path.write_bytes(content(1) * 40)
+    fd = os.open(path, os.O_RDONLY)
+    yield FileSegment(fd, 0, os.fstat(fd).st_size)
+    os.close(fd)
+
+
+def test_copy_of_a_large_file_is_not_waited_for(
+    large: FileSegment, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for coding in ("gzip", "br", "zstd"):
+        copies = CodedCopies()
+        copies.pace.is_behind = lambda: True
+        assert copies.get(large, coding) is None
+        assert copies.get(large, coding) is None
+        copies.pace.is_behind = lambda: False
+        wait_for(partial(copies.get, large, coding), "it is made")
+        copy = copies.get(large, coding)
+        assert copy is not None
+        assert copy.body is not None
+        assert decoded(coding, copy.body) == content(1) * 40
+    assert len(made) == 3
+
+
+def test_copy_that_nobody_wants_is_given_up(
+    large: FileSegment, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = CodedCopies()
+    copies.pace.is_behind = lambda: True
+    assert copies.get(large, "gzip") is None
+    wait_for(lambda: made, "it is begun")
+    monkeypatch.setattr(coded_copies, "_MAX_UNWANTED_S", 0)
+    copies.pace.is_behind = lambda: False
+    wait_for(lambda: not copies._jobs, "it is given up")
+    monkeypatch.undo()
+    key = copy_key(identity_of(os.fstat(large.fd)), *large[1:], "gzip")
+    assert copies.kept(key) is None
+
+
+def test_copies_take_a_bounded_share_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [1000.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(coded_copies, "monotonic", lambda: now[0])
+    monkeypatch.setattr(coded_copies, "sleep", sleep)
+    pace = coded_copies._Pace()
+    for _ in range(1000):
+        now[0] += 0.1
+        pace.rest(0.1, 0.1)
+    assert now[0] - 1000 >= (1000 * 0.1 - coded_copies._BURST_S) / coded_copies._SHARE

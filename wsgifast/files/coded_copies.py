@@ -1,19 +1,26 @@
 """Compressed copies of files that have no compressed sibling: made once, and cached.
 
-A hundred requests for a file that nobody has asked for yet compress it once: the first one does,
-and the others wait for it. What the memory has no room for any more stays in an unnamed file.
-Deltas (deltas.py) are kept in the same cache.
+One thread makes them, one after the other, so that the requests of a few clients never keep all
+threads and processors busy. It works at a low priority, rests as long as it works, and stops while
+requests wait. Its share of the time is bounded, so that copies that do not fit into the cache are
+not made for ever. A large file is compressed quickly.
+
+A few requests wait for the copy of a small file. Others are answered without it, and later ones get
+it. What the memory has no room for any more stays in an unnamed file. Deltas (deltas.py) are kept
+in the same cache.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import sys
 import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from time import thread_time
+from time import monotonic, sleep, thread_time
 from typing import IO
 
 from ..compression.codings import TOTALS, compressor
@@ -24,6 +31,8 @@ from .directory import Identity, identity_of
 from .found import Kept, MemoryCache, is_settled
 from .plan import Plan, Representation, RequestFacts
 
+log = logging.getLogger("wsgifast.files")
+
 # The memory for the copies of a process.
 _CACHE_BYTES = 64 * 1024 * 1024
 # And the file behind it, which may be in memory too: many systems have such a /tmp.
@@ -31,8 +40,23 @@ _FILE_BYTES = 256 * 1024 * 1024
 # A larger file stays as it is, and is sent by sendfile: compressing it would take a second, and its
 # copy much of the cache.
 MAX_FILE_BYTES = 16 * 1024 * 1024
-# Higher than what is made for each response, as a copy is sent often: 5 MB take 0.1 to 0.2 s.
+# A file of up to so many bytes takes 30 ms at most at these levels. They are higher than what is
+# made for each response, as a copy is sent often. Others are compressed at the default levels.
+_SMALL_FILE_BYTES = 256 * 1024
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
+_PIECE_BYTES = 128 * 1024
+# Requests wait for the copy of a file of up to this size: so many of them, and so long.
+_WAITED_FOR_BYTES = 1024 * 1024
+_MAX_WAITING = 2
+_WAIT_S = 1.0
+# Files that wait to be compressed. One is given up if nobody has asked for it for so long: those
+# who asked are served, or have left.
+_MAX_JOBS = 8
+_MAX_UNWANTED_S = 5.0
+# Processor time for copies: so much at once, and this share of the time.
+_BURST_S = 5.0
+_SHARE = 0.1
+_REST_S = 0.02
 # Copies and siblings that save less are not worth the client's decompression.
 MIN_SAVING = 0.05
 # What the objects of a copy take beside its bytes, with a representation and its plans.
@@ -147,19 +171,71 @@ class _CopiesOnDisk:
         return None
 
 
+class _Job:
+    """A copy that is to be made.
+
+    :param segment: with a descriptor of its own.
+    :ivar copy: the result, once it is done.
+    """
+
+    def __init__(self, segment: FileSegment, coding: str, facts: os.stat_result) -> None:
+        self.segment = segment
+        self.coding = coding
+        self.facts = facts
+        self.asked_at = monotonic()
+        self.done = threading.Event()
+        self.copy: CodedCopy | None = None
+
+    def is_wanted(self) -> bool:
+        return monotonic() < self.asked_at + _MAX_UNWANTED_S
+
+
+class _Pace:
+    """When the thread that makes copies may go on.
+
+    :ivar is_behind: returns whether requests wait for this process; set by servers that know.
+    """
+
+    def __init__(self) -> None:
+        self.is_behind: Callable[[], bool] = lambda: False
+        self._left_s = _BURST_S
+        self._seen = monotonic()
+
+    def rest(self, wall_s: float, cpu_s: float) -> None:
+        """Rest after a piece of work: longer on a busy machine, and while requests wait."""
+        sleep(wall_s if wall_s < 2 * cpu_s else 4 * wall_s)
+        self._left_s -= cpu_s
+        while True:
+            now = monotonic()
+            self._left_s = min(_BURST_S, self._left_s + _SHARE * (now - self._seen))
+            self._seen = now
+            if self._left_s > 0 and not self.is_behind():
+                return
+            sleep(_REST_S)
+
+
 class CodedCopies:
     """The cached copies of files.
 
     :param max_bytes: bound on their memory.
     :param max_file_bytes: bound on the file behind it.
+    :ivar pace: of the thread that makes them.
     """
 
     def __init__(self, max_bytes: int = _CACHE_BYTES, max_file_bytes: int = _FILE_BYTES) -> None:
         self._cache: MemoryCache[CodedCopy] = MemoryCache(max_bytes)
         self._on_disk = _CopiesOnDisk(max_file_bytes)
+        self.pace = _Pace()
+        self._reset()
+        # The threads of its parent are not there in a forked worker.
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
         self._lock = threading.Lock()
-        # Of the copies that are being made: the lock that their makers hold.
-        self._making: dict[str, threading.Lock] = {}
+        # By key, in the order in which they are made.
+        self._jobs: dict[str, _Job] = {}
+        self._waiting = 0
+        self._works = False
 
     def kept(self, key: str, *, on_disk: bool = False) -> CodedCopy | None:
         """Return the copy of a :func:`copy_key` or :func:`delta_key`, if it is cached.
@@ -176,33 +252,81 @@ class CodedCopies:
             self._on_disk.put(*each)
 
     def get(self, segment: FileSegment, coding: str) -> CodedCopy | None:
-        """Return the copy of a file, or of a part of it; it is made if it is not cached.
+        """Return the copy of a file, or of a part of it; have it made if it is not cached.
 
-        :returns: None if there can be none: the file is too large, changes, or does not have the
-            size that it reports.
+        :returns: None if there is none yet, or can be none: the file is too large, changes, or does
+            not have the size that it reports.
         """
         fd, offset, size = segment
         facts = os.fstat(fd)
         if size > MAX_FILE_BYTES or not is_settled(facts):
             return None
-        identity = identity_of(facts)
-        key = copy_key(identity, offset, size, coding)
-        copy = self._cache.get(key)
+        key = copy_key(identity_of(facts), offset, size, coding)
+        copy = self.kept(key, on_disk=True)
         if copy is not None:
             return copy
         with self._lock:
-            making = self._making.setdefault(key, threading.Lock())
+            job = self._jobs.get(key)
+            if job is None:
+                if len(self._jobs) >= _MAX_JOBS:
+                    return None
+                job = _Job(segment._replace(fd=os.dup(fd)), coding, facts)
+                self._jobs[key] = job
+                if not self._works and not self._start():
+                    self._close(key)
+                    return None
+            job.asked_at = monotonic()
+            if size > _WAITED_FOR_BYTES or self._waiting >= _MAX_WAITING:
+                return None
+            self._waiting += 1
         try:
-            with making:
-                copy = self.kept(key, on_disk=True)
-                if copy is None and has_its_size(fd, facts):
-                    copy = _make(segment, coding, identity)
-                    if copy is not None:
-                        self.keep(key, copy)
+            job.done.wait(_WAIT_S)
         finally:
             with self._lock:
-                self._making.pop(key, None)
-        return copy
+                self._waiting -= 1
+        return job.copy
+
+    def _start(self) -> bool:
+        """Start the thread; False if the system allows no more threads."""
+        try:
+            threading.Thread(target=self._work, name="wsgifast copies", daemon=True).start()
+        except RuntimeError:
+            return False
+        self._works = True
+        return True
+
+    def _close(self, key: str) -> None:
+        """Remove a job, under the lock."""
+        job = self._jobs.pop(key)
+        os.close(job.segment.fd)
+        job.done.set()
+
+    def _work(self) -> None:
+        if sys.platform == "linux":  # elsewhere it would be the whole process
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while True:
+            with self._lock:
+                key = next(iter(self._jobs), None)
+                if key is None:
+                    self._works = False
+                    return
+                job = self._jobs[key]
+            began, cpu_began = monotonic(), thread_time()
+            try:
+                # It may have been made between the request's look and this one.
+                job.copy = self.kept(key, on_disk=True)
+                if job.copy is None and job.is_wanted() and has_its_size(job.segment.fd, job.facts):
+                    job.copy = _make(job.segment, job, self.pace)
+                    if job.copy is not None:
+                        self.keep(key, job.copy)
+            except Exception:
+                log.exception("A compressed copy of a file could not be made")
+            finally:
+                with self._lock:
+                    self._close(key)
+            if job.segment.size <= _PIECE_BYTES:
+                self.pace.rest(monotonic() - began, thread_time() - cpu_began)
 
 
 def copy_key(identity: Identity, offset: int, size: int, coding: str) -> str:
@@ -215,13 +339,30 @@ def delta_key(identity: Identity, digest: bytes) -> str:
     return f"{identity} {DCZ} {digest.hex()}"
 
 
-def _make(segment: FileSegment, coding: str, identity: Identity) -> CodedCopy | None:
+def _make(segment: FileSegment, job: _Job, pace: _Pace) -> CodedCopy | None:
     fd, offset, size = segment
+    coding = job.coding
     content = os.pread(fd, size, offset)
-    if len(content) < size or identity_of(os.fstat(fd)) != identity:
+    if len(content) < size or identity_of(os.fstat(fd)) != identity_of(job.facts):
         return None
-    encode = compressor(coding, level=_LEVELS[coding], size=size).whole
-    return made_copy(coding, content, encode)
+    if size <= _PIECE_BYTES:
+        return made_copy(
+            coding, content, compressor(coding, level=_LEVELS[coding], size=size).whole
+        )
+    # libdeflate, which is there for a known size, makes no pieces.
+    level = _LEVELS[coding] if size <= _SMALL_FILE_BYTES else None
+    pieces = compressor(coding, level=level, size=None if coding == "gzip" else size)
+    coded: list[bytes] = []
+    for at in range(0, size, _PIECE_BYTES):
+        if not job.is_wanted():
+            return None
+        began, cpu_began = monotonic(), thread_time()
+        coded.append(pieces.add(content[at : at + _PIECE_BYTES]))
+        cpu_s = thread_time() - cpu_began
+        TOTALS.count(coding, 0, 0, cpu_s)
+        pace.rest(monotonic() - began, cpu_s)
+    coded.append(pieces.finish())
+    return made_copy(coding, content, lambda _: b"".join(coded))
 
 
 def made_copy(coding: str, content: bytes, encode: Callable[[bytes], bytes]) -> CodedCopy:

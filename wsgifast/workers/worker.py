@@ -20,6 +20,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from ..compression.policy import IS_BEHIND
+from ..files.coded_copies import COPIES
 from ..metrics.health import resident_bytes
 from ..metrics.requests import RECORDER
 from ..server.application import Application, EnvironFactory, decoded_path
@@ -341,6 +342,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.settings = settings = Settings(self.cfg)
         environ = environ_part(settings)
         environ[IS_BEHIND] = lambda: self.server is not None and self.server.pool.is_behind
+        COPIES.pace.is_behind = environ[IS_BEHIND]
         responses = self._responses
         if responses is not None:
             environ[RECORDER] = responses.metrics
