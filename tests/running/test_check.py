@@ -103,6 +103,10 @@ def test_header_that_stands_for_tls_is_found_where_clients_connect(
     assert ids({"addresses": [address]}, tls_header="HTTP_X_FORWARDED_PROTO") == expected
 
 
+def test_replaced_part_of_gunicorn_is_found() -> None:
+    assert ids({}, replaced=["gunicorn.http.wsgi.Response"]) == ["WF115"]
+
+
 def test_existing_command_lines_are_read_with_configuration_and_app(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "import flask\napp = flask.Flask(__name__)\napp.debug = True\n"

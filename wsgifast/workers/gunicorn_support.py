@@ -16,8 +16,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import gunicorn
 from gunicorn import SERVER, SERVER_SOFTWARE
 from gunicorn.config import Config
+from gunicorn.http import wsgi
 from gunicorn.http.message import (
     DEFAULT_MAX_HEADERFIELD_SIZE,
     MAX_HEADERS,
@@ -51,7 +53,9 @@ class Settings:
         field_bytes = self.limit_request_field_size
         self.most_field_bytes = field_bytes if field_bytes > 0 else DEFAULT_MAX_HEADERFIELD_SIZE
         self.is_ssl = bool(cfg.is_ssl)
-        self.server_name = None if SERVER is None else str(SERVER)
+        # A configuration may have changed either. wsgi took a copy when it was imported.
+        server_name = wsgi.SERVER if gunicorn.SERVER == SERVER else gunicorn.SERVER
+        self.server_name = None if server_name is None else str(server_name)
         self.uses_uwsgi: bool = cfg.protocol == "uwsgi"
         self.sends_chunks = not self.uses_uwsgi
 

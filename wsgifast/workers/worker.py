@@ -55,6 +55,7 @@ from .options import (
     options,
     parsers,
 )
+from .overrides import name_replaced_parts, uncalled_methods
 from .replacement import BOOTING, BROKEN, PATIENCE, READY, RELEASED, RETIRING, Life, install
 from .tls import TLSContexts
 
@@ -164,7 +165,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
         :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
-            name, for `threads` below 1, for threads that are patched or have no GIL, for TLS files
+            name, for an overridden method that is not called, for `threads` below 1,
+            for threads that are patched or have no GIL, for TLS files
             that cannot be used, and for metrics that cannot be served.
         """
         check_gunicorn()
@@ -178,6 +180,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                     "be in a file, or in the environment as WSGIFAST_METRICS"
                 )
         check_attributes(cls, FastWorker)
+        if uncalled := uncalled_methods(cls, FastWorker):
+            raise InvalidWorkerOption(
+                f"{', '.join(uncalled)}: FastWorker does not call this method of gthread's. Use "
+                "the hooks pre_request and post_request, or middleware, or gthread as the base"
+            )
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
         check_settings(cfg)
@@ -191,6 +198,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                     f"certfile={cfg.certfile!r}, keyfile={cfg.keyfile!r}: {error}"
                 ) from error
         check_metrics(cls, cfg)
+        name_replaced_parts(log)
         install()
         if cfg.worker_tmp_dir is None and os.access(_MEMORY_FILES, os.W_OK):
             cfg.set("worker_tmp_dir", _MEMORY_FILES)
@@ -260,6 +268,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         except _ERRORS_OF_CODE:
             self.life.stage = BROKEN
             raise
+        name_replaced_parts(self.log)
         if problem := unfit_threads():
             raise AppImportError(problem)
         if (used := resident_bytes()) > self.max_rss_bytes:

@@ -64,6 +64,8 @@ class Loaded:
     :ivar tls_header: the environ key from which Django takes whether a request came by TLS; empty
         for none.
     :ivar loggers: of the server's own, those that the app has given handlers.
+    :ivar replaced: parts of gunicorn that the configuration or the app has replaced, and that
+        FastWorker does not call.
     :ivar configured: of the server, for `wsgifast run --check`: set or by default.
     """
 
@@ -80,6 +82,7 @@ class Loaded:
     debug: str = ""
     tls_header: str = ""
     loggers: Sequence[str] = ()
+    replaced: Sequence[str] = ()
     configured: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -262,8 +265,17 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
         debug=_debug(app, settings),
         loggers=[name for name in ("gunicorn.access",) if logging.getLogger(name).handlers],
         tls_header=(getattr(settings, "SECURE_PROXY_SSL_HEADER", None) or ("",))[0],
+        replaced=_replaced(before),
         **before,
     )
+
+
+def _replaced(before: Mapping[str, Any]) -> list[str]:
+    if "wsgifast" not in before.get("configured", {}).get("kind", ""):
+        return []
+    from ...workers.overrides import replaced_parts
+
+    return replaced_parts()
 
 
 def _debug(app: Any, settings: Any) -> str:

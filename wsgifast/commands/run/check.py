@@ -139,6 +139,8 @@ def findings(
         behind.append(f"SECURE_PROXY_SSL_HEADER is {loaded.tls_header}")
     if behind and not options.get("certificate"):  # with one, it is for developers
         yield "WF113", ", ".join(behind)
+    if loaded.replaced:
+        yield "WF115", ", ".join(loaded.replaced)
     if not local and loaded.tls_header:
         yield "WF114", f"SECURE_PROXY_SSL_HEADER is {loaded.tls_header}"
 

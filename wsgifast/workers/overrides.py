@@ -1,0 +1,84 @@
+"""Parts of gunicorn that other code has replaced, and that FastWorker never calls.
+
+FastWorker has its own input, output and responses. A subclass that overrides gthread's methods for
+them may check or limit requests there, so it is refused. A part that is replaced in gunicorn's own
+modules, such as Response, is named in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+from gunicorn.http import message, wsgi
+from gunicorn.workers import gthread
+
+# gthread's methods that FastWorker calls although it has none of its own.
+_CALLED = frozenset({"is_parent_alive"})
+# What gthread serves with. Only gunicorn's own parser uses the classes of `message`, and httptools
+# parses plain requests.
+_PARTS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
+    (gthread, ("ThreadWorker", "TConn")),
+    (wsgi, ("Response", "create", "default_environ", "base_environ", "proxy_environ")),
+    (message, ("Message", "Request")),
+)
+# Those that the log has named, in this process or in the arbiter.
+_named: set[str] = set()
+
+
+def uncalled_methods(worker: type, base: type) -> list[str]:
+    """Return gthread's methods that a subclass of FastWorker overrides in vain.
+
+    :param base: FastWorker.
+    """
+    ignored = {name for name, value in vars(gthread.ThreadWorker).items() if callable(value)} - (
+        vars(base).keys() | _CALLED
+    )
+    return [
+        f"{kind.__name__}.{name}()"
+        for kind in worker.__mro__[: worker.__mro__.index(base)]
+        for name in vars(kind)
+        if name in ignored
+    ]
+
+
+def name_replaced_parts(log: Any) -> None:
+    """Log each part that is replaced by now, once."""
+    for name in replaced_parts():
+        if name not in _named:
+            _named.add(name)
+            log.warning(
+                "%s is not gunicorn's own: FastWorker does not call it, so the change has no "
+                "effect. Set headers in the app or in middleware, or use -k gthread",
+                name,
+            )
+
+
+def replaced_parts() -> list[str]:
+    """Return the classes and functions of gunicorn that other code has replaced."""
+    return list(_replaced())
+
+
+def _replaced() -> Iterator[str]:
+    for module, names in _PARTS:
+        for name in names:
+            part = getattr(module, name)
+            if not isinstance(part, type):
+                if not _is_of(part, module):
+                    yield f"{module.__name__}.{name}"
+            elif part.__module__ != module.__name__:
+                yield f"{module.__name__}.{name}"
+            else:
+                yield from _replaced_methods(part, module)
+
+
+def _replaced_methods(kind: type, module: ModuleType) -> Iterator[str]:
+    for name, value in vars(kind).items():
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType) and not _is_of(function, module):
+            yield f"{module.__name__}.{kind.__name__}.{name}"
+
+
+def _is_of(function: Any, module: ModuleType) -> bool:
+    return isinstance(function, FunctionType) and function.__globals__ is vars(module)
