@@ -27,8 +27,10 @@ def pre_request(settings: Settings, worker: Any) -> Callable[[Exchange, Endpoint
     :returns: None if the hook is gunicorn's default, whose debug line would not be logged.
     """
     hook = settings.pre_request
-    if hook is PreRequest.default and not _logs_debug(worker.log):
-        return None
+    if hook is PreRequest.default:  # it changes nothing
+        if not _logs_debug(worker.log):
+            return None
+        return lambda exchange, connection: hook(worker, exchange.req)
 
     def call(exchange: Exchange, connection: Endpoint) -> None:
         req = exchange.req
