@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -188,3 +189,18 @@ def test_asgi_app_is_loaded_by_a_master_and_two_workers(
     out, _ = capfd.readouterr()
     for name in ("uvicorn", "ASGIFast on uvicorn", "ASGIFast on our protocol"):
         assert name in out
+
+
+def test_dropped_requests_are_failures(tmp_path: Path) -> None:
+    (tmp_path / "drops.py").write_text(
+        "import itertools\ncount = itertools.count()\n"
+        "def app(environ, start_response):\n"
+        "    if next(count) % 2:\n        raise StopIteration  # gunicorn closes\n"
+        "    start_response('200 OK', [('Content-Length', '2')])\n    return [b'ok']\n"
+    )
+    command = [sys.executable, "-m", "wsgifast", "bench", "drops.py", "--rounds=1", "--seconds=0.5"]
+    subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
+        stdout=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert '"failures": 0' not in (tmp_path / "wsgifast-bench.json").read_text()

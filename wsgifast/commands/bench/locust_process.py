@@ -62,6 +62,14 @@ class DownloadUser(FastHttpUser):
         # allow_redirects=False is misspelt between some versions of Locust and geventhttpclient.
         agent: Any = self.client.client
         agent.redirect_response_codes = frozenset()
+        get_client = agent.clientpool.get_client
+
+        def client_for(url: Any) -> Any:
+            client = get_client(url)
+            client._connection_pool.size = -1  # geventhttpclient tries as often, and once more
+            return client
+
+        agent.clientpool.get_client = client_for
 
     def download(
         self,
@@ -72,7 +80,9 @@ class DownloadUser(FastHttpUser):
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> bool:
-        """GET a path, read its body to the end and report one request to Locust.
+        """GET a path once, read its body to the end and report one request to Locust.
+
+        A repeated request would hide that the server did not respond to the first.
 
         A redirection is an answer like any other: nothing but the server is asked.
 
@@ -285,7 +295,13 @@ class _Master:
         runner.environment.host = run.host
         runner.send_message("run", asdict(run))
         runner.start(run.users, spawn_rate=run.users)
-        wait_until(lambda: self._reports(run), run.seconds + GIVE_UP_S + OVERTIME_S)
+        wait_until(
+            lambda: self._reports(run) or self._has_lost_a_worker(),
+            run.seconds + GIVE_UP_S + OVERTIME_S,
+        )
+        if not self._reports(run) and self._has_lost_a_worker():
+            runner.quit()
+            sys.exit(f"one of {self._workers} workers has ended, or does not answer any more")
         reports = self._reports(run)
         runner.stop()
         stats = runner.environment.stats
@@ -309,6 +325,10 @@ class _Master:
             "errors": errors,
             "client_cpu_s": max((each["cpu_s"] for each in reports), default=0.0),
         }
+
+    def _has_lost_a_worker(self) -> bool:
+        """Whether a worker has sent no heartbeat for some seconds."""
+        return bool(self._workers and self._runner.clients.missing)
 
     def _reports(self, run: Run) -> list[dict[str, Any]]:
         """The reports of all processes, once the run is over in all of them."""
