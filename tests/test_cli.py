@@ -122,3 +122,13 @@ def test_output_file_that_cannot_be_written_is_refused_first(
     for path in (taken, tmp_path / "new"):
         with pytest.raises(ConfigurationError, match=f"--html {path}: no file can be written"):
             check_writable("--html", str(path))
+
+
+def test_dictionary_into_bad_path_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nowhere" / "pages.dict"
+    assert cli.main(["compress", "--train", "http://127.0.0.1:9/", "--output", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"wsgifast: --output {path}: ")
+    assert said.count("\n") == 1

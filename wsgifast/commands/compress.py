@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..checks import size_text
@@ -15,9 +16,9 @@ from ..compression.codings import (
 )
 from ..compression.dictionaries import train
 from ..compression.response import is_private
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, WSGIFastError
 from ..files.compress import CompressReport, compress
-from .arguments import STATUS_PART_FAILED, add_parser, count, option
+from .arguments import STATUS_PART_FAILED, add_parser, check_writable, count, option
 from .client import HTTPClient, NoAnswer
 from .terminal import printable, progress_line, show
 
@@ -93,6 +94,7 @@ def _run(options: argparse.Namespace) -> int:
 def _train(urls: Sequence[str], output: str) -> int:
     """Write a dictionary of pages that are the same for everybody."""
     checked_codings(["zstd"])
+    check_writable("--output", output)
     pages: list[bytes] = []
     for url in urls:
         page, why_not = _page(url)
@@ -103,8 +105,10 @@ def _train(urls: Sequence[str], output: str) -> int:
     dictionary = train(pages)
     if not dictionary:
         raise ConfigurationError("none of the pages can be in a dictionary")
-    with open(output, "wb") as file:
-        file.write(dictionary)
+    try:
+        Path(output).write_bytes(dictionary)
+    except OSError as error:
+        raise WSGIFastError(f"--output {output}: {error.strerror}") from None
     show(f"{printable(output)}: {size_text(len(dictionary))} of {len(pages)} pages")
     return STATUS_PART_FAILED if len(pages) < len(urls) else 0
 
