@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from ...checks import checked_interface
 from ...errors import ConfigurationError
@@ -58,6 +58,7 @@ def examine(
     unsafe: bool = False,
     limit_s: float = 10.0,
     silence: Iterable[str] = (),
+    scheme: Literal["http", "https"] = "http",
     name: str | None = None,
     found: Callable[[Fetch], Found] | None = None,
     progress: Callable[[int, int, Endpoint], None] | None = None,
@@ -81,6 +82,7 @@ def examine(
     :param unsafe: use other methods, too.
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
+    :param scheme: by which the requests came, as the app sees it.
     :param name: the name of the app in the report.
     :param found: a function that returns endpoints, and those that were not reached. It gets a
         function that requests a path of the app.
@@ -118,12 +120,12 @@ def examine(
         for endpoint in search:
             if progress is not None:
                 progress(search.done, search.total + 1, endpoint)
-            seen = observe(replace(endpoint, headers=(*endpoint.headers, *headers)))
+            seen = observe(replace(endpoint, headers=(*endpoint.headers, *headers), scheme=scheme))
             search.learn(endpoint, seen.raw)
+            add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped))
             for each in (seen.raw, seen.wrapped, seen.coded, seen.wrapped_coded):
                 if each is not None:
                     each.body.clear()  # no longer needed
-            add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped))
         report.unreached += search.unreached
         # Several URLs of one pattern may have been tried.
         reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}

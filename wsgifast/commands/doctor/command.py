@@ -31,7 +31,7 @@ from . import examine
 from .endpoints import Fetch, from_access_log, from_openapi, from_paths, from_urls_file
 from .findings import explain
 from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
-from .model import SEVERITIES, Endpoint, Found, Report
+from .model import OF_A_FILE, SEVERITIES, Endpoint, Found, Report
 from .search import Allow
 
 # Paths in the suggested command: each takes about 15 seconds.
@@ -39,7 +39,7 @@ _MOST_TO_MEASURE = 3
 # Reasons why nothing was reached, in the last line; the report has all of them.
 _MOST_REASONS = 3
 # Options that do not go with --live.
-_OF_APPS = ("urls", "access_log", "openapi", "value", "all", "unsafe")
+_OF_APPS = ("urls", "access_log", "openapi", "value", "all", "unsafe", "https")
 
 _EXAMPLES = """\
   wsgifast doctor shop.wsgi:application
@@ -94,6 +94,8 @@ def add_command(commands: Any) -> None:
     )
     option(asking, "--all", help=rest)
     option(asking, "--unsafe", help="like --all, and also use methods other than GET and HEAD")
+    https = "request by https, for an app that redirects http to it"
+    option(asking, "--https", help=https)
     option(asking, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
@@ -164,6 +166,7 @@ def _examined(options: argparse.Namespace) -> Report:
             unsafe=options.unsafe,
             limit_s=options.timeout,
             silence=options.silence,
+            scheme="https" if options.https else "http",
             name=options.app,
             found=_finder(options, values),
             progress=lambda number, total, endpoint: progress(number, total, endpoint.name),
@@ -228,7 +231,9 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
         show(FORMATS[options.format](report))
     if options.html:
         write_file(options.html, as_html(report))
-    if not report.observations and not report.of("wrong", "slow"):
+    views = [seen for seen in report.observations if seen.endpoint.evidence != OF_A_FILE]
+    is_vain = not views and (report.unreached or not report.observations)
+    if is_vain and not report.of("wrong", "slow"):
         reasons = "; ".join(reason for reason, _ in by_reason(report.unreached)[:_MOST_REASONS])
         hint = "name paths that the app answers"
         show(f"wsgifast: nothing was reached ({reasons}): {hint}", error=True)

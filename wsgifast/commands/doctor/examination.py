@@ -20,6 +20,7 @@ from ...compression import Compression
 from ...compression.codings import available_codings, compressor
 from ...compression.response import ResponseCoding
 from ...files.coded_copies import MIN_SAVING
+from ...http.framing import list_members
 from ...http.head import HOP_BY_HOP
 from ...middleware import WSGIFast
 from ..client import BROWSER_ACCEPT_ENCODING, decoded
@@ -286,8 +287,9 @@ def _differences(own: Recording, other: Recording) -> dict[str, str]:
     for name in sorted(fields.keys() | others.keys()):
         was, now = fields.get(name), others.get(name)
         is_added = was is None and name in _ADDED
-        if name == "vary":  # a wrapper that compresses adds it to every response that it might have
-            is_added = set(now or ()) - set(was or ()) == {"Accept-Encoding"}
+        if name == "vary":  # a wrapper that compresses adds a member, to a line or as one
+            before, after = (set(list_members(",".join(each or ()))) for each in (was, now))
+            is_added = before <= after <= before | {"accept-encoding"}
         if was != now and not is_added and not (found and name in derived):
             shown = [", ".join(each) if each else "none" for each in (now, was)]
             found[f"header {name}"] = f"{name}: {shown[0]}; as it is: {shown[1]}"

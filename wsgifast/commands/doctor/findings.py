@@ -118,6 +118,8 @@ _MENDED = "nothing: the app's wrapper fixes it"
 # A wrapper that sends so many times as often as one with coalesce=True does not coalesce.
 _MANY_MORE = 2
 
+# What Starlette, Werkzeug and Django answer to a Host that they do not know. Django names none.
+_REFUSES_HOST = re.compile(rb"\bhost\b|ALLOWED_HOSTS|<title>Bad Request \(400\)", re.IGNORECASE)
 _MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
@@ -190,9 +192,9 @@ def _why_not_reached(raw: Recording) -> str | None:
         else:
             may_help = _MAY_HELP if asks_who else ""
         return f"{status} to {where}{may_help}"
-    if status == 400:
+    if status == 400 and (not raw.body or _REFUSES_HOST.search(bytes(raw.body[:4096]))):
         return f"{status}; --header 'Host: its.name' may help"
-    if 400 < status < 500:
+    if 400 <= status < 500:
         return f"{status}{_MAY_HELP if status in (401, 403) else ''}"
     return None
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ...files.site import StaticFilesBase
 from .endpoints import filled
-from .model import Endpoint, Found, Unreached
+from .model import OF_A_FILE, Endpoint, Found, Unreached
 
 
 class _Route(NamedTuple):
@@ -77,8 +77,7 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
     source = name or "static files"
     for pattern, methods, files, evidence, _ in routes:
         for url in sample(files or {}):
-            of_file = "a file of a folder that the app serves"
-            found["GET", url] = Endpoint(url, url, source, evidence=of_file)
+            found["GET", url] = Endpoint(url, url, source, evidence=OF_A_FILE)
         methods = sorted(set(methods) - {"OPTIONS"})
         if not methods or files is not None:
             continue

@@ -35,6 +35,11 @@ class Endpoint:
     evidence: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     requests: int | None = None
+    scheme: str = "http"
+
+
+# The evidence of a static file: it says nothing about the app's own views.
+OF_A_FILE = "a file of a folder that the app serves"
 
 
 @dataclass(frozen=True)

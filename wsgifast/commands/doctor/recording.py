@@ -379,6 +379,8 @@ def _environ(endpoint: Endpoint) -> dict[str, Any]:
         "wsgi.multithread": True,
         "wsgi.file_wrapper": FileWrapper,
     }
+    if endpoint.scheme == "https":
+        environ |= {"HTTPS": "on", "wsgi.url_scheme": "https", "SERVER_PORT": "443"}
     util.setup_testing_defaults(environ)
     given: dict[str, str] = {}
     for name, value in endpoint.headers:
