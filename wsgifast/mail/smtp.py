@@ -30,6 +30,8 @@ from ..sockets import (
 )
 from .wire import CRLF, Quoter, with_crlf
 
+# So much of a message has the timeout for itself.
+_TIMED_BYTES = 64 * 1024
 # What smtplib has for the timeout of socket.setdefaulttimeout().
 _DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
 
@@ -244,7 +246,10 @@ class SMTP(smtplib.SMTP):
     def _send_whole(self, body: _Body) -> None:
         """Send a message of known size as it is; after an error the caller has to close()."""
         if body.data is not None:
-            self.send(body.data)
+            # The timeout is for each sendall(): a slow link needs one for each block.
+            whole = memoryview(body.data)
+            for start in range(0, len(whole), _TIMED_BYTES):
+                self.send(whole[start : start + _TIMED_BYTES])
         elif body.segment is not None and self.sock is not None:
             try:
                 send_file_segment(self.sock, body.segment)
