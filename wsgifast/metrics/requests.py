@@ -12,14 +12,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..compression.codings import TOTALS
 from .catalogue import CATALOGUE, OTHER, REQUEST_LABELS, UNKNOWN, Metric
 from .collecting import Distribution, Failures, Histogram, Point, point, points_of
-
-if TYPE_CHECKING:
-    from .opentelemetry import CurrentSpans
 
 # The environ's key for what records a request: an app within does not record it again, and notes
 # the URL pattern.
@@ -125,6 +122,21 @@ class Recorder(Protocol):
         """A client left before it had all of its response."""
 
 
+class Spans(Protocol):
+    """Describes spans; :class:`~.opentelemetry.CurrentSpans`, which needs a package."""
+
+    def describe(
+        self,
+        span: Any,
+        request: Answered,
+        chunks: int | None,
+        *,
+        length_error: LengthError | None,
+        left: bool,
+    ) -> None:
+        """Set attributes on the span of a request that has been answered."""
+
+
 class Recording:
     """How servers and middleware have their requests recorded. Any thread may call.
 
@@ -135,7 +147,7 @@ class Recording:
     :param log: a logger.
     """
 
-    def __init__(self, recorder: Recorder | None, spans: CurrentSpans | None, log: Any) -> None:
+    def __init__(self, recorder: Recorder | None, spans: Spans | None, log: Any) -> None:
         self.recorder = recorder
         self._spans = spans
         self._failures = Failures(log)
