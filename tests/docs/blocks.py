@@ -19,6 +19,8 @@ PAGES = [
     path.relative_to(DOCS).as_posix()
     for path in [DOCS / "tutorial.md", *DOCS.glob("how-to/*.md"), *DOCS.glob("moving/*.md")]
 ]
+README = (DOCS.parent / "README.md").read_text()
+_ADOPTED = README.partition("## Add it to your app")[2].partition("\n## ")[0]
 _FENCE = re.compile(
     r"^```(?P<language>[^\n`]*)\n(?P<text>.*?)^```$"
     r"|^<!-- (?P<comment>files|python)\n(?P<hidden>.*?)^-->$",
@@ -106,3 +108,18 @@ def patched(block: Block, text: str) -> str:
         assert text.count(old) == 1, f"{block}: these lines are there once:\n{old}"
         text = text.replace(old, new)
     return text
+
+
+def adopted_lines(framework: str) -> str:
+    """README's Python lines for a framework."""
+    found = re.search(rf"\*\*{framework}\*\*.*?```python\n(.*?)```", _ADOPTED, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def djangos_replaced(wsgi: str) -> str:
+    """A wsgi.py of Django's with the import that README names."""
+    text = r"import `get_wsgi_application` from `([\w.]+)` in place of `([\w.]+)`"
+    ours, djangos = re.findall(text, _ADOPTED)[0]
+    assert djangos in wsgi
+    return wsgi.replace(djangos, ours)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -17,18 +16,10 @@ import pytest
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import FileResponse
 
-from tests.support.servers import ROOT
+from tests.docs.blocks import adopted_lines, djangos_replaced
 
 PAGE = "a line of a page\n" * 500
-README = (ROOT / "README.md").read_text()
-ADOPTED = README.partition("## Add it to your app")[2].partition("\n## ")[0]
 GZIP = {"Accept-Encoding": "gzip"}
-
-
-def _lines_for(framework: str) -> str:
-    found = re.search(rf"\*\*{framework}\*\*.*?```python\n(.*?)```", ADOPTED, re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 @pytest.fixture
@@ -37,7 +28,7 @@ def flask_app() -> flask.Flask:
     app.config["PAGE"] = PAGE
     app.add_url_rule("/", "page", lambda: flask.current_app.config["PAGE"])
     app.cli.command("hello")(lambda: print("hello"))
-    exec(_lines_for("Flask"), {"app": app})
+    exec(adopted_lines("Flask"), {"app": app})
     return app
 
 
@@ -76,7 +67,7 @@ def fastapi_app() -> FastAPI:
     def source() -> FileResponse:
         return FileResponse(__file__)
 
-    exec(_lines_for("FastAPI"), {"app": app})
+    exec(adopted_lines("FastAPI"), {"app": app})
     return app
 
 
@@ -167,17 +158,13 @@ application = get_wsgi_application()
 
 def test_django_lines_keep_the_projects_tests_green(tmp_path: Path) -> None:
     """Its own test runner, after collectstatic and the checks."""
-    ours, djangos = re.findall(
-        r"import `get_wsgi_application` from `([\w.]+)` in place of `([\w.]+)`", ADOPTED
-    )[0]
     files = {
-        "settings.py": _SETTINGS + _lines_for("Django"),
+        "settings.py": _SETTINGS + adopted_lines("Django"),
         "urls.py": _URLS,
-        "wsgi.py": _WSGI.replace(djangos, ours),
+        "wsgi.py": djangos_replaced(_WSGI),
         "tests.py": _TESTS,
         "assets/style.css": "body { color: black; }\n" * 100,
     }
-    assert ours in files["wsgi.py"]
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(textwrap.dedent(text))

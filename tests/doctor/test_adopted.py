@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import gzip
+import itertools
+import json
+import os
+import secrets
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +26,160 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from tests.docs.blocks import adopted_lines, djangos_replaced
+from tests.support.servers import ROOT
 from wsgifast import WSGIFast
-from wsgifast.commands.cli import main
 from wsgifast.commands.doctor import examine
+
+_FLASK = """
+import flask
+import flask_cors
+
+app = flask.Flask("shop", root_path=r"{folder}")
+app.secret_key = "a"
+flask_cors.CORS(app, supports_credentials=True, origins=["https://shop.example"])
+
+@app.get("/")
+def page():
+    flask.session["seen"] = flask.session.get("seen", 0) + 1
+    return flask.jsonify(items=["item"] * 500)
+
+@app.get("/plain")
+def plain():
+    return "<p>page</p>" * 500
+
+@app.get("/file")
+def file():
+    return flask.send_file(__file__)
+
+"""
+_FASTAPI = """
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, HTMLResponse
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.staticfiles import StaticFiles
+
+app = FastAPI()
+
+@app.get("/")
+def page(request: Request):
+    request.session["seen"] = request.session.get("seen", 0) + 1
+    return {"items": ["item"] * 500}
+
+@app.get("/plain", response_class=HTMLResponse)
+async def plain():
+    return "<p>page</p>" * 500
+
+@app.get("/file")
+def file():
+    return FileResponse(__file__)
+
+app.mount("/static", StaticFiles(directory=r"{folder}/static"))
+origins = ["https://shop.example"]
+app.add_middleware(SessionMiddleware, secret_key="a")
+app.add_middleware(CORSMiddleware, allow_origins=origins, allow_credentials=True)
+"""
+_DJANGO = """
+from pathlib import Path
+
+BASE_DIR = Path(r"{folder}")
+SECRET_KEY = "secret"
+ALLOWED_HOSTS = ["localhost"]
+ROOT_URLCONF = "urls"
+STATIC_URL = "static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+"""
+# In place of README's "... your other apps" and "... your other middleware".
+_OTHERS = """
+INSTALLED_APPS.append("django.contrib.sessions")
+MIDDLEWARE += [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+]
+"""
+_URLS = """
+from django.http import FileResponse, HttpResponse, JsonResponse
+from django.middleware.csrf import get_token
+from django.templatetags.static import static
+from django.urls import path
+
+def page(request):
+    request.session["seen"] = request.session.get("seen", 0) + 1
+    return JsonResponse({"items": ["item"] * 500})
+
+def plain(request):
+    head = f"<link rel=stylesheet href={static('style.css')}>{get_token(request)}"
+    return HttpResponse(head + "<p>page</p>" * 500)
+
+def file(request):
+    return FileResponse(open(__file__, "rb"))
+
+urlpatterns = [path("", page), path("plain", plain), path("file", file)]
+"""
+_WSGI = """
+import os
+from django.core.wsgi import get_wsgi_application
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+application = get_wsgi_application()
+"""
+
+
+def adopted(framework: str, folder: Path) -> str:
+    """Write an app with README's lines word for word, and a static folder; return its name."""
+    (folder / "static").mkdir()
+    (folder / "static" / "style.css").write_text("body { color: black; }\n" * 500)
+    (folder / "static" / "small.txt").write_text("small")
+    own = {"Flask": _FLASK, "FastAPI": _FASTAPI, "Django": _DJANGO}[framework]
+    lines = own.replace("{folder}", str(folder)) + adopted_lines(framework)
+    if framework != "Django":
+        (folder / "shop.py").write_text(lines)
+        return "shop:app"
+    (folder / "settings.py").write_text(lines + _OTHERS)
+    (folder / "urls.py").write_text(_URLS)
+    (folder / "wsgi.py").write_text(djangos_replaced(_WSGI))
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "settings", "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-m", "django", "collectstatic", "--no-input"]
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=60)
+    return "wsgi"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [("--all",), ("--all", "--https"), ("--all", "--header", "Origin: https://shop.example")],
+)
+@pytest.mark.parametrize("framework", ["Flask", "Django", "FastAPI"])
+def test_doctor_finds_readmes_lines_in_order(
+    framework: str, asked: tuple[str, ...], tmp_path: Path
+) -> None:
+    ended = doctor(adopted(framework, tmp_path), *asked, "--format=json", folder=tmp_path)
+    report = json.loads(ended.stdout)
+    assert {each["url"] for each in report["endpoints"]} >= {"/", "/plain", "/file"}
+    assert any(each["url"].startswith("/static/") for each in report["endpoints"])
+    # The app's own file response lacks a validator: its wrapper adds one.
+    mended = [f for f in report["findings"] if f["fix"] == "nothing: the app's wrapper fixes it"]
+    assert report["findings"] == mended
+    assert report["not_reached"] == []
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("framework", ["Flask", "Django", "FastAPI"])
+def test_doctor_that_reached_no_view_fails(framework: str, tmp_path: Path) -> None:
+    ended = doctor(adopted(framework, tmp_path), folder=tmp_path)
+    assert ended.returncode == 2
+    assert "no view, only files and generated pages, was reached" in ended.stderr
+
+
+def doctor(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "wsgifast", "doctor", *arguments],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
 
 ORIGIN = ("Origin", "https://shop.example")
 
@@ -65,10 +221,40 @@ def test_app_wrapped_as_readme_says_has_no_wrong_finding(make: Callable[[], Any]
     assert [(f.id, f.what) for f in report.of("wrong")] == []
 
 
+def test_random_padding_is_no_growth() -> None:
+    # By chance the wrapped app's responses have the most padding, each time that both are compared.
+    padding = itertools.cycle([8, 100, 100, 8, 100, 8, 8, 100])
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        body, coded = b"page" * 200, [("Vary", "Accept-Encoding")]
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            # A name in gzip's header, as Django's middleware and ours add it.
+            name = secrets.token_hex(next(padding) // 2).encode() + b"\0"
+            body = b"\x1f\x8b\x08\x08" + bytes(6) + name + gzip.compress(body)[10:]
+            coded.append(("Content-Encoding", "gzip"))
+        length = ("Content-Length", str(len(body)))
+        start_response("200 OK", [*coded, length, ("Content-Type", "text/html")])
+        return [body]
+
+    report = examine(app, ["/"])
+    assert [finding.id for finding in report.findings] == []
+
+
+def refusing(body: bytes) -> Any:
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("400 Bad Request", [("Content-Length", str(len(body)))])
+        return [body]
+
+    return app
+
+
 @pytest.mark.parametrize(
     ("app", "is_hinted"),
     [
         (lambda: starlette_app(status_code=400), False),
+        (lambda: refusing(b""), False),
+        (lambda: refusing(b'{"errors": [{"message": "Must provide query string."}]}'), False),
+        (lambda: refusing(b'{"host": ["This field is required."]}'), False),
         (lambda: starlette_app(Middleware(TrustedHostMiddleware, allowed_hosts=["a.b"])), True),
     ],
 )
@@ -93,14 +279,14 @@ def test_app_that_redirects_http_is_reached_by_https(half: str) -> None:
     assert examine(app, ["/"], scheme="https").observations
 
 
-def test_static_file_alone_is_not_an_endpoint_that_was_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "static").mkdir()
-    (tmp_path / "static" / "a.txt").write_text("a")
-    (tmp_path / "onlystatic.py").write_text(
-        "import flask\napp = flask.Flask(__name__)\n@app.get('/')\ndef page():\n    return 'a'\n"
+def test_command_requests_https_if_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "secure.py").write_text(
+        "import flask\napp = flask.Flask(__name__)\n"
+        "@app.before_request\ndef redirect():\n"
+        "    if not flask.request.is_secure:\n        return flask.redirect('https://localhost/')\n"
+        "@app.get('/')\ndef page():\n    return 'page'\n"
     )
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    assert main(["doctor", str(tmp_path / "onlystatic.py")]) == 2
-    assert "nothing was reached" in capsys.readouterr().err
+    ended = doctor("secure:app", "/", folder=tmp_path)
+    assert (ended.returncode, "--https may help" in ended.stderr) == (2, True)
+    ended = doctor("secure:app", "/", "--https", folder=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "1 endpoint: 1 good.\n")

@@ -278,8 +278,8 @@ def test_busy_machine_is_no_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> Non
         ("302 Found", "/login?next=/account", "302 to /login; --cookie or --header may help"),
         ("301 Moved Permanently", "/moved", "301 to /moved"),
         *((f"{code} Elsewhere", "/elsewhere", f"{code} to /elsewhere") for code in (300, 303, 307)),
-        ("308 Elsewhere", "https://shop/", "308 to https://shop/; --header 'X-Forwarded-Proto: "),
-        ("400 Bad Request", None, "400; --header 'Host: its.name' may help"),
+        ("308 Elsewhere", "https://shop/", "308 to https://shop/; --https may help"),
+        ("400 Bad Request", None, "400"),
         ("403 Forbidden", None, "403; --cookie or --header may help"),
         ("404 Not Found", None, "404"),
         ("500 Internal Server Error", None, None),
@@ -295,7 +295,7 @@ def test_redirect_or_refusal_is_unreached_with_its_reason(
         assert not report.unreached
     else:
         assert not report.observations
-        assert [left.reason[: len(reason)] for left in report.unreached] == [reason]
+        assert [left.reason for left in report.unreached] == [reason]
 
 
 def test_error_of_several_lines_is_reported_in_one() -> None:

@@ -31,7 +31,7 @@ from . import examine
 from .endpoints import Fetch, from_access_log, from_openapi, from_paths, from_urls_file
 from .findings import explain
 from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
-from .model import OF_A_FILE, SEVERITIES, Endpoint, Found, Report
+from .model import OF_A_FILE, OF_FASTAPI, SEVERITIES, Endpoint, Found, Report
 from .search import Allow
 
 # Paths in the suggested command: each takes about 15 seconds.
@@ -231,14 +231,16 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
         show(FORMATS[options.format](report))
     if options.html:
         write_file(options.html, as_html(report))
-    views = [seen for seen in report.observations if seen.endpoint.evidence != OF_A_FILE]
-    is_vain = not views and (report.unreached or not report.observations)
-    if is_vain and not report.of("wrong", "slow"):
+    if report.reaches(options.fail_level):
+        return STATUS_PART_FAILED
+    evidence = {seen.endpoint.evidence for seen in report.observations}
+    if evidence <= {OF_A_FILE, OF_FASTAPI} and (report.unreached or not evidence):
+        reached = "no view, only files and generated pages," if evidence else "nothing"
         reasons = "; ".join(reason for reason, _ in by_reason(report.unreached)[:_MOST_REASONS])
         hint = "name paths that the app answers"
-        show(f"wsgifast: nothing was reached ({reasons}): {hint}", error=True)
+        show(f"wsgifast: {reached} was reached ({reasons}): {hint}", error=True)
         return STATUS_USAGE
-    return STATUS_PART_FAILED if report.reaches(options.fail_level) else 0
+    return 0
 
 
 def _next_steps(report: Report, app: str | None) -> str:

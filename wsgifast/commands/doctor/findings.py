@@ -16,6 +16,8 @@ from ...bodies.streams import is_event_stream
 from ...checks import size_text
 from ...errors import ConfigurationError
 from ...http.framing import list_members
+from ...http.head import header_value
+from .frameworks import django_refuses_host
 from .model import (
     MAX_KEPT_BYTES,
     SEVERITIES,
@@ -118,8 +120,12 @@ _MENDED = "nothing: the app's wrapper fixes it"
 # A wrapper that sends so many times as often as one with coalesce=True does not coalesce.
 _MANY_MORE = 2
 
-# What Starlette, Werkzeug and Django answer to a Host that they do not know. Django names none.
-_REFUSES_HOST = re.compile(rb"\bhost\b|ALLOWED_HOSTS|<title>Bad Request \(400\)", re.IGNORECASE)
+# What Starlette, Werkzeug and Django (with DEBUG) answer to a Host that they do not know.
+_REFUSES_HOST = re.compile(
+    rb"(?:invalid|disallowed) ?(?:http_)?host|host .{1,300} is not trusted", re.I
+)
+# Without DEBUG, Django's page for each bad request is this one.
+_DJANGOS_400 = re.compile(rb"<title>Bad Request \(400\)|<h1>Bad Request \(400\)")
 _MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
@@ -165,7 +171,7 @@ def _is_mended(seen: Observation, finding: Finding) -> bool:
 
 def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> None:
     """Add an endpoint to a report: as one that was not reached if its answer says nothing of it."""
-    reason = _why_not_reached(seen.raw)
+    reason = _why_not_reached(seen)
     if reason is not None and not any(finding.severity == "wrong" for finding in findings):
         report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
     else:
@@ -181,22 +187,34 @@ def answers_error(seen: Observation) -> Finding | None:
     return _finding("WF015", seen, f"answers {status}", "see the app's log")
 
 
-def _why_not_reached(raw: Recording) -> str | None:
+def _why_not_reached(seen: Observation) -> str | None:
     """Why an answer says nothing about the endpoint, and what may help; None if it does."""
+    raw = seen.raw
     status = raw.status or 0
     if 300 <= status < 400:
         where = (raw.header("Location") or "").partition("?")[0]
         asks_who = re.search(r"log_?-?in|sign_?-?in|auth", where, re.IGNORECASE)
         if where.startswith("https:"):
-            may_help = "; --header 'X-Forwarded-Proto: https' may help"
+            is_live = raw.returned == "response"  # of a server that a proxy is in front of
+            header = "--header 'X-Forwarded-Proto: https'"
+            may_help = f"; {header if is_live else '--https'} may help"
         else:
             may_help = _MAY_HELP if asks_who else ""
         return f"{status} to {where}{may_help}"
-    if status == 400 and (not raw.body or _REFUSES_HOST.search(bytes(raw.body[:4096]))):
+    if status == 400 and _refuses_host(seen):
         return f"{status}; --header 'Host: its.name' may help"
     if 400 <= status < 500:
         return f"{status}{_MAY_HELP if status in (401, 403) else ''}"
     return None
+
+
+def _refuses_host(seen: Observation) -> bool:
+    """Whether a 400 is about the request's Host, and not one of the view's own."""
+    body = bytes(seen.raw.body[:4096])
+    if _DJANGOS_400.search(body):
+        host = header_value(seen.endpoint.headers, "host") or "localhost"
+        return django_refuses_host(host) is not False
+    return _REFUSES_HOST.search(body) is not None
 
 
 def _finding(

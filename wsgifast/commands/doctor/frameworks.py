@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ...files.site import StaticFilesBase
 from .endpoints import filled
-from .model import OF_A_FILE, Endpoint, Found, Unreached
+from .model import OF_A_FILE, OF_FASTAPI, Endpoint, Found, Unreached
 
 
 class _Route(NamedTuple):
@@ -190,6 +190,20 @@ _DJANGO_STATIC = frozenset(
 _DJANGO_VIEWS = ("django.views.static", "django.contrib.staticfiles.views")
 
 
+def django_refuses_host(host: str) -> bool | None:
+    """Whether the Django of this process refuses a Host; None without Django."""
+    requests = sys.modules.get("django.http.request")
+    if requests is None:
+        return None
+    request = requests.HttpRequest()
+    request.META["HTTP_HOST"] = host
+    try:
+        request.get_host()
+    except requests.DisallowedHost:
+        return True
+    return False
+
+
 def _django_routes(resolver: Any, prefix: str) -> _Routes:
     from django.conf import settings
 
@@ -265,7 +279,7 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
         if inner:
             yield from _path_routes(inner, path)
         elif hasattr(original, "methods"):
-            own = "FastAPI's own page of the app's routes" if _is_fastapis_own(original) else ""
+            own = OF_FASTAPI if _is_fastapis_own(original) else ""
             yield _Route(path, route.methods or ("GET",), evidence=own)
         elif hasattr(original, "app") and not hasattr(original, "endpoint"):
             name, mounted = _routes_of(original.app, path)

@@ -38,8 +38,9 @@ class Endpoint:
     scheme: str = "http"
 
 
-# The evidence of a static file: it says nothing about the app's own views.
+# The evidence of endpoints that say nothing about the app's own views.
 OF_A_FILE = "a file of a folder that the app serves"
+OF_FASTAPI = "FastAPI's own page of the app's routes"
 
 
 @dataclass(frozen=True)
