@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wsgifast.bodies.access_log import json_line
-from wsgifast.bodies.line_log import LineLog
+from wsgifast.bodies.line_log import LineLog, is_defined_in
 
 from .json_log import JSONFormatter, access_fields
 
@@ -31,9 +31,9 @@ class AccessLogger:
 
     def info(self, message: str, *args: Any) -> None:
         """Log a response."""
-        line_maker = self._lines.maker()
-        if line_maker is not None and message == _UVICORNS_FORMAT and len(args) == 5:
-            self._lines.write(line_maker(*args))
+        route = self._lines.route()
+        if route is not None and message == _UVICORNS_FORMAT and len(args) == 5:
+            route.write(route.make(*args))
         else:
             self._logger.info(message, *args, stacklevel=2)
 
@@ -45,8 +45,12 @@ def _line_maker(formatter: logging.Formatter) -> LineMaker | None:
     """Return a function that makes the same lines as a formatter; None if there is none."""
     if type(formatter) is JSONFormatter:
         return _json_access_line
-    module = sys.modules.get("uvicorn.logging")
-    if type(formatter) is not getattr(module, "AccessFormatter", None):
+    module: Any = sys.modules.get("uvicorn.logging")
+    if module is None:
+        return None
+    own, base = module.AccessFormatter, module.ColourizedFormatter
+    functions = (own.formatMessage, base.formatMessage, own.get_status_code)
+    if type(formatter) is not own or not all(is_defined_in(module, each) for each in functions):
         return None
     style: Any = formatter._style
     if type(style) is not logging.PercentStyle:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import queue
 import re
 from collections.abc import Callable
+from logging.handlers import QueueHandler
 from typing import Any
 
 import pytest
@@ -92,6 +94,23 @@ def test_line_with_later_handler_reaches_it() -> None:
     logger.addHandler(logging.StreamHandler(streams[1]))
     access_logger.info(MESSAGE, *ARGS)
     assert [stream.getvalue().count("\n") for stream in streams] == [2, 1]
+
+
+def test_lines_of_handler_without_stream_reach_it() -> None:
+    records: queue.Queue[Any] = queue.Queue()
+    logger = logger_to(io.StringIO(), logging.Formatter())
+    logger.handlers = [QueueHandler(records)]
+    access_logger = AccessLogger(logger)
+    for _ in range(3):
+        access_logger.info(MESSAGE, *ARGS)
+    assert records.qsize() == 3
+
+
+def test_line_does_not_skip_replaced_formatter_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(AccessFormatter, "formatMessage", lambda self, record: "own")
+    AccessLogger(logger_to(stream, FORMATTERS["uvicorn's"]())).info(MESSAGE, *ARGS)
+    assert stream.getvalue() == "own\n"
 
 
 def test_other_message_is_logged() -> None:

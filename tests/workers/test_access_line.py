@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import logging
 import os
+import queue
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from logging.handlers import QueueHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gunicorn.config import AccessLogFormat, Config
-from gunicorn.glogging import Logger
+from gunicorn.glogging import Logger, SafeAtoms
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -189,6 +192,101 @@ def test_line_goes_through_logging_if_seen(
         monkeypatch.setattr(log, "access", lambda *args: calls.append(1))
     access_log.write(*args)
     assert calls == [1]
+
+
+class NotingStream(io.StringIO):
+    """Notes which function writes each line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writers: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.writers.append(sys._getframe(1).f_code.co_name)
+        return super().write(text)
+
+
+def writers_of_lines(log: Any) -> list[str]:
+    """Return the functions that write two lines of a log: `write` skips logging."""
+    stream = NotingStream()
+    handler = log.access_log.handlers[0]
+    handler.close()
+    handler.setStream(stream)
+    access_log = AccessLog(log)
+    for _ in range(2):
+        access_log.write(response(), SimpleNamespace(headers=[]), ENVIRON, 0.5)
+    return stream.writers
+
+
+REPLACED = [
+    (Logger, "access"), (Logger, "atoms"), (Logger, "now"), (SafeAtoms, "__getitem__"),
+    (logging.LogRecord, "getMessage"), (logging.Formatter, "formatMessage"),
+    (logging.Filterer, "filter"), (logging.PercentStyle, "format"),
+    (logging.StreamHandler, "flush"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("of", "name"), REPLACED, ids=[f"{of.__name__}.{name}" for of, name in REPLACED]
+)
+def test_line_does_not_skip_replaced_method(
+    own: Any, of: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = own()
+    assert writers_of_lines(log) == ["write", "write"]
+    real = getattr(of, name)
+    monkeypatch.setattr(of, name, lambda *args: real(*args))
+    assert writers_of_lines(log) == ["emit", "emit"]
+
+
+@pytest.mark.parametrize("part", ["logger", "handler", "formatter"])
+def test_line_after_a_method_is_set_uses_it(
+    own: Any, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = own()
+    handler = log.access_log.handlers[0]
+    handler.close()
+    handler.setStream(NotingStream())
+    calls: list[int] = []
+    owner, name = {
+        "logger": (log.access_log, "handle"),
+        "handler": (handler, "emit"),
+        "formatter": (handler.formatter, "format"),
+    }[part]
+    access_log = AccessLog(log)
+    args = response(), SimpleNamespace(headers=[]), ENVIRON, 0.5
+    access_log.write(*args)
+    monkeypatch.setattr(owner, name, lambda record: calls.append(1))
+    access_log.write(*args)
+    assert calls == [1]
+
+
+def test_lines_of_handler_without_stream_reach_it(own: Any) -> None:
+    log, _ = own()
+    records: queue.Queue[Any] = queue.Queue()
+    log.access_log.handlers[0].close()
+    log.access_log.handlers = [QueueHandler(records)]
+    access_log = AccessLog(log)
+    for _ in range(3):
+        access_log.write(response(), SimpleNamespace(headers=[]), ENVIRON, 0.5)
+    assert records.qsize() == 3
+
+
+def test_lines_reach_syslog() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(("127.0.0.1", 0))
+        syslog.settimeout(30)
+        to = f"--log-syslog-to=udp://127.0.0.1:{syslog.getsockname()[1]}"
+        with fast_worker("--log-syslog", to, "--access-logformat=line %(U)s") as server:
+            paths = [f"/{number}" for number in range(3)]
+            for path in paths:
+                server.get(path)
+            lines: list[str] = []
+            while len(lines) < len(paths):
+                text = syslog.recv(65536).decode()
+                if "line /" in text:
+                    lines.append(text.rpartition("line ")[2].rstrip("\0"))
+            assert sorted(lines) == paths
 
 
 def test_line_after_reopening_is_in_new_file(own: Any) -> None:

@@ -16,97 +16,69 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from operator import attrgetter
-from types import FunctionType
-from typing import Any, Generic, TypeVar
+from types import FunctionType, ModuleType
+from typing import Any
 
-_T = TypeVar("_T")
+# Returns what makes the same text as a formatter; None if there is no such thing.
+FindMaker = Callable[[logging.Formatter], Any]
 _INFO = logging.INFO
 
 # Functions that a line skips.
 _SKIPPED = (
     "Logger.info", "Logger._log", "Logger.makeRecord", "Logger.handle", "Logger.callHandlers",
-    "Handler.handle", "Handler.format", "StreamHandler.emit", "FileHandler.emit",
-    "Formatter.format",
+    "LogRecord.__init__", "LogRecord.getMessage", "Filterer.filter", "Handler.handle",
+    "Handler.format", "StreamHandler.emit", "StreamHandler.flush", "FileHandler.emit",
+    "Formatter.format", "Formatter.formatMessage", "PercentStyle.format",
 )  # fmt: skip
 _skipped_functions = attrgetter(*_SKIPPED)
-_SOURCE = logging.getLevelName.__code__.co_filename
 
 
-class LineLog(Generic[_T]):
-    """The direct way from a logger to the stream of its only handler.
+class Route:
+    """The direct way from a logger to the stream of its only handler, if there is one.
 
-    :param logger: its lines have the level INFO.
-    :param line_maker: returns what makes the same text as a formatter, or None. It is called with
-        the handler's formatter, and again when that changes.
+    It never changes: threads that write through an old one may go on.
+
+    :ivar make: makes the same text as the formatter; None if lines have to go through logging.
     """
 
+    __slots__ = (
+        "_logger", "attributes", "formatter", "functions", "handler", "make", "stream",
+        "terminator",
+    )  # fmt: skip
+
     def __init__(
-        self, logger: logging.Logger, line_maker: Callable[[logging.Formatter], _T | None]
+        self,
+        logger: logging.Logger,
+        handler: Any,
+        line_maker: FindMaker,
     ) -> None:
         self._logger = logger
-        self._line_maker = line_maker
-        self._handler: Any = None
-        self._formatter: logging.Formatter | None = None
-        self._stream: Any = None
-        self._maker: _T | None = None
-        self._functions: tuple[Any, ...] = ()
-        self._terminator = "\n"
-
-    def maker(self) -> _T | None:
-        """Return what makes the next line; None if the line has to go through logging."""
-        logger = self._logger
-        handlers = logger.handlers
-        if len(handlers) != 1:
-            return None
-        handler = handlers[0]
-        if (
-            handler is not self._handler
-            or handler.formatter is not self._formatter
-            or handler.stream is not self._stream
-            or _skipped_functions(logging) != self._functions
-        ):
-            self._examine(handler)
-        if (
-            self._maker is None
-            or handler.filters
-            or logger.filters
-            or logger.propagate
-            or handler.level > _INFO
-            or not logger.isEnabledFor(_INFO)
-            or logging.getLogRecordFactory() is not logging.LogRecord
-        ):
-            return None
-        return self._maker
-
-    def _examine(self, handler: Any) -> None:
-        """Find out whether a handler can be bypassed."""
-        self._handler, self._formatter = handler, handler.formatter
-        self._stream = stream = getattr(handler, "stream", None)
-        self._functions = functions = _skipped_functions(logging)
-        self._maker = None
+        self.handler = handler
+        self.formatter = formatter = handler.formatter
+        self.stream = stream = getattr(handler, "stream", None)
+        self.functions = functions = _skipped_functions(logging)
+        self.attributes = _count_attributes(logger, handler, formatter)
+        self.make: Any = None
         is_stock = (
-            type(self._logger) is logging.Logger
+            type(logger) is logging.Logger
             and type(handler) in (logging.StreamHandler, logging.FileHandler)
-            and not any(callable(value) for value in vars(self._logger).values())
+            and not any(map(callable, vars(logger).values()))
             and not {"handle", "emit", "format", "flush"} & vars(handler).keys()
-            and all(map(_is_of_logging, functions))
+            and all(is_defined_in(logging, each) for each in functions)
         )
         # A FileHandler may open its file later. A stream may have no flush().
         if is_stock and handler.lock is not None and hasattr(stream, "flush"):
-            self._terminator = handler.terminator
-            if self._formatter is not None:
-                self._maker = self._line_maker(self._formatter)
+            self.terminator = handler.terminator
+            if formatter is not None and not any(map(callable, vars(formatter).values())):
+                self.make = line_maker(formatter)
 
     def write(self, line: str) -> None:
-        """Write a line at once; only after :meth:`maker` has returned something.
-
-        An error of the stream goes where logging reports it.
-        """
-        handler = self._handler
+        """Write a line at once. An error of the stream goes where logging reports it."""
+        handler = self.handler
         with handler.lock:
             try:
                 stream = handler.stream
-                stream.write(line + self._terminator)
+                stream.write(line + self.terminator)
                 stream.flush()
             except RecursionError:
                 raise
@@ -117,5 +89,54 @@ class LineLog(Generic[_T]):
                 )
 
 
-def _is_of_logging(function: object) -> bool:
-    return type(function) is FunctionType and function.__code__.co_filename == _SOURCE
+class LineLog:
+    """Finds the direct way from a logger to the stream of its only handler.
+
+    :param logger: its lines have the level INFO.
+    :param line_maker: returns what makes the same text as a formatter, or None. It is called with
+        the handler's formatter, and again when that changes.
+    """
+
+    def __init__(self, logger: logging.Logger, line_maker: FindMaker) -> None:
+        self._logger = logger
+        self._line_maker = line_maker
+        self._route: Route | None = None
+
+    def route(self) -> Route | None:
+        """Return the way of the next line; None if the line has to go through logging."""
+        logger = self._logger
+        handlers = logger.handlers
+        if len(handlers) != 1:
+            return None
+        handler: Any = handlers[0]
+        route = self._route
+        if (
+            route is None
+            or handler is not route.handler
+            or handler.formatter is not route.formatter
+            or getattr(handler, "stream", None) is not route.stream
+            or _skipped_functions(logging) != route.functions
+            or _count_attributes(logger, handler, route.formatter) != route.attributes
+        ):
+            self._route = route = Route(logger, handler, self._line_maker)
+        if (
+            route.make is None
+            or handler.filters
+            or logger.filters
+            or logger.propagate
+            or handler.level > _INFO
+            or not logger.isEnabledFor(_INFO)
+            or logging.getLogRecordFactory() is not logging.LogRecord
+        ):
+            return None
+        return route
+
+
+def _count_attributes(*objects: Any) -> int:
+    """Return how many attributes objects have: one more when somebody replaces a method."""
+    return sum(len(each.__dict__) for each in objects if each is not None)
+
+
+def is_defined_in(module: ModuleType, function: object) -> bool:
+    """Return whether a function is the module's own, and nobody has replaced or wrapped it."""
+    return type(function) is FunctionType and function.__globals__ is vars(module)

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from gunicorn import glogging
 from gunicorn.glogging import Logger, SafeAtoms
 
-from ..bodies.line_log import LineLog
+from ..bodies.line_log import LineLog, is_defined_in
+from . import json_log
 from .json_log import JSONLogger
 
 # Makes a line from the response, the request, the environ and the duration in seconds.
@@ -52,6 +54,8 @@ _LOOK_UPS = {
     "o": "of_headers(resp.headers, {})",
     "e": "of_environ(environ, {})",
 }
+# Methods of gunicorn's logger that a line skips.
+_SKIPPED = frozenset({"access", "atoms", "now", "_get_user"})
 _FIELD = re.compile(r"%\(([^()]*)\)")
 _TIME = "[%d/%b/%Y:%H:%M:%S %z]"
 # A format in which everything but the names of fields has been removed from its conversions.
@@ -67,9 +71,8 @@ class AccessLog:
     def __init__(self, log: Any) -> None:
         self._log = log
         self._compiled: tuple[Any, LineMaker | None] = (None, None)
-        self._lines: LineLog[bool] | None = None
-        of = type(log)
-        if of is JSONLogger or (of is Logger and log.atoms_wrapper_class is SafeAtoms):
+        self._lines: LineLog | None = None
+        if _is_stock(log):
             self._lines = LineLog(log.access_log, _is_of_message)
             self._format = log.cfg.settings["access_log_format"]
 
@@ -77,7 +80,8 @@ class AccessLog:
         """Log a request that took some seconds. Errors are those of gunicorn's method."""
         lines = self._lines
         log = self._log
-        if lines is not None and lines.maker() and "access" not in log.__dict__:
+        route = None if lines is None else lines.route()
+        if route is not None and _SKIPPED.isdisjoint(log.__dict__):
             text, line_maker = self._compiled
             if text is not self._format.value:
                 line_maker = self._compile()
@@ -87,7 +91,7 @@ class AccessLog:
                 except Exception:  # noqa: BLE001 - gunicorn's method meets it, too, and reports it
                     pass
                 else:
-                    lines.write(line)
+                    route.write(line)
                     return
         log.access(resp, req, environ, timedelta(seconds=seconds))
 
@@ -100,6 +104,19 @@ class AccessLog:
             line_maker = compiled(text, self._log)
         self._compiled = text, line_maker
         return line_maker
+
+
+def _is_stock(log: Any) -> bool:
+    """Return whether a logger is gunicorn's or ours, and nobody has replaced a method of its class.
+
+    A configuration file may do that, to leave out some requests for instance.
+    """
+    of = type(log)
+    if of is not JSONLogger and not (of is Logger and log.atoms_wrapper_class is SafeAtoms):
+        return False
+    functions = [getattr(of, name) for name in _SKIPPED]
+    functions += [SafeAtoms.__init__, SafeAtoms.__getitem__]
+    return all(is_defined_in(glogging, f) or is_defined_in(json_log, f) for f in functions)
 
 
 def _is_of_message(formatter: logging.Formatter) -> bool | None:

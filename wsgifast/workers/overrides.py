@@ -14,6 +14,8 @@ from typing import Any
 from gunicorn.http import message, wsgi
 from gunicorn.workers import gthread
 
+from ..bodies.line_log import is_defined_in
+
 # gthread's methods that FastWorker calls although it has none of its own.
 _CALLED = frozenset({"is_parent_alive"})
 # What gthread serves with. Only gunicorn's own parser uses the classes of `message`, and httptools
@@ -65,7 +67,7 @@ def _replaced() -> Iterator[str]:
         for name in names:
             part = getattr(module, name)
             if not isinstance(part, type):
-                if not _is_of(part, module):
+                if not is_defined_in(module, part):
                     yield f"{module.__name__}.{name}"
             elif part.__module__ != module.__name__:
                 yield f"{module.__name__}.{name}"
@@ -76,9 +78,5 @@ def _replaced() -> Iterator[str]:
 def _replaced_methods(kind: type, module: ModuleType) -> Iterator[str]:
     for name, value in vars(kind).items():
         function = getattr(value, "__func__", value)
-        if isinstance(function, FunctionType) and not _is_of(function, module):
+        if isinstance(function, FunctionType) and not is_defined_in(module, function):
             yield f"{module.__name__}.{kind.__name__}.{name}"
-
-
-def _is_of(function: Any, module: ModuleType) -> bool:
-    return isinstance(function, FunctionType) and function.__globals__ is vars(module)
