@@ -90,13 +90,13 @@ test-oldest: test-oldest-gunicorn test-oldest-uvicorn test-oldest-django
 test-oldest-gunicorn: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target $(VENV)/oldest-gunicorn gunicorn==$$($(BIN)/python -c \
-	    'from wsgifast.workers.gunicorn_version import OLDEST; print("%d.%d.0" % OLDEST)')
+	    'from wsgifast.hosts import GUNICORN; print(GUNICORN.oldest)')
 	@PYTHONPATH=$(abspath $(VENV))/oldest-gunicorn $(BIN)/python -m pytest -n $(JOBS) tests/workers $(ARGS)
 
 test-oldest-uvicorn: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target $(VENV)/oldest-uvicorn uvicorn==$$($(BIN)/python -c \
-	    'from asgifast.whole_responses import UVICORN; print(UVICORN.oldest)')
+	    'from wsgifast.hosts import UVICORN; print(UVICORN.oldest)')
 	@PYTHONPATH=$(abspath $(VENV))/oldest-uvicorn $(BIN)/python -m pytest -n $(JOBS) tests/asgi $(ARGS)
 
 test-oldest-django: $(READY)

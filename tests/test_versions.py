@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from asgifast.whole_responses import UVICORN
+from asgifast.whole_responses import KNOWN_SENDS
+from packaging.requirements import Requirement
 
 from tests.support.servers import ROOT
-from wsgifast.workers.gunicorn_version import NEWEST_MAJOR, OLDEST
+from wsgifast.hosts import GUNICORN, HOSTS, UVICORN, WITH_ZTTP, Host, numbers
+from wsgifast.workers.gunicorn_version import SUPPORTED
 
 
 def _minor(version: str) -> str:
@@ -18,13 +21,9 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-_UVICORNS = {
-    _minor(version)
-    for version in (
-        UVICORN.oldest, UVICORN.newest, UVICORN.with_zttp, *UVICORN.known_send,
-    )
-}  # fmt: skip
-_GUNICORN = "{}.{}".format(*OLDEST)
+_SENDS = [version for versions in KNOWN_SENDS.values() for version in versions]
+_UVICORNS = {_minor(version) for version in (*UVICORN.tested, UVICORN.below, WITH_ZTTP, *_SENDS)}
+_GUNICORN = _minor(GUNICORN.oldest)
 
 
 def _texts() -> Iterator[Path]:
@@ -39,27 +38,44 @@ def _texts() -> Iterator[Path]:
                 yield path
 
 
-def _requirements(package: str) -> list[tuple[str, str]]:
-    text = (ROOT / "pyproject.toml").read_text()
-    return re.findall(rf'"{package}(?:\[\w+\])?>=([\d.]+)(.*?)"', text)
+def _requirements(package: str) -> list[tuple[str, Requirement]]:
+    """What each extra requires of a package."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return [
+        (extra, requirement)
+        for extra, lines in settings["project"]["optional-dependencies"].items()
+        for requirement in map(Requirement, lines)
+        if requirement.name == package
+    ]
 
 
-def test_pyproject_requires_the_oldest_versions() -> None:
-    oldest, with_zttp = _minor(UVICORN.oldest), _minor(UVICORN.with_zttp)
-    assert [version for version, _ in _requirements("uvicorn")] == [oldest, oldest, with_zttp]
-    assert {version for version, _ in _requirements("gunicorn")} == {_GUNICORN}
+@pytest.mark.parametrize("host", HOSTS.values(), ids=list(HOSTS))
+def test_extras_have_the_bounds_of_the_table(host: Host) -> None:
+    requirements = _requirements(host.name)
+    assert requirements
+    for extra, requirement in requirements:
+        bounds = {each.operator: numbers(each.version) for each in requirement.specifier}
+        oldest = WITH_ZTTP if extra == "zttp" and host is UVICORN else host.oldest
+        assert bounds == {">=": numbers(oldest), "<": numbers(host.below)}, (extra, host.name)
+
+
+@pytest.mark.parametrize("host", HOSTS.values(), ids=list(HOSTS))
+def test_tested_versions_are_in_order_and_bounded(host: Host) -> None:
+    versions = [numbers(version) for version in (*host.tested, host.below)]
+    assert versions == sorted(set(versions))
 
 
 def test_pages_name_the_supported_range() -> None:
     uvicorns = f"{_minor(UVICORN.oldest)} to {_minor(UVICORN.newest)}"
-    gunicorns = f"gunicorn {_GUNICORN} to {NEWEST_MAJOR}.x"
     compatibility = (ROOT / "docs/project/compatibility.md").read_text()
-    assert f"{gunicorns}, uvicorn {uvicorns}," in compatibility
-    assert gunicorns in (ROOT / "docs/reference/fastworker.md").read_text()
+    for host in HOSTS.values():
+        row = f"| {host.name} | {', '.join(host.tested)} | {host.below} |"
+        assert row in compatibility
+    assert SUPPORTED in (ROOT / "docs/reference/fastworker.md").read_text()
     page = (ROOT / "docs/reference/asgi.md").read_text()
     assert f"under uvicorn, {uvicorns}," in page
-    assert f"`--http zttp --http2` ({_minor(UVICORN.with_zttp)})" in page
-    assert f"On uvicorn {' and '.join(UVICORN.known_send)} with httptools," in page
+    assert f"`--http zttp --http2` ({_minor(WITH_ZTTP)})" in page
+    assert f"On uvicorn {' and '.join(_SENDS)} with httptools," in page
 
 
 @pytest.mark.parametrize(
@@ -85,9 +101,7 @@ def test_no_text_names_another_version(package: str, version: str, known: set[st
 
 def test_makefile_takes_the_oldest_versions_from_the_tables() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    tables = {"uvicorn": "asgifast.whole_responses", "gunicorn": "gunicorn_version"}
-    for package, table in tables.items():
+    for package in ("uvicorn", "gunicorn"):
         target = makefile.split(f"\ntest-oldest-{package}:")[1].split("\n\n")[0]
-        assert f"import {'UVICORN' if package == 'uvicorn' else 'OLDEST'};" in target
-        assert table in target
+        assert f"from wsgifast.hosts import {package.upper()};" in target
         assert not re.search(r"==\d", target)

@@ -7,14 +7,18 @@ RequestResponseCycle are those of uvicorn's send(). uvicorn's send() still sends
 other responses, and sends the end of a body that is a message of its own (Starlette's
 BaseHTTPMiddleware).
 
-Another version's send() might differ. So this is used only with the versions of uvicorn with which
-tests/asgi/test_whole_responses.py compares it.
+Another version's send() might differ. So this is used only if the source of uvicorn's send() and of
+its helpers is one with which tests/asgi/test_whole_responses.py compares it. The number of the
+version does not matter.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import logging
 import sys
+import tokenize
 from collections.abc import Callable
 from functools import cache
 from types import MethodType
@@ -25,23 +29,16 @@ from wsgifast.http.framing import LAST_CHUNK, chunk, has_body
 from .coalescing import COALESCED_BYTES
 from .messages import Message, Send
 
-
-class UVICORN:
-    """Its versions; tests/test_versions.py compares pyproject.toml and pages with them."""
-
-    # asgifast is tested with these.
-    oldest = "0.38.0"
-    newest = "0.54.0"
-    # From this one on it has zttp.
-    with_zttp = "0.54.0"
-    # Whose send() over httptools is the one that whole_responses.py replaces.
-    known_send = "0.53.0", "0.54.0"
-
-
 # Called as send_whole().
 SendWhole = Callable[[Any, Message, Message], bool]
 
 _MODULE = "uvicorn.protocols.http.httptools_impl"
+# The digests of sources that send_whole() replaces, and the versions of uvicorn that have them.
+KNOWN_SENDS = {"de5bad0dc369ad90": ("0.53.0", "0.54.0")}
+# What send() uses, beside its own source: methods of the cycle, and the module's names.
+_METHODS = "__init__", "send"
+_FUNCTIONS = "get_client_addr", "get_path_with_query_string"
+_PATTERNS = "HEADER_RE", "HEADER_VALUE_RE"
 # That module. None until uvicorn's send() is met: uvicorn may not be installed.
 _httptools_impl: Any = None
 # What was found for the class of which a server's send() is a method, and for that function.
@@ -90,9 +87,8 @@ def _find(of: type, function: Any) -> SendWhole | None:
         or hasattr(function, "__wrapped__")
     ):
         return None
-    version = str(getattr(sys.modules.get("uvicorn"), "__version__", None))
-    if version not in UVICORN.known_send:
-        _log_unknown(version)
+    if digest_of_send(module) not in KNOWN_SENDS:
+        _log_unknown(str(getattr(sys.modules.get("uvicorn"), "__version__", None)))
         return None
     _httptools_impl = module
     for status, line in module.STATUS_LINE.items():
@@ -101,11 +97,39 @@ def _find(of: type, function: Any) -> SendWhole | None:
     return send_whole
 
 
+def digest_of_send(module: Any) -> str | None:
+    """Return a digest of the source of uvicorn's send() and of what it uses.
+
+    The source is the same on every version of Python, and the bytecode is not.
+
+    :param module: uvicorn's httptools_impl.
+    :returns: None if there is no source, or it has been changed.
+    """
+    try:
+        cycle = module.RequestResponseCycle
+        used = [getattr(cycle, name) for name in _METHODS]
+        used += [getattr(module, name) for name in _FUNCTIONS]
+        patterns = [getattr(module, name).pattern for name in _PATTERNS]
+    except AttributeError:
+        return None
+    return _digest(*used, *patterns)
+
+
+@cache  # it reads a file
+def _digest(*parts: Any) -> str | None:
+    try:
+        texts = [inspect.getsource(part) if callable(part) else repr(part) for part in parts]
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        return None
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
 @cache
 def _log_unknown(version: str) -> None:
     logging.getLogger("uvicorn.error").warning(
-        "asgifast does not know the send() of uvicorn %s: small responses are sent by it, "
-        "which is slower; known: %s", version, ", ".join(UVICORN.known_send),
+        "asgifast does not know the send() of uvicorn %s, and sends small responses by it. "
+        "That is slower than with uvicorn %s",
+        version, " or ".join(each for versions in KNOWN_SENDS.values() for each in versions),
     )  # fmt: skip
 
 
@@ -217,3 +241,8 @@ def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
         if len(_lines) >= _MAX_LINES:
             _lines.clear()
         _lines[name, value] = line
+
+
+# At import if possible, as it reads a file, and later would do so on the event loop.
+if _MODULE in sys.modules:
+    digest_of_send(sys.modules[_MODULE])

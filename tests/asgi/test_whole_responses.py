@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,12 @@ from asgifast.messages import Message, Receive, Scope, Send, response_body, resp
 from asgifast.middleware import _Exchange
 from asgifast.protocols.response import Response
 from asgifast.uvicorn import HttpToolsProtocol
-from asgifast.whole_responses import UVICORN, send_whole, whole_sender_for
+from asgifast.whole_responses import KNOWN_SENDS, digest_of_send, send_whole, whole_sender_for
 from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.protocols.http import httptools_impl
+
+from wsgifast.hosts import UVICORN
 
 from .protocols import GET, Client, body, is_sent_whole, serving, start, two_bytes
 from .support import no_body, scope_of
@@ -44,9 +47,24 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_newest_uvicorn_has_a_known_send() -> None:
-    assert UVICORN.newest in UVICORN.known_send
-    if uvicorn.__version__ in UVICORN.known_send:
+    (known,) = [digest for digest, versions in KNOWN_SENDS.items() if UVICORN.newest in versions]
+    if uvicorn.__version__ == UVICORN.newest:
+        assert digest_of_send(httptools_impl) == known
         assert whole_sender_for(_uvicorns_send()) is send_whole
+
+
+@is_sent_whole
+@pytest.mark.usefixtures("nothing_known")
+def test_send_is_known_whatever_the_version_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn, "__version__", "0.99.1")
+    assert whole_sender_for(_uvicorns_send()) is send_whole
+
+
+@is_sent_whole
+@pytest.mark.usefixtures("nothing_known")
+def test_send_with_another_pattern_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httptools_impl, "HEADER_RE", re.compile(b"[^a-z]"))
+    assert whole_sender_for(_uvicorns_send()) is None
 
 
 @pytest.mark.usefixtures("nothing_known")
@@ -55,6 +73,7 @@ async def test_unknown_uvicorn_sends_by_itself_and_is_logged_once(
     protocol: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(uvicorn, "__version__", "0.99.1")
+    monkeypatch.setattr(whole_responses, "KNOWN_SENDS", {"another": ("0.99.0",)})
 
     for app in (two_bytes, two_bytes):
         async with serving(protocol, ASGIFast(app)) as client:
@@ -65,8 +84,8 @@ async def test_unknown_uvicorn_sends_by_itself_and_is_logged_once(
     assert [(r.name, r.levelname, r.getMessage()) for r in logged] == [
         (
             "uvicorn.error", "WARNING",
-            "asgifast does not know the send() of uvicorn 0.99.1: small responses are sent by it, "
-            f"which is slower; known: {', '.join(UVICORN.known_send)}",
+            "asgifast does not know the send() of uvicorn 0.99.1, and sends small responses by it. "
+            "That is slower than with uvicorn 0.99.0",
         )
     ]  # fmt: skip
 

@@ -17,7 +17,7 @@ else:
         # gunicorn's command asks for the class first of all, and prints a RuntimeError as a
         # sentence; an import that fails in the worker's modules would be a traceback.
         if name in __all__:
-            check_gunicorn()
+            check_gunicorn(name)
         return _exported(name)
 
 

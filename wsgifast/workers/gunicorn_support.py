@@ -1,8 +1,7 @@
 """The parts of gunicorn that FastWorker uses although they are not a documented interface.
 
-FastWorker uses gunicorn's request parsers and loggers unchanged. As they are not public, the range
-of supported versions is limited (gunicorn_version.py): it is checked when the server starts, and
-its oldest and newest versions are tested.
+FastWorker uses gunicorn's request parsers and loggers unchanged. Not all of their names are public.
+wsgifast/hosts.py lists the names, and gunicorn_version.py checks them when the server starts.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import os
 import queue
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,9 +22,10 @@ from gunicorn.http.message import (
     DEFAULT_MAX_HEADERFIELD_SIZE,
     MAX_HEADERS,
     MAX_REQUEST_LINE,
-    _ip_in_allow_list,
 )
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
+
+from .json_log import trusts_address
 
 # mallopt(3); glibc begins with this threshold.
 _M_MMAP_THRESHOLD = -3
@@ -71,15 +70,6 @@ class Settings:
     def is_proxy(self, address: str) -> bool:
         """Whether the connections of an IP address are those of many clients."""
         return self.proxy_protocol not in (False, "off") or self.trusts((address,))
-
-
-def trusts_address(cfg: Any, allowed: list[str], address: str) -> bool:
-    """Whether an IP address is among those that are allowed, as gunicorn itself decides it.
-
-    :param cfg: gunicorn's configuration.
-    :param allowed: its forwarded_allow_ips.
-    """
-    return bool(_ip_in_allow_list(address, allowed, cfg.forwarded_allow_networks()))
 
 
 def environ_part(settings: Settings) -> dict[str, Any]:
@@ -148,21 +138,17 @@ class _Errors:
         """Nothing to do: every write is flushed."""
 
 
-def running_arbiter() -> Any:
-    """The arbiter that handles this process's signals; None if there is none."""
-    return getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-
-
-def arbiters_signals() -> Callable[[], list[int]]:
+def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
     """Keep track of signals that reach a new worker before it has set its own handlers.
 
     Until then it has the arbiter's handlers, which put a signal into the arbiter's queue. The
     worker has a copy of that queue which nobody reads: an early TERM would be lost, and the arbiter
     would kill the worker after graceful_timeout.
 
+    :param arbiter: gunicorn's, or None.
     :returns: a function that returns the signals received until it is called.
     """
-    noted: Any = getattr(running_arbiter(), "SIG_QUEUE", queue.SimpleQueue())
+    noted: Any = getattr(arbiter, "SIG_QUEUE", queue.SimpleQueue())
 
     def come() -> list[int]:
         return [noted.get_nowait() for _ in range(noted.qsize())]

@@ -19,7 +19,6 @@ from ..bodies.access_log import (
     json_line,
     sent_text,
 )
-from .gunicorn_support import trusts_address
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
@@ -127,6 +126,21 @@ class JSONLogger(Logger):  # type: ignore[misc]
                 break
             client = address
         return client
+
+
+def trusts_address(cfg: Any, allowed: list[str], address: str) -> bool:
+    """Return whether an IP address is among those that are allowed, as gunicorn decides it.
+
+    :param cfg: gunicorn's configuration.
+    :param allowed: its forwarded_allow_ips.
+    """
+    if "*" in allowed:
+        return True
+    try:
+        peer = ip_address(address)
+    except ValueError:
+        return False
+    return any(peer in network for network in cfg.forwarded_allow_networks())
 
 
 def _is_address(text: str) -> bool:

@@ -13,12 +13,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from threading import TIMEOUT_MAX
 from typing import Any
 
 from ..checks import configuration_names, is_number, needs
 from ..errors import ConfigurationError
+from ..hosts import H2
 from ..metrics.setup import metrics_address
 from ..server.http2 import check_h2
 from ..server.options import Options
@@ -26,6 +28,7 @@ from ..server.receiving import Parser
 from ..sockets.client_limits import BYTES, LIMITS, SECONDS, Rule, limits_of_environment
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
+from .gunicorn_version import is_tested
 
 # What is expected of each kind of attribute, as errors say it; and the rule.
 _MEMORY = "bytes above 0, math.inf for no limit", partial(is_number, least=1, most=math.inf)
@@ -242,7 +245,30 @@ def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
     return lambda peer: trusted if settings.trusts(peer) else plain
 
 
+def has_httptools(cfg: Any) -> bool:
+    """Return whether httptools is installed, and the settings do not ask for gunicorn's parser."""
+    return bool(
+        cfg.http_parser == "auto" and cfg.protocol != "uwsgi" and find_spec("httptools") is not None
+    )
+
+
 def _uses_httptools(settings: Settings) -> bool:
-    # If http_parser is set, the user wants gunicorn's own parser.
-    chosen = settings.http_parser != "auto"
-    return not (chosen or settings.uses_uwsgi) and find_spec("httptools") is not None
+    return has_httptools(settings) and is_tested()
+
+
+def drop_http2(cfg: Any) -> str | None:
+    """Turn HTTP/2 off in gunicorn's settings if the installed h2 lacks a name that we use.
+
+    :returns: a line for the log if it has been turned off.
+    """
+    if "h2" not in cfg.http_protocols or find_spec("h2") is None:
+        return None
+    missing = H2.missing()
+    if not missing:
+        return None
+    cfg.set("http_protocols", "h1")
+    cfg.set("http2_cleartext", "off")
+    return (
+        f"h2 {version('h2')} has no {', '.join(missing)}, which FastWorker uses for HTTP/2. So "
+        f"FastWorker serves HTTP/1.1 alone. Tested is h2 {', '.join(H2.tested)}"
+    )

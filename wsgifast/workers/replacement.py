@@ -6,9 +6,16 @@ gunicorn's arbiter starts the successor of a worker that ends by itself (max_req
 end, and at a reload (SIGHUP) it ends all old workers as soon as it has started the new ones. While
 those import the app, no worker serves. If a new one cannot import it, the whole server ends.
 
-FastWorker makes the running arbiter a :class:`ReplacingArbiter` (:func:`install`), which keeps
-gunicorn's methods and changes when workers are started and ended. Each worker shares one byte with
-it, its *stage*, in memory made before the fork:
+FastWorker makes the running arbiter a :class:`ReplacingArbiter`, which keeps gunicorn's methods and
+changes when workers are started and ended. The arbiter is found by gunicorn's hook when_ready
+(:func:`install`). on_starting gets it too, but is called before FastWorker can set a hook.
+
+No class would have to be assigned to a running arbiter if gunicorn had a setting ``arbiter_class``.
+That is one line in ``BaseApplication.run()``, which makes an ``Arbiter``. A subclass would have to
+replace two more parts. One is the end of ``reload()``, which starts new workers and ends the old
+ones. The other is how ``reap_workers()`` reacts to a worker that cannot start.
+
+Each worker shares one byte with it, its *stage*, in memory made before the fork:
 
 - BOOTING: it imports the app.
 - BROKEN: the app's code has an error, and cannot be imported. Set by the worker, which ends.
@@ -42,8 +49,8 @@ from typing import Any
 from gunicorn.arbiter import Arbiter
 from gunicorn.errors import HaltServer
 
+from ..hosts import GUNICORN
 from ..metrics.health import resident_bytes
-from .gunicorn_support import running_arbiter
 
 BOOTING, READY, RETIRING, RELEASED, BROKEN = range(5)
 #: A released worker's last responses may take this many graceful timeouts.
@@ -97,14 +104,54 @@ class Life:
         return None
 
 
-def install() -> None:
-    """Have the arbiter that runs in this process replace workers without a gap."""
-    arbiter = running_arbiter()
+# The arbiter of this process, or of the process that has forked it.
+_running: Any = None
+_is_missing_logged = False
+
+
+def running_arbiter() -> Any:
+    """Return gunicorn's arbiter, or None if it has not been found."""
+    return _running
+
+
+def install(cfg: Any) -> None:
+    """Have the arbiter replace workers without a gap, as soon as gunicorn calls when_ready.
+
+    The hook that the user has set is called afterwards.
+
+    :param cfg: gunicorn's configuration, before it calls when_ready.
+    """
+    users_hook = cfg.when_ready
+
+    def when_ready(arbiter: Any) -> None:
+        _install(arbiter)
+        users_hook(arbiter)
+
+    cfg.set("when_ready", when_ready)
+
+
+def _install(arbiter: Any) -> None:
+    global _running
+    _running = arbiter
     if isinstance(arbiter, Arbiter) and not isinstance(arbiter, ReplacingArbiter):
         kind = type(arbiter)  # perhaps a subclass of gunicorn's
         arbiter.__class__ = type(kind.__name__, (ReplacingArbiter, kind), {})
         arbiter._outdated = set()
         arbiter._ending = set()
+
+
+def log_missing_arbiter(log: Any) -> None:
+    """Log once that the arbiter has not been found, and the consequence."""
+    global _is_missing_logged
+    if _is_missing_logged:
+        return
+    _is_missing_logged = True
+    log.error(
+        "gunicorn's arbiter is missing: gunicorn has not passed it to the hook when_ready. So no "
+        "worker waits for its successor, and requests wait during a reload. Restart gunicorn if a "
+        "reload has brought FastWorker. Otherwise install gunicorn %s",
+        GUNICORN.newest,
+    )
 
 
 class ReplacingArbiter(Arbiter):  # type: ignore[misc]

@@ -36,7 +36,7 @@ from .gunicorn_support import (
     return_large_blocks,
     unfit_threads,
 )
-from .gunicorn_version import check_gunicorn
+from .gunicorn_version import check_gunicorn, untested_note
 from .hooks import post_request, pre_request
 from .metrics import (
     ResponseRecorder,
@@ -51,12 +51,25 @@ from .options import (
     check_attributes,
     check_settings,
     configure,
+    drop_http2,
+    has_httptools,
     name_module,
     options,
     parsers,
 )
 from .overrides import name_replaced_parts, uncalled_methods
-from .replacement import BOOTING, BROKEN, PATIENCE, READY, RELEASED, RETIRING, Life, install
+from .replacement import (
+    BOOTING,
+    BROKEN,
+    PATIENCE,
+    READY,
+    RELEASED,
+    RETIRING,
+    Life,
+    install,
+    log_missing_arbiter,
+    running_arbiter,
+)
 from .tls import TLSContexts
 
 if TYPE_CHECKING:
@@ -163,7 +176,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def check_config(cls, cfg: Any, log: Any) -> None:
         """Refuse a configuration, or a gunicorn, that cannot work.
 
-        :raises UnsupportedGunicorn: for a version outside the supported range.
+        A line in the log says what differs with an untested gunicorn or h2.
+
+        :raises UnsupportedGunicorn: for a version that is too old, or lacks a name that we use.
         :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
             name, for an overridden method that is not called, for `threads` below 1,
             for threads that are patched or have no GIL, for TLS files
@@ -190,6 +205,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         check_settings(cfg)
         if problem := unfit_threads():  # an app that is loaded in the arbiter may replace them
             raise InvalidWorkerOption(problem)
+        for note in (untested_note(has_httptools=has_httptools(cfg)), drop_http2(cfg)):
+            if note is not None:
+                log.warning(note)
         if cfg.is_ssl:
             try:
                 TLSContexts(cfg, log).current()
@@ -199,14 +217,17 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 ) from error
         check_metrics(cls, cfg)
         name_replaced_parts(log)
-        install()
+        install(cfg)
         if cfg.worker_tmp_dir is None and os.access(_MEMORY_FILES, os.W_OK):
             cfg.set("worker_tmp_dir", _MEMORY_FILES)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)  # in the arbiter still
         self._limit = ""  # that was reached
+        drop_http2(self.cfg)  # a reload brings new settings
         self.life = Life(self.max_rss_bytes, self.max_lifetime_s)
+        if not self.life.has_arbiter:
+            log_missing_arbiter(self.log)
         self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
         if self._tls is not None:
             with contextlib.suppress(Exception):  # logged, and raised for each connection
@@ -251,7 +272,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def init_signals(self) -> None:
         """Set the worker's handlers; a signal that came before ends the worker too."""
-        come = arbiters_signals()
+        come = arbiters_signals(running_arbiter())
         super().init_signals()
         for number in come():
             if number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):

@@ -14,7 +14,7 @@ with needs("asgifast.uvicorn.H11Protocol", "h11", "asgi"):
     import h11
 from uvicorn.protocols.http import h11_impl
 
-check(h11_impl, "H11Protocol", {"conn"}, "handle_websocket_upgrade")
+check("h11")
 
 
 class H11Response(Response):

@@ -5,19 +5,15 @@ from __future__ import annotations
 from wsgifast.checks import needs
 
 from ..protocols.response import Response
+from ..whole_responses import digest_of_send
 from .protocol import FileSending, check
 
 with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
     import httptools
 from uvicorn.protocols.http import httptools_impl
 
-_STATE = {"chunked_encoding", "expected_content_length"}
-_METHODS = {
-    "_should_upgrade", "_unset_keepalive_if_required", "handle_websocket_upgrade", "on_body",
-    "_unsupported_upgrade_warning", "on_header", "on_headers_complete", "on_message_begin",
-    "on_message_complete", "on_url", "send_400_response",
-}  # fmt: skip
-check(httptools_impl, "HttpToolsProtocol", _STATE, *_METHODS)
+check("httptools")
+digest_of_send(httptools_impl)  # kept: later it would read a file on the event loop
 
 
 class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):

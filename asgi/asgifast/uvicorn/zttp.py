@@ -37,12 +37,7 @@ with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
 from uvicorn.protocols.http import auto_zttp_impl, zttp_h2_impl, zttp_impl
 from uvicorn.protocols.utils import get_remote_addr
 
-_OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
-_METHODS = "handle_websocket_upgrade", "send_400_response"
-check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, *_METHODS)
-_OF_HTTP2 = {"abort_stream", "body_complete", "resume_reading", "stream"}
-_H2_METHODS = "_close_connection", "handle_request", "handle_rst_stream", "on_stream_closed"
-check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | _OF_HTTP2, *_H2_METHODS)
+check("zttp")
 
 # A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
 _FRAME_BYTES = 16 * 1024

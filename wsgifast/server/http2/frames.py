@@ -20,6 +20,7 @@ from h2.exceptions import (
     FrameTooLargeError,
     InvalidBodyLengthError,
     ProtocolError,
+    StreamClosedError,
 )
 from h2.settings import SettingCodes, Settings
 from h2.stream import StreamInputs
@@ -216,7 +217,9 @@ class Frames(H2Connection):
         :raises h2.exceptions.ProtocolError: if the stream's state does not allow it.
         """
         size = len(data)
-        stream = self._get_stream_by_id(number)
+        stream = self.streams.get(number)
+        if stream is None:
+            raise StreamClosedError(number)
         self.state_machine.process_input(ConnectionInputs.SEND_DATA)
         stream.state_machine.process_input(StreamInputs.SEND_DATA)
         if end_stream:
@@ -229,8 +232,8 @@ class Frames(H2Connection):
             length, flags = len(part), _END_STREAM if ends else 0
             parts.append(_FRAME_HEAD.pack(length >> 16, length & 0xFFFF, _DATA, flags, number))
             parts.append(part)
-        if self._data_to_send:
-            self._bodies.append(super().data_to_send())
+        if before := super().data_to_send():
+            self._bodies.append(before)
         self._bodies.append(b"".join(parts))
         self.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
@@ -244,8 +247,8 @@ class Frames(H2Connection):
         if not bodies:
             return super().data_to_send(amount)
         self._bodies = []
-        if self._data_to_send:
-            bodies.append(super().data_to_send())
+        if after := super().data_to_send():
+            bodies.append(after)
         return bodies[0] if len(bodies) == 1 else b"".join(bodies)
 
     def end_flood(self) -> None:

@@ -1,0 +1,340 @@
+"""gunicorn, uvicorn and h2 as later versions might be: a copy of each with one thing changed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import Address
+from tests.support.servers import ROOT, LiveServer, free_port, live_server
+from tests.support.tls import client_context, write_certificate
+from wsgifast.hosts import GUNICORN, H2, HOSTS, UVICORN, Host
+
+pytestmark = pytest.mark.long
+
+WSGI_APP, ASGI_APP = "tests.workers.app:app", "tests.asgi.app:app"
+HIGH_BYTE = b"GET /small HTTP/1.1\r\nHost: x\r\nX-Name: \xe9\r\nConnection: close\r\n\r\n"
+# Where a parser would refuse more than today's.
+STRICTER = (
+    "gunicorn/http/message.py",
+    "        if name in RFC9110_5_3_SINGLETON_FIELDS:",
+    "        if not value.isascii():\n            raise InvalidHeader(name, req=self)\n"
+    "        if name in RFC9110_5_3_SINGLETON_FIELDS:",
+)
+TERM = (
+    "gunicorn/arbiter.py",
+    "signal.signal(s, self.signal)",
+    "signal.signal(s, lambda number, frame: self.signal(number, frame))",
+)
+Change = tuple[str, str, str]
+
+
+def numbered(version: str) -> Change:
+    """gunicorn under another number."""
+    return "gunicorn/__init__.py", '".".join([str(v) for v in version_info])', repr(version)
+
+
+def copied(folder: Path, *changes: Change) -> dict[str, str]:
+    """Copy the packages that are changed, and return the environment in which they are found.
+
+    :param changes: a file below the packages, a text in it and its replacement. "" for the file:
+        all files of gunicorn, uvicorn, h2 or hpack, in which whole words are replaced.
+    """
+    for path, old, new in changes:
+        package = path.partition("/")[0]
+        if not (folder / package).exists():
+            spec = importlib.util.find_spec(package)
+            assert spec is not None
+            assert spec.origin is not None
+            shutil.copytree(Path(spec.origin).parent, folder / package)
+        if path == package:
+            for file in (folder / package).rglob("*.py"):
+                text = file.read_text()
+                if (changed := re.sub(rf"\b{old}\b", new, text)) != text:
+                    file.write_text(changed)
+        else:
+            text = (folder / path).read_text()
+            assert text.count(old) == 1, (path, old)
+            (folder / path).write_text(text.replace(old, new))
+    return {"PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'asgi'}"}
+
+
+def gunicorn(*options: str, worker: str = "wsgifast.FastWorker") -> list[str]:
+    script = str(Path(sys.executable).with_name("gunicorn"))
+    return [
+        script, "--no-control-socket", "-k", worker, "--threads=2", "--bind=127.0.0.1:{port}",
+        *options, WSGI_APP,
+    ]  # fmt: skip
+
+
+def run(*options: str) -> list[str]:
+    return [
+        "python", "-m", "wsgifast", "run", WSGI_APP, "--bind=127.0.0.1:{port}", "--workers=2",
+        "--", "--no-control-socket", *options,
+    ]  # fmt: skip
+
+
+def uvicorn(protocol: str) -> list[str]:
+    http = f"asgifast.uvicorn:{protocol}"
+    return ["python", "-m", "uvicorn", "--port={port}", "--http", http, ASGI_APP]
+
+
+def ended(argv: list[str], env: dict[str, str]) -> str:
+    """Return what a server prints that refuses to start."""
+    port = free_port()
+    argv = [word.replace("{port}", str(port)) for word in argv]
+    with live_server(argv, ("127.0.0.1", port), env=env, forked=False, fails=True) as server:
+        assert server.process.wait(60) not in (0, None)
+        return server.log()
+
+
+def status_of(address: Address, request: bytes) -> bytes:
+    with socket.create_connection(address, 20) as sock:
+        sock.sendall(request)
+        return sock.makefile("rb").readline().split()[1]
+
+
+# gunicorn
+
+
+@pytest.mark.parametrize("argv", [gunicorn("--workers=2"), run()], ids=["FastWorker", "run"])
+def test_next_gunicorn_serves_with_one_line(tmp_path: Path, argv: list[str]) -> None:
+    env = copied(tmp_path, numbered("28.0.0"))
+    with live_server(argv, env=env, forked=False) as server:
+        assert server.get("/small").status == 200
+        assert server.log().count("gunicorn 28.0.0 is untested with FastWorker") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "changes", "status"),
+    [
+        (gunicorn(), [], b"200"),
+        (gunicorn(), [numbered("27.0.2")], b"200"),
+        (gunicorn(), [numbered("27.0.2"), STRICTER], b"400"),
+        (gunicorn(worker="gthread"), [numbered("27.0.2"), STRICTER], b"400"),
+        (run(), [numbered("27.0.2"), STRICTER], b"400"),
+    ],
+    ids=["tested", "untested", "stricter", "gthread", "run"],
+)
+def test_untested_gunicorn_parses_by_itself(
+    tmp_path: Path, argv: list[str], changes: list[Change], status: bytes
+) -> None:
+    with live_server(argv, env=copied(tmp_path, *changes), forked=False) as server:
+        assert status_of(server.address, HIGH_BYTE) == status
+        notes = server.log().count("gunicorn's own parser parses all requests, and httptools none")
+        assert notes == (1 if changes and "gthread" not in argv else 0)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for _, name, _ in GUNICORN.names() if name[0] == "_" != name[1]})
+)
+@pytest.mark.parametrize("argv", [gunicorn(), run()], ids=["FastWorker", "run"])
+def test_gunicorn_without_a_private_name_is_refused(
+    tmp_path: Path, argv: list[str], name: str
+) -> None:
+    printed = ended(argv, copied(tmp_path, ("gunicorn", name, f"{name}_renamed")))
+    assert re.search(rf"has no \w+\.(\w+\.)*{name}\b.*, which FastWorker uses", printed)
+    assert "`-k gthread`" in printed
+
+
+def test_gunicorn_with_another_signature_is_refused(tmp_path: Path) -> None:
+    change = (
+        "gunicorn/http/message.py",
+        "def parse_headers(self, data, from_trailer=False):\n        headers = []",
+        "def parse_headers(self, data, trailer=False):\n        headers = []\n"
+        "        from_trailer = trailer",
+    )
+    printed = ended(gunicorn(), copied(tmp_path, change))
+    assert "has no Request.parse_headers(data, from_trailer=) (gunicorn.http.message)" in printed
+
+
+HOOKS = """
+def on_starting(server):
+    server.log.info("the user's on_starting: %s", type(server).__name__)
+
+def when_ready(server):
+    server.log.info("the user's when_ready: %s", type(server).__name__)
+"""
+
+
+def test_arbiter_is_found_behind_another_handler(tmp_path: Path) -> None:
+    hooks = tmp_path / "hooks.py"
+    hooks.write_text(HOOKS)
+    argv = gunicorn("-c", str(hooks))
+    with live_server(argv, env=copied(tmp_path, TERM), forked=False) as server:
+        server.wait_for_log("Worker ready")
+        assert "the user's on_starting: Arbiter" in server.log()
+        assert "the user's when_ready: Arbiter" in server.log()
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_log("Each worker serves until its successor is ready")
+        server.wait_for_log("All workers are replaced")
+        assert server.get("/small").status == 200
+        assert "arbiter is missing" not in server.log()
+
+
+def test_missing_arbiter_is_an_error_in_the_log(tmp_path: Path) -> None:
+    change = "gunicorn/arbiter.py", "self.cfg.when_ready(self)", "pass"
+    argv = gunicorn("--workers=2")
+    with live_server(argv, env=copied(tmp_path, change), forked=False) as server:
+        server.wait_for_log("Worker ready", times=2)
+        assert server.get("/small").status == 200
+        assert server.log().count("gunicorn's arbiter is missing") == 1
+
+
+# uvicorn
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    sorted(
+        ({"httptools": "HttpToolsProtocol", "zttp": "AutoZttpProtocol"}[part], name)
+        for part in ("httptools", "zttp")
+        for _, name, _ in UVICORN.names(part)
+        if name.startswith("_")
+    ),
+)
+def test_uvicorn_without_a_private_name_is_refused(
+    tmp_path: Path, protocol: str, name: str
+) -> None:
+    if "Zttp" in protocol:
+        pytest.importorskip("uvicorn.protocols.http.zttp_impl", exc_type=ImportError)
+    printed = ended(uvicorn(protocol), copied(tmp_path, ("uvicorn", name, f"{name}_renamed")))
+    assert re.search(rf"does not fit uvicorn [\d.]+, which has no \w+\.{name}\(", printed)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_known"),
+    [
+        (("uvicorn/__init__.py", f'"{UVICORN.newest}"', '"0.54.99"'), True),
+        (("uvicorn", "_is_writable_event", "_is_writable"), True),
+        (
+            (
+                "uvicorn/protocols/http/httptools_impl.py",
+                "self.waiting_for_100_continue = False\n\n            status_code",
+                "self.waiting_for_100_continue = False\n            pass\n            status_code",
+            ),
+            False,
+        ),
+    ],
+    ids=["number", "unused name", "send()"],
+)
+def test_uvicorn_is_known_by_its_code(tmp_path: Path, change: Change, is_known: bool) -> None:
+    env = copied(tmp_path, change)
+    with live_server(uvicorn("HttpToolsProtocol"), env=env, forked=False) as server:
+        assert server.get("/hello").status == 200
+        assert ("does not know the send()" not in server.log()) == is_known
+
+
+# h2
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    sorted(
+        (place.partition(".")[0].partition(":")[0], name)
+        for place, name, _ in H2.names()
+        if name.startswith("_")
+    ),
+)
+def test_h2_without_a_private_name_leaves_http1(tmp_path: Path, package: str, name: str) -> None:
+    certificate = write_certificate(tmp_path / "certificate.pem")
+    argv = gunicorn(
+        "--http-protocols=h2,h1", f"--certfile={certificate}", f"--keyfile={certificate}"
+    )
+    env = copied(tmp_path, (package, name, f"{name}_renamed"))
+    with live_server(argv, env=env, forked=False) as server:
+        assert protocol_of(server) != "h2"
+        assert len(re.findall(rf"h2 [\d.]+ has no .*\b{name}\b", server.log())) == 1
+
+
+def protocol_of(server: LiveServer) -> str | None:
+    """Return the protocol that ALPN has chosen, after one request if it is not HTTP/2."""
+    assert isinstance(server.address, tuple)
+    context = client_context("h2", "http/1.1")
+    with (
+        socket.create_connection(server.address, 20) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as sock,
+    ):
+        chosen = sock.selected_alpn_protocol()
+        if chosen != "h2":
+            sock.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+    return chosen
+
+
+# The table
+
+
+@pytest.mark.parametrize("host", HOSTS.values(), ids=list(HOSTS))
+def test_installed_host_has_every_name_of_the_table(host: Host) -> None:
+    pytest.importorskip(host.name)
+    code = f"from wsgifast.hosts import HOSTS; print(HOSTS[{host.name!r}].missing())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# A new one needs a reason: it ends the server, or HTTP/2, when its package gives it another name.
+PRIVATE = {"gunicorn": 3, "uvicorn": 5, "h2": 11, "starlette": 0, "django": 3, "locust": 0}
+
+
+def test_private_names_are_counted() -> None:
+    counted = {
+        host.name: len({name for _, name, _ in host.names() if name.startswith("_")})
+        for host in HOSTS.values()
+    }
+    counted["gunicorn"] -= 1  # gunicorn.__version__
+    assert counted == PRIVATE
+
+
+def test_each_private_name_in_the_code_is_in_the_table() -> None:
+    """Names that our own code does not define, in the modules that know a host."""
+    known = {name for host in HOSTS.values() for _, name, _ in host.names()}
+    trees = [
+        ast.parse(path.read_text())
+        for folder in ("wsgifast", "asgi/asgifast")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    ours = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    ours |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    ours |= {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    ours |= {str(node.value) for node in nodes if isinstance(node, ast.Constant)}  # __slots__
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    private = {name for name in used if re.match("_[a-z]", name)}
+    assert private - ours - known == OF_OTHERS
+
+
+# Of Python and of other packages. Those of named tuples are documented.
+OF_OTHERS = {
+    "_asdict", "_replace",  # named tuples
+    "_actions", "_current_frames", "_exit", "_fmt", "_style",  # argparse, sys, os, logging
+    "_accumulate_metrics",  # prometheus_client
+    "_connection_pool",  # geventhttpclient
+    # aiosmtpd
+    "_decode_data", "_handle_hooks", "_reader", "_reset_timeout", "_tls_protocol", "_writer",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["asgifast.uvicorn", "wsgifast.metrics", "wsgifast.sockets", "wsgifast.mail",
+     "wsgifast.mail.server", "wsgifast.mail.django", "wsgifast.devservers"],
+)  # fmt: skip
+def test_provisional_names_are_documented(package: str) -> None:
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    names = importlib.import_module(package).__all__
+    assert [name for name in names if not re.search(rf"\b{name}\b", pages)] == []

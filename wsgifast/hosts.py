@@ -1,0 +1,343 @@
+"""The packages that serve apps, or are served: tested versions, and the names that we use of them.
+
+This table is the only place for both. The checks at start, the bounds in pyproject.toml, the page
+docs/project/compatibility.md and the tests are made from it or compared with it.
+
+A name is written as it is used. `parse_headers(data, from_trailer=)` is called, or replaced, with
+one positional argument and one keyword. A name that begins with an underscore is private to its
+package. tests/test_hosts.py counts these.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+_NAME = re.compile(r"(\w+)(?:\((.*?)\))?(?:\s|$)")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A package that serves our code, or that our code serves.
+
+    :ivar name: of the package, and of its main module.
+    :ivar tested: the versions that are tested, the oldest first. The extras ask for the oldest.
+    :ivar below: the first version that the extras do not allow.
+    :ivar used: our parts, and for each the places and the names that it uses of them. A place is a
+        module, or `module:Class`.
+    """
+
+    name: str
+    tested: tuple[str, ...]
+    below: str
+    used: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def oldest(self) -> str:
+        """The oldest tested version."""
+        return self.tested[0]
+
+    @property
+    def newest(self) -> str:
+        """The newest tested version."""
+        return self.tested[-1]
+
+    def names(self, *parts: str) -> Iterator[tuple[str, str, str | None]]:
+        """Yield the place, the name and the arguments of each name; None if it is not called.
+
+        :param parts: by default all.
+        """
+        for part in parts or self.used:
+            for place, names in self.used[part].items():
+                for match in _NAME.finditer(names):
+                    yield place, match[1], match[2]
+
+    def missing(self, *parts: str) -> list[str]:
+        """Return the names that the installed version lacks, such as "Request.body (module)".
+
+        Imports the modules of the parts.
+        """
+        return [
+            _shown(place, name, arguments)
+            for place, name, arguments in self.names(*parts)
+            if not _has(place, name, arguments)
+        ]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, of which two versions can be compared."""
+    found = [int(number) for number in re.findall(r"\d+", version)[:3]]
+    return (*found, *[0] * (3 - len(found)))
+
+
+def _shown(place: str, name: str, arguments: str | None) -> str:
+    module, _, kind = place.partition(":")
+    called = "" if arguments is None else f"({arguments})"
+    return f"{kind}.{name}{called} ({module})" if kind else f"{module}.{name}{called}"
+
+
+def _has(place: str, name: str, arguments: str | None) -> bool:
+    module, _, kind = place.partition(":")
+    try:
+        owner: Any = import_module(module)
+    except ModuleNotFoundError:
+        return False
+    if kind:
+        owner = getattr(owner, kind, None)
+    found = getattr(owner, name, None)
+    if arguments is not None:
+        return callable(found) and _takes(owner, found, arguments)
+    return hasattr(owner, name) or (isinstance(owner, type) and name in _attributes(owner))
+
+
+def _attributes(kind: type) -> set[str]:
+    """Return the names in the methods of a class: its attributes are among them."""
+    return {
+        name
+        for base in kind.__mro__
+        for method in vars(base).values()
+        if isinstance(method, FunctionType)
+        for name in method.__code__.co_names
+    }
+
+
+def _takes(owner: object, function: Callable[..., object], arguments: str) -> bool:
+    words = [word.strip() for word in arguments.split(",") if word.strip()]
+    positional = [word for word in words if not word.endswith("=")]
+    keywords = {word.removesuffix("="): None for word in words if word.endswith("=")}
+    if isinstance(owner, type) and isinstance(function, FunctionType):
+        positional.insert(0, "self")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # one of C's without a known signature
+        return True
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError:
+        return False
+    return True
+
+
+GUNICORN = Host(
+    "gunicorn",
+    # The oldest has the choice of a parser, HTTP/2 without TLS and the header checks of today.
+    # httptools parses with these alone. Another version's own parser may refuse a request that
+    # these accept, and httptools would not.
+    tested=("26.2.0", "27.0.0", "27.0.1"),
+    below="28",
+    used={
+        "FastWorker": {
+            "gunicorn": "SERVER SERVER_SOFTWARE __version__",
+            "gunicorn.arbiter:Arbiter": (
+                "SIG_QUEUE WORKERS cfg kill_worker(pid, sig) log manage_workers() num_workers "
+                "reap_workers() reload() spawn_worker() spawn_workers() stop(graceful) worker_age "
+                "worker_class"
+            ),
+            "gunicorn.config:Config": "forwarded_allow_networks() is_ssl set(name, value) settings",
+            "gunicorn.config:PreRequest": "default",
+            "gunicorn.config:PostRequest": "default",
+            "gunicorn.config:WhenReady": "default",
+            "gunicorn.errors": "AppImportError HaltServer",
+            "gunicorn.glogging": "SafeAtoms(atoms)",
+            "gunicorn.glogging:Logger": (
+                "_get_user(environ) access(resp, req, environ, seconds) access_fmt access_log "
+                "atoms(resp, req, environ, seconds) debug error_log"
+            ),
+            "gunicorn.http": "get_parser(cfg, source, address)",
+            "gunicorn.http.body": "ChunkedReader",
+            "gunicorn.http.body:Body": "reader",
+            "gunicorn.http.body:ChunkedReader": "req",
+            "gunicorn.http.body:LengthReader": "length",
+            "gunicorn.http.errors": "InvalidH2CPreface InvalidProxyHeader",
+            "gunicorn.http.message": (
+                "DEFAULT_MAX_HEADERFIELD_SIZE MAX_HEADERS MAX_REQUEST_LINE Request(cfg, unreader, "
+                "address, number)"
+            ),
+            "gunicorn.http.message:Request": (
+                "_expected_100_continue _peer_is_trusted_proxy() body headers method must_close "
+                "parse_headers(data, from_trailer=) path proxy_protocol_info query req_number "
+                "scheme should_close() trailers unreader uri version"
+            ),
+            "gunicorn.http.wsgi": "FileWrapper WSGIErrorsWrapper(cfg) proxy_environ(req)",
+            "gunicorn.http2.negotiation": (
+                "H2C_PREFACE MATCH MISMATCH PARTIAL mismatch_is_error(cfg) preface_match(data) "
+                "prior_knowledge_allowed(cfg, address)"
+            ),
+            "gunicorn.sock": "ssl_context(cfg)",
+            "gunicorn.uwsgi.errors": "InvalidUWSGIHeader UnsupportedModifier",
+            "gunicorn.workers.gthread:ThreadWorker": (
+                "age alive cfg check_config(cfg, log) handle_error(req, client, address, error) "
+                "handle_exit(sig, frame) handle_quit(sig, frame) init_process() init_signals() "
+                "is_parent_alive() load_wsgi() log max_requests notify() nr ppid sockets "
+                "tmp wsgi"
+            ),
+        },
+        "JSONLogger": {
+            "gunicorn.config:Config": "forwarded_allow_networks()",
+            "gunicorn.glogging:Logger": (
+                "access(resp, req, environ, seconds) atoms(resp, req, environ, seconds) setup(cfg)"
+            ),
+            "gunicorn.instrument.statsd": "Statsd",
+        },
+    },
+)
+
+_CYCLE = (
+    "body disconnected flow message_event more_body on_response receive() response_complete "
+    "response_started scope send(message) transport"
+)
+_FLOW = "drain() pause_reading() read_paused resume_reading() write_paused"
+_PROTOCOL = (
+    "connection_lost(exc) connection_made(transport) eof_received() resume_writing() shutdown() "
+    "timeout_keep_alive_handler() "
+)
+_HTTP = "uvicorn.protocols.http"
+UVICORN = Host(
+    "uvicorn",
+    tested=("0.38.0", "0.53.0", "0.54.0"),
+    below="0.55",
+    used={
+        "receiving": {
+            "uvicorn.middleware.proxy_headers:ProxyHeadersMiddleware": "trusted_hosts",
+            f"{_HTTP}.flow_control": "HIGH_WATER_LIMIT",
+        },
+        "h11": {
+            f"{_HTTP}.h11_impl:RequestResponseCycle": f"{_CYCLE} conn",
+            f"{_HTTP}.h11_impl:FlowControl": _FLOW,
+            f"{_HTTP}.h11_impl:H11Protocol": f"{_PROTOCOL} conn handle_websocket_upgrade(event)",
+        },
+        "httptools": {
+            f"{_HTTP}.httptools_impl:RequestResponseCycle": (
+                f"{_CYCLE} chunked_encoding expected_content_length"
+            ),
+            f"{_HTTP}.httptools_impl:FlowControl": _FLOW,
+            f"{_HTTP}.httptools_impl:HttpToolsProtocol": (
+                f"{_PROTOCOL} _should_upgrade() _unset_keepalive_if_required() "
+                "_unsupported_upgrade_warning() handle_websocket_upgrade() headers on_body(body) "
+                "on_header(name, value) on_headers_complete() on_message_begin() "
+                "on_message_complete() on_url(url) parser pipeline scope send_400_response(msg) url"
+            ),
+        },
+        "zttp": {
+            f"{_HTTP}.zttp_impl:RequestResponseCycle": (
+                f"{_CYCLE} bodyless chunked_encoding conn expected_content_length"
+            ),
+            f"{_HTTP}.zttp_impl:FlowControl": _FLOW,
+            f"{_HTTP}.zttp_impl:ZttpProtocol": (
+                f"{_PROTOCOL} handle_websocket_upgrade(event) send_400_response(msg)"
+            ),
+            f"{_HTTP}.zttp_h2_impl:RequestResponseCycle": (
+                f"{_CYCLE} abort_stream() bodyless body_complete conn expected_content_length "
+                "resume_reading stream"
+            ),
+            f"{_HTTP}.zttp_h2_impl:FlowControl": _FLOW,
+            f"{_HTTP}.zttp_h2_impl:ZttpH2Protocol": (
+                f"{_PROTOCOL} _close_connection() conn cycles flush() handle_request(event) "
+                "handle_rst_stream(event) on_stream_closed()"
+            ),
+            f"{_HTTP}.auto_zttp_impl:AutoZttpProtocol": (
+                "_switch(http2, data) buffer connections timeout_task"
+            ),
+            "uvicorn.protocols.utils": "get_remote_addr(transport)",
+        },
+    },
+)
+# The first uvicorn with zttp.
+WITH_ZTTP = "0.54.0"
+
+H2 = Host(
+    "h2",
+    tested=("4.4.1",),
+    below="5",
+    used={
+        "HTTP/2": {
+            "h2.errors": "ErrorCodes",
+            "h2.exceptions": (
+                "DenialOfServiceError FrameTooLargeError InvalidBodyLengthError ProtocolError "
+                "StreamClosedError"
+            ),
+            "h2.config": "H2Configuration(client_side=, header_encoding=)",
+            "h2.connection:H2Connection": (
+                "_receive_data_frame(frame) _receive_frame(frame) _receive_goaway_frame(frame) "
+                "_receive_headers_frame(frame) _receive_settings_frame(frame) "
+                "acknowledge_received_data(size, stream) close_connection(code) data_to_send() "
+                "decoder encoder incoming_buffer initiate_connection() local_settings "
+                "max_inbound_frame_size max_outbound_frame_size open_inbound_streams "
+                "outbound_flow_control_window receive_data(data) remote_settings "
+                "reset_stream(number, code) state_machine streams update_settings(values)"
+            ),
+            "h2.connection:ConnectionInputs": "SEND_DATA",
+            "h2.events": (
+                "ConnectionTerminated DataReceived Event RemoteSettingsChanged RequestReceived "
+                "StreamEnded StreamReset TrailersReceived WindowUpdated"
+            ),
+            "h2.frame_buffer:FrameBuffer": "_data _headers_buffer",
+            "h2.settings": "SettingCodes",
+            "h2.settings:Settings": "_settings",
+            "h2.stream:H2Stream": (
+                "_actual_content_length _expected_content_length closed "
+                "outbound_flow_control_window state_machine"
+            ),
+            "h2.stream:StreamInputs": "SEND_DATA SEND_END_STREAM",
+            "hpack": "HPACKError HeaderTuple OversizedHeaderListError",
+            "hpack:Decoder": (
+                "_update_encoding_context(data) decode(data, raw) max_header_list_size"
+            ),
+            "hpack:Encoder": "add(header, sensitive, huffman)",
+            "hyperframe.frame": (
+                "DataFrame Frame GoAwayFrame HeadersFrame SettingsFrame WindowUpdateFrame"
+            ),
+        }
+    },
+)
+
+STARLETTE = Host(
+    "starlette",
+    tested=("0.49.0", "1.10.0"),
+    below="2",
+    used={
+        "FileResponse": {
+            "starlette.responses:FileResponse": "background path raw_headers status_code",
+        }
+    },
+)
+DJANGO = Host(
+    "django",
+    tested=("4.2", "5.2"),
+    below="7",
+    used={
+        "wsgifast.django": {
+            "django.contrib.staticfiles.finders": "find get_finders()",
+            "django.contrib.staticfiles.storage": (
+                "ManifestStaticFilesStorage StaticFilesStorage staticfiles_storage"
+            ),
+            "django.http": "FileResponse HttpResponse StreamingHttpResponse",
+        },
+        "WSGIFast": {
+            "django.http.response:HttpResponseBase": "_resource_closers",
+            "django.http.response:HttpResponse": "_container",
+            "django.http.response:StreamingHttpResponse": "_iterator",
+        },
+    },
+)
+LOCUST = Host(
+    "locust",
+    tested=("2.30.0", "2.47.0"),
+    below="3",
+    used={
+        "bench": {
+            "locust": "FastHttpUser constant runners task",
+            "locust.env": "Environment",
+            "locust.exception": "StopUser",
+            "locust.html": "get_html_report",
+            "locust.log": "setup_logging",
+        }
+    },
+)
+
+HOSTS = {host.name: host for host in (GUNICORN, UVICORN, H2, STARLETTE, DJANGO, LOCUST)}
