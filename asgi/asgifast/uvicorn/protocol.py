@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
 from functools import cache, lru_cache
-from types import FunctionType
 from typing import Any, ClassVar, TypeVar, cast
 
 from wsgifast.checks import needs
 from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGIFastError
+from wsgifast.hosts import UVICORN
 from wsgifast.sockets.client_limits import (
     CONNECTIONS_PER_ADDRESS,
     HEAD_TIMEOUT_S,
@@ -28,7 +27,6 @@ from ..protocols.receiving import ConnectionLoop, Upload, admit, read_plainly, r
 from ..protocols.response import Response, logger
 from ..protocols.transport import CoalescingTransport
 from ..request_bodies import declared, send_refusal
-from ..whole_responses import UVICORN
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -42,44 +40,20 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
 
     def __init__(self, missing: str) -> None:
         super().__init__(
-            f"asgifast.uvicorn does not fit uvicorn {uvicorn.__version__} ({missing}); it is "
-            f"tested with {UVICORN.oldest} to {UVICORN.newest}: install one of these, or use "
+            f"asgifast.uvicorn does not fit uvicorn {uvicorn.__version__}, which has no {missing}. "
+            f"It is tested with {UVICORN.oldest} to {UVICORN.newest}: install one of these, or use "
             "uvicorn's own --http"
         )
 
 
-def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> None:
-    """Check that uvicorn's internals have what is used of them: a mistake would send wrong bytes.
+def check(parser: str) -> None:
+    """Check that uvicorn has every name that we use of it: a mistake would send wrong bytes.
 
-    :param attributes: used of the module's RequestResponseCycle, beside those of all.
-    :param methods: used of its protocol.
+    :param parser: "h11", "httptools" or "zttp".
     :raises UnsupportedUvicorn: if one is missing.
     """
-    for name, used in (
-        ("RequestResponseCycle", _OF_THE_CYCLE | attributes),
-        ("FlowControl", _OF_THE_FLOW),
-        (protocol, _OF_THE_PROTOCOL.union(methods)),
-    ):
-        found = getattr(module, name, None)
-        names = set(dir(found))
-        constructor = getattr(found, "__init__", None)  # which sets the attributes
-        if isinstance(constructor, FunctionType):
-            names.update(constructor.__code__.co_names)
-        if missing := sorted(used - names):
-            raise UnsupportedUvicorn(f"{name} has no {', '.join(missing)}")
-
-
-_OF_THE_CYCLE = {
-    "body", "disconnected", "flow", "message_event", "more_body", "on_response", "receive",
-    "response_complete", "response_started", "scope", "send", "transport",
-}  # fmt: skip
-_OF_THE_FLOW = {
-    "_is_writable_event", "drain", "pause_reading", "read_paused", "resume_reading", "write_paused",
-}  # fmt: skip
-_OF_THE_PROTOCOL = {
-    "connection_lost", "connection_made", "eof_received", "resume_writing", "shutdown",
-    "timeout_keep_alive_handler",
-}  # fmt: skip
+    if missing := UVICORN.missing("receiving", parser):
+        raise UnsupportedUvicorn(", ".join(missing))
 
 
 @lru_cache(maxsize=64)
@@ -174,8 +148,6 @@ class FileSending(asyncio.Protocol):
         )
         if type(self.access_logger) is logging.Logger:  # a subclass may have another
             self.access_logger = _access_logger_for(self.access_logger)
-        if hasattr(self, "pipeline"):
-            self.pipeline = _Pipeline()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         coalescing: Any = CoalescingTransport(transport, self.loop.real)
@@ -186,7 +158,6 @@ class FileSending(asyncio.Protocol):
         super().connection_made(coalescing)
         # Not later than the timer for keep-alive, so that one is enough.
         self.loop.check_in(min(self.head_timeout_s, self.timeout_keep_alive))
-        _make_small(self.flow._is_writable_event)
         self.server = _shared(self.server)
         admit(self)
 
@@ -387,31 +358,13 @@ class FileSending(asyncio.Protocol):
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 
-# Parts of uvicorn's protocols, most of them replaced by smaller ones: there may be thousands of
-# connections whose clients are reading a download, each for minutes. An empty deque takes as much
-# memory as the rest of a request's state.
-
-
-class _Pipeline(list[Any]):
-    """uvicorn's queue of pipelined requests, with the methods that it uses of a deque."""
-
-    __slots__ = ()
-
-    def appendleft(self, request: Any) -> None:
-        self.insert(0, request)
+# There may be thousands of connections whose clients are reading a download, each for minutes.
 
 
 @lru_cache(maxsize=64)
 def _shared(value: _T) -> _T:
     """Return the same object for all equal values, such as the server's address."""
     return value
-
-
-def _make_small(event: Any) -> None:
-    """Replace the deque of an asyncio.Event that nobody waits for by a list."""
-    waiters = getattr(event, "_waiters", None)
-    if type(waiters) is deque and not waiters:
-        event._waiters = []
 
 
 def _forget_request(protocol: Any, cycle: Any, scope: Scope) -> None:
@@ -421,7 +374,6 @@ def _forget_request(protocol: Any, cycle: Any, scope: Scope) -> None:
     :param cycle: its RequestResponseCycle, which uses nothing of the scope any more but the method.
     """
     cycle.scope = _scope_of(scope["method"])
-    _make_small(cycle.message_event)
     if protocol.scope is scope:  # and not the next request's
         protocol.scope = protocol.headers = None
 
