@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http import Address
 from tests.support.servers import ROOT, LiveServer, free_port, live_server
 from tests.support.tls import client_context, write_certificate
 from wsgifast.hosts import GUNICORN, H2, HOSTS, UVICORN, Host
@@ -98,8 +97,9 @@ def ended(argv: list[str], env: dict[str, str]) -> str:
         return server.log()
 
 
-def status_of(address: Address, request: bytes) -> bytes:
-    with socket.create_connection(address, 20) as sock:
+def status_of(server: LiveServer, request: bytes) -> bytes:
+    assert isinstance(server.address, tuple)
+    with socket.create_connection(server.address, 20) as sock:
         sock.sendall(request)
         return sock.makefile("rb").readline().split()[1]
 
@@ -130,7 +130,7 @@ def test_untested_gunicorn_parses_by_itself(
     tmp_path: Path, argv: list[str], changes: list[Change], status: bytes
 ) -> None:
     with live_server(argv, env=copied(tmp_path, *changes), forked=False) as server:
-        assert status_of(server.address, HIGH_BYTE) == status
+        assert status_of(server, HIGH_BYTE) == status
         notes = server.log().count("gunicorn's own parser parses all requests, and httptools none")
         assert notes == (1 if changes and "gthread" not in argv else 0)
 
