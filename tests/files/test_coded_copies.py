@@ -183,6 +183,23 @@ def test_copy_of_a_large_file_is_not_waited_for(
     assert len(made) == 3
 
 
+def test_copy_is_not_waited_for_while_requests_wait(large: FileSegment, made: list[int]) -> None:
+    copies = CodedCopies()
+    copies.pace.is_behind = lambda: bool(made)
+    part = large._replace(size=coded_copies._WAITED_FOR_BYTES)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(copies.get, part, "gzip").result(30) is None
+    copies.pace.is_behind = lambda: False
+    wait_for(partial(copies.get, part, "gzip"), "it is made")
+
+
+def test_copies_go_on_soon_after_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(coded_copies, "sleep", slept.append)
+    coded_copies._Pace().rest(7200, 0.01)
+    assert slept == [coded_copies._MAX_REST_S]
+
+
 def test_copy_that_nobody_wants_is_given_up(
     large: FileSegment, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

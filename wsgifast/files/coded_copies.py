@@ -5,9 +5,9 @@ threads and processors busy. It works at a low priority, rests as long as it wor
 requests wait. Its share of the time is bounded, so that copies that do not fit into the cache are
 not made for ever. A large file is compressed quickly.
 
-A few requests wait for the copy of a small file. Others are answered without it, and later ones get
-it. What the memory has no room for any more stays in an unnamed file. Deltas (deltas.py) are kept
-in the same cache.
+A few requests wait for the copy of a small file, unless others wait for a thread. Others are
+answered without it, and later ones get it. What the memory has no room for any more stays in an
+unnamed file. Deltas (deltas.py) are kept in the same cache.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ _MAX_UNWANTED_S = 5.0
 _BURST_S = 5.0
 _SHARE = 0.1
 _REST_S = 0.02
+# A piece of work seems to take hours if the process is stopped meanwhile.
+_MAX_REST_S = 1.0
 # Copies and siblings that save less are not worth the client's decompression.
 MIN_SAVING = 0.05
 # What the objects of a copy take beside its bytes, with a representation and its plans.
@@ -203,7 +205,7 @@ class _Pace:
 
     def rest(self, wall_s: float, cpu_s: float) -> None:
         """Rest after a piece of work: longer on a busy machine, and while requests wait."""
-        sleep(wall_s if wall_s < 2 * cpu_s else 4 * wall_s)
+        sleep(min(wall_s if wall_s < 2 * cpu_s else 4 * wall_s, _MAX_REST_S))
         self._left_s -= cpu_s
         while True:
             now = monotonic()
@@ -279,8 +281,12 @@ class CodedCopies:
             if size > _WAITED_FOR_BYTES or self._waiting >= _MAX_WAITING:
                 return None
             self._waiting += 1
+        give_up_at = monotonic() + _WAIT_S
         try:
-            job.done.wait(_WAIT_S)
+            # The thread that makes copies stops while requests wait, perhaps for this thread.
+            while not (self.pace.is_behind() or job.done.wait(_REST_S)):
+                if monotonic() >= give_up_at:
+                    break
         finally:
             with self._lock:
                 self._waiting -= 1
