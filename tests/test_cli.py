@@ -124,11 +124,14 @@ def test_output_file_that_cannot_be_written_is_refused_first(
             check_writable("--html", str(path))
 
 
+@pytest.mark.parametrize("name", ["", ".", "no/x", "file/x", "no/", "nowhere", "loop", "a" * 300])
 def test_dictionary_into_bad_path_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "nowhere" / "pages.dict"
-    assert cli.main(["compress", "--train", "http://127.0.0.1:9/", "--output", str(path)]) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("nowhere").symlink_to("no/file")
+    Path("loop").symlink_to("loop")
+    assert cli.main(["compress", "--train", "http://127.0.0.1:9/", "--output", name]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"wsgifast: --output {path}: ")
-    assert said.count("\n") == 1
+    assert said == f"wsgifast: --output {name}: no file can be written there; name another\n"

@@ -63,3 +63,41 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.parametrize("is_connected", [False, True])
+def test_benchmark_ends_if_a_worker_of_locust_dies(is_connected: bool, tmp_path: Path) -> None:
+    app = "tests.benchmark.apps:app"
+    command = [sys.executable, "-m", "wsgifast", "bench", app, "--seconds=60", "--processes=2"]
+    command.append(f"--report={tmp_path / 'report'}")
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            benchmark = psutil.Process(process.pid)
+            wait_for(lambda: _workers(benchmark), "a worker has started", interval=0.02)
+            if is_connected:
+                wait_for(lambda: _is_loaded(benchmark), "a worker sends requests", interval=0.1)
+            _workers(benchmark)[0].kill()
+            said, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 2
+    assert "workers has ended" in said
+
+
+def _workers(benchmark: psutil.Process) -> list[psutil.Process]:
+    words = {"worker", "wsgifast.commands.bench.locust_process"}
+    return [child for child in benchmark.children() if words <= _words(child)]
+
+
+def _words(process: psutil.Process) -> set[str]:
+    try:
+        return set(process.cmdline())
+    except psutil.NoSuchProcess:
+        return set()  # it has just ended
+
+
+def _is_loaded(benchmark: psutil.Process) -> bool:
+    """Whether a worker has a connection to a server beside the one to its master."""
+    return any(len(each.net_connections("tcp")) > 1 for each in _workers(benchmark))

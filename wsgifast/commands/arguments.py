@@ -178,9 +178,15 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
 
 def check_writable(option: str, path: str) -> None:
     """:raises ConfigurationError: if an option's file cannot be written; nothing is written yet."""
-    folder = os.path.dirname(path) or "."
-    place = path if os.path.exists(path) else folder
-    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(place, os.W_OK):
+    target = os.path.realpath(path)  # a link may lead nowhere
+    folder = os.path.dirname(target)
+    try:
+        is_place = not stat.S_ISDIR(os.stat(target).st_mode) and os.access(target, os.W_OK)
+    except FileNotFoundError:
+        is_place = os.path.isdir(folder) and os.access(folder, os.W_OK)
+    except OSError:  # a name that is too long, a link to itself
+        is_place = False
+    if not path or path.endswith("/") or not is_place:
         raise ConfigurationError(f"{option} {path}: no file can be written there; name another")
 
 

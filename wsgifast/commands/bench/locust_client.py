@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import select
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ from .tables import Client, Load, Task
 GIVE_UP_S = 60.0
 # A master takes half a second to stop its workers.
 _STOP_WORKERS_S = 5.0
+# How often the workers on this machine are looked at.
+_LOOK_S = 1.0
 _PROCESS = "wsgifast.commands.bench.locust_process"
 
 
@@ -74,6 +77,7 @@ class Locust:
     master: Address = (HOST, 0)
     within: Sequence[str] = ()
     _process: subprocess.Popen[str] | None = None
+    _workers: Sequence[subprocess.Popen[str]] = ()
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _runs: int = 0
 
@@ -136,8 +140,10 @@ class Locust:
             if workers := self.processes or self.expect_workers:
                 host, port = (HOST, free_port()) if self.processes else self.master
                 role = ["master", host, str(port), str(workers)]
-                for _ in range(self.processes):
+                self._workers = [
                     self._start(worker_command((host, port)), subprocess.DEVNULL)
+                    for _ in range(self.processes)
+                ]
             command = [*self.within, sys.executable, "-c", START, _PROCESS, *role]
             self._process = self._start(command, subprocess.PIPE)
             self._answer(self._process)
@@ -149,12 +155,19 @@ class Locust:
 
     def _answer(self, process: subprocess.Popen[str]) -> Any:
         assert process.stdout is not None  # a pipe, as above
+        # Each answer is one line, so that none waits in Python's buffer.
+        while not select.select([process.stdout], [], [], _LOOK_S)[0]:
+            # The master knows a worker only after it has connected.
+            if any(worker.poll() is not None for worker in self._workers):
+                process.kill()
         line = process.stdout.readline()
         if not line:
             process.wait()
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip()
-            raise LocustFailed(f"Locust's process has ended: {said[-4000:]}")
+            lost = [worker for worker in self._workers if worker.poll() is not None]
+            whose = "one of Locust's workers" if lost else "Locust's process"
+            raise LocustFailed(f"{whose} has ended: {said[-4000:]}")
         return json.loads(line)
 
 

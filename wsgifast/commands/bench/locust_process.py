@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from locust import FastHttpUser, constant, runners, task
 from locust.env import Environment
@@ -285,7 +285,10 @@ class _Master:
         if not self._workers:
             return
         ready = self._runner.clients
-        if not wait_until(lambda: len(ready.ready) >= self._workers, GATHER_S):
+        wait_until(lambda: len(ready.ready) >= self._workers or self._has_lost_a_worker(), GATHER_S)
+        if self._has_lost_a_worker():
+            self._end()
+        if len(ready.ready) < self._workers:
             sys.exit(f"{len(ready.ready)} of {self._workers} workers are there")
 
     def carry_out(self, run: Run) -> dict[str, Any]:
@@ -300,8 +303,7 @@ class _Master:
             run.seconds + GIVE_UP_S + OVERTIME_S,
         )
         if not self._reports(run) and self._has_lost_a_worker():
-            runner.quit()
-            sys.exit(f"one of {self._workers} workers has ended, or does not answer any more")
+            self._end()
         reports = self._reports(run)
         runner.stop()
         stats = runner.environment.stats
@@ -325,6 +327,10 @@ class _Master:
             "errors": errors,
             "client_cpu_s": max((each["cpu_s"] for each in reports), default=0.0),
         }
+
+    def _end(self) -> NoReturn:
+        self._runner.quit()
+        sys.exit(f"one of {self._workers} workers has ended, or does not answer any more")
 
     def _has_lost_a_worker(self) -> bool:
         """Whether a worker has sent no heartbeat for some seconds."""

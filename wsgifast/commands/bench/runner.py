@@ -21,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..arguments import STATUS_INTERRUPTED, STATUS_NOT_STARTED, write_file
+from ..arguments import STATUS_INTERRUPTED, STATUS_NOT_STARTED, STATUS_USAGE, write_file
 from ..terminal import Progress, output_width, progress_line, show
+from .locust_client import LocustFailed
 from .processes import HOST, RunningServer, Server, ServerFailed, running_server, temporary_folder
 from .report import as_html, as_json, machine, now, results_text, rows_figures
 from .results import Result
@@ -233,6 +234,9 @@ def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], 
         except KeyboardInterrupt:
             show("Stopped; the servers have ended.", error=True)
             return results, STATUS_INTERRUPTED
+        except LocustFailed as error:
+            show(f"error: {table.title}, {rows[0].title}: {error}", error=True)
+            return results, STATUS_USAGE
         except (ServerFailed, RuntimeError, OSError, subprocess.SubprocessError) as error:
             show(f"error: {table.title}, {rows[0].title}: {error}", error=True)
             status = STATUS_NOT_STARTED
