@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from gunicorn.glogging import Logger
 
 from tests.server.http2_peer import HTTP2, Peer
+from tests.support.http import Connection
 from tests.support.servers import wait_for
 from tests.workers.bench import Bench, MakeBench, ask, hello
 from tests.workers.serving import fast_worker, using
@@ -182,6 +184,28 @@ def test_nr_counts_each_request(make_bench: MakeBench) -> None:
     ask(bench)
     assert seen[-2:] == [("pre", 10), ("post", 11)]
     assert bench.server.requests == 3
+
+
+# Two requests are counted before one of their hooks looks.
+NOTES_NUMBER = """
+import threading
+met = threading.Barrier(2)
+def post_request(worker, req, environ, resp):
+    if req.path == "/small/5":
+        met.wait(30)
+        worker.log.info("its number is %d", worker.nr)
+"""
+
+
+def test_post_request_sees_its_own_number() -> None:
+    with fast_worker(configuration=NOTES_NUMBER) as server:
+        with Connection(server.address) as first, Connection(server.address) as second:
+            for client in (first, second):
+                client.send_request("/small/5")
+            for client in (first, second):
+                assert client.read_response().status == 200
+        wait_for(lambda: server.log().count("its number is") == 2, "both hooks have run")
+        assert len(set(re.findall(r"its number is (\d+)", server.log()))) == 2
 
 
 @pytest.mark.parametrize(("set_to", "ends"), [(3, True), (100, False)])

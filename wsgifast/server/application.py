@@ -75,7 +75,8 @@ class Application:
     :param pre_request: called with each exchange and its connection before the app, and may change
         the request; or None.
     :param post_request: called after the app, whatever it did, with the request, its environ ({} if
-        there is none) and its response (None if there is none); or None.
+        there is none), its response (None if there is none) and its number (see `requests`; 0 if
+        the app was not called); or None.
     :param answer_error: answers an exception, given the channel, the request (None if it could not
         be read) and the exception, and returns the status and the size of the body. It logs the
         exception, and without a request the answer. Called only if nothing has been sent.
@@ -93,7 +94,7 @@ class Application:
     log: Any
     log_access: Callable[[Any, Any, dict[str, Any], float], object] | None
     pre_request: Callable[[Exchange, Endpoint], object] | None
-    post_request: Callable[[Any, dict[str, Any], Response | None], object] | None
+    post_request: Callable[[Any, dict[str, Any], Response | None, int], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
     on_answered: Callable[[OutputQueue, Exchange, float], object] | None = None
     requests: int = 0
@@ -116,13 +117,15 @@ class Application:
         req = exchange.req
         req.body = exchange.body
         resp = None
+        number = 0
         environ: dict[str, Any] = {}
         try:
             try:
                 if self.pre_request is not None:
                     self.pre_request(exchange, channel.connection())
-                self.requests += 1
-                if self.requests == self.max_requests and self.on_max_requests is not None:
+                # Under the GIL no other thread counts between: nothing is called.
+                self.requests = number = self.requests + 1
+                if number == self.max_requests and self.on_max_requests is not None:
                     self.on_max_requests()
                 exchange.resp = resp = channel.response_class(req, channel.output, self.settings)
                 environ = self.environs.make(exchange, channel.connection())
@@ -150,7 +153,7 @@ class Application:
                 exchange.answered = time.monotonic()
             if self.post_request is not None:
                 try:
-                    self.post_request(req, environ, resp)
+                    self.post_request(req, environ, resp, number)
                 except Exception:
                     self.log.exception("Exception in post_request hook")
 

@@ -54,9 +54,13 @@ def post_request(settings: Settings, worker: Any) -> Callable[..., object] | Non
     if hook is PostRequest.default:
         return None
 
-    def call(req: Any, environ: dict[str, Any], resp: Any) -> None:
+    def call(req: Any, environ: dict[str, Any], resp: Any, number: int) -> None:
         req.unreader.sock = environ.get("gunicorn.socket")
-        hook(worker, req, environ, resp)
+        worker.of_hook.number = number
+        try:
+            hook(worker, req, environ, resp)
+        finally:
+            worker.of_hook.number = 0
 
     return call
 

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +223,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             cfg.set("worker_tmp_dir", _MEMORY_FILES)
 
     def __init__(self, *args: Any) -> None:
+        # The number of the request whose post_request hook runs in a thread; 0 without one.
+        self.of_hook = threading.local()
         super().__init__(*args)  # in the arbiter still
         self._limit = ""  # that was reached
         drop_http2(self.cfg)  # a reload brings new settings
@@ -237,7 +240,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     @property
     def nr(self) -> int:
-        """The number of requests; the hooks of each one find it counted."""
+        """The number of requests; in a post_request hook, the number of its own request."""
         return self._nr_before + self._served()
 
     @nr.setter
@@ -256,7 +259,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self._pass_max_requests()
 
     def _served(self) -> int:
-        return 0 if self.application is None else self.application.requests
+        number: int = getattr(self.of_hook, "number", 0)
+        if number or self.application is None:
+            return number
+        return self.application.requests
 
     def _pass_max_requests(self) -> None:
         if self.application is not None:
