@@ -223,6 +223,7 @@ class Bench:
         self.server = self.worker.server = self.worker.make_server()
         disk: Any = self.server.output_rules.disk
         disk.submit_temporary = lambda job: job()
+        self.worker.application.write_late = lambda write: write()
         rules: Any = self.server.output_rules
         rules.hold_back = lambda queue: queue.flush()  # as no monitor ticks
         self._pool = self.server.pool  # a test may put another one into its place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,7 +15,7 @@ from gunicorn.http.wsgi import FileWrapper
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
-from tests.workers.bench import LARGE, Client, MakeBench, answers, request_for
+from tests.workers.bench import LARGE, Bench, Client, MakeBench, answers, request_for
 from tests.workers.serving import fast_worker
 from wsgifast.errors import RequestError
 
@@ -283,25 +284,47 @@ def test_outcome_of_unfinished_response_is_named(
     assert [each["wsgifast.outcome"] for each in bench.log.environs] == [outcome]
 
 
-# The context in which a line is written
+# The thread and the context in which a line is written
 
 
-@pytest.mark.parametrize("http2", [True, False])
-def test_late_line_is_written_in_its_own_context(make_bench: MakeBench, http2: bool) -> None:
-    request_id: ContextVar[str] = ContextVar("request_id", default="none")
-    seen: list[str] = []
+class Values:
+    """What a filter of the log sees of requests: a context variable, and a thread's own value."""
 
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        request_id.set(environ["PATH_INFO"])
+    def __init__(self, lines: int) -> None:
+        self._var: ContextVar[str] = ContextVar("request_id", default="none")
+        self._local = threading.local()
+        self._missing = threading.Semaphore(0)
+        self._lines = lines
+        self._seen: list[tuple[str, str, str]] = []
+
+    def app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        self._local.path = environ["PATH_INFO"]
+        self._var.set(environ["PATH_INFO"])
         start_response("200 OK", [])
         return [bytes(LARGE if environ["PATH_INFO"] == "/download" else 1)]
 
-    def log(*args: object) -> None:
-        seen.append(request_id.get())
+    def log(self, resp: Any, req: Any, environ: Any, seconds: float) -> None:
+        self._seen.append((req.uri, self._var.get(), getattr(self._local, "path", "none")))
+        self._missing.release()
 
-    bench = make_bench(app, keepalive=5, **(HTTP2 if http2 else {}))
-    bench.worker.application.log_access = log
-    bench.server._on_sent = bench.worker.application.on_sent
+    def seen(self) -> list[tuple[str, str, str]]:
+        """Wait for all lines; of each, the request, and the two values."""
+        for _ in range(self._lines):
+            assert self._missing.acquire(timeout=30)
+        return self._seen
+
+    def watch(self, bench: Bench) -> None:
+        application = bench.worker.application
+        application.log_access = self.log
+        application.write_late = bench.server.output_rules.disk.write_line
+        bench.server._on_sent = application.on_sent
+
+
+@pytest.mark.parametrize("http2", [True, False])
+def test_late_line_sees_no_value_of_another_request(make_bench: MakeBench, http2: bool) -> None:
+    values = Values(2)
+    bench = make_bench(values.app, keepalive=5, **(HTTP2 if http2 else {}))
+    values.watch(bench)
     if http2:
         peer = Peer(bench)
         peer.ask("/download")
@@ -314,4 +337,48 @@ def test_late_line_is_written_in_its_own_context(make_bench: MakeBench, http2: b
     bench.connect().run_request("/other")
     client.close()
     bench.run()
-    assert seen == ["/other", "/download"]
+    assert values.seen() == [
+        ("/other", "/other", "/other"),
+        ("/download", "/download", "none"),
+    ]
+
+
+def test_line_of_refused_request_sees_no_value(make_bench: MakeBench) -> None:
+    values = Values(2)
+    bench = make_bench(values.app, keepalive=5, attributes={"body_limit_bytes": 5})
+    values.watch(bench)
+    bench.connect().run_request("/other")
+    bench.connect().run(b"POST /long HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\n")
+    assert values.seen()[1:] == [("/long", "none", "none")]
+
+
+def test_late_line_is_written_without_a_thread(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    values = Values(1)
+    bench = make_bench(values.app)
+    values.watch(bench)
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    client = bench.connect()
+    client.run_request("/download")
+    client.close()
+    bench.run()
+    assert [line[:2] for line in values.seen()] == [("/download", "/download")]
+
+
+def test_worker_ends_after_its_last_late_line(make_bench: MakeBench) -> None:
+    bench = make_bench(answers([b"ok"]))
+    written: list[str] = []
+    beaten = threading.Event()
+
+    def write() -> None:
+        assert beaten.wait(30)
+        written.append("line")
+
+    bench.clock.runs = True
+    bench.server.output_rules.disk.write_line(write)
+    bench.server.end_now(beaten.set)
+    assert written == ["line"]

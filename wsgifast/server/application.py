@@ -72,6 +72,8 @@ class Application:
     :param log: the error log.
     :param log_access: writes a line of the access log, given the response, the request, its environ
         and its duration in seconds. None if there is no access log.
+    :param line_needs_thread: returns whether code of the user's, such as a filter, sees by which
+        thread a line is written.
     :param pre_request: called with each exchange and its connection before the app, and may change
         the request; or None.
     :param post_request: called after the app, whatever it did, with the request, its environ ({} if
@@ -84,6 +86,7 @@ class Application:
         its output, the exchange and the monotonic time. Must not raise.
     :ivar requests: for how many the app has been called, or is about to be.
     :ivar max_requests: after how many `on_max_requests` is called, once; may change.
+    :ivar write_late: calls what writes a line, in a thread that never runs an app.
     :ivar cuts_off: whether the server ends, and gives up the clients that there are.
     """
 
@@ -97,9 +100,11 @@ class Application:
     post_request: Callable[[Any, dict[str, Any], Response | None, int], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
     on_answered: Callable[[OutputQueue, Exchange, float], object] | None = None
+    line_needs_thread: Callable[[], bool] = lambda: True
     requests: int = 0
     max_requests: float = math.inf
     on_max_requests: Callable[[], object] | None = None
+    write_late: Callable[[Callable[[], object]], object] | None = None
     cuts_off: bool = False
 
     @property
@@ -207,6 +212,7 @@ class Application:
         status, size = self._answer(channel, exchange, error)
         if exchange is not None and self.log_access is not None:
             resp = self._error_response(channel, exchange, status, size)
+            exchange.context = Context()
             self._log_access(resp, exchange, exchange.environ)
             exchange.environ = None  # the app has not been called: no response is recorded
 
@@ -269,12 +275,27 @@ class Application:
         return not isinstance(error, _FROM_CLIENT) and getattr(error, "errno", None) not in _LOST
 
     def _log_access(self, resp: Response, exchange: Exchange, environ: Any) -> None:
+        seconds = time.monotonic() - exchange.started
+        write = partial(self._write_line, resp, exchange.req, environ, seconds)
+        if exchange.context is None:
+            write()
+        else:
+            self.write_elsewhere(partial(exchange.context.run, write))
+
+    def write_elsewhere(self, write: Callable[[], object]) -> None:
+        """Write a line of the access log where no value of another request can be seen in it.
+
+        :param write: writes it. This thread may have run another request's app since.
+        """
+        if self.write_late is not None and self.line_needs_thread():
+            self.write_late(write)
+        else:
+            write()
+
+    def _write_line(self, resp: Response, req: Any, environ: Any, seconds: float) -> None:
         assert self.log_access is not None
-        write: Callable[..., object] = self.log_access
-        if exchange.context is not None:
-            write = partial(exchange.context.run, write)
         try:
-            write(resp, exchange.req, environ, time.monotonic() - exchange.started)
+            self.log_access(resp, req, environ, seconds)
         except Exception:  # in a logger of the user's
             self.log.exception("Error in the access log")
 

@@ -7,6 +7,10 @@ temporary file, of a response that waits for its client or of a request's body. 
 queue and a few threads of its own. So a slow disk, or a network file system that hangs, delays only
 its own files. The threads are started when needed and end when idle. Temporary files have theirs,
 whatever device they are on.
+
+So has the access log, but only one thread, which keeps the lines in their order. It writes the
+lines of responses that were still being sent when their app returned. None of these threads runs an
+app or a hook, so a `threading.local` has no value of another request there.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 _PER_DEVICE = 4
 # In place of a device's number.
 _TEMPORARY_FILES = -1
+# If so many lines wait for a log that takes none, further ones make their threads wait, too.
+_MOST_LINES = 1000
 # A thread that is idle for this long ends.
 _IDLE_S = 5.0
 
@@ -132,6 +138,8 @@ class DiskThreads:
         self._on_error = on_error
         self._lock = threading.Lock()
         self._devices: dict[int, _Device] = {}
+        self._log = _Device(most_threads=1)
+        self._room_for_lines = threading.BoundedSemaphore(_MOST_LINES)
 
     def submit(self, device: int, job: Job) -> None:
         """Queue a job.
@@ -141,10 +149,36 @@ class DiskThreads:
         """
         with self._lock:
             known = self._devices.setdefault(device, _Device())
-            if known.unfinished >= known.threads < _PER_DEVICE:
-                thread = threading.Thread(
-                    target=self._serve, args=(known,), name="wsgifast-disk", daemon=True
-                )
+        self._submit(known, job, "wsgifast-disk")
+
+    def submit_temporary(self, job: Job) -> None:
+        """As :meth:`submit`, for temporary files."""
+        self.submit(_TEMPORARY_FILES, job)
+
+    def write_line(self, write: Job) -> None:
+        """Have the log's thread write a line; write it at once if that cannot be started."""
+
+        def job() -> None:
+            try:
+                write()
+            finally:
+                self._room_for_lines.release()
+
+        self._room_for_lines.acquire()
+        try:
+            self._submit(self._log, job, "wsgifast-log")
+        except OSError:
+            job()
+
+    @property
+    def owes_lines(self) -> bool:
+        """Whether a line has not been written yet."""
+        return self._log.unfinished > 0
+
+    def _submit(self, known: _Device, job: Job, name: str) -> None:
+        with self._lock:
+            if known.unfinished >= known.threads < known.most_threads:
+                thread = threading.Thread(target=self._serve, args=(known,), name=name, daemon=True)
                 try:
                     thread.start()
                     known.threads += 1
@@ -154,10 +188,6 @@ class DiskThreads:
                         raise OSError(errno.ENOMEM, text) from error
             known.unfinished += 1
             known.jobs.put(job)
-
-    def submit_temporary(self, job: Job) -> None:
-        """As :meth:`submit`, for temporary files."""
-        self.submit(_TEMPORARY_FILES, job)
 
     def _serve(self, device: _Device) -> None:
         while True:
@@ -188,3 +218,4 @@ class _Device:
     jobs: SimpleQueue[Job] = field(default_factory=SimpleQueue)
     unfinished: int = 0
     threads: int = 0
+    most_threads: int = _PER_DEVICE

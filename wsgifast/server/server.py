@@ -97,6 +97,7 @@ class Server:
         # Used by connections, like options, log, counters, registry, pool and acceptor.
         self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
         self.output_rules = OutputRules(self)
+        application.write_late = self.output_rules.disk.write_line
 
     # Start and end; called by the main thread
 
@@ -157,7 +158,8 @@ class Server:
         """
         self.acceptor.close()
         cut_off_at = 0.0
-        while is_unfinished() or self.pool.owes_closes:
+        disk = self.output_rules.disk
+        while is_unfinished() or self.pool.owes_closes or disk.owes_lines:
             now = time.monotonic()
             # A later call of stop() may have brought the end forward.
             if not cut_off_at and (now >= self._end_at - cut_off_s or self.pool.failed):
@@ -316,10 +318,11 @@ class Server:
         if exchange.close is not None:
             self.pool.make_due(exchange.close)
         if output.error is not None and isinstance(output.error, FileTruncated):
-            warn = self.log.warning
-            if exchange.context is not None:
-                warn = partial(exchange.context.run, warn)
-            warn("Cutting off %s: %s", exchange.req.uri, output.error)
+            warn = partial(self.log.warning, "Cutting off %s: %s", exchange.req.uri, output.error)
+            if exchange.context is None:
+                warn()
+            else:
+                self.output_rules.disk.write_line(partial(exchange.context.run, warn))
         if exchange.body is not None:
             exchange.body.close()
             exchange.req.body = None  # a log or a traceback may keep the request

@@ -95,6 +95,11 @@ class AccessLog:
                     return
         log.access(resp, req, environ, timedelta(seconds=seconds))
 
+    def is_seen(self) -> bool:
+        """Return whether code of the user's, such as a filter, may see a line being written."""
+        lines = self._lines
+        return lines is None or lines.route() is None or not _SKIPPED.isdisjoint(self._log.__dict__)
+
     def _compile(self) -> LineMaker | None:
         text = self._format.value
         line_maker: LineMaker | None

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gunicorn.errors import AppImportError
@@ -380,6 +381,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         environ[IS_BEHIND] = lambda: self.server is not None and self.server.pool.is_behind
         COPIES.pace.is_behind = environ[IS_BEHIND]
         responses = self._responses
+        access_log = AccessLog(self.log)
         if responses is not None:
             environ[RECORDER] = responses.metrics
         application = Application(
@@ -388,7 +390,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
             log=self.log,
-            log_access=AccessLog(self.log).write if self._logs_access() else None,
+            log_access=access_log.write if self._logs_access() else None,
+            line_needs_thread=access_log.is_seen,
             pre_request=pre_request(settings, self),
             post_request=post_request(settings, self),
             answer_error=self._answer_error,
@@ -436,8 +439,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             environ.setdefault("PATH_INFO", decoded_path(req.path or ""))
             environ.setdefault("wsgi.url_scheme", req.scheme)
             resp.sent = page.size
-            try:
-                self.log.access(resp, req, environ, elapsed)
-            except Exception:
-                self.log.exception("Error in the access log")
+            assert self.application is not None
+            self.application.write_elsewhere(
+                partial(self._log_refused, resp, req, environ, elapsed)
+            )
         return answering.status, page.size
+
+    def _log_refused(self, *line: Any) -> None:
+        try:
+            self.log.access(*line)
+        except Exception:
+            self.log.exception("Error in the access log")
