@@ -63,13 +63,14 @@ def test_extras_have_the_bounds_of_the_table(host: Host) -> None:
 def test_tested_versions_are_in_order_and_bounded(host: Host) -> None:
     versions = [numbers(version) for version in (*host.tested, host.below)]
     assert versions == sorted(set(versions))
+    assert numbers(host.oldest) <= versions[0]
 
 
 def test_pages_name_the_supported_range() -> None:
     uvicorns = f"{_minor(UVICORN.oldest)} to {_minor(UVICORN.newest)}"
     compatibility = (ROOT / "docs/project/compatibility.md").read_text()
     for host in HOSTS.values():
-        row = f"| {host.name} | {', '.join(host.tested)} | {host.below} |"
+        row = f"| {host.name} | {', '.join(host.tested)} | {host.oldest} | {host.below} |"
         assert row in compatibility
     assert SUPPORTED in (ROOT / "docs/reference/fastworker.md").read_text()
     page = (ROOT / "docs/reference/asgi.md").read_text()

@@ -26,21 +26,18 @@ class Host:
     """A package that serves our code, or that our code serves.
 
     :ivar name: of the package, and of its main module.
-    :ivar tested: the versions that are tested, the oldest first. The extras ask for the oldest.
+    :ivar oldest: the oldest version that the extras allow.
+    :ivar tested: the versions that are tested, in order.
     :ivar below: the first version that the extras do not allow.
     :ivar used: our parts, and for each the places and the names that it uses of them. A place is a
         module, or `module:Class`.
     """
 
     name: str
+    oldest: str
     tested: tuple[str, ...]
     below: str
     used: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    @property
-    def oldest(self) -> str:
-        """The oldest tested version."""
-        return self.tested[0]
 
     @property
     def newest(self) -> str:
@@ -125,7 +122,8 @@ def _takes(owner: object, function: Callable[..., object], arguments: str) -> bo
 
 GUNICORN = Host(
     "gunicorn",
-    # The oldest has the choice of a parser, HTTP/2 without TLS and the header checks of today.
+    # It has the choice of a parser, HTTP/2 without TLS and the header checks of today.
+    oldest="26.2.0",
     # httptools parses with these alone. Another version's own parser may refuse a request that
     # these accept, and httptools would not.
     tested=("26.2.0", "27.0.0", "27.0.1"),
@@ -199,7 +197,8 @@ _PROTOCOL = (
 _HTTP = "uvicorn.protocols.http"
 UVICORN = Host(
     "uvicorn",
-    tested=("0.38.0", "0.53.0", "0.54.0"),
+    oldest="0.38.0",
+    tested=("0.38.0", "0.54.0"),
     below="0.55",
     used={
         "receiving": {
@@ -252,6 +251,7 @@ WITH_ZTTP = "0.54.0"
 
 H2 = Host(
     "h2",
+    oldest="4.4.1",
     tested=("4.4.1",),
     below="5",
     used={
@@ -298,7 +298,8 @@ H2 = Host(
 
 STARLETTE = Host(
     "starlette",
-    tested=("0.49.0", "1.10.0"),
+    oldest="0.49.0",
+    tested=("1.10.0",),
     below="2",
     used={
         "FileResponse": {
@@ -308,6 +309,7 @@ STARLETTE = Host(
 )
 DJANGO = Host(
     "django",
+    oldest="4.2",
     tested=("4.2", "5.2"),
     below="7",
     used={
@@ -327,7 +329,8 @@ DJANGO = Host(
 )
 LOCUST = Host(
     "locust",
-    tested=("2.30.0", "2.47.0"),
+    oldest="2.30.0",
+    tested=("2.47.0",),
     below="3",
     used={
         "bench": {

@@ -358,7 +358,8 @@ class FileSending(asyncio.Protocol):
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 
-# There may be thousands of connections whose clients are reading a download, each for minutes.
+# There may be thousands of connections whose clients are reading a download, each for minutes. So
+# the request is released. uvicorn's empty deques stay: two of 760 bytes, a third during a request.
 
 
 @lru_cache(maxsize=64)
