@@ -106,6 +106,13 @@ class BodyTooLarge(RequestError):
         )
 
 
+class HeadTooLarge(RequestError):
+    """A request's head is over a limit (RFC 6585 section 5)."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(431, f"The request's head is longer than {limit_bytes} bytes")
+
+
 class MalformedRequest(RequestError, ValueError):
     """A request, or its body, is not what HTTP says it is (RFC 9110 section 15.5.1)."""
 

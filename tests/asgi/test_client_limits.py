@@ -29,9 +29,11 @@ from .support import chunk, head
 from .support import length as declared
 
 LIMIT_BYTES = 20_000
+HEAD_BYTES = 30_000
 TIMEOUT_S = 1.0
 LIMITS = {
     "WSGIFAST_BODY_LIMIT_BYTES": str(LIMIT_BYTES),
+    "WSGIFAST_HEAD_LIMIT_BYTES": str(HEAD_BYTES),
     "WSGIFAST_HEAD_TIMEOUT_S": str(TIMEOUT_S),
     "WSGIFAST_BODY_TIMEOUT_S": str(TIMEOUT_S),
 }
@@ -379,3 +381,43 @@ def test_expect_100_continue_is_answered_for_a_body_within_the_limit(peer: Peer)
     assert peer.read_head().status == 100
     peer.send(b"12345")
     assert peer.answer() == (200, b"5")
+
+
+def long_head(path: str, size: int) -> bytes:
+    """A request of about `size` bytes without a body."""
+    line = b"X-%05d: " + b"a" * 990 + b"\r\n"
+    fields = b"".join(line % number for number in range(size // 1000))
+    return b"GET %b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (path.encode(), fields)
+
+
+@pytest.mark.parametrize("step", [1 << 20, 4000], ids=["whole", "pieces"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_head_over_the_limit_gets_431(server: LiveServer, step: int, number: int) -> None:
+    with closing(Peer(server.address)) as peer:
+        for _ in range(number - 1):
+            peer.send(long_head("/first", 12_000))
+            assert peer.answer() == (200, b"0")
+        data = long_head("/too-long", HEAD_BYTES + 5000)
+        peer.trickle(data[start : start + step] for start in range(0, len(data), step))
+        status, text = peer.answer()
+        assert status == 431, text
+        assert peer.is_closed()
+    assert "/too-long" not in json.loads(server.get("/seen").body)["called"]
+
+
+def test_endless_header_is_refused_soon(server: LiveServer) -> None:
+    with closing(Peer(server.address)) as peer:
+        peer.send(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
+        peer.trickle([b"a" * 4000] * 30)
+        assert peer.answer()[0] == 431
+
+
+@pytest.mark.parametrize("step", [1 << 20, 1000], ids=["whole", "pieces"])
+def test_long_upload_is_no_long_head(server: LiveServer, step: int) -> None:
+    body = b"a" * (LIMIT_BYTES - 1)
+    with closing(Peer(server.address)) as peer:
+        for _ in range(3):
+            peer.post("/", b"Content-Length: %d" % len(body))
+            for start in range(0, len(body), step):
+                peer.send(body[start : start + step])
+            assert peer.answer() == (200, b"%d" % len(body))

@@ -72,7 +72,7 @@ def made_by_gunicorn(cfg: Any, head: bytes, peer: object, server: object) -> Any
 
 
 def exchanged(cfg: Any, head: bytes, peer: object, parser: str = "gunicorn") -> Exchange:
-    worker = SimpleNamespace(check_host=False)
+    worker = SimpleNamespace(check_host=False, head_limit_bytes=1 << 16)
     with using(parser):
         exchange = parsers(worker, cfg)(peer).parse(head, peer, 1)
     assert exchange is not None

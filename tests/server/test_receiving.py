@@ -34,7 +34,8 @@ def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> A
     worker = type("Configured", (FastWorker,), own)
     chosen = dataclasses.replace(options(worker, Settings(cfg)), **fixed)
     parser = parsers(worker, Settings(cfg))(PEER)
-    return lambda: Receiver(parser, PEER, chosen, Budget(chosen.bodies_on_disk_bytes))
+    disk, memory = Budget(chosen.bodies_on_disk_bytes), Budget(chosen.input_memory_bytes)
+    return lambda: Receiver(parser, PEER, chosen, disk, memory)
 
 
 def receiver(**more: Any) -> Any:

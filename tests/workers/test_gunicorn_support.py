@@ -58,7 +58,7 @@ def test_head_limit_equals_that_of_gunicorn() -> None:
                 limit_request_fields=fields, limit_request_field_size=size, limit_request_line=line
             )
         )
-        parser = GunicornParser(settings, trusted=False, checks_host=True)
+        parser = GunicornParser(settings, trusted=False, checks_host=True, head_limit_bytes=1 << 40)
         unreader = Unreader(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         request = Request(settings, unreader, ("127.0.0.1", 1), 1)
         longest = request.limit_request_line or 1024 * 1024

@@ -78,14 +78,15 @@ class Side:
 
     def __init__(self, parser: str, cfg: Config, peer: Any, check_host: bool) -> None:
         settings = Settings(cfg)
-        worker = SimpleNamespace(check_host=check_host)
+        worker = SimpleNamespace(check_host=check_host, head_limit_bytes=1 << 16)
         with using(parser):
             self.parser: Parser = parsers(worker, settings)(peer)
         self._options = options(FastWorker, settings)
         self._peer = peer
 
     def understood(self, packets: Sequence[bytes]) -> list[Any]:
-        receiver = Receiver(self.parser, self._peer, self._options, Budget(1 << 30))
+        unlimited = Budget(1 << 30)
+        receiver = Receiver(self.parser, self._peer, self._options, unlimited, unlimited)
         found: list[Any] = []
         try:
             for packet in packets:
@@ -307,7 +308,8 @@ def test_parsers_agree_on_generated_requests(
 def test_parser_is_chosen_by_settings_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**changed: Any) -> str:
         settings = Settings(configured(**changed))
-        return type(parsers(SimpleNamespace(check_host=True), settings)(TRUSTED)).__name__
+        worker = SimpleNamespace(check_host=True, head_limit_bytes=1 << 16)
+        return type(parsers(worker, settings)(TRUSTED)).__name__
 
     assert found() == "HttptoolsParser"
     assert found(http_parser="python") == "GunicornParser"  # a choice between gunicorn's own

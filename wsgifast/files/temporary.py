@@ -16,13 +16,18 @@ from typing import BinaryIO, cast
 from ..errors import BodyTooLarge, RequestError
 from ..sockets.sending import FileSegment
 
-# A full disk, or as much of it as this user, or a file, may take.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# A full disk, or as much of it as this user, or a file, may take; or no descriptor is left.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 def no_room(error: OSError) -> RequestError:
     """Return the answer to a request whose body cannot be written to a temporary file."""
     return RequestError(503, f"There is no room for the request body: {error.strerror}")
+
+
+def _refusal(error: OSError) -> OSError:
+    """Return the answer for an error of a temporary file; the error itself if it is no such one."""
+    return no_room(error) if error.errno in _NO_ROOM else error
 
 
 class Budget:
@@ -44,32 +49,76 @@ class Budget:
             self.used_bytes += size
             return True
 
+    def has_room(self, size: int) -> bool:
+        """Return whether `size` more bytes are within the limit."""
+        return self.used_bytes + size <= self._limit_bytes
+
     def count(self, size: int) -> None:
         """Count `size` more bytes, whatever the limit, or fewer if it is negative."""
         with self._lock:
             self.used_bytes += size
 
 
+class Reservation:
+    """The part of a budget that one request takes.
+
+    :param budget: None for a reservation that always succeeds.
+    :ivar size: bytes reserved.
+    """
+
+    __slots__ = ("_budget", "size")
+
+    def __init__(self, budget: Budget | None) -> None:
+        self.size = 0
+        self._budget = budget
+
+    def grow_to(self, size: int) -> bool:
+        """Reserve `size` bytes in all; return False if they exceed the budget."""
+        more = size - self.size
+        if more > 0 and self._budget is not None:
+            if not self._budget.take(more):
+                return False
+            self.size = size
+        return True
+
+    def may_grow_to(self, size: int) -> bool:
+        """Return whether :meth:`grow_to` would succeed now."""
+        return self._budget is None or self._budget.has_room(size - self.size)
+
+    def release(self) -> None:
+        """Give everything back."""
+        size, self.size = self.size, 0
+        if size and self._budget is not None:
+            self._budget.count(-size)
+
+
 class Spool:
     """Bytes in memory, or in a temporary file once there are more than `in_memory`.
 
+    A file is also used once the memory of all spools is used up.
+
     :param limit: the most bytes.
     :param disk: where the file's bytes are counted.
+    :param memory: where the bytes in memory are counted, until the opened file is closed; or None.
     """
 
-    __slots__ = ("_disk", "_file", "_in_memory", "_limit", "_memory", "size")
+    __slots__ = ("_disk", "_file", "_in_memory", "_limit", "_memory", "_reserved", "size")
 
-    def __init__(self, in_memory: int, limit: int, disk: Budget) -> None:
+    def __init__(
+        self, in_memory: int, limit: int, disk: Budget, memory: Budget | None = None
+    ) -> None:
         self.size = 0
         self._in_memory = in_memory
         self._limit = limit
         self._disk = disk
         self._memory = bytearray()
+        self._reserved = Reservation(memory)
         self._file: TemporaryFile | None = None
 
     def may_need_disk(self, size: int) -> bool:
         """Whether the next `size` bytes, or fewer, may have to be written to a file."""
-        return self.size + size > self._in_memory
+        size += self.size
+        return size > self._in_memory or not self._reserved.may_grow_to(size + size // 8)
 
     def write(self, data: bytes) -> None:
         """Append bytes.
@@ -82,27 +131,50 @@ class Spool:
         if self.size > self._limit:
             raise BodyTooLarge(self._limit)
         if self._file is None:
-            if self.size <= self._in_memory:
+            # A bytearray that grows allocates an eighth more.
+            if self.size <= self._in_memory and self._reserved.grow_to(self.size + self.size // 8):
                 self._memory += data
                 return
-            self._file = TemporaryFile(self._disk)
+            try:
+                self._file = TemporaryFile(self._disk)
+            except OSError as error:
+                raise _refusal(error) from error
             if self._memory:
                 self._file.write_all(self._memory)
                 self._memory = bytearray()
+            self._reserved.release()
         self._file.write_all(data)
 
     def open(self) -> BinaryIO:
         """Return everything as a file, which the caller closes in place of this object."""
         if self._file is None:
-            return io.BytesIO(self._memory)
+            memory, self._memory = self._memory, bytearray()
+            return CountedBytes(memory, self._reserved)
         file, self._file = self._file, None
         file.seek(0)
         return cast(BinaryIO, file)
 
     def close(self) -> None:
         """Drop everything."""
+        self._memory = bytearray()
+        self._reserved.release()
         if self._file is not None:
             self._file.close()
+
+
+class CountedBytes(io.BytesIO):
+    """A body in memory, which is counted until it is closed."""
+
+    def __init__(self, data: bytearray, reserved: Reservation) -> None:
+        super().__init__(data)
+        self._reserved = reserved
+
+    def __del__(self) -> None:
+        self._reserved.release()
+
+    def close(self) -> None:
+        self._reserved.release()
+        super().close()
 
 
 class TemporaryFile(io.BufferedReader):
@@ -164,9 +236,7 @@ class TemporaryFile(io.BufferedReader):
         try:
             self.append(data)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            raise no_room(error) from error
+            raise _refusal(error) from error
 
     def __del__(self) -> None:
         if self._is_open:

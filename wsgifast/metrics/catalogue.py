@@ -176,6 +176,8 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
                "Limit of connections that wait in the kernel (Linux, TCP).", across="max"),
         Metric("wsgifast_output_spooled_bytes", "gauge", "By", (),
                "Bytes in temporary files that wait for slow clients."),
+        Metric("wsgifast_requests_in_memory_bytes", "gauge", "By", (),
+               "Bytes of requests in memory that are incomplete, or whose app has not ended."),
         Metric("wsgifast_request_bodies_spooled_bytes", "gauge", "By", (),
                "Bytes of request bodies in temporary files."),
         Metric("wsgifast_timeouts_total", "counter", "{connection}", ("kind",),

@@ -88,6 +88,7 @@ def gauges(server: Server) -> Iterator[Point]:
     yield point("wsgifast_output_queued_bytes", memory.used_bytes)
     yield point("wsgifast_output_spooled_bytes", memory.disk.used_bytes)
     yield point("wsgifast_request_bodies_spooled_bytes", server.bodies_on_disk.used_bytes)
+    yield point("wsgifast_requests_in_memory_bytes", server.input_memory.used_bytes)
     backlog = _backlog(server.listeners)
     if backlog is not None:
         yield point("wsgifast_accept_backlog", backlog[0])

@@ -47,6 +47,7 @@ class Options:
     http2_header_list_bytes: int
     buffer_bodies: bool
     body_limit_bytes: int
+    input_memory_bytes: int
     bodies_on_disk_bytes: int
     body_timeout_s: float
     send_timeout_s: float

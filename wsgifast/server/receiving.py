@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ..errors import BodyTooLarge, RequestError
-from ..files.temporary import Budget, Spool
+from ..errors import BodyTooLarge, HeadTooLarge, RequestError
+from ..files.temporary import Budget, Reservation, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_head import HeadScanner
 from ..sockets.client_limits import BODY_BYTES_PER_S, time_left_s
@@ -37,6 +37,9 @@ _FIRST_CHUNKS_BYTES = 4 * 1024
 _LEAST_CHUNKS_BYTES = 1024
 # Chunks decoded in one turn: far less than a millisecond of work, whatever their size.
 _CHUNKS_A_TURN = 500
+# A head up to this size is always accepted, however much memory others have reserved. So clients
+# that send long heads slowly do not keep others from being served.
+_SMALL_HEAD_BYTES = 4 * 1024
 # Transfer codings that leave nothing on a body once its framing has been decoded.
 _ONLY_FRAMING = {"chunked", "identity", ""}
 
@@ -162,17 +165,20 @@ class Receiver:
 
     :param peer: the client's address as accept() returned it.
     :param disk: counts bodies in temporary files.
+    :param memory: counts bodies in memory, and longer heads until the request is complete.
     :ivar exchange: the request being received, or the last one; None in the middle of a head.
     :ivar rest: bytes received and not parsed yet.
     :ivar wanted: how many bytes the next receive may return.
     """
 
     __slots__ = (
-        "_body", "_disk", "_number", "_options", "_peer", "_scanner", "exchange", "parser", "rest",
-        "wanted",
+        "_body", "_disk", "_head", "_memory", "_number", "_options", "_peer", "_scanner",
+        "exchange", "parser", "rest", "wanted",
     )  # fmt: skip
 
-    def __init__(self, parser: Parser, peer: Any, options: Options, disk: Budget) -> None:
+    def __init__(
+        self, parser: Parser, peer: Any, options: Options, disk: Budget, memory: Budget
+    ) -> None:
         self.exchange: Exchange | None = None
         self.rest = b""
         self.wanted = _HEAD_BYTES
@@ -180,6 +186,8 @@ class Receiver:
         self._peer = peer
         self._options = options
         self._disk = disk
+        self._memory = memory
+        self._head = Reservation(memory)
         self._number = 0  # of the request on its connection
         self._scanner: HeadScanner | None = None  # of an incomplete head
         self._body: BodyCollector | None = None  # being received
@@ -218,6 +226,7 @@ class Receiver:
         looks = scanner.add(data) or len(scanner.data) <= parser.eager_bytes
         if looks or len(scanner.data) > parser.head_limit_bytes:
             return self._parse(bytes(scanner.data))
+        self._reserve_head(len(scanner.data))
         return MORE
 
     def deadline(self, now: float) -> float | None:
@@ -256,41 +265,60 @@ class Receiver:
         self.exchange = None
         self.wanted = _HEAD_BYTES
         self._scanner = None
+        self._head.release()
         if self._body is not None:
             self._body.spool.close()
             self._body = None
+
+    def _reserve_head(self, size: int) -> None:
+        """Reserve memory for a head whose request is incomplete.
+
+        :raises RequestError: if there is none left.
+        """
+        if size > _SMALL_HEAD_BYTES and not self._head.grow_to(size):
+            raise RequestError(503, "There is no memory left for the request's head")
 
     def _parse(self, data: bytes) -> str:
         try:
             exchange = self.parser.parse(data, self._peer, self._number + 1)
         except NeedMoreData:
             if len(data) > self.parser.head_limit_bytes:
-                raise RequestError(431, "The request's head is too large") from None
+                raise HeadTooLarge(self.parser.head_limit_bytes) from None
             if self._scanner is None:
                 self._scanner = HeadScanner(data)
+            self._reserve_head(len(data))
             return MORE
         self._scanner = None
+        if self._head.size:
+            self._head.release()
         if exchange is None:
             self.rest = data
             return HTTP2
         self._number += 1
         self.exchange = exchange
+        limit = self.parser.head_limit_bytes
+        if len(data) > limit and len(data) - len(exchange.rest) > limit:
+            raise HeadTooLarge(limit)
         if exchange.length == 0:
             self.rest = exchange.rest
             exchange.body = io.BytesIO()
             return COMPLETE
         if not self._options.buffer_bodies:
             return COMPLETE
-        return self._begin_body(exchange)
+        return self._begin_body(exchange, len(data) - len(exchange.rest))
 
-    def _begin_body(self, exchange: Exchange) -> str:
+    def _begin_body(self, exchange: Exchange, head_bytes: int) -> str:
         options = self._options
         length = exchange.length
         if length is not None and length > options.body_limit_bytes:
             raise BodyTooLarge(options.body_limit_bytes)
-        spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk)
+        spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk, self._memory)
         self._body = body = BodyCollector(self.decoder(length), spool)
-        step = self._take_body(body, exchange.rest)
+        data, exchange.rest = exchange.rest, b""
+        step = self._take_body(body, data)
+        if step is MORE:
+            # The bytes themselves, and the parsed headers.
+            self._reserve_head(2 * head_bytes)
         return ASKED if step is MORE and exchange.expects_continue else step
 
     def _take_body(self, body: BodyCollector, data: bytes) -> str:
@@ -308,6 +336,8 @@ class Receiver:
         exchange.body = body.spool.open()
         self.wanted = _HEAD_BYTES
         self._body = None
+        if self._head.size:
+            self._head.release()
         return COMPLETE
 
 

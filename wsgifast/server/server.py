@@ -96,6 +96,7 @@ class Server:
         application.on_max_requests = self.pool.monitor.interrupt  # it calls `beat`
         # Used by connections, like options, log, counters, registry, pool and acceptor.
         self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
+        self.input_memory = Budget(options.input_memory_bytes)
         self.output_rules = OutputRules(self)
         application.write_late = self.output_rules.disk.write_line
 
@@ -229,7 +230,9 @@ class Server:
             sock.setblocking(False)
             if self._secure is not None:
                 sock = self._secure(sock)
-            receiver = Receiver(self._parser_for(peer), peer, self.options, self.bodies_on_disk)
+            receiver = Receiver(
+                self._parser_for(peer), peer, self.options, self.bodies_on_disk, self.input_memory
+            )
             connection = Connection(self, sock, peer, address, receiver)
         except Exception as error:
             if isinstance(error, OSError):

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..checks import is_count, is_number
@@ -22,6 +23,8 @@ from ..errors import ConfigurationError
 # For a request's head, from its first byte (or the connection's begin) on. It fits into a packet or
 # two, also of slow clients.
 HEAD_TIMEOUT_S = 20.0
+# A request's line and headers: what browsers and proxies send is far below it.
+HEAD_LIMIT_BYTES = 64 * 1024
 # A client behind another's proxy shares its address with many.
 CONNECTIONS_PER_ADDRESS = math.inf
 # The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
@@ -34,6 +37,7 @@ _WARN_AGAIN_S = 60.0
 Rule = tuple[str, Callable[[Any], bool]]
 
 BYTES: Rule = "bytes, 0 or more", is_count
+_HEAD_BYTES: Rule = "bytes, 1 or more", partial(is_count, least=1)
 SECONDS: Rule = (
     "seconds above 0",
     lambda value: is_number(value, least=0, most=math.inf) and value > 0,
@@ -56,6 +60,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "body_limit_bytes": Limit(BYTES, "respond with 413 to a longer request body"),
+    "head_limit_bytes": Limit(_HEAD_BYTES, "respond with 431 to a longer request line and headers"),
     "head_timeout_s": Limit(SECONDS, "respond with 408 if the headers of a request take longer"),
     "body_timeout_s": Limit(
         SECONDS,

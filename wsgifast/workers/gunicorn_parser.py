@@ -38,10 +38,13 @@ class GunicornParser:
         TLS.
     :param checks_host: refuse requests whose Host header is missing, malformed or repeated; not
         with uwsgi.
+    :param head_limit_bytes: the most bytes of a head, beside gunicorn's own limits.
     :ivar has_preface: whether a connection may begin with HTTP/2's preface.
     """
 
-    def __init__(self, settings: Settings, *, trusted: bool, checks_host: bool) -> None:
+    def __init__(
+        self, settings: Settings, *, trusted: bool, checks_host: bool, head_limit_bytes: int
+    ) -> None:
         self.settings = settings
         self.trusted = trusted
         self.checks_host = checks_host and not settings.uses_uwsgi
@@ -57,7 +60,7 @@ class GunicornParser:
         # the same answer.
         answers = {"_peer_is_trusted_proxy": lambda req: trusted}
         self._request_class = type(kind.__name__, (_Persistence, kind), answers)
-        self.head_limit_bytes = _head_limit_bytes(settings)
+        self.head_limit_bytes = min(head_limit_bytes, _head_limit_bytes(settings))
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
         if number == 1 and self.has_preface and self._begins_with_preface(data):
@@ -81,10 +84,11 @@ class GunicornParser:
         is_chunked = isinstance(reader, ChunkedReader)
         if is_chunked:
             reader.req = None  # the reader refers to itself, and would keep the request
+        rest, unreader.data = unreader.data, b""
         return Exchange(
             req,
             None if is_chunked else reader.length,
-            unreader.data,
+            rest,
             fields,
             script_name=script_name,
             expects_continue=req._expected_100_continue,

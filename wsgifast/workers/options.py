@@ -40,7 +40,9 @@ ATTRIBUTES: dict[str, Rule] = {
     "body_limit_bytes": LIMITS["body_limit_bytes"].rule,
     "bodies_on_disk_bytes": BYTES,
     "responses_on_disk_bytes": BYTES,
+    "input_memory_bytes": BYTES,
     "output_memory_bytes": BYTES,
+    "head_limit_bytes": LIMITS["head_limit_bytes"].rule,
     "head_timeout_s": LIMITS["head_timeout_s"].rule,
     "body_timeout_s": LIMITS["body_timeout_s"].rule,
     "connections_per_address": LIMITS["connections_per_address"].rule,
@@ -210,7 +212,8 @@ def options(worker: Any, settings: Settings) -> Options:
         with needs("HTTP/2 on FastWorker", "h2", "http2"):
             import h2  # noqa: F401
         check_h2()
-    own = {name: getattr(worker, name) for name in _OF_THE_SERVER} | limits_of_environment()
+    limits = limits_of_environment()
+    own = {name: limits.get(name, getattr(worker, name)) for name in _OF_THE_SERVER}
     return Options(
         threads=settings.threads,
         worker_connections=settings.worker_connections,
@@ -233,8 +236,15 @@ def options(worker: Any, settings: Settings) -> Options:
 def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
     """Return a function that chooses the parser for a peer by its address."""
 
+    limit = limits_of_environment().get("head_limit_bytes", worker.head_limit_bytes)
+
     def make(*, trusted: bool) -> Parser:
-        parser = GunicornParser(settings, trusted=trusted, checks_host=worker.check_host)
+        parser = GunicornParser(
+            settings,
+            trusted=trusted,
+            checks_host=worker.check_host,
+            head_limit_bytes=int(limit),
+        )
         if not _uses_httptools(settings):
             return parser
         from .httptools_parser import HttptoolsParser

@@ -27,7 +27,7 @@ from ..metrics.health import resident_bytes
 from ..metrics.requests import RECORDER
 from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.server import Server
-from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_TIMEOUT_S
+from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_LIMIT_BYTES, HEAD_TIMEOUT_S
 from .access_line import AccessLog
 from .gunicorn_support import (
     Answering,
@@ -101,8 +101,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         body_limit_bytes = 20 * 2**20
 
     A subclass may set them too, ``class worker_class(FastWorker)``. For `body_limit_bytes`,
-    `head_timeout_s`, `body_timeout_s` and `connections_per_address` an environment variable takes
-    precedence: WSGIFAST_BODY_LIMIT_BYTES and so on. asgifast's protocols have these four, too.
+    `head_limit_bytes`, `head_timeout_s`, `body_timeout_s` and `connections_per_address` an
+    environment variable takes precedence: WSGIFAST_BODY_LIMIT_BYTES and so on. asgifast's protocols
+    have these five, too.
 
     :cvar buffer_bodies: receive request bodies before the app is called, so that slow uploads
         occupy no thread. False: the app's thread reads them from the client, as with gthread.
@@ -110,6 +111,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         no effect with ``buffer_bodies = False``.
     :cvar bodies_on_disk_bytes: limit for all request bodies of a worker in temporary files. Beyond
         it, or if the disk is full, a request gets 503.
+    :cvar head_limit_bytes: refuse a longer request line and headers with 431. gunicorn's
+        limit_request_line, limit_request_fields and limit_request_field_size hold too.
+    :cvar input_memory_bytes: limit for all requests of a worker in memory that are incomplete or
+        wait for a thread. Bodies beyond it go to temporary files. A request whose headers exceed 4
+        KiB and have no room gets 503.
     :cvar head_timeout_s: limit for receiving a request's headers, from the first byte on. Beyond it
         the client gets 408. A new connection without any byte is closed after this time.
     :cvar body_timeout_s: a client that sends no byte of its body for this many seconds gets 408.
@@ -143,6 +149,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     check_host = True
     body_limit_bytes = 1024 * 1024 * 1024
     bodies_on_disk_bytes = 16 * 1024 * 1024 * 1024
+    head_limit_bytes = HEAD_LIMIT_BYTES
+    input_memory_bytes = 64 * 1024 * 1024
     head_timeout_s = HEAD_TIMEOUT_S
     body_timeout_s = 30.0
     connections_per_address = CONNECTIONS_PER_ADDRESS

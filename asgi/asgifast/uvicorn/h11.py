@@ -44,6 +44,9 @@ class H11Protocol(FileSending, h11_impl.H11Protocol):
 
     _response_class = H11Response
 
+    def _is_over_limit(self, error: BaseException | None) -> bool:
+        return isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431
+
     def _has_begun_head(self) -> bool:
         return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
 

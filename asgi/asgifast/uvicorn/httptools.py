@@ -24,7 +24,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     def _has_begun_head(self) -> bool:
         return self.scope is not None and "method" not in self.scope
 
-    def data_received(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> None:
         """As uvicorn's, which drops what comes behind the head of a request to upgrade."""
         self._unset_keepalive_if_required()
         try:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
+import sys
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, ClassVar, TypeVar, cast
 
 from wsgifast.checks import needs
-from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, WSGIFastError
+from wsgifast.errors import (
+    BodyTooLarge,
+    ConfigurationError,
+    HeadTooLarge,
+    RequestError,
+    WSGIFastError,
+)
 from wsgifast.hosts import UVICORN
 from wsgifast.sockets.client_limits import (
     CONNECTIONS_PER_ADDRESS,
+    HEAD_LIMIT_BYTES,
     HEAD_TIMEOUT_S,
     LIMITS,
     limits_of_environment,
@@ -33,6 +42,8 @@ with needs("asgifast.uvicorn", "uvicorn", "asgi"):
 
 _T = TypeVar("_T")
 _ACCEPTED = b"HTTP/1.1 101 "
+# The empty line that ends a head, as h11 recognizes it.
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
 class UnsupportedUvicorn(WSGIFastError, ImportError):
@@ -82,17 +93,19 @@ OPTIONS = {"pathsend", *LIMITS}
 class FileSending(asyncio.Protocol):
     """Mixed into one of uvicorn's protocols.
 
-    The first five are options, for a subclass to set. An environment variable comes before it for
+    The first six are options, for a subclass to set. An environment variable comes before it for
     all but `pathsend`: WSGIFAST_BODY_LIMIT_BYTES and so on.
 
     :cvar pathsend: as ASGIFast's option.
     :cvar body_limit_bytes: as FastWorker's; None for no limit.
+    :cvar head_limit_bytes: as FastWorker's, beside the limits of the parser.
     :cvar head_timeout_s: as FastWorker's; math.inf for any time.
     :cvar body_timeout_s: as FastWorker's, while the app waits for the body and has not begun its
         response; math.inf for any time.
     :cvar connections_per_address: as FastWorker's, from the end of the TLS handshake on and until
         a connection is a WebSocket's; math.inf for any number. uvicorn's forwarded_allow_ips are
         proxies.
+    :ivar _head_bytes: how many bytes of an incomplete head have been received.
     :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
         receive().
     :ivar transport: a CoalescingTransport; the real one once the connection is a WebSocket's.
@@ -100,10 +113,11 @@ class FileSending(asyncio.Protocol):
     """
 
     # With two attributes more CPython gives every one of uvicorn's objects a dictionary of its own.
-    __slots__ = ("_answered", "_served")
+    __slots__ = ("_answered", "_head_bytes", "_served")
 
     pathsend: ClassVar[bool | None] = None
     body_limit_bytes: ClassVar[int | None] = None
+    head_limit_bytes: ClassVar[int] = HEAD_LIMIT_BYTES
     head_timeout_s: ClassVar[float] = HEAD_TIMEOUT_S
     body_timeout_s: ClassVar[float] = math.inf
     connections_per_address: ClassVar[float] = CONNECTIONS_PER_ADDRESS
@@ -140,6 +154,7 @@ class FileSending(asyncio.Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._served = _served_by(self.config, self.pathsend)
+        self._head_bytes = 0
         self.app = self._answer
         # Of the request that is answered, over HTTP/1.1; uvicorn's `cycle` was read last.
         self._answered: Any = None
@@ -161,6 +176,48 @@ class FileSending(asyncio.Protocol):
         self.server = _shared(self.server)
         admit(self)
 
+    def data_received(self, data: bytes) -> None:
+        """As uvicorn's, with a limit for the size of a head.
+
+        A head that follows another request in the same read is not counted until the next read.
+        """
+        cycle = self.cycle
+        before = self._head_bytes
+        if not self._is_http1 or (not before and cycle is not None and cycle.more_body):
+            self._parse(data)
+            return
+        room = self.head_limit_bytes - before
+        if len(data) > room and not _END_OF_HEAD.search(data, 0, room):
+            # The end may have begun in the data before.
+            if room:
+                self._parse(data[:room])
+            if not room or (self.cycle is cycle and not self.transport.is_closing()):
+                self._refuse_head(HeadTooLarge(self.head_limit_bytes))
+                return
+            data = data[room:]
+            before = 0
+        self._parse(data)
+        is_head = self.cycle is cycle and not _END_OF_HEAD.search(data)
+        self._head_bytes = before + len(data) if is_head else 0
+
+    def _parse(self, data: bytes) -> None:
+        super().data_received(data)
+
+    def _is_over_limit(self, error: BaseException | None) -> bool:
+        """Return whether the parser refuses a head because it exceeds the parser's own limit."""
+        return False
+
+    def _refuse_head(self, error: RequestError) -> None:
+        """Answer a head that is too long; if a response is under way, close behind it instead."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._answer_head(error)
+            self.transport.close()
+        else:
+            figures.refused[error.status] += 1
+            self.flow.pause_reading()
+            self.shutdown()
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
         limit_bytes = self.body_limit_bytes
@@ -169,6 +226,9 @@ class FileSending(asyncio.Protocol):
             or (cycle.more_body and (declared(scope).length or 0) > limit_bytes)
         ):
             await self._refuse(cycle, BodyTooLarge(limit_bytes))
+            return None
+        if not self._is_http1 and _head_bytes(scope) > self.head_limit_bytes:
+            await self._refuse(cycle, HeadTooLarge(self.head_limit_bytes))
             return None
         app, offer = self._served
         extensions = offer.extensions_for(scope["path"])
@@ -256,7 +316,7 @@ class FileSending(asyncio.Protocol):
             return left_s
         figures.timeouts["body" if is_body else "head"] += 1
         if has_begun_head:
-            self._answer_late_head()
+            self._answer_head(RequestError(408, "The request did not come in time"))
         self.transport.close()
         return math.inf
 
@@ -265,8 +325,8 @@ class FileSending(asyncio.Protocol):
         # For that the keep-alive timer was stopped.
         return self.cycle is not None and not self.cycle.more_body
 
-    def _answer_late_head(self) -> None:
-        error = RequestError(408, "The request did not come in time")
+    def _answer_head(self, error: RequestError) -> None:
+        """Answer a head that is refused, while no response is under way."""
         figures.refused[error.status] += 1
         status, headers, body = error.answer()
         lines = [f"HTTP/1.1 {status}".encode()]
@@ -319,7 +379,10 @@ class FileSending(asyncio.Protocol):
         """
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            super().send_400_response(msg)  # type: ignore[misc]
+            if self._is_over_limit(sys.exc_info()[1]):
+                self._refuse_head(RequestError(431, "The request's head is too large"))
+            else:
+                super().send_400_response(msg)  # type: ignore[misc]
         elif cycle.more_body and getattr(self, "pipeline", None):
             self.flow.pause_reading()
             cycle.keep_alive = False
@@ -366,6 +429,12 @@ class FileSending(asyncio.Protocol):
 def _shared(value: _T) -> _T:
     """Return the same object for all equal values, such as the server's address."""
     return value
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Return about how long the head of a request would be over HTTP/1.1."""
+    target: int = len(scope["raw_path"]) + len(scope["query_string"])
+    return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def _forget_request(protocol: Any, cycle: Any, scope: Scope) -> None:

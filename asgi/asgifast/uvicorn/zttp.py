@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from wsgifast.checks import needs
+from wsgifast.errors import RequestError
 from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment
 
@@ -52,6 +53,8 @@ _CLOSE_AFTER_GOAWAY_S = 1.0
 # An entry of SETTINGS (RFC 9113, section 6.5.1).
 _CONNECT_SETTING = b"\x00\x08\x00\x00\x00\x01"
 _FRAME_HEAD_BYTES = 9
+# zttp's error for a head over its own limit, which has no class of its own.
+_OVER_LIMIT = "message exceeded configured size limit"
 
 
 # A head's framing headers, and those of a head with a Content-Length alone.
@@ -212,10 +215,13 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
     def _has_begun_head(self) -> bool:
         return super()._has_begun_head() or (self.cycle is None and self._has_received)
 
+    def _is_over_limit(self, error: BaseException | None) -> bool:
+        return str(error) == _OVER_LIMIT
+
     def end_late_head(self) -> None:
         """Answer with 408, and close."""
         figures.timeouts["head"] += 1
-        self._answer_late_head()
+        self._answer_head(RequestError(408, "The request did not come in time"))
         self.transport.close()
 
 

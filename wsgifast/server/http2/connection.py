@@ -31,8 +31,8 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from ...errors import BodyTooLarge, ClientGone
-from ...files.temporary import Spool
+from ...errors import BodyTooLarge, ClientGone, HeadTooLarge
+from ...files.temporary import Reservation, Spool
 from ...http.request_head import request_head, trailer_lines
 from ..endpoint import RECEIVING, RUNNING, STREAMS, Endpoint
 from ..poller import READ, WOULD_BLOCK, WRITE
@@ -63,7 +63,7 @@ class HTTP2Connection(Endpoint):
     """
 
     __slots__ = (
-        "_deadline_of_idle", "_floods", "_frames", "_is_in_turn", "_last_stream", "_lock",
+        "_deadline_of_idle", "_floods", "_frames", "_head", "_is_in_turn", "_last_stream", "_lock",
         "_parser", "_ready", "_second_goaway_at", "_until_sent", "_wants_write", "exchange", "mux",
         "streams",
     )  # fmt: skip
@@ -77,6 +77,7 @@ class HTTP2Connection(Endpoint):
         self.streams: dict[int, Stream] = mux.streams
         self._floods = mux.floods
         self._frames = mux.frames
+        self._head = Reservation(core.input_memory)  # for one that is incomplete
         self._lock = mux.lock
         self._parser = parser
         self._ready: list[Stream] = []  # whose apps can run
@@ -150,6 +151,7 @@ class HTTP2Connection(Endpoint):
         self._run_soon(self._end_turn())
 
     def _let_go(self) -> bool:
+        self._head.release()
         with self._lock:
             self._is_in_turn = True
             if self.mux.state is not LOST:
@@ -230,6 +232,7 @@ class HTTP2Connection(Endpoint):
         try:
             with self._lock:
                 found = self._frames.receive(data)
+            self._reserve_head(self._frames.unfinished_head_bytes())
             for event in found:
                 handle = _HANDLERS.get(type(event))
                 if handle is not None:
@@ -240,6 +243,16 @@ class HTTP2Connection(Endpoint):
             with self._lock:
                 self._frames.end_flood()
             self._end_with_error(error)
+
+    def _reserve_head(self, size: int) -> None:
+        """Reserve memory for a header block that is incomplete, which its client may never end.
+
+        :raises Flood: if there is none left.
+        """
+        if not size:
+            self._head.release()
+        elif not self._head.grow_to(size):
+            raise Flood("there is no memory left for the headers")
 
     def _on_request(self, event: events.RequestReceived) -> None:
         number = event.stream_id
@@ -254,6 +267,8 @@ class HTTP2Connection(Endpoint):
             self.streams[number] = stream
         try:
             head, scheme = request_head(event.headers)
+            if len(head) > self._parser.head_limit_bytes:
+                raise HeadTooLarge(self._parser.head_limit_bytes)
             ends = event.stream_ended is not None
             # Never number 1: a PROXY header or a preface cannot come before it on a stream.
             exchange = self._parser.parse_stream(
@@ -282,7 +297,12 @@ class HTTP2Connection(Endpoint):
             raise BodyTooLarge(limit)
         # The bodies of one connection share what one body may keep in memory.
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
-        return Spool(options.body_memory_bytes // waiting, limit, self.core.bodies_on_disk)
+        return Spool(
+            options.body_memory_bytes // waiting,
+            limit,
+            self.core.bodies_on_disk,
+            self.core.input_memory,
+        )
 
     def _on_refused(self, event: StreamRefused) -> None:
         if event.malformed:

@@ -198,12 +198,15 @@ class Frames(H2Connection):
         if len(begun) >= 3 and int.from_bytes(begun[:3], "big") > self.max_inbound_frame_size:
             self.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
             raise FrameTooLargeError("a frame that is too long")
-        block = self.incoming_buffer._headers_buffer
         limit = self._header_block_bytes
-        if limit and block and sum(len(frame.data) for frame in block) > limit:
+        if limit and self.unfinished_head_bytes() > limit:
             self.end_flood()
             raise DenialOfServiceError("a header block that is too long")
         return events
+
+    def unfinished_head_bytes(self) -> int:
+        """Return the size of a header block whose end has not come; 0 if there is none."""
+        return sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
 
     def send_body(self, number: int, data: bytes | memoryview, *, end_stream: bool) -> int:
         """Frame a part of a stream's body, which may be empty; its bytes are copied once.
