@@ -217,7 +217,7 @@ def test_files_are_written_and_closed_by_other_threads(monkeypatch: pytest.Monke
     threads: list[int] = []
 
     class Watched(temporary.TemporaryFile):
-        def append(self, data: bytes | bytearray) -> FileSegment:
+        def append(self, data: bytes | bytearray | memoryview) -> FileSegment:
             threads.append(threading.get_ident())
             return super().append(data)
 

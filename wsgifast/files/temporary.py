@@ -203,7 +203,7 @@ class TemporaryFile(io.BufferedReader):
         super().__init__(file, buffer_bytes)
         self._is_open = True
 
-    def append(self, data: bytes | bytearray) -> FileSegment:
+    def append(self, data: bytes | bytearray | memoryview) -> FileSegment:
         """Append bytes; returns the part of the file that they take up.
 
         :raises OSError: if the disk or its budget is full; nothing was appended.

@@ -287,7 +287,8 @@ class Backlog:
                 file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES, buffer_bytes=1)
                 self._spill_file = self._temporary[file.fileno()] = file
                 self.use(file.fileno())
-            return self._spill_file.append(b"".join(buffers))
+            # A page of one block is written from where it is: a copy would double its memory.
+            return self._spill_file.append(buffers[0] if len(buffers) == 1 else b"".join(buffers))
         except OSError as error:
             text = "Output stays in memory, as it cannot be written to a temporary file: %s"
             self._memory.warn_once(text, error)
