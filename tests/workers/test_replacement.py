@@ -361,6 +361,57 @@ def test_old_worker_ends_before_its_successor_starts(
         assert "could not be started" not in log
 
 
+# A shape that many configurations have: at a reload each number is given twice.
+FILES = """
+def on_starting(server):
+    server.spare_numbers = set()
+def nworkers_changed(server, new_value, old_value):
+    server.most = new_value
+def on_reload(server):
+    server.spare_numbers = set(range(1, server.cfg.workers + 1))
+def pre_fork(server, worker):
+    taken = {each.number for each in server.WORKERS.values()}
+    free = server.spare_numbers or set(range(1, server.most + 1)) - taken
+    worker.number = free.pop()
+def post_worker_init(worker):
+    import os
+    open(f"live-{worker.number}", "w").write(str(os.getpid()))
+"""
+ENDS = {
+    "child_exit": "def child_exit(server, worker):",
+    "worker_exit": "def worker_exit(server, worker):",
+}
+
+
+@pytest.mark.parametrize("hook", ENDS)
+@pytest.mark.parametrize("by", ["max_requests", "reload"])
+def test_exit_of_old_worker_keeps_files_of_new(tmp_path: Path, hook: str, by: str) -> None:
+    exits = f"{ENDS[hook]}\n    import os\n    os.unlink(f'live-{{worker.number}}')\n"
+    options = ("--max-requests=100",) if by == "max_requests" else ()
+    with gated(tmp_path, *options, workers=2, configuration=FILES + exits) as app:
+        first = pids(app)
+        if by == "reload":
+            app.reload()
+        wait_for(lambda: not first & pids(app), "both workers are replaced")
+
+        def files() -> set[str]:
+            return {each.read_text() for each in tmp_path.glob("live-*")}
+
+        wait_for(lambda: files() == set(map(str, pids(app))), "each worker has its file")
+        assert app.server.process.poll() is None
+
+
+SAME = """
+def pre_fork(server, worker):
+    worker.role = "web-1"
+"""
+
+
+def test_reload_of_workers_with_the_same_name_has_no_gap(tmp_path: Path) -> None:
+    with gated(tmp_path, workers=2, configuration=SAME) as app:
+        assert_reload_leaves_no_gap(app, GATED)
+
+
 def test_retiring_worker_outlives_successor_of_wrong_code(tmp_path: Path) -> None:
     with gated(tmp_path, "--max-requests=5") as app:
         app.write("import no_such_module")

@@ -34,6 +34,10 @@ and then starts the successor, once: another failure has another reason. If the 
 the old worker serves on. With ``end_old_worker_first`` all workers are replaced in this order, one
 after the other, and each has the graceful_timeout to end.
 
+A pre_fork hook may give a successor the number of an old worker, as an attribute of the worker. Its
+files are named by that number, and the old worker's exit would delete them. So the arbiter keeps
+the successor as it is, ends this old worker, and forks the successor then.
+
 A worker that was old at a reload has gunicorn's graceful_timeout to end. One that is RELEASED may
 take ten times as long for its last responses.
 """
@@ -160,6 +164,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     # Process ids: of workers older than the last reload, and of those that end.
     _outdated: set[int]
     _ending: set[int]
+    worker_class: Any  # gunicorn's
     _reads_configuration = False
     _stopping = False
     _retry_at = 0.0
@@ -171,6 +176,8 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     _has_tried_alone = False
     # The process id of an old worker whose successor is started after its end.
     _awaited = 0
+    # A worker that is not forked yet, and its numbers: an old worker has one of them.
+    _made: tuple[Any, dict[str, object]] | None = None
 
     def reload(self) -> None:
         """Read the configuration again; :meth:`manage_workers` replaces the workers."""
@@ -184,6 +191,9 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         self._outdated = set(self.WORKERS)
         self._retry_at = self._retry_s = 0.0
         self._is_alone = self._has_tried_alone = False
+        if self._made is not None:  # by the old configuration
+            self._made[0].tmp.close()
+            self._made = None
         self.log.info("Each worker serves until its successor is ready")
         self.manage_workers()
 
@@ -194,7 +204,15 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             raise _ConfigurationRead
         serving = self._serving()
         try:
-            return super().spawn_worker()
+            return self._spawn_without_twin()
+        except _NumberTaken as error:
+            old = error.worker
+            self.log.info(
+                "The old worker (pid:%s) ends first: its successor has its number", old.pid
+            )
+            self._awaited = old.pid
+            self._end(old, patiently=False)
+            return None
         except Exception:  # of the pre_fork hook, or there is no process to be had
             if not serving:
                 raise
@@ -202,6 +220,48 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             old = any(w.pid in self._outdated or _stage(w) == RETIRING for w in serving)
             self._note_failure(self.worker_age, may_be_alone=old)
             return None
+
+    def _spawn_without_twin(self) -> Any:
+        """Start a worker, or keep it in :attr:`_made`.
+
+        :raises _NumberTaken: if an old worker has a number of this one.
+        """
+        hook, worker_class = self.cfg.pre_fork, self.worker_class
+        made, self._made = self._made, None
+
+        def pre_fork(server: Any, worker: Any) -> None:
+            if made is None:
+                before = set(vars(worker))
+                hook(server, worker)
+                numbers = _numbers(worker, before)
+            else:
+                numbers = made[1]
+            twin = self._twin(numbers)
+            if twin is not None:
+                self._made = worker, numbers
+                raise _NumberTaken(twin)
+
+        if made is not None:
+            self.worker_class = lambda *args: made[0]
+        self.cfg.set("pre_fork", pre_fork)
+        try:
+            return super().spawn_worker()
+        finally:
+            self.cfg.set("pre_fork", hook)
+            self.worker_class = worker_class
+
+    def _twin(self, numbers: dict[str, object]) -> Any:
+        """Return an old worker that has one of a new worker's numbers; None if there is none."""
+        workers = list(self.WORKERS.values())
+        for name, number in numbers.items():
+            theirs = [(vars(worker).get(name), worker) for worker in workers]
+            if len({repr(each) for each, _ in theirs}) < len(theirs):
+                continue  # not a number: several workers have it
+            for each, worker in theirs:
+                is_old = worker.pid in self._outdated | self._ending or _stage(worker) == RETIRING
+                if is_old and each == number and type(each) is type(number):
+                    return worker
+        return None
 
     def spawn_workers(self) -> None:
         if self._may_spawn():
@@ -315,6 +375,30 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
 
 class _ConfigurationRead(Exception):
     """gunicorn's reload() has read the configuration."""
+
+
+class _NumberTaken(Exception):
+    """A new worker has the number of an old one.
+
+    :ivar worker: the old one.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__()
+        self.worker = worker
+
+
+def _numbers(worker: Any, before: set[str]) -> dict[str, object]:
+    """Return the attributes that a hook has given a worker and that may be its number or name.
+
+    :param before: the attributes before the hook.
+    """
+    added = {name: value for name, value in vars(worker).items() if name not in before}
+    return {
+        name: value
+        for name, value in added.items()
+        if type(value) is int or (type(value) is str and any(map(str.isdecimal, value)))
+    }
 
 
 def _stage(worker: Any) -> int:
