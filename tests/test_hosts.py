@@ -14,10 +14,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from gunicorn.config import Config
 
 from tests.support.servers import ROOT, LiveServer, free_port, live_server
 from tests.support.tls import client_context, write_certificate
 from wsgifast.hosts import GUNICORN, H2, HOSTS, UVICORN, Host
+from wsgifast.workers import FastWorker
+from wsgifast.workers.gunicorn_support import Settings
+from wsgifast.workers.options import parsers
 
 pytestmark = pytest.mark.long
 
@@ -34,6 +38,9 @@ TERM = (
     "gunicorn/arbiter.py",
     "signal.signal(s, self.signal)",
     "signal.signal(s, lambda number, frame: self.signal(number, frame))",
+)
+PRIVATE_OF_GUNICORN = sorted(
+    {name for _, name, _ in GUNICORN.names() if name.startswith("_") and name != "__version__"}
 )
 Change = tuple[str, str, str]
 
@@ -135,9 +142,7 @@ def test_untested_gunicorn_parses_by_itself(
         assert notes == (1 if changes and "gthread" not in argv else 0)
 
 
-@pytest.mark.parametrize(
-    "name", sorted({name for _, name, _ in GUNICORN.names() if name[0] == "_" != name[1]})
-)
+@pytest.mark.parametrize("name", PRIVATE_OF_GUNICORN)
 @pytest.mark.parametrize("argv", [gunicorn(), run()], ids=["FastWorker", "run"])
 def test_gunicorn_without_a_private_name_is_refused(
     tmp_path: Path, argv: list[str], name: str
@@ -145,6 +150,25 @@ def test_gunicorn_without_a_private_name_is_refused(
     printed = ended(argv, copied(tmp_path, ("gunicorn", name, f"{name}_renamed")))
     assert re.search(rf"has no \w+\.(\w+\.)*{name}\b.*, which FastWorker uses", printed)
     assert "`-k gthread`" in printed
+
+
+@pytest.mark.parametrize("name", PRIVATE_OF_GUNICORN)
+def test_way_back_serves_without_a_private_name(tmp_path: Path, name: str) -> None:
+    env = copied(tmp_path, ("gunicorn", name, f"{name}_renamed"))
+    with live_server(run("-k", "gthread"), env=env, forked=False) as server:
+        assert server.get("/small").status == 200
+
+
+@pytest.mark.parametrize(
+    ("version", "parser"),
+    [*((each, "HttptoolsParser") for each in GUNICORN.tested), ("27.0.2", "GunicornParser")],
+)
+def test_parser_is_chosen_by_gunicorns_version(
+    version: str, parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gunicorn.__version__", version)
+    chosen = parsers(FastWorker, Settings(Config()))(("192.0.2.1", 1))
+    assert type(chosen).__name__ == parser
 
 
 def test_gunicorn_with_another_signature_is_refused(tmp_path: Path) -> None:
