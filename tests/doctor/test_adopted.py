@@ -200,6 +200,20 @@ def flask_app() -> Any:
     return app
 
 
+def flask_app_without_vary() -> Any:
+    app = flask.Flask("shop")
+    app.add_url_rule("/", view_func=lambda: ["item"] * 500)
+    app.wsgi_app = WSGIFast(app.wsgi_app, compress=True)  # type: ignore[method-assign]
+    return app
+
+
+def starlette_app_without_vary() -> Any:
+    async def page(request: Any) -> JSONResponse:
+        return JSONResponse(["item"] * 500)
+
+    return ASGIFast(Starlette(routes=[Route("/", page)]), compress=True)
+
+
 def starlette_app(*more: Middleware, **responses: Any) -> Any:
     async def page(request: Any) -> JSONResponse:
         request.session["seen"] = 1
@@ -214,7 +228,9 @@ def starlette_app(*more: Middleware, **responses: Any) -> Any:
     return ASGIFast(Starlette(routes=[Route("/", page)], middleware=middleware), compress=True)
 
 
-@pytest.mark.parametrize("make", [flask_app, starlette_app])
+@pytest.mark.parametrize(
+    "make", [flask_app, flask_app_without_vary, starlette_app, starlette_app_without_vary]
+)
 def test_app_wrapped_as_readme_says_has_no_wrong_finding(make: Callable[[], Any]) -> None:
     report = examine(make(), ["/"], headers=[ORIGIN])
     assert report.observations

@@ -76,7 +76,7 @@ class BodyLimits(NamedTuple):
 
         :raises RequestError: for another coding, or several.
         """
-        names = [name for name in list_members(content_encoding) if name not in ("", "identity")]
+        names = [name for name in list_members(content_encoding) if name != "identity"]
         if not names:
             return None
         coding = "gzip" if names[0] == "x-gzip" else names[0]

@@ -147,7 +147,7 @@ class Recording:
     def coding(self) -> str:
         """The Content-Encoding, such as "gzip"; "" for none."""
         names = list_members(self.header("Content-Encoding") or "")
-        return ", ".join(name for name in names if name not in ("", "identity"))
+        return ", ".join(name for name in names if name != "identity")
 
     @property
     def is_file(self) -> bool:
