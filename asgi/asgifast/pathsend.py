@@ -206,7 +206,7 @@ class _Layers:
         reason = "Files of the app are sent by the server (http.response.pathsend); "
         for path, why in sorted(self._withheld.items()):
             reason += f"but those below {path} as bytes, since {why}; "
-        reason += "ASGIFast(app, pathsend=False) has the app send all as bytes"
+        reason += "with ASGIFast(app, pathsend=False) the app sends them as bytes"
         return PathsendDecision(True, self._zerocopy, reason, tuple(sorted(self._withheld)))
 
     def _look_at(self, app: Any) -> None:
