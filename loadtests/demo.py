@@ -350,13 +350,13 @@ td:first-child, th { white-space: normal; } td:first-child { min-width: 8rem; }
 th:nth-child(2), td:nth-child(2) { text-align: right; } td a { color: var(--info); }
 td code { color: var(--soft); } @media (max-width: 30rem) {
   table { font-size: .78rem; } th, td { padding: .3rem .15rem; white-space: normal; }
-  td:first-child { min-width: 6rem; } }
+  td:last-child { white-space: nowrap; } td:first-child { min-width: 6rem; } }
 </style>"""
 
 
 def as_html(results: Sequence[Result]) -> str:
     """The page, beside the folder of Locust's reports."""
-    links = "Each figure links to the Locust report of its last round."
+    links = "Figures are responses per second. Each links to the Locust report of its last round."
     parts = [_STYLE, f'<p class="soft">{links}</p>']
     for gains, title in ((True, "Faster"), (False, "Unchanged")):
         rows = [_html_cells(of, result) for of, result in _of(results, gains)]
