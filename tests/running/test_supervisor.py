@@ -100,10 +100,13 @@ def test_bind_to_all_ipv6_addresses_takes_ipv4(workers: int, tmp_path: Path) -> 
                 env={"PYTHONPATH": str(ROOT)},
             )
         )  # fmt: skip
-        assert server.get().status == 200
+        forwarded = (("X-Forwarded-For", "192.0.2.1"),)
+        assert server.get(headers=forwarded).status == 200
         with socket.create_connection(("::1", port), 10) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        # 127.0.0.1 is in forwarded_allow_ips: the client's own address would be ::ffff:127.0.0.1.
+        server.wait_for_log('"client.address":"192.0.2.1"')
 
 
 @WORKERS

@@ -152,6 +152,15 @@ class SMTP(smtplib.SMTP):
             raise smtplib.SMTPDataError(code, response)
         return refused
 
+    def send(self, s: Any) -> None:
+        """Send bytes. The timeout is for each part of them, so that a slow link takes long ones."""
+        if isinstance(s, str) or len(s) <= _TIMED_BYTES:
+            super().send(s)
+            return
+        whole = memoryview(s)
+        for start in range(0, len(whole), _TIMED_BYTES):
+            super().send(whole[start : start + _TIMED_BYTES])
+
     def data(self, msg: Any) -> Reply:
         """Send DATA and a message, and return the reply to the message.
 
@@ -246,10 +255,7 @@ class SMTP(smtplib.SMTP):
     def _send_whole(self, body: _Body) -> None:
         """Send a message of known size as it is; after an error the caller has to close()."""
         if body.data is not None:
-            # The timeout is for each sendall(): a slow link needs one for each block.
-            whole = memoryview(body.data)
-            for start in range(0, len(whole), _TIMED_BYTES):
-                self.send(whole[start : start + _TIMED_BYTES])
+            self.send(body.data)
         elif body.segment is not None and self.sock is not None:
             try:
                 send_file_segment(self.sock, body.segment)

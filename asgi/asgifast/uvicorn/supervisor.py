@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import stat
 import sys
 from contextlib import suppress
@@ -72,7 +73,7 @@ def _serve(app: str, *, app_dir: str | None = None, **options: Any) -> None:
     if app_dir is not None:
         sys.path.insert(0, app_dir)
     config = Config(app, **options)
-    supervisor = _Supervisor(config, sockets=[config.bind_socket()])
+    supervisor = _Supervisor(config, sockets=_listeners(config))
     try:
         supervisor.run()
     finally:
@@ -80,6 +81,28 @@ def _serve(app: str, *, app_dir: str | None = None, **options: Any) -> None:
             _remove_socket(config.uds)
     if supervisor.failed:
         sys.exit(_STARTUP_FAILURE)
+
+
+def _listeners(config: Config) -> list[socket.socket]:
+    """The sockets to listen on: for all addresses (`::`), one for IPv4 and one for IPv6.
+
+    A single one would name IPv4 clients ::ffff:a.b.c.d. `forwarded_allow_ips` has a.b.c.d.
+    """
+    if config.uds is not None or config.fd is not None or config.host != "::":
+        return [config.bind_socket()]
+    config.host = "0.0.0.0"
+    both = [config.bind_socket()]
+    config.host, config.port = "::", both[0].getsockname()[1]
+    both.append(socket.socket(socket.AF_INET6))
+    both[1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    both[1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        both[1].bind((config.host, config.port))
+    except OSError as error:
+        logger.error("Cannot listen on [::]:%d: %s", config.port, error.strerror)
+        sys.exit(1)
+    both[1].set_inheritable(True)
+    return both
 
 
 def _remove_socket(path: str) -> None:

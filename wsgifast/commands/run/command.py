@@ -93,7 +93,10 @@ def add_command(commands: Any) -> None:
     metrics = "serve /metrics, /readyz and /livez for all processes at this address"
     option(parser, "--metrics", "HOST:PORT", metrics)
     option(parser, "--reload", help="restart when code changes, for development")
-    certfile = "certificate for TLS. With h2 installed, a WSGI app is also served over HTTP/2"
+    certfile = (
+        "certificate for TLS. With h2 installed, a WSGI app is also served over HTTP/2. If h2 "
+        "does not fit, only over HTTP/1.1"
+    )
     option(parser, "--certfile", "FILE", certfile)
     option(parser, "--keyfile", "FILE", "private key of the certificate")
     for name, limit in LIMITS.items():
@@ -116,13 +119,14 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    check_environment()
     if options.check:
+        check_environment()
         return _check(options)
+    options.logs_json = log_kind(options) == "json"
+    check_environment()
     for name in ("json", "fail_level", "silence"):
         if getattr(options, name):
             raise ConfigurationError(f"{_flag(name)} goes with --check")
-    options.logs_json = options.app is not None and log_kind(options) == "json"
     plan = planned(options)
     options.logs_json = plan.logs_json
     check_certificate(options.certfile, options.keyfile)
