@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from threading import TIMEOUT_MAX
@@ -267,18 +267,29 @@ def _uses_httptools(settings: Settings) -> bool:
 
 
 def drop_http2(cfg: Any) -> str | None:
-    """Turn HTTP/2 off in gunicorn's settings if the installed h2 lacks a name that we use.
+    """Turn HTTP/2 off in gunicorn's settings if the installed h2 does not fit.
 
     :returns: a line for the log if it has been turned off.
     """
     if "h2" not in cfg.http_protocols or find_spec("h2") is None:
         return None
-    missing = H2.missing()
-    if not missing:
+    problem = _problem_of_h2()
+    if problem is None:
         return None
     cfg.set("http_protocols", "h1")
     cfg.set("http2_cleartext", "off")
-    return (
-        f"h2 {version('h2')} has no {', '.join(missing)}, which FastWorker uses for HTTP/2. So "
-        f"FastWorker serves HTTP/1.1 alone. Tested is h2 {', '.join(H2.tested)}"
-    )
+    return f"FastWorker serves HTTP/1.1 alone: {problem}"
+
+
+@cache
+def _problem_of_h2() -> str | None:
+    if missing := H2.missing():
+        return (
+            f"h2 {version('h2')} has no {', '.join(missing)}, which FastWorker uses for HTTP/2. "
+            f"Tested is h2 {', '.join(H2.tested)}"
+        )
+    try:
+        check_h2()
+    except ConfigurationError as error:
+        return str(error)
+    return None
