@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,3 +210,24 @@ def test_python_without_gil_is_refused(tmp_path: Path, where: str) -> None:
 def test_enabled_gil_is_accepted(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
     assert (unfit_threads() is None) is enabled
+
+
+_WAITING = """
+from wsgifast.metrics.health import resident_bytes
+from wsgifast.workers.gunicorn_support import MemoryReturn
+
+memory = MemoryReturn()
+blocks = [bytes(100_000) + b"x" for _ in range(500)]
+memory.update(50_000_000)
+full = resident_bytes()
+del blocks[:-1]  # the last one keeps glibc from returning those before it
+memory.update(100_000)
+print((full - resident_bytes()) / 2**20)
+"""
+
+
+def test_memory_of_responses_that_waited_is_returned() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _WAITING], cwd=ROOT, check=True, capture_output=True, timeout=60
+    )
+    assert float(run.stdout) > 40

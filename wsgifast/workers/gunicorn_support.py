@@ -7,7 +7,6 @@ wsgifast/hosts.py lists the names, and gunicorn_version.py checks them when the 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import re
 import sys
@@ -27,9 +26,8 @@ from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
 from .json_log import trusts_address
 
-# mallopt(3); glibc begins with this threshold.
-_M_MMAP_THRESHOLD = -3
-_MMAP_THRESHOLD_BYTES = 128 * 1024
+# When less than this has waited in memory, little can be returned.
+_MUCH_WAITING_BYTES = 16 * 1024 * 1024
 
 
 class Settings:
@@ -103,18 +101,30 @@ def unfit_threads() -> str | None:
     )
 
 
-def return_large_blocks() -> None:
-    """Have the C library return large blocks of memory to the system as soon as they are freed.
+class MemoryReturn:
+    """Has the C library return freed memory to the system after many responses have waited.
 
-    By default glibc raises its threshold when a large block is freed, up to 32 MiB. Then a worker
-    keeps the memory of pages that waited for slow clients. A variable of glibc's takes precedence.
+    glibc keeps the memory of pages that waited for slow clients. With a fixed threshold of its own
+    (mallopt(3), M_MMAP_THRESHOLD) it would return large blocks at once. Then each page of 200 kB
+    costs twice the processor time, because the kernel has to clear the memory for each one.
     """
-    if "MALLOC_MMAP_THRESHOLD_" in os.environ:
-        return
-    with contextlib.suppress(ImportError, OSError, AttributeError):  # no ctypes, or no mallopt()
-        import ctypes
 
-        ctypes.PyDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+    def __init__(self) -> None:
+        # The most that has waited since the last return.
+        self._most_bytes = 0
+
+    def update(self, waiting_bytes: int) -> None:
+        """Return memory, if much less waits now than before.
+
+        :param waiting_bytes: of responses, in memory.
+        """
+        self._most_bytes = max(self._most_bytes, waiting_bytes)
+        if self._most_bytes >= _MUCH_WAITING_BYTES and waiting_bytes <= self._most_bytes // 4:
+            self._most_bytes = waiting_bytes
+            with contextlib.suppress(ImportError, OSError, AttributeError):  # no malloc_trim()
+                import ctypes
+
+                ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Errors:

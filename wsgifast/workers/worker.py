@@ -32,10 +32,10 @@ from .access_line import AccessLog
 from .gunicorn_support import (
     Answering,
     ErrorPage,
+    MemoryReturn,
     Settings,
     arbiters_signals,
     environ_part,
-    return_large_blocks,
     unfit_threads,
 )
 from .gunicorn_version import check_gunicorn, untested_note
@@ -236,6 +236,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.of_hook = threading.local()
         super().__init__(*args)  # in the arbiter still
         self._limit = ""  # that was reached
+        self._memory_return = MemoryReturn()
         drop_http2(self.cfg)  # a reload brings new settings
         self.life = Life(self.max_rss_bytes, self.max_lifetime_s)
         if not self.life.has_arbiter:
@@ -281,7 +282,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def init_process(self) -> None:
         self.beaten_at = time.monotonic()  # a probe may ask before the first heartbeat
-        return_large_blocks()
         # Not gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
 
@@ -356,6 +356,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Send gunicorn's heartbeat; return whether the worker goes on."""
         self.beaten_at = time.monotonic()
         self.notify()
+        if self.server is not None:
+            self._memory_return.update(self.server.output_rules.memory.used_bytes)
         if self.life.stage == BOOTING:
             self.log.info("Worker ready (pid: %s)", os.getpid())
             self._enter(READY)
