@@ -327,6 +327,14 @@ def test_listener_that_fails_otherwise_stays() -> None:
     assert not server.warnings
 
 
+def test_unknown_error_is_logged_and_waited_out(clock: Clock) -> None:
+    server = Server(waiting=1)
+    server.listener.error = OSError(errno.EPERM, "Operation not permitted")
+    server.accept()
+    assert not server.listens
+    assert "Operation not permitted" in server.warnings[0]
+
+
 def test_connection_that_has_gone_again_ends_no_turn() -> None:
     server = Server(waiting=5)
     server.listener.gone = {1, 3, 4}

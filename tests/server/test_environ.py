@@ -190,3 +190,13 @@ def test_peer_is_trusted_as_by_gunicorn() -> None:
     ):
         cfg = settings(forwarded_allow_ips=allowed)
         assert cfg.trusts(peer) is trusted, (allowed, peer)
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "port"),
+    [("[::1]", "[::1]", "80"), ("[::1]:81", "[::1]", "81"), ("a:81", "a", "81"), ("a", "a", "80")],
+)
+def test_host_names_the_server_on_a_unix_socket(host: str, name: str, port: str) -> None:
+    head = b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n" % host.encode()
+    environ = made(settings(), head, "", "/run/socket")
+    assert (environ["SERVER_NAME"], environ["SERVER_PORT"]) == (name, port)

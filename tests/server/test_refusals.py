@@ -205,3 +205,20 @@ def test_host_is_checked_for_each_request(make_bench: MakeBench) -> None:
     ):
         assert status_of(bench, GET) == 200
         assert status_of(bench, head) == status, head
+
+
+def test_stop_iteration_of_an_app_is_an_error(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        raise StopIteration
+
+    bench = make_bench(app)
+    assert status_of(bench, GET) == 500
+    assert bench.log.errors
+
+
+def test_error_page_has_a_date(bench: Bench) -> None:
+    """RFC 9110 section 6.6.1."""
+    client = bench.connect()
+    client.send(b"nonsense\r\n\r\n")
+    bench.run()
+    assert dict(client.read_response().headers)["Date"].endswith("GMT")

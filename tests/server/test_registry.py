@@ -64,8 +64,10 @@ class Armed:
 
 def make_registry(poller: Any) -> Any:
     server: Any = SimpleNamespace(
-        poller=poller, on_closed=lambda connection: None, log=logging.getLogger("test")
-    )
+        poller=poller, on_closed=lambda connection: None, log=logging.getLogger("test"),
+        deferred=[],
+    )  # fmt: skip
+    server.pool = SimpleNamespace(defer=server.deferred.append)
     return Registry(server)
 
 
@@ -237,6 +239,9 @@ def test_connection_whose_number_is_anothers_by_now_ends(registry: Any) -> None:
         its_own = socket.socket(fileno=fd)
     other = Waits(its_own)
     wait(registry, other)
+    assert connection.ended == 0  # not under a lock of the other connection
+    (end,) = registry._server.deferred
+    end()
     assert (connection.ended, other.ended) == (1, 0)
     registry.claim(connection)
     assert registry.waiting.pop(fd, None) is other

@@ -64,17 +64,22 @@ class ContentCoding(ResponseCoding):
         if decision is None:
             return headers, blocks
         coding = decision.coding
-        if coding is None or is_head:
+        if coding is None or not size:
             return decision.headers, blocks
         if size > _WHOLE_BYTES:
+            if is_head:
+                return decision.headers, blocks
             self.compressor = self.compressor_for(decision, coding, None)
             return decision.headers, self.flushed(blocks)
         self.compressor = None
         content = b"".join(blocks)
         coded = self.compressor_for(decision, coding, size).whole(content)
         if len(coded) >= size:
-            self.environ.pop(CODING)
+            for key in (CODING, UNCODED_BYTES, CODED_BYTES):
+                self.environ.pop(key)
             return with_vary(headers, decision.vary), [content]
+        if is_head:
+            return decision.headers, blocks
         self.environ[CODED_BYTES] = len(coded)
         return [*decision.headers, ("Content-Length", str(len(coded)))], [coded]
 

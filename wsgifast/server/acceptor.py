@@ -48,6 +48,12 @@ _PAUSE_S = 0.2
 # The least time between two warnings about that, and between two that the worker is full.
 _WARN_AGAIN_S = 60.0
 _FULL = "All %d %s are taken: new ones wait until others close"
+# The client has gone already, or the network between (accept(2)).
+_GONE = frozenset(
+    {
+        errno.EPROTO, errno.ENETDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
+    }
+)  # fmt: skip
 # No room for a connection, or for watching a listener (epoll_ctl(2)).
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
 
@@ -147,13 +153,15 @@ class Acceptor:
         for _ in range(_ACCEPTS):
             try:
                 sock, peer = listener.accept()
-            except ConnectionAbortedError:
-                connection = None  # the client has gone already
+            except BlockingIOError:
+                break
             except OSError as error:
-                if error.errno in _NO_ROOM:
+                if not isinstance(error, ConnectionAbortedError) and error.errno not in _GONE:
+                    # Also if it is unknown: the listener would be reported again at once.
                     self._pause(error)
                     self.update()
-                break
+                    break
+                connection = None
             else:
                 connection = self._server.connect(sock, peer, address)
             if connection is not None:

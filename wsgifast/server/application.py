@@ -146,13 +146,14 @@ class Application:
                         _close_when_sent(channel, exchange, resp)
                 if resp.dropped or (resp.sent != resp.length and resp.length is not None):
                     self._check_body(resp)
-            except StopIteration as error:
-                # gunicorn's convention for an app that has taken the socket over, and is done.
-                self.log.debug("Closing connection. %s", error)
-                if resp is not None:
-                    resp.force_close()
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
-                self._answer_failure(channel, exchange, resp, error)
+                if isinstance(error, StopIteration) and channel.connection().hijacked:
+                    # gunicorn's convention for an app that has taken the socket over, and is done.
+                    self.log.debug("Closing connection. %s", error)
+                    if resp is not None:
+                        resp.force_close()
+                else:
+                    self._answer_failure(channel, exchange, resp, error)
         finally:
             if self.log_access is not None:
                 exchange.answered = time.monotonic()
@@ -222,7 +223,9 @@ class Application:
         """Answer an error in place of the app's response; returns the status and the size sent."""
         if not isinstance(error, RequestError):
             return self.answer_error(channel, exchange and exchange.req, error)
-        if error.status not in (408, 413):
+        if error.status >= 500:
+            self.log.error("A request from %s is not served: %s", channel.connection().peer, error)
+        elif error.status not in (408, 413):
             self.log.warning("Invalid request from %s: %s", channel.connection().peer, error)
         size = 0
         try:
@@ -315,10 +318,13 @@ def _close_when_sent(channel: Channel, exchange: Exchange, resp: Response) -> No
 
 
 def queued_seconds(exchange: Exchange) -> float | None:
-    """How long a request that has an environ waited before it came, by its proxy's header."""
+    """How long a request that has an environ waited before it came, by its trusted proxy's header.
+
+    Any other client could write anything into the metric.
+    """
     assert exchange.environ is not None
     request_start = exchange.environ.get("HTTP_X_REQUEST_START")
-    if request_start is None:
+    if request_start is None or not exchange.req.cfg.trusts(exchange.req.peer_addr):
         return None
     arrived = time.time() - (time.monotonic() - exchange.started)
     return queue_seconds(request_start, arrived)
@@ -419,7 +425,10 @@ class EnvironFactory:
         environ |= fields
         if "SERVER_NAME" not in environ:
             host = fields.get("HTTP_HOST")
-            name, _, port = (host or "").partition(":")
+            # Not at a colon of an IPv6 address in brackets (RFC 3986 section 3.2.2).
+            address, bracket, rest = (host or "").rpartition("]")
+            name, _, port = rest.partition(":")
+            name = address + bracket + name
             if not port and host is not None:
                 port = _DEFAULT_PORTS.get(req.scheme, "")
             environ["SERVER_NAME"] = name

@@ -42,7 +42,7 @@ from .endpoint import (
 from .output import OutputQueue
 from .poller import READ, WOULD_BLOCK, WRITE
 from .receiving import ASKED, COMPLETE, HTTP2, Exchange, Receiver
-from .response import Response
+from .response import Response, header_lines
 from .sending import Sender
 from .streamed_body import StreamedBody
 
@@ -273,6 +273,8 @@ class Connection(Endpoint):
         """
         asked = self._receiver.exchange
         head, end, body = page.partition(b"\r\n\r\n")
+        if b"\r\ndate:" not in head.lower():  # RFC 9110 section 6.6.1
+            head += b"\r\nDate: %b" % header_lines.date().encode()
         if asked is not None and asked.req.method == "HEAD":  # RFC 9110 section 9.3.2
             body = b""
         self.output.write(head + end + body)

@@ -30,6 +30,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ClientGone
@@ -93,7 +94,9 @@ class Registry:
             if connection.sock.fileno() != fd:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             if self.claim(other):
-                self.attempt(other, other.on_overdue)
+                # Not here: the caller may have the lock of its own output.
+                end = partial(self.attempt, other, other.on_overdue)
+                self._server.pool.defer(end)
         with self._lock:
             self.waiting[fd] = connection
             try:
@@ -187,6 +190,7 @@ class Endpoint:
     :ivar known: whether the poller knows its descriptor.
     :ivar retries: whether the next sweep claims it in any case.
     :ivar app_socket: `gunicorn.socket` for its apps; None until it is made.
+    :ivar hijacked: whether the app has taken the socket over.
     :ivar proxy: environ keys from its PROXY header.
     """
 
@@ -196,6 +200,7 @@ class Endpoint:
     )  # fmt: skip
 
     output: OutputQueue
+    hijacked = False
 
     def __init__(
         self, core: Server, sock: socket.socket, peer: Any, address: Any, state: str

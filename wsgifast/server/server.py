@@ -292,7 +292,9 @@ class Server:
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         """Answer an error, and log it, with the request if there is one."""
-        self.counters.refused[getattr(error, "status", 400)] += 1
+        # What the client has done, unless it is the disk's error.
+        default = 500 if isinstance(error, OSError) else 400
+        self.counters.refused[getattr(error, "status", default)] += 1
         self._application.refuse(channel, exchange, error)
 
     def finish_when_sent(self, channel: Channel) -> None:

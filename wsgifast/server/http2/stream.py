@@ -18,7 +18,7 @@ import math
 import threading
 import time
 from collections import deque
-from http import HTTPStatus
+from collections.abc import Iterator
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +26,7 @@ from ...errors import ClientGone, RequestError
 from ...files.temporary import Spool
 from ..endpoint import RECEIVING, RUNNING, SENDING, Endpoint
 from ..receiving import Exchange
+from ..response import header_lines
 from ..streamed_body import RawBody
 from .response import HTTP2Response, StreamOutput
 
@@ -155,14 +156,14 @@ class Stream:
             return True
 
     def send_error(self, status: int, page: bytes) -> int:
-        body = HTTPStatus(status).phrase.encode()
+        head, _, body = page.partition(b"\r\n\r\n")
         sender = self.output.stream_sender
         if sender.has_head:
             return 0  # too late: it will be reset
         sender.head = [
             (b":status", b"%d" % status),
-            (b"content-type", b"text/plain; charset=utf-8"),
-            (b"content-length", b"%d" % len(body)),
+            (b"date", header_lines.date().encode()),
+            *(each for each in _fields_of(head) if each[0] not in (b"connection", b"date")),
         ]
         if self._is_head:
             body = b""
@@ -237,6 +238,13 @@ class Stream:
 
     def resume_sending(self) -> None:
         self._mux.enqueue(self, is_over=True)
+
+
+def _fields_of(head: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the headers of a response as HTTP/1 has it, with names in lower case."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        yield name.lower(), value.strip()
 
 
 class StreamedUpload(RawBody):
