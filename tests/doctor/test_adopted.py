@@ -23,7 +23,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.httpsredirect import HTTPSRedirectMiddleware
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import JSONResponse
+from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
 from tests.docs.blocks import adopted_lines, djangos_replaced
@@ -212,6 +212,22 @@ def starlette_app_without_vary() -> Any:
         return JSONResponse(["item"] * 500)
 
     return ASGIFast(Starlette(routes=[Route("/", page)]), compress=True)
+
+
+@pytest.mark.parametrize("is_outermost", [False, True])
+def test_file_of_wrapped_asgi_app_is_not_slow(tmp_path: Path, is_outermost: bool) -> None:
+    path = tmp_path / "large.bin"
+    path.write_bytes(bytes(32 * 2**20))
+    app: Any = Starlette(routes=[Route("/", lambda request: FileResponse(path))])
+    if is_outermost:
+        app = ASGIFast(app)
+    else:
+        app.add_middleware(ASGIFast)
+    report = examine(app, ["/"])
+    assert report.was_wrapped
+    assert [(f.id, f.severity, f.fix) for f in report.findings if f.id == "WF031"] == [
+        ("WF031", "info", "uvicorn --http asgifast.uvicorn:HttpToolsProtocol")
+    ]
 
 
 def starlette_app(*more: Middleware, **responses: Any) -> Any:

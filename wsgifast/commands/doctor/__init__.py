@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ...checks import checked_interface
 from ...errors import ConfigurationError
 from ...http.head import header_value
-from ..loading import unwrapped
+from ..loading import adds_asgifast, unwrapped
 from .endpoints import NAMED, Fetch, from_paths
 from .examination import Record, observer
 from .findings import CATALOGUE, add_to, explain, findings_of, known_ids, unlimited_uploads
@@ -93,11 +93,12 @@ def examine(
     silenced = known_ids(silence)
     headers = tuple(headers)
     interface = checked_interface(app)
-    given, (app, was_wrapped) = app, unwrapped(app)
+    given, (app, is_outermost) = app, unwrapped(app)
+    was_wrapped = is_outermost or adds_asgifast(app)
     report = Report(
         name or str(getattr(app, "__module__", "app")), interface, None, was_wrapped=was_wrapped
     )
-    wrapped = given if was_wrapped else None
+    wrapped = given if is_outermost else None
     with observer(app, interface, wrapped, limit_s=limit_s) as (record, observe):
         report.framework, listed, unlimited = from_framework(app, values or {})
         is_named = endpoints is not None or found is not None

@@ -130,6 +130,7 @@ _MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
 _PROTOCOL = "ASGIFast(app) on asgifast.uvicorn's protocols"
+_ONLY_PROTOCOL = "uvicorn --http asgifast.uvicorn:HttpToolsProtocol"
 _ASKED_PROTOCOL = "ASGIFast(app, pathsend=True) on asgifast.uvicorn's protocols"
 _COALESCE = "WSGIFast(app, coalesce=True)"
 _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
@@ -149,10 +150,14 @@ def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding
         findings = [finding for finding in each if finding is not None]
     if not was_wrapped:
         return findings
-    return [
-        replace(finding, severity="info", fix=_MENDED) if _is_mended(seen, finding) else finding
-        for finding in findings
-    ]
+    return [_with_wrapper(seen, finding) for finding in findings]
+
+
+def _with_wrapper(seen: Observation, finding: Finding) -> Finding:
+    """The finding about an app that has a wrapper already."""
+    if finding.id == "WF031" and finding.fix == _PROTOCOL:  # the server is not the app's fault
+        return replace(finding, severity="info", fix=_ONLY_PROTOCOL)
+    return replace(finding, severity="info", fix=_MENDED) if _is_mended(seen, finding) else finding
 
 
 def _is_mended(seen: Observation, finding: Finding) -> bool:

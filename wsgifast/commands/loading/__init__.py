@@ -38,6 +38,7 @@ __all__ = [
     "LoadedApp",
     "ServerName",
     "absolute",
+    "adds_asgifast",
     "described",
     "did_you_mean",
     "django_settings",
@@ -200,6 +201,17 @@ def unwrapped(app: Any) -> tuple[Any, bool]:
         else:
             return app, was_wrapped
         was_wrapped = True
+
+
+def adds_asgifast(app: Any) -> bool:
+    """Return whether Starlette's `add_middleware()` was called with ASGIFast."""
+    asgifast = sys.modules.get("asgifast")
+    added = getattr(app, "user_middleware", None)
+    return (
+        asgifast is not None
+        and isinstance(added, list)
+        and any(getattr(each, "cls", None) is asgifast.ASGIFast for each in added)
+    )
 
 
 def wrapped(app: Any, interface: Interface, **options: Any) -> Any:
