@@ -162,3 +162,13 @@ def test_log_has_the_format_that_the_user_gave(
     assert len(lines) == 1, server.log()
     assert lines[0].startswith("MINE ")
     assert "{" not in lines[0]
+
+
+def test_refused_variable_is_a_line_of_json(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(APPS["gunicorn"])
+    command = ["python", "-m", "wsgifast", "run", "own:app"]
+    env = {"PYTHONPATH": str(ROOT), "WEB_CONCURRENCY": "abc"}
+    address = ("127.0.0.1", free_port())
+    with live_server(command, address, cwd=tmp_path, env=env, fails=True) as server:
+        assert server.process.wait(60) == 2
+        assert "WEB_CONCURRENCY='abc'" in json.loads(server.log())["message"]

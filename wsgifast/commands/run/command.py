@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.check:
         check_environment()
         return _check(options)
-    options.logs_json = log_kind(options) == "json"
+    options.logs_json = options.app is not None and log_kind(options) == "json"
     check_environment()
     for name in ("json", "fail_level", "silence"):
         if getattr(options, name):
