@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +23,21 @@ from wsgifast.files.directory import identity_of
 from wsgifast.sockets import FileSegment
 
 SIZE = 60_000
+GREENLETS = """
+import os, tempfile
+from wsgifast.files import coded_copies, found
+from wsgifast.sockets import FileSegment
+import gevent.monkey
+gevent.monkey.patch_all()
+import time
+found._SETTLED_NS = 0
+with tempfile.TemporaryFile() as file:
+    file.write(b"some text " * 300_000)
+    file.flush()
+    while coded_copies.COPIES.get(FileSegment(file.fileno(), 0, 3_000_000), "gzip") is None:
+        time.sleep(0.01)
+assert os.getpriority(os.PRIO_PROCESS, 0) == 0, "the main thread has a low priority"
+"""
 
 
 def content(number: int) -> bytes:
@@ -43,7 +61,7 @@ def segments(tmp_path: Path) -> Iterator[list[FileSegment]]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The inodes of the files that are compressed."""
     monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)
-    monkeypatch.setattr(coded_copies, "_WAIT_S", 60)
+    monkeypatch.setattr(coded_copies, "_TURN_S", 60)
     make, fds = coded_copies._make, []
 
     def noted(segment: FileSegment, *args: object) -> CodedCopy | None:
@@ -128,10 +146,14 @@ def test_deltas_are_found_on_disk_if_that_is_asked_for() -> None:
     assert (found.body, found.coding, found.uncoded_bytes) == (b"a delta", "dcz", 100)
 
 
-def test_copies_are_made_one_at_a_time(
-    segments: list[FileSegment], made: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("patience_s", [0, 60])
+def test_first_requests_make_copies_one_at_a_time(
+    segments: list[FileSegment],
+    made: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    patience_s: float,
 ) -> None:
-    """Few requests wait; others get none, and later ones get the copies."""
+    """The others wait for a bounded time, and are then answered without a copy."""
     go_on, busy, most = threading.Event(), [0], [0]
     make = coded_copies._make
 
@@ -143,18 +165,34 @@ def test_copies_are_made_one_at_a_time(
         return make(*args)
 
     monkeypatch.setattr(coded_copies, "_make", slow)
+    monkeypatch.setattr(coded_copies, "_TURN_S", patience_s)
     copies = CodedCopies()
     asking = [*segments, *segments]
     with ThreadPoolExecutor(len(asking)) as threads:
         answers = [threads.submit(copies.get, segment, "gzip") for segment in asking]
-        wait_for(
-            lambda: sum(answer.done() for answer in answers) == len(asking) - 2, "only two wait"
-        )
-        assert all(answer.result() is None for answer in answers if answer.done())
+        if not patience_s:
+            wait_for(lambda: sum(a.done() for a in answers) == len(asking) - 1, "one goes on")
         go_on.set()
+    without = sum(answer.result() is None for answer in answers)
+    assert without == (0 if patience_s else len(asking) - 1)
     ask(copies, segments)
     assert most == [1]
     assert sorted(made) == sorted(os.fstat(segment.fd).st_ino for segment in segments)
+
+
+def test_no_copy_is_made_while_requests_wait(segments: list[FileSegment], made: list[int]) -> None:
+    copies = CodedCopies()
+    copies.pace.is_behind = lambda: True
+    assert copies.get(segments[0], "gzip") is None
+    copies.pace.is_behind = lambda: False
+    copies.pace.spend(1000)
+    assert copies.get(segments[0], "gzip") is None
+    assert not made
+
+
+def test_greenlets_make_copies_at_normal_priority() -> None:
+    """Also if gevent replaces threads after the import."""
+    subprocess.run([sys.executable, "-c", GREENLETS], check=True, timeout=60)
 
 
 @pytest.fixture
@@ -183,19 +221,9 @@ def test_copy_of_a_large_file_is_not_waited_for(
     assert len(made) == 3
 
 
-def test_copy_is_not_waited_for_while_requests_wait(large: FileSegment, made: list[int]) -> None:
-    copies = CodedCopies()
-    copies.pace.is_behind = lambda: bool(made)
-    part = large._replace(size=coded_copies._WAITED_FOR_BYTES)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(copies.get, part, "gzip").result(30) is None
-    copies.pace.is_behind = lambda: False
-    wait_for(partial(copies.get, part, "gzip"), "it is made")
-
-
 def test_copies_go_on_soon_after_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(coded_copies, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     coded_copies._Pace().rest(7200, 0.01)
     assert slept == [coded_copies._MAX_REST_S]
 
@@ -204,7 +232,7 @@ def test_copy_that_nobody_wants_is_given_up(
     large: FileSegment, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = CodedCopies()
-    copies.pace.is_behind = lambda: True
+    copies.pace.is_behind = lambda: bool(made)
     assert copies.get(large, "gzip") is None
     wait_for(lambda: made, "it is begun")
     monkeypatch.setattr(coded_copies, "_MAX_UNWANTED_S", 0)
@@ -216,14 +244,13 @@ def test_copy_that_nobody_wants_is_given_up(
 
 
 def test_copies_take_a_bounded_share_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = [1000.0], []
+    now = [1000.0]
 
     def sleep(seconds: float) -> None:
-        slept.append(seconds)
         now[0] += seconds
 
     monkeypatch.setattr(coded_copies, "monotonic", lambda: now[0])
-    monkeypatch.setattr(coded_copies, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     pace = coded_copies._Pace()
     for _ in range(1000):
         now[0] += 0.1

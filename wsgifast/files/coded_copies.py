@@ -1,13 +1,15 @@
 """Compressed copies of files that have no compressed sibling: made once, and cached.
 
-One thread makes them, one after the other, so that the requests of a few clients never keep all
-threads and processors busy. It works at a low priority, rests as long as it works, and stops while
-requests wait. Its share of the time is bounded, so that copies that do not fit into the cache are
-not made for ever. A large file is compressed quickly.
+The first request for a file of up to 1 MiB makes its copy, which costs as much as a compressed page
+of that size. One request at a time does. One thread makes the copies of larger files, and no
+request waits for it: they are answered without the copy, and later ones get it. The thread works at
+a low priority, and rests as long as it works.
 
-A few requests wait for the copy of a small file, unless others wait for a thread. Others are
-answered without it, and later ones get it. What the memory has no room for any more stays in an
-unnamed file. Deltas (deltas.py) are kept in the same cache.
+No copy is made while requests wait. The share of the time that copies take is bounded, so that
+copies that do not fit into the cache are not made for ever.
+
+What the memory has no room for any more stays in an unnamed file. Deltas (deltas.py) are kept in
+the same cache.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
-from time import monotonic, sleep, thread_time
+from functools import partial
+from time import monotonic, thread_time
 from typing import IO
 
 from ..compression.codings import TOTALS, compressor
@@ -40,17 +44,18 @@ _FILE_BYTES = 256 * 1024 * 1024
 # A larger file stays as it is, and is sent by sendfile: compressing it would take a second, and its
 # copy much of the cache.
 MAX_FILE_BYTES = 16 * 1024 * 1024
-# A file of up to so many bytes takes 30 ms at most at these levels. They are higher than what is
+# The first request for a file of up to so many bytes makes its copy, in 20 ms at most. Others that
+# make one at the same time are waited for: so long.
+_FIRST_REQUEST_BYTES = 1024 * 1024
+_TURN_S = 0.1
+# A file of up to so many bytes takes 10 ms at most at these levels. They are higher than what is
 # made for each response, as a copy is sent often. Others are compressed at the default levels.
 _SMALL_FILE_BYTES = 256 * 1024
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
+# What the thread compresses before it rests.
 _PIECE_BYTES = 128 * 1024
-# Requests wait for the copy of a file of up to this size: so many of them, and so long.
-_WAITED_FOR_BYTES = 1024 * 1024
-_MAX_WAITING = 2
-_WAIT_S = 1.0
-# Files that wait to be compressed. One is given up if nobody has asked for it for so long: those
-# who asked are served, or have left.
+# Files that wait for the thread. One is given up if nobody has asked for it for so long: those who
+# asked are served, or have left.
 _MAX_JOBS = 8
 _MAX_UNWANTED_S = 5.0
 # Processor time for copies: so much at once, and this share of the time.
@@ -174,10 +179,9 @@ class _CopiesOnDisk:
 
 
 class _Job:
-    """A copy that is to be made.
+    """A copy that the thread is to make.
 
     :param segment: with a descriptor of its own.
-    :ivar copy: the result, once it is done.
     """
 
     def __init__(self, segment: FileSegment, coding: str, facts: os.stat_result) -> None:
@@ -185,35 +189,36 @@ class _Job:
         self.coding = coding
         self.facts = facts
         self.asked_at = monotonic()
-        self.done = threading.Event()
-        self.copy: CodedCopy | None = None
 
     def is_wanted(self) -> bool:
         return monotonic() < self.asked_at + _MAX_UNWANTED_S
 
 
 class _Pace:
-    """When the thread that makes copies may go on.
+    """When copies may be made.
 
     :ivar is_behind: returns whether requests wait for this process; set by servers that know.
     """
 
     def __init__(self) -> None:
         self.is_behind: Callable[[], bool] = lambda: False
-        self._left_s = _BURST_S
-        self._seen = monotonic()
+        self._paid_at = monotonic()  # when all processor time is made up for
+
+    def may_work(self) -> bool:
+        """Whether no request waits, and copies have not taken too much time."""
+        return (self._paid_at - monotonic()) * _SHARE < _BURST_S and not self.is_behind()
+
+    def spend(self, cpu_s: float) -> None:
+        """Count processor time. Of two threads that do at once, one may not be counted."""
+        self._paid_at = max(self._paid_at, monotonic()) + cpu_s / _SHARE
 
     def rest(self, wall_s: float, cpu_s: float) -> None:
-        """Rest after a piece of work: longer on a busy machine, and while requests wait."""
-        sleep(min(wall_s if wall_s < 2 * cpu_s else 4 * wall_s, _MAX_REST_S))
-        self._left_s -= cpu_s
-        while True:
-            now = monotonic()
-            self._left_s = min(_BURST_S, self._left_s + _SHARE * (now - self._seen))
-            self._seen = now
-            if self._left_s > 0 and not self.is_behind():
-                return
-            sleep(_REST_S)
+        """Rest after a piece of work: longer on a busy machine, and until work may go on."""
+        self.spend(cpu_s)
+        # Looked up each time: gevent may replace it after this module was imported.
+        time.sleep(min(wall_s if wall_s < 2 * cpu_s else 4 * wall_s, _MAX_REST_S))
+        while not self.may_work():
+            time.sleep(_REST_S)
 
 
 class CodedCopies:
@@ -234,9 +239,9 @@ class CodedCopies:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # of the request that makes a copy
         # By key, in the order in which they are made.
         self._jobs: dict[str, _Job] = {}
-        self._waiting = 0
         self._works = False
 
     def kept(self, key: str, *, on_disk: bool = False) -> CodedCopy | None:
@@ -267,50 +272,57 @@ class CodedCopies:
         copy = self.kept(key, on_disk=True)
         if copy is not None:
             return copy
+        if size > _FIRST_REQUEST_BYTES:
+            self._want(key, segment, coding, facts)
+            return None
+        if not self.pace.may_work() or not self._turn.acquire(timeout=_TURN_S):
+            return None
+        try:
+            # It may have been made while another request had its turn.
+            copy = self.kept(key, on_disk=True)
+            if copy is None and has_its_size(fd, facts):
+                began = thread_time()
+                copy = _make(segment, coding, facts, _whole(coding, size))
+                self.pace.spend(thread_time() - began)
+                if copy is not None:
+                    self.keep(key, copy)
+        finally:
+            self._turn.release()
+        return copy
+
+    def _want(self, key: str, segment: FileSegment, coding: str, facts: os.stat_result) -> None:
+        """Have the thread make a copy, unless it has enough to do."""
         with self._lock:
             job = self._jobs.get(key)
-            if job is None:
-                if len(self._jobs) >= _MAX_JOBS:
-                    return None
-                job = _Job(segment._replace(fd=os.dup(fd)), coding, facts)
-                self._jobs[key] = job
-                if not self._works and not self._start():
-                    self._close(key)
-                    return None
-            job.asked_at = monotonic()
-            if size > _WAITED_FOR_BYTES or self._waiting >= _MAX_WAITING:
-                return None
-            self._waiting += 1
-        give_up_at = monotonic() + _WAIT_S
-        try:
-            # The thread that makes copies stops while requests wait, perhaps for this thread.
-            while not (self.pace.is_behind() or job.done.wait(_REST_S)):
-                if monotonic() >= give_up_at:
-                    break
-        finally:
-            with self._lock:
-                self._waiting -= 1
-        return job.copy
-
-    def _start(self) -> bool:
-        """Start the thread; False if the system allows no more threads."""
+            if job is not None:
+                job.asked_at = monotonic()
+                return
+            if len(self._jobs) >= _MAX_JOBS:
+                return
+            self._jobs[key] = _Job(segment._replace(fd=os.dup(segment.fd)), coding, facts)
+            if self._works:
+                return
+            self._works = True
+        # Without the lock: start() waits for the thread, which takes it. A greenlet in place of a
+        # thread runs at once.
         try:
             threading.Thread(target=self._work, name="wsgifast copies", daemon=True).start()
-        except RuntimeError:
-            return False
-        self._works = True
-        return True
+        except RuntimeError:  # the system allows no more threads
+            with self._lock:
+                self._works = False
+                for each in [*self._jobs]:
+                    self._close(each)
 
     def _close(self, key: str) -> None:
         """Remove a job, under the lock."""
-        job = self._jobs.pop(key)
-        os.close(job.segment.fd)
-        job.done.set()
+        os.close(self._jobs.pop(key).segment.fd)
 
     def _work(self) -> None:
-        if sys.platform == "linux":  # elsewhere it would be the whole process
+        # Elsewhere it would be the priority of the whole process. A greenlet has its main thread.
+        thread = threading.get_native_id()
+        if sys.platform == "linux" and thread != os.getpid():
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+                os.setpriority(os.PRIO_PROCESS, thread, 10)
         while True:
             with self._lock:
                 key = next(iter(self._jobs), None)
@@ -318,21 +330,18 @@ class CodedCopies:
                     self._works = False
                     return
                 job = self._jobs[key]
-            began, cpu_began = monotonic(), thread_time()
             try:
-                # It may have been made between the request's look and this one.
-                job.copy = self.kept(key, on_disk=True)
-                if job.copy is None and job.is_wanted() and has_its_size(job.segment.fd, job.facts):
-                    job.copy = _make(job.segment, job, self.pace)
-                    if job.copy is not None:
-                        self.keep(key, job.copy)
+                self.pace.rest(0, 0)
+                if job.is_wanted() and has_its_size(job.segment.fd, job.facts):
+                    encode = partial(_in_pieces, job, self.pace)
+                    copy = _make(job.segment, job.coding, job.facts, encode)
+                    if copy is not None:
+                        self.keep(key, copy)
             except Exception:
                 log.exception("A compressed copy of a file could not be made")
             finally:
                 with self._lock:
                     self._close(key)
-            if job.segment.size <= _PIECE_BYTES:
-                self.pace.rest(monotonic() - began, thread_time() - cpu_began)
 
 
 def copy_key(identity: Identity, offset: int, size: int, coding: str) -> str:
@@ -345,39 +354,58 @@ def delta_key(identity: Identity, digest: bytes) -> str:
     return f"{identity} {DCZ} {digest.hex()}"
 
 
-def _make(segment: FileSegment, job: _Job, pace: _Pace) -> CodedCopy | None:
+def _make(
+    segment: FileSegment,
+    coding: str,
+    facts: os.stat_result,
+    encode: Callable[[bytes], bytes | None],
+) -> CodedCopy | None:
+    """Make a copy; None if the file has changed, or the copy is given up."""
     fd, offset, size = segment
-    coding = job.coding
     content = os.pread(fd, size, offset)
-    if len(content) < size or identity_of(os.fstat(fd)) != identity_of(job.facts):
+    if len(content) < size or identity_of(os.fstat(fd)) != identity_of(facts):
         return None
-    if size <= _PIECE_BYTES:
-        return made_copy(
-            coding, content, compressor(coding, level=_LEVELS[coding], size=size).whole
-        )
-    # libdeflate, which is there for a known size, makes no pieces.
+    coded = encode(content)
+    return None if coded is None else _copy(coding, content, coded)
+
+
+def _whole(coding: str, size: int) -> Callable[[bytes], bytes]:
     level = _LEVELS[coding] if size <= _SMALL_FILE_BYTES else None
-    pieces = compressor(coding, level=level, size=None if coding == "gzip" else size)
+    return partial(_counted, coding, compressor(coding, level=level, size=size).whole)
+
+
+def _in_pieces(job: _Job, pace: _Pace, content: bytes) -> bytes | None:
+    """Compress piece by piece, with rests; None if nobody wants it any more."""
+    # libdeflate, which is there for a known size, makes no pieces.
+    size = None if job.coding == "gzip" else len(content)
+    pieces = compressor(job.coding, size=size)
     coded: list[bytes] = []
-    for at in range(0, size, _PIECE_BYTES):
+    for at in range(0, len(content), _PIECE_BYTES):
         if not job.is_wanted():
             return None
         began, cpu_began = monotonic(), thread_time()
-        coded.append(pieces.add(content[at : at + _PIECE_BYTES]))
-        cpu_s = thread_time() - cpu_began
-        TOTALS.count(coding, 0, 0, cpu_s)
-        pace.rest(monotonic() - began, cpu_s)
-    coded.append(pieces.finish())
-    return made_copy(coding, content, lambda _: b"".join(coded))
+        coded.append(_counted(job.coding, pieces.add, content[at : at + _PIECE_BYTES]))
+        pace.rest(monotonic() - began, thread_time() - cpu_began)
+    coded.append(_counted(job.coding, lambda _: pieces.finish(), b""))
+    return b"".join(coded)
 
 
 def made_copy(coding: str, content: bytes, encode: Callable[[bytes], bytes]) -> CodedCopy:
     """Encode a file's content, and count the time that it takes."""
-    began = thread_time()
-    coded = encode(content)
-    TOTALS.count(coding, 0, 0, thread_time() - began)  # its bytes each time that they are sent
+    return _copy(coding, content, _counted(coding, encode, content))
+
+
+def _copy(coding: str, content: bytes, coded: bytes) -> CodedCopy:
     is_small = len(coded) <= len(content) * (1 - MIN_SAVING)
     return CodedCopy(coded if is_small else None, coding, len(content))
+
+
+def _counted(coding: str, encode: Callable[[bytes], bytes], content: bytes) -> bytes:
+    """Encode, and count the time that it takes; not the bytes, which count when they are sent."""
+    began = thread_time()
+    coded = encode(content)
+    TOTALS.count(coding, 0, 0, thread_time() - began)
+    return coded
 
 
 # Of the whole process: the limit is one, whatever is wrapped how often.
