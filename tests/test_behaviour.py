@@ -70,8 +70,13 @@ def test_every_shape_compressed_decodes_to_the_same(compressing_server: LiveServ
         head = compressing_server.get(f"/{name}", method="HEAD", headers=accepted)
         # It has GET's coding where that is known, and never a length of other bytes.
         assert head.header("Content-Encoding") in (None, used), f"{name}: {head}"
-        length = response.header("Content-Length")
-        assert head.header("Content-Length") in (None, length), f"{name}: {head}"
+        if (length := head.header("Content-Length")) is None:
+            continue
+        if length != response.header("Content-Length"):  # a copy of a large file has been made
+            response = compressing_server.get(f"/{name}", headers=accepted)
+            assert response.header("ETag") == head.header("ETag"), name
+            assert decoded(used, response.body) == shape.expected, f"{name}: {response}"
+        assert response.header("Content-Length") == length, f"{name}: {head}"
     assert len(compressed) > len(SHAPES) / 4
 
 
