@@ -231,3 +231,25 @@ def test_memory_of_responses_that_waited_is_returned() -> None:
         [sys.executable, "-c", _WAITING], cwd=ROOT, check=True, capture_output=True, timeout=60
     )
     assert float(run.stdout) > 40
+
+
+_FREED = """
+from wsgifast.metrics.health import resident_bytes
+from wsgifast.workers.gunicorn_support import MemoryReturn
+
+memory = MemoryReturn()
+before = resident_bytes()
+small = []
+for _ in range(3):
+    page = bytearray(12_000_000)
+    small.append(bytes(2000))  # behind it, in the heap
+    del page
+print((resident_bytes() - before) / 2**20)
+"""
+
+
+def test_memory_of_large_page_is_returned_at_once() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _FREED], cwd=ROOT, check=True, capture_output=True, timeout=60
+    )
+    assert float(run.stdout) < 4
