@@ -301,7 +301,9 @@ def protocol_of(server: LiveServer) -> str | None:
 
 @pytest.mark.parametrize("host", HOSTS.values(), ids=list(HOSTS))
 def test_installed_host_has_every_name_of_the_table(host: Host) -> None:
-    pytest.importorskip(host.name)
+    # Looked for, and not imported: Locust has gevent replace the threads of its process.
+    if importlib.util.find_spec(host.name) is None:
+        pytest.skip(f"{host.name} is not installed: pip install {host.name}")
     code = f"from wsgifast.hosts import HOSTS; print(HOSTS[{host.name!r}].missing())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "[]\n", done.stderr
