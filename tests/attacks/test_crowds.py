@@ -154,8 +154,20 @@ def test_small_chunks_cost_no_more_memory_than_large_ones() -> None:
 
 def test_readers_that_stop_reading_cost_bounded_memory() -> None:
     count, size = 60, 5_000_000
-    held = memory_of("readers of a list", path=f"/small/{size}", clients=count)
-    assert held < count * size / 2, f"{held} bytes are held of {count * size}"
+    with served() as server:
+        process = _worker(server)
+        before = process.memory_info().rss
+
+        def held() -> int:
+            return int(process.memory_info().rss - before)
+
+        kind, path = "readers of a list", f"/small/{size}"
+        with slow_clients(kind, _port(server), clients=count, path=path) as crowd:
+            assert crowd.gathered == count
+            wait_for(
+                lambda: held() < count * size / 2,
+                lambda: f"pages are in files: {held()} bytes are held of {count * size}",
+            )
 
 
 def test_floods_leave_nothing_behind() -> None:
