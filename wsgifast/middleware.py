@@ -99,9 +99,9 @@ class WSGIFast:
         their Content-Length says so, and else once the app has read too much, whatever it answers
         to that, unless its response has begun. What it reads then raises BodyTooLarge, an OSError.
     :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd before the
-        app is called. `body_limit_bytes` holds for what was sent and for what that decodes to;
-        without it, 32 MiB of decoded bytes are taken. More, and what grows more than 200 times,
-        gets 413, wrong bodies 400, other codings 415.
+        app is called. `body_limit_bytes` limits the bytes that were sent and the decoded bytes.
+        Without it, the limit is 32 MiB of decoded bytes. A larger body, or one that grows more than
+        200 times, gets 413. A malformed body gets 400, another content coding 415.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
         slow shape the id of the doctor's finding is logged, at most once an hour for each URL
         pattern of the framework. 0 examines none, at no cost.
