@@ -246,15 +246,18 @@ class WSGIFast:
         if head.forwarded:  # write() was used, and may have sent a part
             return self._send_stream(head, content)
         if shape is WRAPPED_WHOLE:
-            if (
-                not head.no_body
-                and _is_one_block(content, head.length)
-                and (head.compression is None or head.leaves_uncoded(len(content[0])))
-            ):
+            if not head.no_body and _is_one_block(content, head.length):
+                size = len(content[0])
+                decision = None if head.compression is None else head.decide_whole(size)
+                sent: Iterable[bytes] = head.compress_whole(decision, content, size)
+                if sent is content:
+                    sent = body  # type: ignore[assignment]
+                elif decision is not None:
+                    sent = ClosedWith(sent, body)
                 head.forward()
                 head.environ[SENT_AS] = "as-is"
                 head.environ[CHUNKS] = 1
-                return body  # type: ignore[return-value]
+                return sent
             # By the wrappers' own iteration, which may encode or count each chunk.
             return ClosedWith(_send_whole(head, list(body)), body)  # type: ignore[call-overload]
         return _send_whole(head, content, "rescued")
@@ -312,9 +315,8 @@ def _send_whole(
             head.correct_length(size)
         else:
             head.set_length(size)
-    if head.compression is not None and not head.leaves_uncoded(size):
-        assert head.coding is not None
-        head.headers, few = head.coding.whole(head.code, head.headers, few, size)
+    if head.compression is not None:
+        few = head.compress_whole(head.decide_whole(size), few, size)
     if head.no_body:
         return send_nothing(head, chunks)
     head.forward()

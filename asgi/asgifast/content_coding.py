@@ -9,11 +9,11 @@ from typing import Any
 
 from wsgifast.compression.codings import DEFAULT_LEVELS, Compressor
 from wsgifast.compression.dictionaries import DCZ
-from wsgifast.compression.policy import DECISIVE_LENGTHS, Compression, left_uncoded, with_vary
+from wsgifast.compression.policy import Compression
 from wsgifast.compression.response import Decision, ResponseCoding
 from wsgifast.errors import BodyError, BodyTooShort
 from wsgifast.files import RequestFacts
-from wsgifast.http.head import raw_headers
+from wsgifast.http.headers import Headers
 
 from .loops import in_thread, running_loop
 from .messages import (
@@ -24,7 +24,6 @@ from .messages import (
     declared_length,
     flow_of,
     response_body,
-    text_headers,
     whole_body,
 )
 
@@ -86,6 +85,8 @@ class ContentCoding(ResponseCoding):
     """
 
     app_headers: RawHeaders | None = None
+    # About a body in one message, once that is known.
+    _whole: Decision | None = None
     _restored: tuple[str | None, str | None] | None = None
     is_file = False
     _send: Send
@@ -117,26 +118,20 @@ class ContentCoding(ResponseCoding):
     def uncoded_head(self, start: Message, message: Message) -> Message | None:
         """Return the head of a response that is sent as it is; None if it may be compressed.
 
-        It gives the answer of :meth:`whole` for most of those responses, at less cost.
+        The decision is kept for :meth:`whole`.
 
         :param start: the app's head.
         :param message: its first message.
         """
         body = message.get("body")
-        if self.wish or type(body) is not bytes or message.get("more_body", False):
+        if type(body) is not bytes or message.get("more_body", False) or self.method == "HEAD":
             return None
-        headers: RawHeaders = start["headers"]
-        lacks = left_uncoded(
-            self.compression,
-            self.method,
-            start["status"],
-            text_headers([each for each in headers if len(each[0]) in DECISIVE_LENGTHS]),
-            len(body),
-            self.accept_encoding,
-        )
-        if not lacks:
-            return start if lacks is not None else None
-        return {**start, "headers": [*headers, *raw_headers(lacks)]}
+        decision = self._decide_whole(start, len(body))
+        if decision is None:
+            return start
+        if decision.coding is not None:
+            return None
+        return {**start, "headers": decision.headers.raw()}
 
     async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
         """Return the head and the only message of a response as they are to be sent."""
@@ -146,8 +141,7 @@ class ContentCoding(ResponseCoding):
         declared = declared_length(start["headers"])
         if not is_head and declared is not None and declared != len(body):
             return start, message  # the server cuts it off, or refuses it
-        headers = text_headers(start["headers"])
-        decision = self.decide_page(start["status"], headers, None if is_head else len(body))
+        decision = self._whole or self._decide_whole(start, None if is_head else len(body))
         if decision is None:
             return start, message
         changed = decision.headers
@@ -155,11 +149,16 @@ class ContentCoding(ResponseCoding):
             compressor = self.compressor_for(decision, decision.coding, len(body))
             coded = await self._compressed(compressor.whole, body)
             if len(coded) < len(body):
-                changed = [*changed, ("content-length", str(len(coded)))]
+                changed.append(("content-length", str(len(coded))))
                 message = {**message, "body": coded}
             else:
-                changed = with_vary(headers, decision.vary)
-        return {**start, "headers": raw_headers(changed)}, message
+                changed = Headers.from_raw(start["headers"]).with_vary(decision.vary)
+        return {**start, "headers": changed.raw()}, message
+
+    def _decide_whole(self, start: Message, size: int | None) -> Decision | None:
+        headers = Headers.from_raw(start["headers"])
+        self._whole = self.decide_page(start["status"], headers, size)
+        return self._whole
 
     def stream(self, send: Send) -> Send:
         """Return a send() that compresses what passes through it, and passes it on to `send`."""
@@ -170,7 +169,7 @@ class ContentCoding(ResponseCoding):
         """Return the coding for the file that is the body; None to send it as it is."""
         if size is None:
             size = self.compression.min_bytes  # let it be large enough
-        decision = self.decide(start["status"], text_headers(start["headers"]), size)
+        decision = self.decide(start["status"], Headers.from_raw(start["headers"]), size)
         return None if decision is None else decision.coding
 
     def restored_facts(self, facts: RequestFacts) -> RequestFacts:
@@ -237,7 +236,7 @@ class ContentCoding(ResponseCoding):
 
     def _begin(self, start: Message) -> Message:
         """Decide about a response by its head; return the head to send."""
-        headers = text_headers(start["headers"])
+        headers = Headers.from_raw(start["headers"])
         if not self.is_file:
             changed = self.begin(start["status"], headers)
             if self.compressor is not None:
@@ -245,8 +244,8 @@ class ContentCoding(ResponseCoding):
         elif (decision := self.decide(start["status"], headers)) is None:
             return start
         else:
-            changed = decision.headers if decision.coding is None else with_vary(headers)
-        return start if changed is headers else {**start, "headers": raw_headers(changed)}
+            changed = decision.headers if decision.coding is None else headers.with_vary()
+        return start if changed is headers else {**start, "headers": Headers(changed).raw()}
 
     def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
         level = "zstd" if coding == DCZ else coding
@@ -281,9 +280,9 @@ class ContentCoding(ResponseCoding):
         app_if = None if condition is None else self.app_if(condition)
         if (*restored, app_if) != (*sent, condition):
             changed = {"if-none-match": restored[0], "if-match": restored[1], "if": app_if}
-            kept = [header for header in text_headers(self._headers) if header[0] not in changed]
+            kept = Headers.from_raw(self._headers).without(changed)
             kept += [(name, value) for name, value in changed.items() if value is not None]
-            self.app_headers = raw_headers(kept)
+            self.app_headers = kept.raw()
 
 
 def _ended(compressor: Compressor, block: bytes) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast import Compression, ConfigurationError
 from wsgifast.compression.codings import compressor
-from wsgifast.compression.policy import coded_tag, left_uncoded, suffix_check, with_vary
+from wsgifast.compression.policy import coded_tag, suffix_check
 from wsgifast.compression.response import Decision, ResponseCoding
 
 Headers = list[tuple[str, str]]
@@ -117,37 +117,6 @@ def test_any_status_with_a_body_is_compressed(code: int, method: str) -> None:
     assert decision.coding == "br"
 
 
-HEADERS = [
-    ("Content-Type", "text/html"), ("content-type", "image/png"), ("Content-Encoding", "gzip"),
-    ("Cache-Control", "no-transform"), ("Cache-Control", "public"), ("Vary", "Cookie"),
-    ("ETag", '"a"'), ("Content-Length", "5"),
-]  # fmt: skip
-
-
-@given(
-    method=st.sampled_from(["GET", "HEAD", "POST", "CONNECT"]),
-    code=st.sampled_from([200, 204, 206, 304, 404]),
-    headers=st.lists(st.sampled_from(HEADERS), max_size=4),
-    size=st.sampled_from([0, 99, 100]),
-    accept_encoding=st.sampled_from([None, "", "gzip", "gzip;q=0", "identity"]),
-)
-@example("CONNECT", 200, HEADERS[:1], 100, None)
-def test_left_uncoded_agrees_with_decide(
-    method: str,
-    code: int,
-    headers: Headers,
-    size: int,
-    accept_encoding: str | None,
-) -> None:
-    rules = Compression(min_bytes=100)
-    lacks = left_uncoded(rules, method, code, headers, size, accept_encoding)
-    if lacks is None:
-        return
-    decision = coding_of(accept_encoding, rules, method=method).decide(code, headers, size)
-    assert decision is None or decision.coding is None
-    assert [*headers, *lacks] == (headers if decision is None else decision.headers)
-
-
 def test_client_without_coding_gets_vary_alone() -> None:
     decision = decided([*JSON, ("ETag", '"a"'), ("Accept-Ranges", "bytes")], accept_encoding=None)
     assert decision is not None
@@ -184,24 +153,6 @@ def test_head_without_a_body_omits_what_a_coding_settles(headers: list[tuple[str
 def test_head_with_the_body_has_what_get_would() -> None:
     headers = [*JSON, ("ETag", '"a"')]
     assert names(decided(headers, method="HEAD", size=5000)) == names(decided(headers, size=5000))
-
-
-@pytest.mark.parametrize(
-    ("vary", "expected"),
-    [
-        ([], ["Accept-Encoding"]),
-        (["Cookie"], ["Cookie, Accept-Encoding"]),
-        (["Cookie", "Origin"], ["Cookie", "Origin, Accept-Encoding"]),
-        (["accept-encoding"], ["accept-encoding"]),
-        (["Cookie, Accept-ENCODING", "Origin"], ["Cookie, Accept-ENCODING", "Origin"]),
-        (["*"], ["*"]),
-        ([""], ["", "Accept-Encoding"]),
-        (["Accept-Encoding-Not"], ["Accept-Encoding-Not, Accept-Encoding"]),
-    ],
-)
-def test_vary_is_merged(vary: list[str], expected: list[str]) -> None:
-    headers = with_vary([("Vary", value) for value in vary])
-    assert [value for _, value in headers] == expected
 
 
 @pytest.mark.parametrize(

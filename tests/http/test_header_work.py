@@ -24,7 +24,7 @@ from wsgifast.bodies.content_coding import ContentCoding
 from wsgifast.bodies.files import request_facts
 from wsgifast.bodies.request_bodies import limit_request
 from wsgifast.compression.decoding import BodyLimits
-from wsgifast.compression.policy import left_uncoded
+from wsgifast.compression.response import decide
 from wsgifast.errors import RequestError
 from wsgifast.http.framing import list_members, wants_to_persist
 from wsgifast.http.head import raw_headers
@@ -89,8 +89,8 @@ PARTS: dict[str, Callable[[Lines], object]] = {
     ),
     "limit_request": lambda lines: limit_request(environ_of(lines), LIMITS),
     "decoder": lambda lines: [LIMITS.decoder(value) for _, value in lines],
-    "left_uncoded": lambda lines: [
-        left_uncoded(COMPRESSION, "GET", 200, [("Content-Type", "text/plain")], 9, value)
+    "decide": lambda lines: [
+        decide(COMPRESSION, "GET", value, [], 200, [("Content-Type", "text/plain")], 9)
         for _, value in lines
     ],
     "asgifast: request_facts": lambda lines: asgi_facts(asgi_scope(lines)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checks import app_name
 from ..errors import BodyError
-from ..http.head import header_value
+from ..http.headers import Headers
 
 # A chunk of this size or more is sent as it is: the system call costs little beside its bytes, and
 # a copy would cost memory.
@@ -24,7 +24,7 @@ _PARAMETER = re.compile(r""";[ \t]*([^\s"=;]*)=(?:"((?:[^"\\]|\\.)*)"|([^\s"=;]*
 
 def charset_of(headers: Iterable[tuple[str, str]]) -> str:
     """Return the charset parameter of the Content-Type (RFC 9110 8.3.2); utf-8 by default."""
-    for parameter, quoted, token in _PARAMETER.findall(header_value(headers, "content-type") or ""):
+    for parameter, quoted, token in _PARAMETER.findall(Headers(headers).get("content-type") or ""):
         if parameter.lower() == "charset" and (quoted or token):
             return str(quoted or token)
     return "utf-8"

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..compression.codings import Compressor
-from ..compression.policy import IS_BEHIND, Compression, Header, Wish, with_vary
+from ..compression.policy import IS_BEHIND, Compression, Wish
 from ..compression.response import Decision, ResponseCoding
+from ..http.headers import Headers
 from .access_log import CODED_BYTES, CODING, UNCODED_BYTES
 from .files import header_of
 
@@ -55,14 +56,10 @@ class ContentCoding(ResponseCoding):
             environ["HTTP_IF"] = self.app_if(environ["HTTP_IF"])
 
     def whole(
-        self, code: int, headers: list[Header], blocks: Iterable[bytes], size: int
-    ) -> tuple[list[Header], Iterable[bytes]]:
-        """Decide about a body whose blocks exist; return the headers and the blocks to send."""
+        self, decision: Decision, headers: Headers, blocks: Iterable[bytes], size: int
+    ) -> tuple[Headers, Iterable[bytes]]:
+        """Compress a body whose blocks exist; return the headers and the blocks to send."""
         is_head = self.method == "HEAD"
-        # Frameworks drop the body of an answer to HEAD.
-        decision = self.decide_page(code, headers, None if is_head and not size else size)
-        if decision is None:
-            return headers, blocks
         coding = decision.coding
         if coding is None or not size:
             return decision.headers, blocks
@@ -77,11 +74,12 @@ class ContentCoding(ResponseCoding):
         if len(coded) >= size:
             for key in (CODING, UNCODED_BYTES, CODED_BYTES):
                 self.environ.pop(key)
-            return with_vary(headers, decision.vary), [content]
+            return headers.with_vary(decision.vary), [content]
         if is_head:
             return decision.headers, blocks
         self.environ[CODED_BYTES] = len(coded)
-        return [*decision.headers, ("Content-Length", str(len(coded)))], [coded]
+        decision.headers.append(("Content-Length", str(len(coded))))
+        return decision.headers, [coded]
 
     def note(self, coding: str, uncoded_bytes: int, coded_bytes: int) -> None:
         """Put the coding and both sizes into the environ, for logs."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..compression.policy import with_vary
 from ..files.app_files import FrontServer, is_made_for_one_answer, plan_file_body
 from ..files.coded_copies import COPIES, MAX_FILE_BYTES
+from ..http.headers import Headers
 from ..sockets.sending import FileSegment
 from .access_log import SENT_AS
 from .classify import closes_no_more_than
@@ -120,7 +120,7 @@ class FileResponses(NamedTuple):
         if plan.status != 200:  # the app's own phrase stays
             head.status = plan.status_line
             head.code = plan.status
-        head.headers = list(plan.headers)
+        head.headers = Headers(plan.headers)
         if coding is not None and plan.status == 304:
             head.headers = coding.begin(304, head.headers)
         parts = plan.segments_of(segment.fd, segment.offset)
@@ -164,7 +164,7 @@ def _file_coding(head: HeldHead, coding: ContentCoding, segment: FileSegment) ->
     if decision.coding is None:
         head.headers = decision.headers
     else:
-        head.headers = with_vary(head.headers)
+        head.headers = head.headers.with_vary()
     return decision.coding if segment.size <= MAX_FILE_BYTES else None
 
 
@@ -177,7 +177,7 @@ def _send_coded(
     """
     blocks: Iterable[bytes] = reader
     if size is not None:
-        head.headers, blocks = coding.whole(head.code, head.headers, reader, size)
+        blocks = head.compress_whole(head.decide_whole(size), reader, size)
     else:
         head.headers = coding.begin(head.code, head.headers)
         if coding.compressor is not None:

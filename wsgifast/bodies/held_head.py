@@ -6,16 +6,18 @@ A second call is allowed with exc_info alone (PEP 3333).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from sys import modules
 from time import time_ns
 from typing import TYPE_CHECKING
 
 from ..checks import app_name
-from ..compression.policy import WISH, Compression, Wish, left_uncoded
+from ..compression.policy import WISH, Compression, Wish
+from ..compression.response import Decision, decide
 from ..errors import BodyError
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.head import declared_length, status_code
+from ..http.headers import Headers
 from .access_log import LENGTH_ERROR
 from .chunks import charset_of, to_bytes
 from .content_coding import ContentCoding
@@ -51,7 +53,7 @@ class HeldHead:
     # Class attributes, so that most responses need not set them.
     status: str | None = None
     code = 0
-    headers: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), never mutated
+    headers = Headers()  # replaced by start(), never changed
     length: int | None = None
     no_body = False
     exc_info: OptExcInfo | None = None
@@ -127,16 +129,14 @@ class HeldHead:
         :param size: bytes; None if it is not known.
         """
         if self.length is not None:
-            self.headers = [item for item in self.headers if item[0].lower() != "content-length"]
+            self.headers = self.headers.without(("content-length",))
         if self.no_body:
             size = frame_response(self._method, self.code, None, size=size).length
         self.length = size
         if size is None:
             return
-        for name, _ in self.headers:
-            if len(name) == 17 and name.lower() == "transfer-encoding":
-                return  # never both
-        self.headers.append(("Content-Length", str(size)))
+        if self.headers.get("transfer-encoding") is None:  # never both
+            self.headers.append(("Content-Length", str(size)))
 
     def correct_length(self, size: int) -> None:
         """Replace a wrong Content-Length, and log that."""
@@ -156,7 +156,7 @@ class HeldHead:
         self.forwarded = True
         if self.exc_info is None:
             headers = self._to_send() if self.codes_stream else self.headers
-            self._server_write = self.server_start(self.status, headers)
+            self._server_write = self.server_start(self.status, list(headers))
             return
         # Middleware around WSGIFast, such as an error reporter, gets the error by it.
         exc_info: OptExcInfo | None = self.exc_info
@@ -164,7 +164,7 @@ class HeldHead:
         coding = self.coding if self.codes_stream else None
         compressor = None if coding is None else coding.compressor
         try:
-            self._server_write = self.server_start(self.status, self._to_send(), exc_info)
+            self._server_write = self.server_start(self.status, list(self._to_send()), exc_info)
         except BaseException:
             if coding is not None:  # the head has been sent before: its body goes on
                 coding.compressor = compressor
@@ -172,7 +172,7 @@ class HeldHead:
         finally:
             exc_info = None
 
-    def _to_send(self) -> list[tuple[str, str]]:
+    def _to_send(self) -> Headers:
         if self.codes_stream and self.coding is not None:
             return self.coding.begin(self.code, self.headers)
         return self.headers
@@ -208,21 +208,39 @@ class HeldHead:
         )
         return self._coding
 
-    def leaves_uncoded(self, size: int) -> bool:
-        """Whether a whole body is surely sent as it is; its head then says what that depends on."""
-        if self._coding is not None or self.compression is None:
-            return self.compression is None
-        if self._wish:
-            return False
+    def decide_whole(self, size: int) -> Decision | None:
+        """Decide about a body whose bytes exist; None to send it as it is."""
         compression = self.compression
-        if size < compression.min_bytes and self.code == 200 and not self.no_body:
-            return True  # most small ones
-        lacks = left_uncoded(
-            compression, self._method, self.code, self.headers, size, self._accept_encoding
+        if compression is None:
+            return None
+        # Frameworks drop the body of an answer to HEAD.
+        known_size = None if self._method == "HEAD" and not size else size
+        if self._coding is not None:
+            return self._coding.decide_page(self.code, self.headers, known_size)
+        if size < compression.min_bytes and self.code == 200 and not (self.no_body or self._wish):
+            return None  # most small ones
+        return decide(
+            compression,
+            self._method,
+            self._accept_encoding,
+            self._wish,
+            self.code,
+            self.headers,
+            known_size,
         )
-        if lacks:
-            self.headers += lacks
-        return lacks is not None
+
+    def compress_whole(
+        self, decision: Decision | None, blocks: Iterable[bytes], size: int
+    ) -> Iterable[bytes]:
+        """Return the blocks to send of a body whose blocks exist, and change the headers."""
+        if decision is None:
+            return blocks
+        if decision.coding is None:
+            self.headers = decision.headers
+            return blocks
+        assert self.coding is not None
+        self.headers, blocks = self.coding.whole(decision, self.headers, blocks, size)
+        return blocks
 
     def counter(self) -> BodyCounter:
         """Return the counter that limits the body to its Content-Length."""
@@ -273,7 +291,7 @@ class HeldHead:
     def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
         """Take a status and headers; refuse what no server could send."""
         try:
-            headers = list(headers)  # the app may go on using its own list
+            headers = Headers(headers)  # the app may go on using its own list
         except TypeError:
             pass  # declared_length reports what is wrong
         try:
@@ -283,7 +301,7 @@ class HeldHead:
             raise BodyError(f"{self.app_name} called start_response wrongly: {error}") from None
         self.status = status
         self.code = code
-        self.headers = headers
+        self.headers = headers  # type: ignore[assignment]
         self.no_body = (code != 200 or self._method != "GET") and not has_body(self._method, code)
         if self.length is not None and self.no_body and not has_body("GET", code):
             # Also for 304, which may have one: gevent's pywsgi answers 500 to it.

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from ..errors import BodyTooShort
-from ..http.head import header_value
+from ..http.headers import Headers
 from .access_log import CHUNKS, LENGTH_ERROR, SAMPLED_CHUNKS, SENT_AS, stream_kind
 from .chunks import coalesced
 from .classify import iterated
@@ -153,6 +153,6 @@ class ClosedWith:
 
 def is_event_stream(headers: Sequence[tuple[str, str]]) -> bool:
     """Whether each chunk has to be sent at once, by the Content-Type or X-Accel-Buffering."""
-    content_type = header_value(headers, "content-type") or ""
-    buffering = header_value(headers, "x-accel-buffering") or ""
+    content_type = Headers(headers).get("content-type") or ""
+    buffering = Headers(headers).get("x-accel-buffering") or ""
     return content_type.lower().startswith(_EVENT_STREAMS) or buffering.lower() == "no"

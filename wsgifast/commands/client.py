@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from ..compression.codings import ZSTD_MODULE
 from ..errors import ConfigurationError, WSGIFastError
-from ..http.head import header_value
+from ..http.headers import Headers
 
 # As browsers ask for a page.
 BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
@@ -58,7 +58,7 @@ class Answer:
     closes: bool
 
     def header(self, name: str) -> str | None:
-        return header_value(self.headers, name.lower())
+        return Headers(self.headers).get(name.lower())
 
 
 def decoded(body: bytes, codings: str) -> bytes | None:
@@ -229,7 +229,7 @@ class HTTPClient:
         body: bytes = b"",
     ) -> None:
         given = (*self._headers, *headers)
-        has_host = header_value(given, "host") is not None
+        has_host = Headers(given).get("host") is not None
         connection.putrequest(method, url, skip_host=has_host, skip_accept_encoding=True)
         for name, value in given:
             connection.putheader(name, value)

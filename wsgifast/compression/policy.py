@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from ..checks import check_switches, is_count, list_of_text
 from ..errors import ConfigurationError
-from ..http.framing import has_body, list_members
 from ..http.head import TOKEN
+from ..http.headers import Header, Headers
 from .codings import (
     DEFAULT_LEVELS,
     LEVELS,
@@ -22,11 +22,8 @@ from .codings import (
     Counted,
     checked_codings,
     compressor,
-    preferred_coding,
 )
 from .dictionaries import DCZ, PagesDictionary
-
-Header = tuple[str, str]
 
 # The key of the environ, or of an ASGI scope, that has the request's :data:`Wish`.
 WISH = "wsgifast.compression"
@@ -62,16 +59,14 @@ _NEVER = ("application/grpc",)
 # Pages and data: an attacker may have them repeat what a secret begins with.
 _PAGES = re.compile(r"(?:text/|application/)(?:html|xhtml\+xml|json|x-json|[^;]*\+json)")
 
-# Headers that describe the bytes of the uncoded body, or offer ranges of it.
-OF_THE_UNCODED = frozenset(
+# Headers that describe the bytes of the original body, offer ranges of it, or tag it.
+IDENTITY_HEADERS = frozenset(
     {"content-length", "content-md5", "digest", "content-digest", "repr-digest", "accept-ranges"}
+    | {"etag"}
 )
 # Lengths of the names that matter, so that most headers are passed over by a comparison of numbers.
-DECISIVE_LENGTHS = frozenset(
-    map(len, ["content-type", "content-encoding", "cache-control", "vary"])
-)
+_DECISIVE_LENGTHS = frozenset(map(len, ["content-type", "content-encoding", "cache-control"]))
 _MOST_TYPES = 256
-_VARIES: tuple[Header, ...] = (("Vary", "Accept-Encoding"),)
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
@@ -204,55 +199,21 @@ def compress_response(request: object, compress: bool) -> None:
         wish[:] = [compress]
 
 
-def left_uncoded(
-    compression: Compression,
-    method: str,
-    code: int,
-    headers: Sequence[Header],
-    size: int,
-    accept_encoding: str | None,
-) -> tuple[Header, ...] | None:
-    """Return what a head lacks whose whole body is sent as it is; None if that is not sure.
-
-    It gives the answer of :meth:`~.response.ResponseCoding.decide` for most responses that are not
-    compressed, at less cost, where the app leaves that to the options.
-
-    :param headers: at least those with names of the lengths in :data:`DECISIVE_LENGTHS`.
-    :param size: of the body.
-    :param accept_encoding: of the request; None, as "", for none.
-    """
-    if method == "HEAD" or code == 206 or code == 304:
-        return None
-    if size < compression.min_bytes:
-        return ()
-    if (code != 200 or method != "GET") and not has_body(method, code):
-        return ()
-    content_type, has_vary = kind_of_head(headers)
-    if content_type is None or not compression.shrinks[content_type]:
-        return ()
-    if accept_encoding and preferred_coding(accept_encoding, compression.codings) is not None:
-        return None
-    return None if has_vary else _VARIES
-
-
-def kind_of_head(headers: Sequence[Header]) -> tuple[str | None, bool]:
-    """Return the Content-Type, None if the body must not be coded; and whether there is a Vary."""
+def type_to_compress(headers: Iterable[Header]) -> str | None:
+    """Return the Content-Type; None without one, or if the headers forbid a content coding."""
     content_type = None
-    has_vary = False
     for name, value in headers:
         if name == "Content-Type":  # as most write it
             content_type = value
-        elif len(name) in DECISIVE_LENGTHS:
+        elif len(name) in _DECISIVE_LENGTHS:
             match name.lower():
                 case "content-type":
                     content_type = value
-                case "vary":
-                    has_vary = True
                 case "content-encoding":
-                    return None, has_vary
+                    return None
                 case "cache-control" if "no-transform" in cache_directives(value):
-                    return None, has_vary
-    return content_type, has_vary
+                    return None
+    return content_type
 
 
 def cache_directives(cache_control: str) -> set[str]:
@@ -263,9 +224,7 @@ def cache_directives(cache_control: str) -> set[str]:
 
 def is_stale_at_once(headers: Iterable[Header]) -> bool:
     """Whether the Cache-Control of a response forbids caches to send it again without asking."""
-    for name, value in headers:
-        if len(name) != 13 or name.lower() != "cache-control":
-            continue
+    for value in Headers(headers).get_all("cache-control"):
         for member in value.lower().replace(";", ",").split(","):
             directive, _, argument = member.partition("=")
             match directive.strip(" \t"):
@@ -317,36 +276,6 @@ def suffix_check(tag: str) -> str:
 
 def _weak(tag: str) -> str:
     return f'W/"{tag}.{suffix_check(tag)}"'
-
-
-def uncoded_headers_dropped(headers: Iterable[Header]) -> list[Header]:
-    """Return headers without the entity tag and what else is of the uncoded body's bytes."""
-    dropped = OF_THE_UNCODED | {"etag"}
-    return [header for header in headers if header[0].lower() not in dropped]
-
-
-def with_vary(headers: Iterable[Header], on: Sequence[str] = ("Accept-Encoding",)) -> list[Header]:
-    """Return headers that say that the answer depends on some of the request's (RFC 9110, 12.5.5).
-
-    :param on: those that are named.
-    """
-    result = list(headers)
-    at = None
-    for index, (name, value) in enumerate(result):
-        if len(name) == 4 and name.lower() == "vary":
-            members = list_members(value)
-            if "*" in members:
-                return result
-            on = [each for each in on if each.lower() not in members]
-            at = index
-    if not on:
-        return result
-    if at is None or not result[at][1].strip(" \t,"):
-        result.append(("Vary", ", ".join(on)))
-    else:
-        name, value = result[at]
-        result[at] = name, ", ".join([value, *on])
-    return result
 
 
 def _checked_levels(levels: Mapping[str, int] | None) -> dict[str, int]:

@@ -23,22 +23,20 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from ..http.framing import has_body
-from ..http.head import header_value, parse_length
+from ..http.head import parse_length
+from ..http.headers import Header, Headers
 from .codings import SIBLING_SUFFIXES, Compressor, preferred_coding
 from .dictionaries import DCZ, ClientDictionary, PagesDictionary, client_dictionary, prefers_delta
 from .policy import (
-    OF_THE_UNCODED,
+    IDENTITY_HEADERS,
     Compression,
-    Header,
     Wish,
     cache_directives,
     coded_tag,
     is_page,
     is_restorable,
-    kind_of_head,
     suffix_check,
-    uncoded_headers_dropped,
-    with_vary,
+    type_to_compress,
 )
 
 _NOT_SHARED = {"private", "no-store"}
@@ -59,7 +57,7 @@ class Decision(NamedTuple):
     :ivar vary: the headers of the request that it depends on.
     """
 
-    headers: list[Header]
+    headers: Headers
     coding: str | None
     content_type: str
     vary: Sequence[str] = ("Accept-Encoding",)
@@ -160,41 +158,16 @@ class ResponseCoding:
         return _CODED_TAG.sub(_original, value)
 
     def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
-        """Decide about a response.
-
-        :param code: of its status.
-        :param headers: the app's.
-        :param size: of the body in bytes, where it is known without a Content-Length.
-        :returns: None to send it as it is.
-        """
-        method = self.method
-        if code == 304:
-            return self._not_modified(headers)
-        if not has_body("GET" if method == "HEAD" else method, code):
-            return None
-        content_type, _ = kind_of_head(headers)
-        if content_type is None:
-            return None
-        asked = self.wish[0] if self.wish else None  # None leaves it to the options
-        if not (self.compression.shrinks[content_type] if asked is None else asked):
-            return None
-        # The app has answered Range for the uncoded body.
-        coding = None if code == 206 else self.coding
-        if code != 206 and not asked:
-            length = size
-            if length is None:
-                declared = header_value(headers, "content-length") or ""
-                length = parse_length(declared.strip(" \t"))
-            if length is not None and length < self.compression.min_bytes:
-                return None
-        if coding is None:
-            return Decision(with_vary(headers), None, content_type)
-        if size is None and method == "HEAD":
-            # Not known without the body: whether GET's is long enough, or has a coding of the
-            # app's.
-            kept = uncoded_headers_dropped(headers)
-            return Decision(with_vary(kept), None, content_type)
-        return Decision(_coded(headers, coding), coding, content_type)
+        """See :func:`decide`; a 304 gets the tag that the client has sent."""
+        if code == 304 and self._sent_tags and self.method in ("GET", "HEAD"):
+            tags = self._sent_tags
+            headers = Headers(headers)
+            etag = headers.get("etag")
+            if etag is not None:
+                headers.set("ETag", tags.get(etag.strip(" \t"), etag))
+        return decide(
+            self.compression, self.method, self.accept_encoding, self.wish, code, headers, size
+        )
 
     def decide_page(
         self, code: int, headers: list[Header], size: int | None = None
@@ -210,14 +183,15 @@ class ResponseCoding:
         is_coded_page = decision.coding is not None and is_page(decision.content_type)
         if not is_coded_page or code != 200 or is_private(changed) or self.has_user():
             return decision
-        allowed = header_value(changed, "access-control-allow-origin")
+        allowed = Headers(changed).get("access-control-allow-origin")
         if self._dictionary is None or not self._dictionary.may_be_used(allowed):
             if "html" in decision.content_type.lower():
-                changed = [*changed, ("Link", pages.link(self._mount))]
+                changed = Headers(changed)
+                changed.append(("Link", pages.link(self._mount)))
             return _on_dictionary(decision, changed)
-        return _on_dictionary(decision, _coded(headers, DCZ))._replace(coding=DCZ)
+        return _on_dictionary(decision, _coded(Headers(headers), DCZ))._replace(coding=DCZ)
 
-    def begin(self, code: int, headers: list[Header]) -> list[Header]:
+    def begin(self, code: int, headers: Headers) -> Headers:
         """Decide about a response whose body is compressed block by block.
 
         :returns: the headers to send; `headers` itself to send it as it is.
@@ -235,44 +209,78 @@ class ResponseCoding:
         kind = decision.content_type
         return self.compression.compressor(coding, kind, size, is_behind=self.is_behind())
 
-    def _not_modified(self, headers: list[Header]) -> Decision | None:
-        """A 304 with the tag that the client has sent."""
-        if self.method not in ("GET", "HEAD"):
+
+def decide(
+    compression: Compression,
+    method: str,
+    accept_encoding: str | None,
+    wish: Wish,
+    code: int,
+    headers: list[Header],
+    size: int | None = None,
+) -> Decision | None:
+    """Decide about a response.
+
+    :param method: of the request, as `accept_encoding` is, for which None is the same as "".
+    :param wish: the app's.
+    :param code: of its status.
+    :param headers: the app's.
+    :param size: of the body in bytes, where it is known without a Content-Length.
+    :returns: None to send it as it is.
+    """
+    if code == 304:
+        is_read = method in ("GET", "HEAD")
+        return Decision(Headers(headers).with_vary(), None, "") if is_read else None
+    is_head = method == "HEAD"
+    if (code != 200 or method != "GET") and not has_body("GET" if is_head else method, code):
+        return None
+    asked = wish[0] if wish else None  # None leaves it to the options
+    has_least_size = code != 206 and not asked
+    if has_least_size and size is not None and size < compression.min_bytes:
+        return None
+    content_type = type_to_compress(headers)
+    if content_type is None:
+        return None
+    if not (compression.shrinks[content_type] if asked is None else asked):
+        return None
+    headers = Headers(headers)
+    if has_least_size and size is None:
+        length = parse_length((headers.get("content-length") or "").strip(" \t"))
+        if length is not None and length < compression.min_bytes:
             return None
-        tags = self._sent_tags
-        changed = [
-            (name, tags.get(value.strip(" \t"), value) if name.lower() == "etag" else value)
-            for name, value in headers
-        ]
-        return Decision(with_vary(changed), None, "")
+    coding = None
+    if accept_encoding and code != 206:  # the app has answered Range for the original body
+        coding = preferred_coding(accept_encoding, compression.codings)
+    if coding is None:
+        return Decision(headers.with_vary(), None, content_type)
+    if is_head and size is None:
+        # Not known without the body: whether GET's is long enough, or has a coding of the app's.
+        return Decision(headers.without(IDENTITY_HEADERS).with_vary(), None, content_type)
+    return Decision(_coded(headers, coding), coding, content_type)
 
 
-def _coded(headers: list[Header], coding: str) -> list[Header]:
+def _coded(headers: Headers, coding: str) -> Headers:
     """Return the headers of a body in a coding."""
-    coded = []
-    for name, value in headers:
-        lower = name.lower()
-        if lower == "etag":
-            tag = coded_tag(value, coding)
-            if tag is not None:
-                coded.append(("ETag", tag))
-        elif lower not in OF_THE_UNCODED:
-            coded.append((name, value))
-    return [*with_vary(coded), ("Content-Encoding", coding)]
+    etag = headers.get("etag")
+    coded = headers.without(IDENTITY_HEADERS).with_vary()
+    if etag is not None and (tag := coded_tag(etag, coding)) is not None:
+        coded.append(("ETag", tag))
+    coded.append(("Content-Encoding", coding))
+    return coded
 
 
 def is_private(headers: Iterable[Header]) -> bool:
     """Whether a response is, by its headers, for one client alone."""
-    return any(
-        name.lower() == "set-cookie"
-        or (name.lower() == "cache-control" and _NOT_SHARED & cache_directives(value))
-        for name, value in headers
+    headers = Headers(headers)
+    controls = headers.get_all("cache-control")
+    return "set-cookie" in headers.names() or any(
+        _NOT_SHARED & cache_directives(value) for value in controls
     )
 
 
 def _on_dictionary(decision: Decision, headers: list[Header]) -> Decision:
     on = (*decision.vary, "Available-Dictionary")
-    return decision._replace(headers=with_vary(headers, on), vary=on)
+    return decision._replace(headers=Headers(headers).with_vary(on), vary=on)
 
 
 def _original(match: re.Match[str]) -> str:

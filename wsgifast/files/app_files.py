@@ -18,13 +18,13 @@ from time import time_ns
 from typing import Any
 from urllib.parse import quote
 
-from ..compression.policy import with_vary
 from ..errors import ConfigurationError
+from ..http.headers import Header, Headers
 from ..sockets.sending import TEMPORARY, FileSegment
 from .coded_copies import CodedCopy
 from .conditions import is_etag, stat_etag
 from .found import stat_or_none
-from .plan import Header, Plan, Representation, RequestFacts
+from .plan import Plan, Representation, RequestFacts
 
 # With one of these the app has applied Range by itself, or frames the body in its own way.
 _SETTLED = frozenset({"content-range", "transfer-encoding"})
@@ -75,7 +75,7 @@ def plan_file_body(
     :returns: None to leave the answer as it is: the app has applied Range by itself, or there is no
         validator.
     """
-    given = {name.lower(): value for name, value in headers}
+    given = Headers(headers).by_name()
     if not _SETTLED.isdisjoint(given):
         return None
     added: list[Header] = []
@@ -104,7 +104,7 @@ def plan_file_body(
     etag = given.get("etag", "").strip(" \t")
     if not is_etag(etag):
         etag = _file_etag(file, segment)
-    return copy.plan(facts, with_vary(described), etag, ranges=ranges)
+    return copy.plan(facts, Headers(described).with_vary(), etag, ranges=ranges)
 
 
 def is_made_for_one_answer(
@@ -205,6 +205,7 @@ class FrontServer:
 
     def __init__(self, header: str, locations: Mapping[str, str | None]) -> None:
         self._header = header
+        self._unsuited = _UNSUITED | {header.lower()}
         prefixes = []
         for folder, location in locations.items():
             if not isinstance(folder, (str, os.PathLike)) or not os.path.isdir(folder):
@@ -222,7 +223,7 @@ class FrontServer:
 
     def hand_over(
         self, headers: Iterable[Header], file: object, segment: FileSegment
-    ) -> list[Header] | None:
+    ) -> Headers | None:
         """Return the headers with which the front server sends this file; None if it cannot.
 
         It can if the whole file is to be sent, and its name still leads to it and, with symbolic
@@ -232,17 +233,15 @@ class FrontServer:
         :param file: the app's file object; only its name is used.
         :param segment: the part of the file to be sent.
         """
-        kept = []
-        for header in headers:
-            name = header[0].lower()
-            if name in _UNSUITED or name == self._header.lower():
-                return None
-            if name != "content-length":
-                kept.append(header)
+        headers = Headers(headers)
+        if not self._unsuited.isdisjoint(headers.names()):
+            return None
         location = self._location(file, segment)
         if location is None:
             return None
-        return [*kept, (self._header, location), ("Content-Length", "0")]
+        headers.set("Content-Length", "0")
+        headers.append((self._header, location))
+        return headers
 
     def _location(self, file: Any, segment: FileSegment) -> str | None:
         name = getattr(file, "name", None)

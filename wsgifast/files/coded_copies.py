@@ -29,7 +29,8 @@ from typing import IO
 
 from ..compression.codings import TOTALS, compressor
 from ..compression.dictionaries import DCZ
-from ..compression.policy import Header, coded_tag, uncoded_headers_dropped
+from ..compression.policy import IDENTITY_HEADERS, coded_tag
+from ..http.headers import Header, Headers
 from ..sockets.sending import FileSegment, has_its_size
 from .directory import Identity, identity_of
 from .found import Kept, MemoryCache, is_settled
@@ -109,7 +110,7 @@ class CodedCopy(Kept):
         assert self.body is not None
         made = self._made
         if made is None or made[0] is not headers:
-            own = uncoded_headers_dropped(headers)
+            own = Headers(headers).without(IDENTITY_HEADERS)
             own.append(("Content-Encoding", self.coding))
             tag = None if etag is None else coded_tag(etag, self.coding, self.checksum)
             if tag is not None:

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..compression.codings import preferred_coding
 from ..compression.dictionaries import HashedName, prefers_delta
-from ..http.head import header_value
+from ..http.headers import Headers
 from .directory import Directory, Identity, Opened, identity_of
 from .plan import Representation, RequestFacts
 
@@ -206,7 +206,7 @@ class Found(Kept):
         client = facts.dictionary
         if client is None or self.releases is None or not prefers_delta(facts.accept_encoding):
             return None
-        allowed = header_value(self.original.representation.headers, "access-control-allow-origin")
+        allowed = Headers(self.original.representation.headers).get("access-control-allow-origin")
         return client.digest if client.may_be_used(allowed) else None
 
     def sources(self) -> list[Source]:

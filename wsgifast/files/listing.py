@@ -13,8 +13,9 @@ from html import escape
 from urllib.parse import quote
 
 from ..checks import size_text
+from ..http.headers import Header
 from .directory import Directory, names_of, open_checked
-from .plan import Header, Plan
+from .plan import Plan
 
 # Control characters, line separators, and those that change the direction of text (UAX #9): a name
 # with one of the last may show as another.

@@ -19,7 +19,7 @@ from ..compression.codings import SIBLING_SUFFIXES
 from ..compression.dictionaries import VARY, hashed_name
 from ..compression.policy import Compression, cache_directives
 from ..compression.response import ResponseCoding
-from ..http.head import header_value
+from ..http.headers import Header, Headers
 from ..sockets.sending import has_its_size
 from .coded_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
@@ -33,7 +33,7 @@ from .found import (
     open_if_readable,
     stat_or_none,
 )
-from .plan import Header, describe
+from .plan import describe
 from .rules import HeaderRules
 
 log = logging.getLogger("wsgifast.files")
@@ -206,7 +206,7 @@ class Lookup:
         # Before the siblings: one that appears meanwhile changes the directory's identity.
         beside = {folder: stat_or_none(folder)}
         codings: dict[str, os.stat_result] = {}
-        is_coded = header_value(headers, "content-encoding") is not None
+        is_coded = Headers(headers).get("content-encoding") is not None
         for coding, suffix in () if is_coded else SIBLING_SUFFIXES.items():
             seen = stat_or_none(file.path + suffix)
             if seen is None:
@@ -218,9 +218,9 @@ class Lookup:
                 beside[file.path + suffix] = seen
         made_codings = self._made_codings(headers, file.facts.st_size)
         # `add_headers` may have taken the header away, or coded or pinned the file.
-        cache_control = header_value(headers, "cache-control") or ""
+        cache_control = Headers(headers).get("cache-control") or ""
         has_deltas = (
-            header_value(headers, "use-as-dictionary") is not None
+            Headers(headers).get("use-as-dictionary") is not None
             and not is_coded
             and "no-transform" not in cache_directives(cache_control)
         )

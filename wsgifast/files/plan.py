@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ..compression.dictionaries import ClientDictionary
 from ..errors import reason_phrase
 from ..http.head import raw_headers
+from ..http.headers import Header, Headers
 from ..sockets.sending import FileSegment
 from .conditions import (
     FIRST_KNOWN_SECOND,
@@ -25,8 +26,6 @@ from .conditions import (
     parse_http_date,
 )
 from .ranges import ByteRange, content_range, multipart_heads, new_boundary, parse_range
-
-Header = tuple[str, str]
 
 # Headers about the content (RFC 9110, section 8), for answers without it. All others stay: cookies,
 # CORS, caching and security headers apply to any status.
@@ -119,8 +118,7 @@ class Plan:
 
     def as_missing(self) -> Plan:
         """Return a 404 with this 200's body, without headers of the missing file."""
-        kept = [header for header in self.headers if header[0].lower() not in _OF_ANOTHER_FILE]
-        return Plan(404, kept, self.segments)
+        return Plan(404, Headers(self.headers).without(_OF_ANOTHER_FILE), self.segments)
 
 
 class Representation:
@@ -274,7 +272,7 @@ class Representation:
         return part if self.body is None else self.body[part.offset : part.offset + part.size]
 
     def _headers_without(self, names: frozenset[str]) -> list[Header]:
-        return [header for header in self.headers if header[0].lower() not in names]
+        return Headers(self.headers).without(names)
 
 
 def describe(
@@ -304,7 +302,7 @@ def describe(
     :param ranges: whether ranges may be requested.
     """
     given = tuple(headers)
-    names = {name.lower() for name, _ in given}
+    names = Headers(given).names()
     seconds = mtime_ns // 10**9
     modified = None if seconds < FIRST_KNOWN_SECOND else seconds
     own: list[Header] = [("Content-Length", str(size))]

@@ -13,7 +13,7 @@ from ..checks import is_count
 from ..compression.dictionaries import is_surely_hashed, use_as_dictionary
 from ..compression.policy import Compression, is_stale_at_once
 from ..errors import ConfigurationError
-from .plan import Header
+from ..http.headers import Header
 
 # Called with the headers to change, the file's absolute path and its URL path.
 AddHeaders = Callable[[Headers, str, str], None]

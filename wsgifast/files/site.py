@@ -18,6 +18,7 @@ from ..checks import Interface, check_app, check_switches, is_count
 from ..compression.codings import CODING_PACKAGES, available_codings
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
+from ..http.headers import Header
 from ..sockets.sending import FileSegment
 from .coded_copies import COPIES, copy_key, delta_key
 from .deltas import DELTAS
@@ -25,7 +26,7 @@ from .directory import Directory, names_of
 from .found import Found, MemoryCache, Source
 from .listing import listing_plan
 from .lookup import FoundFile, Lookup, Unreadable
-from .plan import NO_TEXT, Header, Plan, RequestFacts
+from .plan import NO_TEXT, Plan, RequestFacts
 from .rules import AddHeaders, HeaderRules, ImmutableTest
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024

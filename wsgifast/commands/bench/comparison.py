@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ConfigurationError
-from ...http.head import header_value
+from ...http.headers import Headers
 from ..arguments import check_path, check_writable, given_headers
 from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
@@ -99,7 +99,7 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
         wrapping["compress"] = True
     served = sides(target, server, classes, wrapping, options.rest)
     given_fields = given_headers(options)
-    if header_value(given_fields, "accept-encoding") is None:
+    if Headers(given_fields).get("accept-encoding") is None:
         given_fields.append(BROWSER_ACCEPT_ENCODING)
     headers = tuple(f"{name}: {value}" for name, value in given_fields)
     client = locust.client(options.users)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ...checks import checked_interface
 from ...errors import ConfigurationError
-from ...http.head import header_value
+from ...http.headers import Headers
 from ..loading import adds_asgifast, unwrapped
 from .endpoints import NAMED, Fetch, from_paths
 from .examination import Record, observer
@@ -111,7 +111,7 @@ def examine(
             listed = [Endpoint("/", "/", "the root")]
         search = Search(
             listed,
-            header_value(headers, "host") or "localhost",
+            Headers(headers).get("host") or "localhost",
             unsafe=unsafe,
             allow=all_endpoints if callable(all_endpoints) else lambda *_: bool(all_endpoints),
             follows=found is not None,

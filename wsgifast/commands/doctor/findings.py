@@ -16,7 +16,7 @@ from ...bodies.streams import is_event_stream
 from ...checks import size_text
 from ...errors import ConfigurationError
 from ...http.framing import list_members
-from ...http.head import header_value
+from ...http.headers import Headers
 from .frameworks import django_refuses_host
 from .model import (
     MAX_KEPT_BYTES,
@@ -217,7 +217,7 @@ def _refuses_host(seen: Observation) -> bool:
     """Whether a 400 is about the request's Host, and not one of the view's own."""
     body = bytes(seen.raw.body[:4096])
     if _DJANGOS_400.search(body):
-        host = header_value(seen.endpoint.headers, "host") or "localhost"
+        host = Headers(seen.endpoint.headers).get("host") or "localhost"
         return django_refuses_host(host) is not False
     return _REFUSES_HOST.search(body) is not None
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from ...bodies.slow_shapes import Chunks
 from ...checks import Interface
 from ...http.framing import list_members
-from ...http.head import header_value, parse_length
+from ...http.head import parse_length
+from ...http.headers import Headers
 
 Severity = Literal["wrong", "slow", "info"]
 # In the order in which they are shown.
@@ -135,7 +136,7 @@ class Recording:
 
     def header(self, name: str) -> str | None:
         """The first value of a header; None if it was not sent."""
-        return header_value(self.headers, name.lower())
+        return Headers(self.headers).get(name.lower())
 
     def sent(self, data: bytes) -> None:
         """Note what has been sent of the body, and keep up to MAX_KEPT_BYTES of it."""

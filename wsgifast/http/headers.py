@@ -1,0 +1,105 @@
+"""Headers: a list of fields whose names compare without case, for both halves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from .framing import list_members
+
+Header = tuple[str, str]
+
+# Names that are remembered in lower case. Apps and clients use a few, and none of them is long.
+_MAX_NAMES = 500
+_MAX_NAME_CHARACTERS = 64
+
+
+class _LowerNames(dict[str, str]):
+    """Maps names to their lower case, so that each one is lower-cased once in a process."""
+
+    def __missing__(self, name: str) -> str:
+        lower = name.lower()
+        if len(self) < _MAX_NAMES and len(name) <= _MAX_NAME_CHARACTERS:
+            self[name] = lower
+        return lower
+
+
+_LOWER = _LowerNames()
+
+
+class Headers(list[Header]):
+    """A list of (name, value) pairs of str, in the order in which they are sent.
+
+    It is a list because servers, frameworks and comparisons take one. Nothing is checked here: see
+    :mod:`.head` for that. Every method takes names in lower case, except those that add a header.
+    The methods that return Headers leave the original unchanged.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_raw(cls, raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+        """Return the headers of an ASGI message or of HTTP/2, which are in latin-1."""
+        return cls([(str(name, "latin-1"), str(value, "latin-1")) for name, value in raw])
+
+    def raw(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers as ASGI and HTTP/2 have them: in latin-1, names in lower case."""
+        return [(_LOWER[name].encode("latin-1"), value.encode("latin-1")) for name, value in self]
+
+    def names(self) -> set[str]:
+        """Return the names, in lower case."""
+        return {_LOWER[name] for name, _ in self}
+
+    def by_name(self) -> dict[str, str]:
+        """Return the last value of each name, which is in lower case."""
+        return {_LOWER[name]: value for name, value in self}
+
+    def get(self, name: str) -> str | None:
+        """Return the first value of a header; None without one."""
+        for key, value in self:
+            if _LOWER[key] == name:
+                return value
+        return None
+
+    def get_all(self, name: str) -> list[str]:
+        """Return all values of a header."""
+        return [value for key, value in self if _LOWER[key] == name]
+
+    def set(self, name: str, value: str) -> None:
+        """Replace all headers of a name by one, at the place of the first; or add it at the end.
+
+        :param name: as it is sent.
+        """
+        lower = _LOWER[name]
+        found = [_LOWER[key] for key, _ in self]
+        others = self.without((lower,))
+        others.insert(found.index(lower) if lower in found else len(others), (name, value))
+        self[:] = others
+
+    def without(self, names: Collection[str]) -> Headers:
+        """Return the headers that have none of some names."""
+        return Headers([header for header in self if _LOWER[header[0]] not in names])
+
+    def with_vary(self, on: Sequence[str] = ("Accept-Encoding",)) -> Headers:
+        """Return headers that say that the response depends on some of the request's.
+
+        They are added to the last Vary (RFC 9110, section 12.5.5).
+
+        :param on: the names of the request's headers.
+        """
+        varied = Headers(self)
+        at = None
+        for index, (name, value) in enumerate(self):
+            if _LOWER[name] == "vary":
+                members = list_members(value)
+                if "*" in members:
+                    return varied
+                on = [each for each in on if _LOWER[each] not in members]
+                at = index
+        if not on:
+            return varied
+        if at is None or not self[at][1].strip(" \t,"):
+            varied.append(("Vary", ", ".join(on)))
+        else:
+            name, value = self[at]
+            varied[at] = name, ", ".join([value, *on])
+        return varied
