@@ -15,7 +15,7 @@ from tests.support.wsgi import answering
 from tests.workers.bench import App as App
 from tests.workers.bench import Bench, Client, Clock, echo
 from tests.workers.bench import answers as answers
-from wsgifast.server.endpoint import RUNNING, SENDING
+from wsgifast.server.channel import RUNNING, SENDING
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 KNOWN = HEAD + b"Content-Length: 10\r\n\r\n"

@@ -18,7 +18,7 @@ from tests.support import http2
 from tests.support.servers import wait_for
 from tests.workers.bench import LARGE, Bench, echo
 from tests.workers.bench import Client as SocketClient
-from wsgifast.server.endpoint import CLOSED, LINGERING
+from wsgifast.server.channel import CLOSED, LINGERING
 from wsgifast.server.http2.connection import HTTP2Connection
 
 # What a worker needs to speak it; over TLS it is agreed on by ALPN.

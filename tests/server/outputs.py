@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 from tests.support.process import open_descriptors, send_buffer_is_limited
 from tests.support.servers import wait_for
 from tests.support.tls import client_context, server_context
-from wsgifast.server import backlog, sending
-from wsgifast.server.counters import Counters
+from wsgifast.server import output, sending
+from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import OutputQueue
-from wsgifast.server.output_rules import DiskThreads, OutputRules
+from wsgifast.server.output_rules import OutputRules
 from wsgifast.server.poller import WOULD_BLOCK
+from wsgifast.server.shared import Shared
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.options import options as options_of
 from wsgifast.workers.worker import FastWorker
@@ -80,10 +81,7 @@ def rules(
         warning=lambda text, *args: logged.append(text % args),
         error=lambda text, exc_info: logged.append(repr(exc_info)),
     )
-    monitor = SimpleNamespace(request_tick=request_tick)
-    pool = SimpleNamespace(share_work=share_work, monitor=monitor)
-    server: Any = SimpleNamespace(options=options, counters=Counters(), pool=pool, log=log)
-    made = OutputRules(server)
+    made = OutputRules(Shared(options, log), share_work=share_work, request_tick=request_tick)
     made.disk = disk or made.disk
     if waits_for_disk:
         threads: Any = made.disk
@@ -117,7 +115,7 @@ class Near:
 
     def make_queue(self) -> OutputQueue:
         owner: Any = self
-        return OutputQueue(sending.Sender(self.sock, self.rules), owner, self.rules)
+        return OutputQueue(sending.SocketSender(self.sock, self.rules), owner, self.rules)
 
     def write_next(self, block: bytes) -> None:
         """Write a block of a stream, which begins with the first of them."""
@@ -266,7 +264,7 @@ def near(make_near: MakeNear) -> Near:
 @pytest.fixture
 def in_quick_succession(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block comes right behind the one before."""
-    monkeypatch.setattr(backlog, "_COALESCE_S", math.inf)
+    monkeypatch.setattr(output, "_COALESCE_S", math.inf)
 
 
 @contextlib.contextmanager

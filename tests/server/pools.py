@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 from tests.workers.serving import POLLERS
 from wsgifast.server.monitor import TICK_S
 from wsgifast.server.poller import READ, EpollPoller, Event, Poller, PollPoller
-from wsgifast.server.pool import Close, Pool, Task
+from wsgifast.server.pool import Pool, Task
 
 # Waiting that only a broken pool would sit out.
 PATIENCE_S = 60.0
@@ -41,11 +42,21 @@ class Harness:
 
     def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
         self.poller = poller_of(kind)
-        user: Any = self
-        self.pool = Pool(size, self.poller, user)
+        self.failed = threading.Event()
+        log = SimpleNamespace(exception=lambda *args: self.failed.set())
+        self.pool = Pool(
+            size,
+            self.poller,
+            log,
+            receive=self.receive,
+            run=self.run,
+            on_tick=lambda: False,
+            on_queued=lambda job: None,
+            on_taken=lambda job: None,
+            on_saturation=lambda: None,
+        )
         self.received_in: set[str] = set()
         self.ran_in: set[str] = set()
-        self.failed = threading.Event()
         self.rounds = 0  # of the monitor
         self._round_s = round_s
         self._apps: dict[int, tuple[socket.socket, App]] = {}
@@ -140,19 +151,6 @@ class Harness:
         self.ran_in.add(threading.current_thread().name)
         app()
 
-    def on_tick(self) -> bool:
-        return False
-
-    def on_failure(self) -> None:
-        self.failed.set()
-
-    def on_queued(self, app: App) -> None: ...
-    def on_taken(self, app: App) -> None: ...
-    def on_saturation(self) -> None: ...
-
-    def close_body(self, close: Close) -> None:
-        close.call()
-
 
 class Gate:
     """An app that waits in its thread until it is released."""
@@ -221,17 +219,17 @@ class Monitored:
         )
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
-        work: Any = SimpleNamespace(
+        self.pool: Pool = Pool(
+            SIZE,
+            poller,
+            logging.getLogger("test"),
             receive=lambda item: self.receive(item),
             run=self._run,
             on_tick=self._tick,
             on_saturation=self._saturate,
-            on_failure=lambda: None,
             on_queued=lambda job: self.at_queued(job),
             on_taken=lambda job: self.at_taking(job),
-            close_body=lambda close: close.call(),
         )
-        self.pool: Pool = Pool(SIZE, poller, work)
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)
         self.pool.monitor._alarm = alarm
         self.first, *self.others = self.pool._members

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.workers.bench import Clock
 from wsgifast.server import acceptor as accepting
 from wsgifast.server.acceptor import HURRIED_S, MOST_HANDSHAKES, Acceptor
-from wsgifast.server.endpoint import HANDSHAKE, IDLE
+from wsgifast.server.channel import HANDSHAKE, IDLE
 
 LISTENER = 3
 
@@ -103,16 +103,18 @@ class Server:
         self.warnings: list[str] = []
         self.state = IDLE  # of those that are accepted
         self.connections: list[Any] = []
-        server: Any = SimpleNamespace(
-            listeners=[self.listener],
-            poller=self.poller,
-            connections=self.room,
-            options=SimpleNamespace(worker_connections=most),
-            is_open=lambda: self.open,
+        log = SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args))
+        options = SimpleNamespace(worker_connections=most)
+        shared: Any = SimpleNamespace(log=log, options=options)
+        poller, listeners = cast(Any, self.poller), cast(Any, [self.listener])
+        self.acceptor = Acceptor(
+            shared,
+            poller,
+            listeners,
+            self.room,
+            may_accept=lambda: self.open,
             connect=lambda *accepted: self.connect(*accepted),
-            log=SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args)),
         )
-        self.acceptor = Acceptor(server)
         self.acceptor.update()
 
     def connect(self, sock: Any, peer: Any, address: Any) -> Any:

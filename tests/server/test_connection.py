@@ -17,9 +17,8 @@ from tests.server.connections import CHUNKED, KNOWN, MakeBench
 from tests.server.states import FOLLOWS
 from tests.workers.bench import GET, LARGE, Bench, Client, echo, large
 from tests.workers.serving import POLLERS
-from wsgifast.server import endpoint
-from wsgifast.server.connection import _IN_STATE
-from wsgifast.server.endpoint import (
+from wsgifast.server import channel
+from wsgifast.server.channel import (
     CLOSED,
     HANDSHAKE,
     IDLE,
@@ -29,6 +28,7 @@ from wsgifast.server.endpoint import (
     SENDING,
     STREAMS,
 )  # fmt: skip
+from wsgifast.server.connection import _IN_STATE
 from wsgifast.server.options import Options
 from wsgifast.server.poller import READ
 from wsgifast.sockets.closing import LINGER_S
@@ -38,7 +38,7 @@ from wsgifast.workers.worker import FastWorker
 def test_every_state_is_handled() -> None:
     # In STREAMS it is another object, of HTTP/2.
     assert {*FOLLOWS} - {STREAMS} == {*_IN_STATE}
-    constants = [value for name, value in vars(endpoint).items() if name.isupper()]
+    constants = [value for name, value in vars(channel).items() if name.isupper()]
     assert {*FOLLOWS} == {value for value in constants if isinstance(value, str)}
 
 

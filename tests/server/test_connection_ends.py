@@ -15,7 +15,7 @@ import pytest
 from tests.server.connections import HEAD, KNOWN, NONSENSE, MakeBench, fill
 from tests.workers.bench import GET, LARGE, Bench, large
 from wsgifast.errors import ClientGone
-from wsgifast.server.endpoint import CLOSED, LINGERING, RECEIVING, SENDING
+from wsgifast.server.channel import CLOSED, LINGERING, RECEIVING, SENDING
 from wsgifast.server.options import Options
 from wsgifast.server.poller import WRITE
 from wsgifast.sockets.closing import LINGER_S

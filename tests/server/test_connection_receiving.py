@@ -20,7 +20,7 @@ from tests.server.connections import (
     fill,
 )  # fmt: skip
 from tests.workers.bench import GET, Bench, echo
-from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, SKIPPING
+from wsgifast.server.channel import CLOSED, IDLE, LINGERING, SKIPPING
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 

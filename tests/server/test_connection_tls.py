@@ -17,7 +17,7 @@ from tests.server.connections import HEAD, MakeBench
 from tests.support import http2
 from tests.support.tls import client_context, write_certificate
 from tests.workers.bench import GET, LARGE, Bench, echo, large
-from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, STREAMS
+from wsgifast.server.channel import CLOSED, IDLE, LINGERING, STREAMS
 from wsgifast.server.http2 import multiplexer
 from wsgifast.server.options import Options
 from wsgifast.server.poller import READ, WRITE

@@ -13,8 +13,9 @@ import pytest
 from tests.server.connections import KNOWN, MakeBench, answers_wrapped
 from tests.server.pools import Monitored, exhaust
 from tests.workers.bench import GET, LARGE, echo, large
-from wsgifast.server.counters import _MOST_TIMES, Counters, gauges
+from wsgifast.server.gauges import gauges
 from wsgifast.server.server import Server
+from wsgifast.server.shared import _MOST_TIMES, Counters
 from wsgifast.workers import FastWorker
 
 
@@ -40,8 +41,8 @@ def test_connections_are_counted_by_state(make_bench: MakeBench) -> None:
     assert "running" not in values
     assert values["slow_clients"] == 1
     assert 0 < values["output_queued_bytes"] <= LARGE
-    assert bench.server.counters.accepted == 5
-    assert bench.server.counters.refused == {400: 1}
+    assert bench.server.shared.counters.accepted == 5
+    assert bench.server.shared.counters.refused == {400: 1}
 
 
 def test_bytes_in_temporary_files_are_counted(make_bench: MakeBench) -> None:
@@ -62,10 +63,10 @@ def test_timeouts_are_counted_by_cause(make_bench: MakeBench) -> None:
     for sent in (b"", b"GET / HT", KNOWN, GET, GET):
         bench.begin(sent)
     bench.pass_time(FastWorker.send_timeout_s + 1)
-    timeouts = bench.server.counters.timeouts
+    timeouts = bench.server.shared.counters.timeouts
     # Of the two whose head has not come, one has sent nothing.
     assert timeouts == {"keepalive": 1, "head": 2, "body": 1, "send": 2}
-    assert bench.server.counters.refused == {408: 2}
+    assert bench.server.shared.counters.refused == {408: 2}
 
 
 def test_bytes_sent_by_sendfile_are_counted(make_bench: MakeBench, tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_bytes_sent_by_sendfile_are_counted(make_bench: MakeBench, tmp_path: Pat
     while received < 500_000:
         received += len(client.receive_all_there_is())
         bench.run()
-    assert bench.server.counters.sendfile_bytes == 500_000
+    assert bench.server.shared.counters.sendfile_bytes == 500_000
 
 
 def test_requests_without_a_free_thread_are_counted(make_bench: MakeBench) -> None:
@@ -92,7 +93,7 @@ def test_requests_without_a_free_thread_are_counted(make_bench: MakeBench) -> No
     assert (values["threads"], values["threads_busy"], values["requests_waiting"]) == (3, 0, 1)
     bench.clock.now += 2.5
     bench.answer(bench.take_waiting())
-    assert bench.server.counters.waits == deque([2.5])
+    assert bench.server.shared.counters.waits == deque([2.5])
     assert gauges_of(bench.server)["requests_waiting"] == 0
 
 

@@ -10,8 +10,8 @@ from queue import Empty, SimpleQueue
 import pytest
 
 from tests.support.servers import wait_for
-from wsgifast.server import output_rules as disk
-from wsgifast.server.output_rules import DiskThreads
+from wsgifast.server import disk
+from wsgifast.server.disk import DiskThreads
 
 PATIENCE_S = 60.0
 

@@ -22,7 +22,7 @@ from tests.server.http2_peer import (
 )
 from tests.workers.bench import LARGE, echo
 from wsgifast.errors import ClientGone
-from wsgifast.server.endpoint import RUNNING
+from wsgifast.server.channel import RUNNING
 from wsgifast.server.http2.frames import ALL_STREAMS, Frames
 from wsgifast.server.http2.stream import Stream
 from wsgifast.server.options import Options
@@ -225,13 +225,13 @@ def test_connection_without_request_ends_after_head_timeout(begin: Begin, sends:
     peer.receive()
     assert peer.goaways == [(0, NO_ERROR)]
     assert peer.has_ended
-    assert peer.bench.server.counters.timeouts == {"head": 1}
+    assert peer.bench.server.shared.counters.timeouts == {"head": 1}
     # After a request, the time between requests counts.
     peer = begin(keepalive=1)
     assert peer.get().status == 200
     peer.bench.pass_time(2)
     assert peer.has_ended
-    assert peer.bench.server.counters.timeouts == {"keepalive": 1}
+    assert peer.bench.server.shared.counters.timeouts == {"keepalive": 1}
 
 
 def test_client_that_leaves_ends_all_streams(begin: Begin) -> None:
@@ -378,7 +378,7 @@ def test_stream_that_ends_while_queued_or_taken_is_no_error(begin: Begin) -> Non
     assert exchange.queued
     stream = Leaves(exchange)
     server.on_taken(stream)
-    assert len(server.counters.waits) == 1
+    assert len(server.shared.counters.waits) == 1
 
 
 def test_stream_that_ends_while_it_is_failed_fails_its_upload(begin: Begin) -> None:

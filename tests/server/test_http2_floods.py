@@ -14,7 +14,7 @@ from tests.server.connections import answers
 from tests.server.http2_peer import ENHANCE_YOUR_CALM, REFUSED, Begin, Peer, raw_frame, raw_head
 from tests.support.wsgi import Closing
 from tests.workers.bench import LARGE, echo
-from wsgifast.server import backlog
+from wsgifast.server import output
 
 
 def many(peer: Peer, count: int, make: Callable[[], object]) -> None:
@@ -187,7 +187,7 @@ def test_window_updates_for_each_small_frame_are_no_flood(begin: Begin) -> None:
 
     peer = begin(answers(body), reads=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backlog, "_COALESCE_S", 0.0)  # each block is a frame
+        patch.setattr(output, "_COALESCE_S", 0.0)  # each block is a frame
         assert peer.get().ended
     assert len(peer.answers[1].body) == 3000
     assert not peer.goaways

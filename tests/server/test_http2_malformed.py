@@ -97,7 +97,7 @@ def test_malformed_head_resets_its_stream_and_reaches_no_app(begin: Begin, field
     assert not peer.streams
     assert peer.get().body == b"ok"  # the connection goes on
     assert not peer.goaways
-    assert peer.bench.server.counters.refused == {400: 1}
+    assert peer.bench.server.shared.counters.refused == {400: 1}
     assert peer.bench.log.says("Invalid request from ")
 
 

@@ -22,7 +22,7 @@ def test_buffered_upload_is_whole_before_the_app_runs(begin: Begin) -> None:
     assert not peer.bench.log.environs
     peer.send_raw(frames[20_000:])
     assert peer.answers[stream].body == b"a" * 30_000
-    assert peer.bench.server.bodies_on_disk.used_bytes == 0
+    assert peer.bench.server.shared.bodies_on_disk.used_bytes == 0
 
 
 def test_uploads_of_a_connection_share_memory(begin: Begin) -> None:
@@ -32,7 +32,7 @@ def test_uploads_of_a_connection_share_memory(begin: Begin) -> None:
         peer.run()
     assert peer.streams == 100
     # All but what is in memory.
-    assert 800_000 < peer.bench.server.bodies_on_disk.used_bytes < 1_000_000
+    assert 800_000 < peer.bench.server.shared.bodies_on_disk.used_bytes < 1_000_000
 
 
 def test_large_upload_gets_windows(begin: Begin) -> None:

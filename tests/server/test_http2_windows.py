@@ -13,7 +13,7 @@ from tests.server.connections import answers
 from tests.server.http2_peer import CANCEL, Begin, generator, large_file
 from tests.workers.bench import LARGE
 from wsgifast.server.backlog import Backlog
-from wsgifast.server.counters import gauges, slowest_clients
+from wsgifast.server.gauges import gauges, slowest_clients
 from wsgifast.server.http2 import connection, multiplexer
 from wsgifast.server.http2.response import StreamOutput
 from wsgifast.server.output import OutputQueue

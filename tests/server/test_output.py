@@ -32,7 +32,7 @@ from tests.server.outputs import (
 from tests.support.effort import effort
 from tests.support.process import open_descriptors
 from wsgifast.errors import ClientGone
-from wsgifast.server import backlog, sending
+from wsgifast.server import output, sending
 from wsgifast.server.output import OutputQueue
 
 
@@ -41,7 +41,7 @@ from wsgifast.server.output import OutputQueue
     pieces=pieces_of(len(CONTENT), 900_000) | pieces_of(len(CONTENT), 200_000),
     kernel=st.booleans(),
     memory_bytes=st.sampled_from([0, 150_000, 1 << 30]),
-    coalesce_s=st.sampled_from([backlog._COALESCE_S, math.inf]),
+    coalesce_s=st.sampled_from([output._COALESCE_S, math.inf]),
 )
 @settings(max_examples=effort(60))
 def test_written_pieces_arrive_in_order(
@@ -54,7 +54,7 @@ def test_written_pieces_arrive_in_order(
     coalesce_s: float,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backlog, "_COALESCE_S", coalesce_s)
+        patch.setattr(output, "_COALESCE_S", coalesce_s)
         shared = rules(ahead_bytes=1 << 30, sendfile=kernel, memory_bytes=memory_bytes)
         arrives_in_order(Near(shared, tls if secure else None), pieces, CONTENT, content)
 

@@ -14,8 +14,8 @@ from tests.support.effort import effort
 from tests.workers.bench import Clock
 from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
-from wsgifast.server import backlog
-from wsgifast.server.sending import Sender, Turn
+from wsgifast.server import output
+from wsgifast.server.sending import SocketSender, Turn
 
 pytestmark = pytest.mark.usefixtures("in_quick_succession")
 
@@ -45,9 +45,9 @@ def test_coalesced_blocks_without_room_wait_for_nobody(make_near: MakeNear) -> N
 def test_blocks_in_quick_succession_wait_for_the_next_tick(
     make_near: MakeNear, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "_COALESCE_S", 0.0005)
+    monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
     requested = list[bool]()
-    shared = rules(request_tick=lambda: requested.append(bool(shared.queues)))
+    shared = rules(request_tick=lambda: requested.append(bool(shared.held_back)))
     near = make_near(shared)
     write_next = near.queue.begin_stream(b"1", frame=None, may_run_ahead=False)
     assert near.receive_all_there_is() == b"1"
@@ -67,7 +67,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     assert written(b"6") == b""
     near.queue.flush()
     assert near.receive_all_there_is() == b"6"
-    assert not shared.queues
+    assert not shared.held_back
     assert requested == [True] * 3
 
 
@@ -139,12 +139,12 @@ def test_blocks_that_another_thread_has_taken_are_not_sent_again(near: Near) -> 
 def test_tick_after_its_queues_are_emptied_is_no_error() -> None:
     """A queue's own thread may be quicker."""
 
-    class Emptied(set[Any]):
+    class Emptied(dict[object, Any]):
         def __bool__(self) -> bool:
             return True
 
     shared = rules()
-    shared.queues = Emptied()
+    shared.held_back = Emptied()
     assert shared.tick()
 
 
@@ -153,20 +153,19 @@ def test_tick_ends_although_writers_go_on() -> None:
     shared: Any = rules()
     flushed: list[int] = []
 
-    class Busy:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def flush_at_tick(self) -> bool:
-            flushed.append(self.number)
-            shared.hold_back(self)  # its writer holds the next block back already
+    def hold_back(number: int) -> None:
+        def flush() -> bool:
+            flushed.append(number)
+            hold_back(number)  # its writer holds the next block back already
             return True
 
+        shared.hold_back(number, flush)
+
     for number in range(3):
-        shared.hold_back(Busy(number))
+        hold_back(number)
     assert shared.tick()
     assert sorted(flushed) == [0, 1, 2]
-    assert len(shared.queues) == 3
+    assert len(shared.held_back) == 3
 
 
 # Whichever thread is quicker: nothing is lost, doubled, out of order or left.
@@ -292,7 +291,7 @@ def test_blocks_to_slow_client_cost_no_more_calls_than_to_a_quick_one(
                 near.write_until_full()
             else:  # the kernel takes all of it
                 done = lambda sender, backlog, **_: backlog.clear() or Turn.DONE  # noqa: E731
-                patch.setattr(Sender, "take_turn", done)
+                patch.setattr(SocketSender, "take_turn", done)
                 patch.setattr(near.queue.sender, "send", lambda data: len(data))
             counts[client] = calls_of(write_next, [bytes(size)] * 3000)
     assert counts["slow"] <= most * counts["quick"], counts

@@ -31,7 +31,7 @@ class Sent:
 
     def __call__(self) -> None:
         self.ran_in = threading.current_thread().name
-        self.close = self._harness.pool.postpone(self._close, None)
+        self.make_close_due = self._harness.pool.postpone(self._close, None)
         self.done.set()
 
     def _close(self) -> None:
@@ -46,7 +46,7 @@ class Sent:
 
     def end(self) -> Sent:
         """The last byte has been sent, by another thread of the pool."""
-        self._harness.pool.push(lambda: self._harness.pool.make_due(self.close))
+        self._harness.pool.push(lambda: self.make_close_due())
         return self
 
     def assert_closed_in_its_thread(self) -> None:
@@ -62,7 +62,7 @@ def test_idle_thread_is_woken_to_close(harness: Harness) -> None:
 def test_close_due_from_outside_the_pool_wakes_its_thread(harness: Harness) -> None:
     for _ in range(50):
         sent = Sent(harness).deliver()
-        harness.pool.make_due(sent.close)
+        sent.make_close_due()
         sent.assert_closed_in_its_thread()
 
 
@@ -91,7 +91,7 @@ def test_thread_closes_what_is_due_before_its_next_request(harness: Harness) -> 
         done.release()
 
     with harness.occupied():
-        harness.pool.make_due(sent.close)
+        sent.make_close_due()
         for _ in range(SIZE * 5):
             harness.deliver(looks)
         assert harness.sees_an_event()
@@ -148,7 +148,7 @@ def test_close_that_is_due_in_a_stuck_thread_is_called_by_another(harness: Harne
     sent = [Sent(harness).deliver() for _ in range(SIZE * 2)]
     with harness.occupied():
         for each in sent:
-            harness.pool.make_due(each.close)
+            each.make_close_due()
         harness.pool.close_elsewhere(time.monotonic() - PATIENCE_S)
         assert harness.pool.owes_closes
         assert not any(each.closed_in for each in sent)  # they are busy, and not stuck yet
@@ -164,7 +164,7 @@ def test_close_of_a_stuck_thread_waits_where_no_thread_can_be_started(
 ) -> None:
     sent = Sent(harness).deliver()
     with harness.occupied():
-        harness.pool.make_due(sent.close)
+        sent.make_close_due()
         start = threading.Thread.start
 
         def cannot(thread: threading.Thread) -> None:
@@ -245,7 +245,7 @@ def test_idle_thread_keeps_nothing_of_its_last_turn(harness: Harness, what: str)
         elif what == "event":
             harness.pool.push(turn)
         else:
-            harness.deliver(lambda: harness.pool.make_due(harness.pool.postpone(turn, None)))
+            harness.deliver(lambda: harness.pool.postpone(turn, None)())
 
     with harness.occupied(SIZE - 1):
         take_turn()

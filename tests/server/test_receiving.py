@@ -15,8 +15,8 @@ from tests.server.connections import CHUNKED, EXPECTS, HEAD, KNOWN, STREAMED
 from tests.support.process import open_descriptors
 from tests.workers.serving import split_options
 from wsgifast.errors import BodyTooLarge, RequestError
-from wsgifast.files.temporary import Budget
 from wsgifast.server.receiving import ASKED, COMPLETE, MORE, Receiver
+from wsgifast.server.shared import Shared
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.options import options, parsers
 from wsgifast.workers.worker import FastWorker
@@ -34,8 +34,8 @@ def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> A
     worker = type("Configured", (FastWorker,), own)
     chosen = dataclasses.replace(options(worker, Settings(cfg)), **fixed)
     parser = parsers(worker, Settings(cfg))(PEER)
-    disk, memory = Budget(chosen.bodies_on_disk_bytes), Budget(chosen.input_memory_bytes)
-    return lambda: Receiver(parser, PEER, chosen, disk, memory)
+    shared = Shared(chosen, None)
+    return lambda: Receiver(parser, PEER, shared)
 
 
 def receiver(**more: Any) -> Any:

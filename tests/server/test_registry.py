@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,12 +62,16 @@ class Armed:
 
 
 def make_registry(poller: Any) -> Any:
-    server: Any = SimpleNamespace(
-        poller=poller, on_closed=lambda connection: None, log=logging.getLogger("test"),
-        deferred=[],
-    )  # fmt: skip
-    server.pool = SimpleNamespace(defer=server.deferred.append)
-    return Registry(server)
+    deferred: list[Any] = []
+    registry: Any = Registry(
+        poller,
+        logging.getLogger("test"),
+        defer=deferred.append,
+        submit=lambda job: job(),
+        on_closed=lambda connection: None,
+    )
+    registry.deferred = deferred
+    return registry
 
 
 @pytest.fixture
@@ -240,7 +243,7 @@ def test_connection_whose_number_is_anothers_by_now_ends(registry: Any) -> None:
     other = Waits(its_own)
     wait(registry, other)
     assert connection.ended == 0  # not under a lock of the other connection
-    (end,) = registry._server.deferred
+    (end,) = registry.deferred
     end()
     assert (connection.ended, other.ended) == (1, 0)
     registry.claim(connection)

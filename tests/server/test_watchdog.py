@@ -26,8 +26,8 @@ class Stuck:
         options = SimpleNamespace(stuck_after_s=30.0, kill_stuck_after_s=60.0)
         levels = ("warning", "error", "critical")
         log = SimpleNamespace(**{level: functools.partial(self._log, level) for level in levels})
-        server: Any = SimpleNamespace(pool=self, log=log, options=options, kill=self.kill)
-        self.watchdog = Watchdog(server)
+        shared: Any = SimpleNamespace(log=log, options=options)
+        self.watchdog = Watchdog(shared, self.turns, self.kill)
 
     def _log(self, level: str, text: str, *args: object) -> None:
         self.lines.append((level, text % args))

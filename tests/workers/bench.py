@@ -222,10 +222,10 @@ class Bench:
         self.worker.sockets = list(listeners)
         self.server = self.worker.server = self.worker.make_server()
         disk: Any = self.server.output_rules.disk
-        disk.submit_temporary = lambda job: job()
+        disk.submit_temporary = self.server.registry._submit = lambda job: job()
         self.worker.application.write_late = lambda write: write()
         rules: Any = self.server.output_rules
-        rules.hold_back = lambda queue: queue.flush()  # as no monitor ticks
+        rules.hold_back = lambda queue, flush: queue.flush()  # as no monitor ticks
         self._pool = self.server.pool  # a test may put another one into its place
         self.thread = self._pool._members[0]  # the only one
         self._pool._by_ident[threading.get_ident()] = self.thread

@@ -277,7 +277,7 @@ def test_outcome_of_unfinished_response_is_named(
         near = peer.near.streams[1] if http2 else client.near
         near.on_overdue()
     else:
-        bench.worker.application.cuts_off = True
+        bench.worker.application.shared.is_disconnecting = True
         client.near.cut_off()
     bench.run()
     outcome = "client left" if ends == "the client leaves" else "cut off"
@@ -317,7 +317,6 @@ class Values:
         application = bench.worker.application
         application.log_access = self.log
         application.write_late = bench.server.output_rules.disk.write_line
-        bench.server._on_sent = application.on_sent
 
 
 @pytest.mark.parametrize("http2", [True, False])

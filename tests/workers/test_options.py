@@ -91,7 +91,7 @@ def test_http2_settings_are_capped_at_32_bits(make_bench: MakeBench) -> None:
         http_protocols="h2,h1",
         http2_max_header_list_size=2**40,
         http2_max_concurrent_streams=2**40,
-    ).server.options
+    ).server.shared.options
     assert most.http2_header_list_bytes == most.http2_streams == 2**32 - 1
 
 

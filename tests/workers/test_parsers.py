@@ -29,8 +29,8 @@ from tests.support.programs import ProgramMissing
 from tests.workers.bench import GET, MakeBench, echo
 from tests.workers.serving import using
 from wsgifast.errors import RequestError
-from wsgifast.files.temporary import Budget
 from wsgifast.server.receiving import COMPLETE, MORE, Parser, Receiver
+from wsgifast.server.shared import Shared
 from wsgifast.workers import FastWorker
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.httptools_parser import PlainRequest
@@ -85,8 +85,7 @@ class Side:
         self._peer = peer
 
     def understood(self, packets: Sequence[bytes]) -> list[Any]:
-        unlimited = Budget(1 << 30)
-        receiver = Receiver(self.parser, self._peer, self._options, unlimited, unlimited)
+        receiver = Receiver(self.parser, self._peer, Shared(self._options, None))
         found: list[Any] = []
         try:
             for packet in packets:

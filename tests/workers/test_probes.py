@@ -19,7 +19,7 @@ from tests.support.servers import free_port, wait_for
 from tests.workers.bench import LARGE, PEER, MakeBench, echo, large, request_for
 from tests.workers.serving import fast_worker, reset
 from wsgifast.commands import cli
-from wsgifast.server.counters import slowest_clients
+from wsgifast.server.gauges import slowest_clients
 from wsgifast.workers import FastWorker
 from wsgifast.workers.metrics import UNREADY_AFTER_S, state_of
 
@@ -104,7 +104,7 @@ def test_worker_state_has_beat_and_slow_clients(make_bench: MakeBench) -> None:
     (client,) = state.slow_clients
     assert client.path == "/"
     bench.server.pool.exhaustion.since = 3.25
-    bench.server.is_ending = True
+    bench.server.shared.is_ending = True
     state = state_of(bench.server, bench.worker)
     assert (state.exhausted_since, state.accepts) == (3.25, False)
 

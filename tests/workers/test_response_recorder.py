@@ -25,7 +25,7 @@ from wsgifast.metrics import (
     collecting,
 )
 from wsgifast.metrics.opentelemetry import Instruments
-from wsgifast.server.counters import gauges
+from wsgifast.server.gauges import gauges
 from wsgifast.workers import FastWorker
 from wsgifast.workers import metrics as worker_metrics
 from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_reporting
@@ -163,7 +163,7 @@ def test_recorder_records_http2_streams(begin: Begin) -> None:
     assert [labels for _, labels, value in gauges(bench.server) if labels and value] == [("http2",)]
     bench.pass_time(1000)
     peer.run()
-    assert bench.server.counters.timeouts == {"keepalive": 1}
+    assert bench.server.shared.counters.timeouts == {"keepalive": 1}
 
 
 def _raise() -> Any:
@@ -230,7 +230,7 @@ def test_opentelemetry_gets_thread_waits_once(
     provider = MeterProvider([reader])
     Instruments(provider)
     for seconds in (0.2, 0.3):
-        bench.server.counters.waits.append(seconds)
+        bench.server.shared.counters.waits.append(seconds)
     for _ in range(2):  # nothing is reported twice
         metric = exported(reader)["wsgifast.thread_wait"]
         (recorded,) = metric.data.data_points

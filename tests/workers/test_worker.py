@@ -116,7 +116,6 @@ def test_worker_without_arbiter_ends(life: Life) -> None:
 def test_failed_pool_ends_worker_with_status_1(life: Life) -> None:
     def fail() -> None:
         life.pool.failed = True
-        life.bench.server.on_failure()
 
     life.pool.at_monitor = [fail]
     life.bench.connect()  # which nobody would serve
@@ -125,7 +124,6 @@ def test_failed_pool_ends_worker_with_status_1(life: Life) -> None:
     assert raised.value.code == 1
     assert life.said[-2:] == ["interrupt", "stop"]
     assert life.listener.fileno() == -1
-    assert life.bench.log.says("A thread of the worker has failed")
 
 
 def test_requests_finish_within_graceful_timeout(life: Life) -> None:
@@ -193,12 +191,12 @@ def test_ending_worker_lets_idle_clients_ask_once_more(life: Life) -> None:
     def answer() -> None:
         # What comes in this moment is answered, with the truth about the connection.
         assert client.near.deadline == now + LINGER_S
-        assert server.keepalive_s == LINGER_S
+        assert server.shared.keepalive_s == LINGER_S
         assert ask(bench, client)[:2] == (200, False)
         client.close()
         bench.run()
 
-    assert server.keepalive_s == 60
+    assert server.shared.keepalive_s == 60
     life.pool.at_monitor = [lambda: setattr(worker, "alive", False), answer]
     worker.run()
     assert not server.connections
@@ -209,7 +207,15 @@ def test_pool_has_the_threads_of_settings(make_bench: MakeBench) -> None:
     pool = bench.server.pool
     assert len(pool._members) == 7
     pool.monitor._on_tick()
-    bench.server.on_failure()
+
+
+def test_thread_that_fails_is_logged_and_ends_the_worker(make_bench: MakeBench) -> None:
+    bench = make_bench(hello)
+    pool = bench.server.pool
+    pool.work.append(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pool._serve_until_stopped(pool.leader)
+    assert pool.failed
     assert bench.log.says("A thread of the worker has failed")
     assert pool.monitor._interrupted
 
@@ -282,7 +288,7 @@ def test_saturated_worker_leaves_connections_to_siblings(
         server = bench.server
         for saturated in (False, True, False):
             server.pool.saturated = saturated
-            server.on_saturation()
+            server.acceptor.update()
             assert bench.listens is not (saturated and leaves)
         server.stop()
         bench.sweep()
@@ -377,7 +383,7 @@ def test_worker_ends_after_max_requests(make_bench: MakeBench) -> None:
     assert ask(bench, client) == (200, True, b"hello")
     assert server.pool.monitor._interrupted  # the monitor hears of it at once
     assert not worker._beat()  # no arbiter would start its successor
-    assert server.is_ending
+    assert server.shared.is_ending
     assert ask(bench, other) == (200, False, b"hello")
     assert not worker._beat()
     assert sum("Autorestarting" in line for line in bench.log.lines) == 1

@@ -26,14 +26,15 @@ counted yet; the worker must wait for the end of that turn.
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sized
+from typing import Any
 
-from .endpoint import HANDSHAKE
-
-if TYPE_CHECKING:
-    from .server import Server
+from .channel import HANDSHAKE
+from .poller import Poller
+from .shared import Shared
 
 # Most connections accepted in one turn: more would delay other events, and leave siblings idle.
 _ACCEPTS = 16
@@ -59,19 +60,33 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 
 
 class Acceptor:
-    """Accepts from a server's listeners, which stay the caller's to close; thread-safe.
+    """Accepts from listeners, which stay the caller's to close; thread-safe.
 
+    :param connections: those that are open.
+    :param may_accept: returns whether new connections are wanted at this moment.
+    :param connect: makes a connection of an accepted socket, the client's address and the
+        listener's; returns None if it has closed the socket.
     :ivar unfinished: a listener whose queue its last turn did not empty.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in server.listeners}
+    def __init__(
+        self,
+        shared: Shared,
+        poller: Poller,
+        listeners: Iterable[socket.socket],
+        connections: Sized,
+        *,
+        may_accept: Callable[[], bool],
+        connect: Callable[[socket.socket, Any, Any], Any],
+    ) -> None:
+        self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in listeners}
         for sock, _ in self._listeners.values():
             sock.setblocking(False)
-        self._server = server
-        self._poller = server.poller
-        self._connections = server.connections
-        self._limit = server.options.worker_connections
+        self.log = shared.log
+        self._poller = poller
+        self._connections = connections
+        self._may_accept, self._connect = may_accept, connect
+        self._limit = shared.options.worker_connections
         self._lock = threading.Lock()
         self._resume_at = 0.0
         self._warned_at: dict[str, float] = {}  # of each text; monotonic
@@ -102,7 +117,7 @@ class Acceptor:
                 not self._closed
                 and len(self._connections) < self._limit
                 and len(self._handshakes) < MOST_HANDSHAKES
-                and self._server.is_open()
+                and self._may_accept()
                 and (not self._resume_at or time.monotonic() >= self._resume_at)
             )
             if wanted == self.listening:
@@ -163,7 +178,7 @@ class Acceptor:
                     break
                 connection = None
             else:
-                connection = self._server.connect(sock, peer, address)
+                connection = self._connect(sock, peer, address)
             if connection is not None:
                 if connection.state is HANDSHAKE:
                     self._handshakes[connection] = time.monotonic()
@@ -214,4 +229,4 @@ class Acceptor:
         now = time.monotonic()
         if now - self._warned_at.get(text, -_WARN_AGAIN_S) >= _WARN_AGAIN_S:
             self._warned_at[text] = now
-            self._server.log.warning(text, *args)
+            self.log.warning(text, *args)

@@ -15,9 +15,9 @@ import ssl
 import time
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ..bodies.access_log import (
@@ -34,14 +34,13 @@ from ..bodies.access_log import (
 )
 from ..bodies.classify import closes_file_alone
 from ..errors import ClientGone, MalformedRequest, RequestError
+from ..sockets.sending import FileTruncated
 from .backlog import Backlog
+from .channel import AcceptedSocket, AppSocket, Channel, Headers
+from .output import OutputQueue
 from .receiving import Exchange
 from .response import Response, ResponseSettings
-
-if TYPE_CHECKING:
-    from .connection import Channel
-    from .endpoint import Endpoint
-    from .output import OutputQueue
+from .shared import Shared
 
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -53,23 +52,17 @@ _OF_EACH = (
 # Errors of a socket whose client is gone; and their numbers, if Python has no class for them.
 _FROM_CLIENT = (ConnectionError, ssl.SSLError)
 _LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN)
-# What an app may use without taking the socket over.
-_HARMLESS = frozenset(
-    {
-        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
-        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
-    }
-)  # fmt: skip
 
 
 @dataclass(kw_only=True, eq=False)
 class Application:
     """Runs a WSGI app; thread-safe.
 
+    The server sets `on_max_requests`, `write_late` and `postpone`.
+
     :param app: the WSGI app.
     :param environs: makes its environs.
     :param file_wrapper: the environ's `wsgi.file_wrapper`.
-    :param log: the error log.
     :param log_access: writes a line of the access log, given the response, the request, its environ
         and its duration in seconds. None if there is no access log.
     :param line_needs_thread: returns whether code of the user's, such as a filter, sees by which
@@ -83,20 +76,20 @@ class Application:
         be read) and the exception, and returns the status and the size of the body. It logs the
         exception, and without a request the answer. Called only if nothing has been sent.
     :param on_answered: called when a response has been sent or given up, before it is logged, with
-        its output, the exchange and the monotonic time. Must not raise.
+        its output, the exchange and the monotonic time; or None. Must not raise.
     :ivar requests: for how many the app has been called, or is about to be.
     :ivar max_requests: after how many `on_max_requests` is called, once; may change.
     :ivar write_late: calls what writes a line, in a thread that never runs an app.
-    :ivar cuts_off: whether the server ends, and gives up the clients that there are.
+    :ivar postpone: see :meth:`.Pool.postpone`.
     """
 
+    shared: Shared
     app: Callable[..., Any]
     environs: EnvironFactory
     file_wrapper: type
     settings: ResponseSettings
-    log: Any
     log_access: Callable[[Any, Any, dict[str, Any], float], object] | None
-    pre_request: Callable[[Exchange, Endpoint], object] | None
+    pre_request: Callable[[Exchange, AcceptedSocket], object] | None
     post_request: Callable[[Any, dict[str, Any], Response | None, int], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
     on_answered: Callable[[OutputQueue, Exchange, float], object] | None = None
@@ -104,13 +97,11 @@ class Application:
     requests: int = 0
     max_requests: float = math.inf
     on_max_requests: Callable[[], object] | None = None
-    write_late: Callable[[Callable[[], object]], object] | None = None
-    cuts_off: bool = False
+    write_late: Callable[[Callable[[], object]], object] = field(init=False)
+    postpone: Callable[[Callable[[], object], Any], Callable[[], object]] = field(init=False)
 
-    @property
-    def on_sent(self) -> Callable[[OutputQueue, Exchange, float], object] | None:
-        """What is called when a response has been sent, or never will be."""
-        return self.on_answered if self.log_access is None else self._log_exchange
+    def __post_init__(self) -> None:
+        self.log = self.shared.log
 
     def run(self, channel: Channel, *, stays: bool) -> None:
         """Call the app for a request; whoever called then finishes the response.
@@ -143,7 +134,7 @@ class Application:
                     resp.write_body(self.app(environ, resp.start_response), self.file_wrapper)
                 finally:
                     if resp.close_body is not None:
-                        _close_when_sent(channel, exchange, resp)
+                        self._close_when_sent(channel, exchange, resp)
                 if resp.dropped or (resp.sent != resp.length and resp.length is not None):
                     self._check_body(resp)
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
@@ -162,6 +153,20 @@ class Application:
                     self.post_request(req, environ, resp, number)
                 except Exception:
                     self.log.exception("Exception in post_request hook")
+
+    def _close_when_sent(self, channel: Channel, exchange: Exchange, resp: Response) -> None:
+        """Close a body, at once unless the output still reads from a file of the app.
+
+        Then this thread closes it after the last byte, because close() may reuse or remove the
+        file. A file of Python's own is closed at once, since the output has a descriptor of its
+        own.
+        """
+        close, resp.close_body = resp.close_body, None
+        assert close is not None
+        if channel.output.is_sent() or not resp.sends_file or closes_file_alone(close):
+            close()
+        else:
+            exchange.make_close_due = self.postpone(close, exchange.req)
 
     def _check_body(self, resp: Response) -> None:
         if resp.missing:
@@ -203,10 +208,13 @@ class Application:
         exchange.resp = self._error_response(channel, exchange, status, size)
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
-        """Answer an error before the app's turn, and log it.
+        """Answer an error before the app's turn, and log it, with the request if there is one.
 
         This thread's context is that of another request.
         """
+        # A fault of the client, unless it is the disk's error.
+        default = 500 if isinstance(error, OSError) else 400
+        self.shared.counters.refused[getattr(error, "status", default)] += 1
         Context().run(self._refuse, channel, exchange, error)
 
     def _refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
@@ -229,7 +237,8 @@ class Application:
             self.log.warning("Invalid request from %s: %s", channel.connection().peer, error)
         size = 0
         try:
-            size = channel.send_error(error.status, _error_page(error))
+            headers, body = _error_page(error)
+            size = channel.send_error(error.status, error.reason, headers, body)
         except ClientGone as gone:
             self.log.debug("Failed to send error message: %s", gone)
         return f"{error.status} {error.reason}", size
@@ -246,12 +255,30 @@ class Application:
         resp.must_close = True
         return resp
 
-    # The access log
+    def end_exchange(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
+        """The response to a request has been sent, or never will be: record it, and close bodies.
 
-    def _log_exchange(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
-        """Log a request whose response has been sent or given up."""
+        :param now: monotonic.
+        """
         if self.on_answered is not None:
             self.on_answered(output, exchange, now)
+        if self.log_access is not None:
+            self._log_exchange(output, exchange)
+        if exchange.make_close_due is not None:
+            exchange.make_close_due()
+        if output.error is not None and isinstance(output.error, FileTruncated):
+            warn = partial(self.log.warning, "Cutting off %s: %s", exchange.req.uri, output.error)
+            if exchange.context is None:
+                warn()
+            else:
+                self.write_late(partial(exchange.context.run, warn))
+        if exchange.body is not None:
+            exchange.body.close()
+            exchange.req.body = None  # a log or a traceback may keep the request
+
+    # The access log
+
+    def _log_exchange(self, output: OutputQueue, exchange: Exchange) -> None:
         resp = exchange.resp
         if resp is None or resp.status is None or exchange.environ is None:
             return
@@ -272,7 +299,7 @@ class Application:
 
         :param error: of its output; None if the app has failed, or sent too little.
         """
-        if self.cuts_off or error is None:
+        if self.shared.is_disconnecting or error is None:
             return True
         # A client that takes nothing in time is dropped by a TimeoutError without a number.
         return not isinstance(error, _FROM_CLIENT) and getattr(error, "errno", None) not in _LOST
@@ -290,7 +317,7 @@ class Application:
 
         :param write: writes it. This thread may have run another request's app since.
         """
-        if self.write_late is not None and self.line_needs_thread():
+        if self.line_needs_thread():
             self.write_late(write)
         else:
             write()
@@ -301,20 +328,6 @@ class Application:
             self.log_access(resp, req, environ, seconds)
         except Exception:  # in a logger of the user's
             self.log.exception("Error in the access log")
-
-
-def _close_when_sent(channel: Channel, exchange: Exchange, resp: Response) -> None:
-    """Call the close() of a body, at once unless the output still reads from a file of the app.
-
-    Then this thread calls it after the last byte, because close() may reuse or remove the file. A
-    file of Python's own is closed at once, since the output has a descriptor of its own.
-    """
-    close, resp.close_body = resp.close_body, None
-    assert close is not None
-    if channel.output.is_sent() or not resp.sends_file or closes_file_alone(close):
-        close()
-    else:
-        exchange.close = channel.connection().core.pool.postpone(close, exchange.req)
 
 
 def queued_seconds(exchange: Exchange) -> float | None:
@@ -342,17 +355,17 @@ def _add_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | N
     environ[SENDFILE_BYTES] = 0 if backlog is None else backlog.by_sendfile
 
 
-def _error_page(error: RequestError) -> bytes:
-    """Return a response in the form of gunicorn's error pages, so that all errors look alike."""
+def _error_page(error: RequestError) -> tuple[Headers, bytes]:
+    """Return the headers and body of a response with an error.
+
+    It has the form of gunicorn's error pages, so that all errors look alike.
+    """
     reason = error.reason
     page = (
         f"<html>\n  <head>\n    <title>{reason}</title>\n  </head>\n  <body>\n"
         f"    <h1><p>{reason}</p></h1>\n    {html.escape(str(error))}\n  </body>\n</html>\n"
-    )
-    return (
-        f"HTTP/1.1 {error.status:d} {reason}\r\nConnection: close\r\nContent-Type: text/html\r\n"
-        f"Content-Length: {len(page)}\r\n\r\n{page}"
     ).encode("latin-1", "replace")
+    return [("Content-Type", "text/html"), ("Content-Length", str(len(page)))], page
 
 
 class EnvironFactory:
@@ -373,7 +386,7 @@ class EnvironFactory:
         self._shared: dict[Any, dict[str, Any]] = {}  # templates, by the listener's address
 
     def make(
-        self, exchange: Exchange, connection: Endpoint, *, check: bool = True
+        self, exchange: Exchange, connection: AcceptedSocket, *, check: bool = True
     ) -> dict[str, Any]:
         """Make the environ of a request; SERVER_NAME is its Host's behind a Unix socket.
 
@@ -447,27 +460,3 @@ class EnvironFactory:
 def decoded_path(path: str) -> str:
     """Return the path of a request as PATH_INFO has it."""
     return unquote_to_bytes(path).decode("latin-1")
-
-
-class AppSocket:
-    """The client's socket, for apps that take it over.
-
-    Addresses, certificate and options can be read, and options set, as middleware does. Any other
-    use makes the socket blocking, as apps expect it, and ends HTTP on it: the connection is closed
-    when the app returns.
-    """
-
-    __slots__ = ("__weakref__", "_owner", "_sock")
-
-    def __init__(self, owner: Endpoint) -> None:
-        self._sock = owner.sock
-        self._owner = owner
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _HARMLESS:
-            return getattr(self._sock, name)
-        if not hasattr(self._sock, name):
-            raise AttributeError(f"a socket has no attribute {name!r}")
-        return getattr(self._owner.hijack(), name)

@@ -10,18 +10,14 @@ If its turn comes before it is written, it is sent from memory, and what is writ
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from ..files.temporary import TemporaryFile
+from ..files.temporary import Budget, TemporaryFile
 from ..sockets.sending import FileSegment
-
-if TYPE_CHECKING:
-    from .output import OutputQueue
-    from .output_rules import OutputMemory, OutputRules
 
 # This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
@@ -29,8 +25,6 @@ _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
 _JOINED_BYTES = 4 * 1024
 # The most buffers of one send.
 _BUFFERS = 64
-# A block is held back if it follows another one this soon.
-_COALESCE_S = 0.0005
 # Blocks are coalesced up to this size: larger writes are no cheaper per byte.
 _COALESCED_BYTES = 64 * 1024
 # The same of blocks that are compressed when they are framed: by whatever thread takes them, under
@@ -40,32 +34,62 @@ _COMPRESSED_BYTES = 16 * 1024
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
 
 
+class OutputMemory(Budget):
+    """Counts the output in memory that waits for clients; beyond it, temporary files are used.
+
+    :param disk: counts the bytes of these.
+    :param warn: a logging function.
+    """
+
+    def __init__(self, limit_bytes: int, disk: Budget, warn: Callable[..., object]) -> None:
+        super().__init__(limit_bytes)
+        self.disk = disk
+        self._warn = warn
+        self._warned = set[str]()
+
+    @property
+    def is_full(self) -> bool:
+        return self.used_bytes >= self._limit_bytes
+
+    def take(self, size: int) -> bool:
+        if super().take(size):
+            return True
+        self.warn_once(
+            "Slow clients leave more than %d bytes waiting in memory: from now on what "
+            "exceeds it goes to temporary files in %s",
+            self._limit_bytes,
+            tempfile.gettempdir(),
+        )
+        return False
+
+    def warn_once(self, text: str, *args: object) -> None:
+        """Log a text for the first time only: the log may be on the same disk."""
+        with self._lock:
+            warned = text in self._warned
+            self._warned.add(text)
+        if not warned:
+            self._warn(text, *args)
+
+
 class HeldBlocks:
     """The blocks of a stream that are held back, and framed together.
 
-    Only the writer adds some; the thread that takes them has the queue's lock. The two need no lock
-    between them: CPython copies a list in one step, and what is appended later stays.
-
-    Before a slow client, blocks wait here too: its queue takes them once it has nothing else to
-    send, or when there are many. Nobody needs to hurry, so no tick is requested. They count as no
-    memory that waits for clients: the end of the app's turn queues them.
+    Only the writer adds some, without a lock; the thread that takes them has the queue's lock.
+    CPython copies a list in one step, and what is appended later stays.
 
     :param frame: frames blocks that are sent together, as one chunk; None for no framing.
-    :param most_waiting: how many bytes may wait there.
+    :param most_waiting: how many bytes may wait here for a slow client.
     :param compresses: whether `frame` compresses, too.
     :ivar blocks: unframed, none of them empty.
     :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
+    :ivar last_block_at: when the app handed the last one over; monotonic.
+    :ivar most_held: how many bytes may wait for the next block.
     """
 
-    __slots__ = (
-        "_frame", "_last_block", "_most_held", "_most_waiting", "_queue", "_rules", "blocks",
-        "size",
-    )  # fmt: skip
+    __slots__ = ("_frame", "blocks", "last_block_at", "most_held", "most_waiting", "size")
 
     def __init__(
         self,
-        queue: OutputQueue,
-        rules: OutputRules,
         frame: Callable[[bytes], bytes] | None,
         *,
         most_waiting: int,
@@ -73,37 +97,10 @@ class HeldBlocks:
     ) -> None:
         self.blocks: list[bytes] = []
         self.size = 0
-        self._queue = queue
-        self._rules = rules
         self._frame = frame
-        self._last_block = time.monotonic()  # when the app handed it over
-        self._most_held = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
-        self._most_waiting = _COMPRESSED_BYTES if compresses else most_waiting
-
-    def write(self, block: bytes) -> None:
-        """As :meth:`.OutputQueue.write`, but the block may be held back for the next one."""
-        now = time.monotonic()
-        behind = now - self._last_block < _COALESCE_S
-        self._last_block = now
-        # Append first. A tick removes the queue from the rules' `queues` and then takes the blocks:
-        # if it came too early for this block, the check below finds the queue missing.
-        self.blocks.append(block)
-        self.size = size = self.size + len(block)
-        queue = self._queue
-        if queue.draining:
-            # Its thread sets `draining` to False before it takes the blocks for the last time: it
-            # finds this one.
-            if size < self._most_waiting and queue.error is None:
-                return
-        elif behind and size < self._most_held and queue.error is None:
-            rules = self._rules
-            if queue not in rules.queues:
-                rules.hold_back(queue)
-            return
-        with queue.lock:
-            data = self.take()
-        if data:
-            queue.write(data)
+        self.last_block_at = time.monotonic()
+        self.most_held = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
+        self.most_waiting = _COMPRESSED_BYTES if compresses else most_waiting
 
     def take(self) -> bytes:
         """Remove all blocks, and return them joined and framed."""

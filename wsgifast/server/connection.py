@@ -24,10 +24,11 @@ import ssl
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from ..errors import ClientGone, RequestError
-from .endpoint import (
+from .application import Application
+from .channel import (
     CLOSED,
     HANDSHAKE,
     IDLE,
@@ -37,21 +38,18 @@ from .endpoint import (
     SENDING,
     SKIPPING,
     STREAMS,
-    Endpoint,
+    Channel,
+    Headers,
 )
+from .endpoint import Endpoint, Registry
 from .output import OutputQueue
+from .output_rules import OutputRules
 from .poller import READ, WOULD_BLOCK, WRITE
-from .receiving import ASKED, COMPLETE, HTTP2, Exchange, Receiver
-from .response import Response, header_lines
-from .sending import Sender
+from .receiving import ASKED, COMPLETE, HTTP2, Exchange, Parser, Receiver
+from .response import Response
+from .sending import SocketSender
+from .shared import Shared
 from .streamed_body import StreamedBody
-
-if TYPE_CHECKING:
-    from .http2.stream import Stream
-    from .server import Server
-
-    # What the application gets its requests from, and answers them by.
-    Channel: TypeAlias = "Connection | Stream"
 
 # The deadline of an overdue connection that gets a last turn.
 _LAST_TURN = 0.0
@@ -62,30 +60,48 @@ _LEFT_IN_HANDSHAKE = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallErr
 _CANCELLED = "USER_CANCELLED"
 
 
-class Connection(Endpoint):
+class Connection(Endpoint, Channel):
     """One accepted connection of HTTP/1: a channel, as a stream of HTTP/2 is one.
 
     :param sock: non-blocking; with TLS, before the handshake.
     :param peer: the client's address as accept() returned it.
     :param address: the listener's.
     :param receiver: parses its requests.
+    :param begin_http2: lets another object go on with HTTP/2, given this one, its parser and what
+        has been received already; returns a channel whose app is to run, if there is one.
+    :param on_handshake_end: called when a TLS handshake has succeeded, or its connection ends.
     :ivar exchange: the request that runs or is being answered.
     :ivar hijacked: the app has taken the socket over.
     """
 
-    __slots__ = ("_receiver", "_unread", "exchange", "hijacked")
+    __slots__ = (
+        "_application", "_begin_http2", "_on_handshake_end", "_receiver", "_unread", "exchange",
+        "hijacked",
+    )  # fmt: skip
 
     response_class = Response
 
     def __init__(
-        self, core: Server, sock: socket.socket, peer: Any, address: Any, receiver: Receiver
+        self,
+        shared: Shared,
+        registry: Registry,
+        application: Application,
+        rules: OutputRules,
+        sock: socket.socket,
+        peer: Any,
+        address: Any,
+        receiver: Receiver,
+        *,
+        begin_http2: Callable[[Endpoint, Parser, bytes], Channel | None],
+        on_handshake_end: Callable[[Endpoint], object],
     ) -> None:
         secure = isinstance(sock, ssl.SSLSocket)
-        super().__init__(core, sock, peer, address, HANDSHAKE if secure else IDLE)
-        rules = core.output_rules
-        self.output = OutputQueue(Sender(sock, rules), self, rules)
+        super().__init__(shared, registry, sock, peer, address, HANDSHAKE if secure else IDLE)
+        self.output = OutputQueue(SocketSender(sock, rules), self, rules)
         self.exchange: Exchange | None = None
         self.hijacked = False
+        self._application = application
+        self._begin_http2, self._on_handshake_end = begin_http2, on_handshake_end
         self._receiver = receiver
         self._unread: StreamedBody | None = None  # the rest of it is discarded
 
@@ -97,8 +113,8 @@ class Connection(Endpoint):
     def is_sending(self) -> bool:
         return self.state is SENDING
 
-    def channels(self) -> list[Connection]:
-        return [self]
+    def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
+        return [(self.output, self.exchange)]
 
     # Events
 
@@ -114,7 +130,7 @@ class Connection(Endpoint):
         """
         if self.state is IDLE and self.deadline != _LAST_TURN and self.has_unread():
             self.deadline = _LAST_TURN
-            self.core.resume(self)
+            self.registry.resume(self)
             return
         _, end, waited_for = _IN_STATE[self.state]
         if self.receives_body:
@@ -122,7 +138,7 @@ class Connection(Endpoint):
         elif self.state is IDLE and self._receiver.is_first:
             waited_for = "head"
         if waited_for:
-            self.core.counters.timeouts[waited_for] += 1
+            self.shared.counters.timeouts[waited_for] += 1
         end(self)
 
     def _shake_hands(self, events: int) -> Channel | None:
@@ -138,22 +154,22 @@ class Connection(Endpoint):
         except (OSError, ValueError) as error:
             if isinstance(error, ssl.SSLError) and not _has_left(error):
                 ip = self.peer[0] if isinstance(self.peer, tuple) else ""
-                self.core.log.warning("Invalid request from ip=%s: %s", ip, error)
-                self.core.acceptor.on_handshake_end(self)
+                self.shared.log.warning("Invalid request from ip=%s: %s", ip, error)
+                self._on_handshake_end(self)
                 self.linger()  # OpenSSL has sent an alert: the client is to receive it
             else:
-                self.core.log.debug("The client has left in the TLS handshake: %s", error)
+                self.shared.log.debug("The client has left in the TLS handshake: %s", error)
                 self.close()
             return None
         self.state = IDLE
-        self.core.acceptor.on_handshake_end(self)
+        self._on_handshake_end(self)
         if self._tls.selected_alpn_protocol() == "h2":
             return self._speak_http2()
         return self._receive(READ)
 
     def _receive_rest(self, events: int) -> Channel | None:
         """Receive more of a request; what goes to a disk, by a thread that may wait for it."""
-        if self._receiver.may_need_disk() and self.core.wait_for_disk(
+        if self._receiver.may_need_disk() and self.registry.wait_for_disk(
             self, partial(self._receive, events)
         ):
             return None
@@ -176,7 +192,7 @@ class Connection(Endpoint):
                 self.wait(READ)
                 return None
             except OSError as error:
-                self.core.log.debug("Ignoring a lost connection: %s", error)
+                self.shared.log.debug("Ignoring a lost connection: %s", error)
             if not data:
                 self.close()
                 return None
@@ -196,7 +212,7 @@ class Connection(Endpoint):
             return self._speak_http2()
         if self.state is IDLE:
             self.state = RECEIVING
-            self.deadline = time.monotonic() + self.core.options.head_timeout_s
+            self.deadline = time.monotonic() + self.shared.options.head_timeout_s
         self._receive_more(asked=step is ASKED)
         return None
 
@@ -210,7 +226,7 @@ class Connection(Endpoint):
             try:
                 self.output.write(_CONTINUE)
             except ClientGone as error:
-                self.core.log.debug("The client has gone before its body: %s", error)
+                self.shared.log.debug("The client has gone before its body: %s", error)
                 self.close()
                 return
             if self.output.draining:
@@ -218,7 +234,7 @@ class Connection(Endpoint):
         if deadline is not None:
             self.deadline = deadline
         if self._receiver.has_more_to_do() or self.has_more_in_tls():  # which no event will report
-            self.core.resume(self)
+            self.registry.resume(self)
         else:
             self.wait(READ)
 
@@ -226,7 +242,7 @@ class Connection(Endpoint):
         """Wait for the next request, or go on at once with what has been received of it."""
         self.state = IDLE
         if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
-            self.core.resume(self)
+            self.registry.resume(self)
         else:
             self.wait(READ)
 
@@ -239,7 +255,7 @@ class Connection(Endpoint):
             decoder=receiver.decoder(exchange.length),
             take_trailers=receiver.take_trailers,
             data=exchange.rest,
-            timeout_s=self.core.options.body_timeout_s,
+            timeout_s=self.shared.options.body_timeout_s,
         )
         exchange.body = io.BufferedReader(streamed)
         if exchange.expects_continue and not exchange.rest:
@@ -256,7 +272,7 @@ class Connection(Endpoint):
         """Let another object go on, with what has been received already."""
         self.state = STREAMS
         receiver = self._receiver
-        return self.core.begin_http2(self, receiver.parser, receiver.rest)
+        return self._begin_http2(self, receiver.parser, receiver.rest)
 
     # The app's thread
 
@@ -264,21 +280,15 @@ class Connection(Endpoint):
         """The app is about to be called; False if the client no longer waits for it."""
         return True
 
-    def send_error(self, status: int, page: bytes) -> int:
-        """Answer with an error, if nothing has been sent; without a body to HEAD.
+    def _is_head(self) -> bool:
+        exchange = self._receiver.exchange
+        return exchange is not None and exchange.req.method == "HEAD"
 
-        :param page: the whole response as HTTP/1 has it, head and body.
-        :returns: the size of the body, in bytes.
-        :raises ClientGone: if the client has gone.
-        """
-        asked = self._receiver.exchange
-        head, end, body = page.partition(b"\r\n\r\n")
-        if b"\r\ndate:" not in head.lower():  # RFC 9110 section 6.6.1
-            head += b"\r\nDate: %b" % header_lines.date().encode()
-        if asked is not None and asked.req.method == "HEAD":  # RFC 9110 section 9.3.2
-            body = b""
-        self.output.write(head + end + body)
-        return len(body)
+    def _write_error(self, status: int, reason: str, headers: Headers, body: bytes) -> bool:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        head = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\n{lines}\r\n"
+        self.output.write(head.encode("latin-1") + body)
+        return True
 
     def connection(self) -> Connection:
         """Return the connection: itself, or the stream's."""
@@ -297,9 +307,9 @@ class Connection(Endpoint):
     def refuse(self, error: Exception) -> None:
         """Answer a request that is malformed or refused; then close."""
         self.state = SENDING
-        self.core.refuse(self, self._receiver.exchange, error)
+        self._application.refuse(self, self._receiver.exchange, error)
         self._receiver.close()
-        self.core.finish_when_sent(self)
+        self.finish_when_sent()
 
     def finish(self) -> None:
         """The response has been sent, or never will be: wait for the next request, or end."""
@@ -307,7 +317,7 @@ class Connection(Endpoint):
         stays = False
         now = time.monotonic()
         if exchange is not None:
-            self.core.end_exchange(self.output, exchange, now)
+            self._application.end_exchange(self.output, exchange, now)
             self._receiver.exchange = None
             resp = exchange.resp
             if self.output.error is None:
@@ -317,11 +327,11 @@ class Connection(Endpoint):
             return
         if self.output.held is not None or self.output.backlog is not None:
             self.output.reset()
-        self.deadline = now + self.core.keepalive_s
+        self.deadline = now + self.shared.keepalive_s
         if exchange is None or exchange.streamed is None:
             self._await_request()
             return
-        self.deadline = min(self.deadline, now + self.core.options.body_timeout_s)
+        self.deadline = min(self.deadline, now + self.shared.options.body_timeout_s)
         self._unread = exchange.streamed
         self.state = SKIPPING
         self._skip(0)
@@ -338,20 +348,20 @@ class Connection(Endpoint):
         if rest is not None:
             self._unread = None
             self._receiver.rest = rest
-            self.deadline = time.monotonic() + self.core.keepalive_s
+            self.deadline = time.monotonic() + self.shared.keepalive_s
             self._await_request()
         elif body.failure is None:
             self.wait(READ)
         else:
             self.linger()
 
-    def _let_go(self) -> bool:
+    def _drop_requests(self) -> bool:
         if self.state is HANDSHAKE:
-            self.core.acceptor.on_handshake_end(self)
+            self._on_handshake_end(self)
         exchange, self.exchange = self.exchange, None
         self._unread = None
-        if exchange is not None and exchange.close is not None:
-            self.core.pool.make_due(exchange.close)
+        if exchange is not None and exchange.make_close_due is not None:
+            exchange.make_close_due()
         self._receiver.close()
         return True
 

@@ -29,50 +29,61 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from ..errors import ClientGone
 from ..sockets.closing import Lingering
-from .poller import READ, WOULD_BLOCK, WRITE
+from .channel import (
+    CLOSED,
+    HANDSHAKE,
+    IDLE,
+    LINGERING,
+    RUNNING,
+    SKIPPING,
+    AcceptedSocket,
+    Channel,
+)
+from .output import OutputQueue
+from .poller import READ, WOULD_BLOCK, WRITE, Poller
+from .receiving import Exchange
+from .sending import Owner
+from .shared import Shared
 
-if TYPE_CHECKING:
-    from .application import AppSocket
-    from .connection import Channel
-    from .output import OutputQueue
-    from .server import Server
-
-# The states, and those that may follow; CLOSED follows every other one.
-#
-#     HANDSHAKE: IDLE, LINGERING                   SENDING: IDLE, SKIPPING, LINGERING
-#     IDLE: RECEIVING, RUNNING, SENDING, STREAMS   SKIPPING: IDLE, LINGERING
-#     RECEIVING: RUNNING, SENDING, STREAMS         STREAMS: LINGERING
-#     RUNNING: SENDING, IDLE, SKIPPING, LINGERING
-#
-# Only the connection's owner changes its state. The metrics have the same names.
-HANDSHAKE: Final = "handshake"  # TLS handshake
-IDLE: Final = "idle"  # nothing of the next request has been received
-RECEIVING: Final = "receiving"  # a part of a request has been received
-RUNNING: Final = "running"  # the app runs, or waits for a thread
-SENDING: Final = "sending"  # the app has returned, or was not called; the output queue has more
-SKIPPING: Final = "body"  # all is sent; the rest of a body arrives that the app has not read
-STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py), whose streams have states of their own
-LINGERING: Final = "closing"  # all is sent; the client closes first (RFC 9112 section 9.6)
-CLOSED: Final = "closed"
+# A step of a connection's owner; returns a channel whose app is to run, if there is one.
+Step = Callable[[], Channel | None]
 
 # Bytes discarded in one turn.
 _DISCARD_BYTES = 256 * 1024
 
 
 class Registry:
-    """Keeps a worker's connections; thread-safe."""
+    """Keeps a worker's connections; thread-safe.
 
-    def __init__(self, server: Server) -> None:
+    :param log: the error log.
+    :param defer: has a thread of the pool take a step, see :meth:`.Pool.defer`.
+    :param submit: has a disk thread run a function, see :meth:`.DiskThreads.submit_temporary`.
+    :param on_closed: called when a connection has closed its descriptor.
+    :ivar connections: the open ones.
+    :ivar waiting: those that wait for an event, by their descriptors.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        log: Any,
+        *,
+        defer: Callable[[Step], object],
+        submit: Callable[[Callable[[], object]], object],
+        on_closed: Callable[[Endpoint], object],
+    ) -> None:
         self.connections: set[Endpoint] = set()
-        self._server = server
-        self._poller = server.poller
-        self.log = server.log
+        self._poller = poller
+        self.log = log
+        self.defer, self._submit = defer, submit
+        self._on_closed = on_closed
         self.waiting: dict[int, Endpoint] = {}
         self._lock = threading.Lock()
 
@@ -96,7 +107,7 @@ class Registry:
             if self.claim(other):
                 # Not here: the caller may have the lock of its own output.
                 end = partial(self.attempt, other, other.on_overdue)
-                self._server.pool.defer(end)
+                self.defer(end)
         with self._lock:
             self.waiting[fd] = connection
             try:
@@ -144,7 +155,7 @@ class Registry:
     def remove(self, connection: Endpoint) -> None:
         """A connection has closed its descriptor."""
         self.connections.discard(connection)
-        self._server.on_closed(connection)
+        self._on_closed(connection)
 
     # Called by the threads of the pool.
 
@@ -170,7 +181,7 @@ class Registry:
             if applies(connection):
                 connection.deadline = min(connection.deadline, deadline)
 
-    def attempt(self, connection: Endpoint, step: Callable[[], Channel | None]) -> Channel | None:
+    def attempt(self, connection: Endpoint, step: Step) -> Channel | None:
         """Have the owner of a connection take a step; an error in it is logged, and closes it."""
         try:
             return step()
@@ -179,8 +190,29 @@ class Registry:
             connection.close()
             return None
 
+    def resume(self, connection: Endpoint) -> None:
+        """Have a thread of the pool call :meth:`Endpoint.on_event` without an event."""
+        self.defer(partial(self.attempt, connection, partial(connection.on_event, 0)))
 
-class Endpoint:
+    def wait_for_disk(self, connection: Endpoint, step: Step) -> bool:
+        """Have a disk thread take a step that may write to a temporary file; False if it cannot.
+
+        It owns the connection until then; if the step returns a channel, its app is run as usual.
+        """
+
+        def job() -> None:
+            ready = self.attempt(connection, step)
+            if ready is not None:
+                self.defer(lambda: ready)
+
+        try:
+            self._submit(job)
+        except OSError:
+            return False
+        return True
+
+
+class Endpoint(AcceptedSocket, Owner):
     """An accepted socket, its output queue and its state; connection.py describes who owns it.
 
     :param peer: the client's address as accept() returned it.
@@ -189,32 +221,31 @@ class Endpoint:
     :ivar deadline: when the sweep claims it; monotonic, in seconds.
     :ivar known: whether the poller knows its descriptor.
     :ivar retries: whether the next sweep claims it in any case.
-    :ivar app_socket: `gunicorn.socket` for its apps; None until it is made.
-    :ivar hijacked: whether the app has taken the socket over.
-    :ivar proxy: environ keys from its PROXY header.
     """
 
     __slots__ = (
-        "_lingering", "_tls", "address", "app_socket", "core", "deadline", "fd", "known", "output",
-        "peer", "proxy", "retries", "sock", "state",
+        "_lingering", "_tls", "deadline", "fd", "known", "output", "registry", "retries", "shared",
+        "state",
     )  # fmt: skip
 
     output: OutputQueue
-    hijacked = False
 
     def __init__(
-        self, core: Server, sock: socket.socket, peer: Any, address: Any, state: str
+        self,
+        shared: Shared,
+        registry: Registry,
+        sock: socket.socket,
+        peer: Any,
+        address: Any,
+        state: str,
     ) -> None:
-        self.sock = sock
+        super().__init__(sock, peer, address)
+        self.shared = shared
+        self.registry = registry
         self.fd = sock.fileno()
-        self.peer = peer
-        self.address = address
-        self.app_socket: AppSocket | None = None
-        self.proxy: dict[str, Any] | None = None
         self.known = False
         self.retries = False
-        self.deadline = time.monotonic() + core.options.head_timeout_s
-        self.core = core
+        self.deadline = time.monotonic() + shared.options.head_timeout_s
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.state = state
 
@@ -225,32 +256,25 @@ class Endpoint:
         """Whether the head of a request is complete, and its body is not."""
         return False
 
+    @abstractmethod
     def on_event(self, events: int) -> Channel | None:
         """Handle an event; the caller owns the connection.
 
         :param events: 0 to go on without one.
         :returns: what runs an app, if one is to run: the connection, or one of its streams.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def on_overdue(self) -> None:
         """End what is overdue; called by the sweep, which owns the connection."""
-        raise NotImplementedError
 
-    def hijack(self) -> socket.socket:
-        """Hand the socket to the app.
+    @abstractmethod
+    def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
+        """Return all output queues, each with the exchange that it is for; for any thread."""
 
-        :raises OSError: if other streams use it too.
-        """
-        raise NotImplementedError
-
-    def channels(self) -> Sequence[Channel]:
-        """Return what has, or gets, requests; for any thread."""
-        raise NotImplementedError
-
+    @abstractmethod
     def is_sending(self) -> bool:
         """Whether a response is being sent whose app has returned."""
-        raise NotImplementedError
 
     def is_idle(self) -> bool:
         """Whether it is before a request of HTTP/1, or in its TLS handshake."""
@@ -260,9 +284,9 @@ class Endpoint:
         """Whether it speaks HTTP/2 and its client has got no GOAWAY from a server that ends."""
         return False
 
-    def _let_go(self) -> bool:
+    @abstractmethod
+    def _drop_requests(self) -> bool:
         """Drop all requests, before the socket is closed; False if that must wait for an app."""
-        raise NotImplementedError
 
     # Waiting
 
@@ -271,19 +295,12 @@ class Endpoint:
         self.wait(READ)
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """Have :meth:`.OutputQueue.on_writable` called once the socket is writable.
-
-        :param deadline: when to give up on the client; monotonic.
-        :param retry: have it called some time later instead, writable or not.
-        :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
-        """
         self.deadline = deadline
         self.retries = retry
-        self.core.registry.wait(self, 0 if retry else WRITE)
+        self.registry.wait(self, 0 if retry else WRITE)
 
     def resume_sending(self) -> None:
-        """Have :meth:`.OutputQueue.on_writable` called soon."""
-        self.core.resume(self)
+        self.registry.resume(self)
 
     def retry(self) -> None:
         """Wait for the socket after all; called by the sweep, which owns the connection."""
@@ -293,7 +310,7 @@ class Endpoint:
     def wait(self, events: int) -> None:
         """Give the connection up until an event; the caller must not touch it afterwards."""
         try:
-            self.core.registry.wait(self, events)
+            self.registry.wait(self, events)
         except (OSError, ValueError) as error:
             self.output.fail(error)
             if self.state is not RUNNING:
@@ -349,7 +366,7 @@ class Endpoint:
             if not self._lingering.goes_on(size, time.monotonic()):
                 self.close()
                 return
-            if not self.core.is_ending:
+            if not self.shared.is_ending:
                 self.deadline = self._lingering.deadline
         except WOULD_BLOCK:
             pass
@@ -362,15 +379,14 @@ class Endpoint:
         """Close at once; for the owner only, and never while the app runs."""
         if self.state is CLOSED:
             return
-        if not self._let_go():
+        if not self._drop_requests():
             return  # the thread of its last app closes it
         self.state = CLOSED
-        registry = self.core.registry
         self.output.close()
         self.app_socket = None
-        registry.claim(self)
+        self.registry.claim(self)
         try:
             self.sock.close()
         except OSError:
             pass
-        registry.remove(self)
+        self.registry.remove(self)

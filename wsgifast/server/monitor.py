@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..sockets.alarm import make_alarm
+from .shared import Shared
 
 if TYPE_CHECKING:
     from .pool import Pool
-    from .server import Server
 
 # One tick. A blocked turn keeps the lead for one to two, if the last long turn was blocked too.
 TICK_S = 0.0007
@@ -42,6 +42,7 @@ _RUNNING_PATIENCE_S = 0.005
 # for the GIL.
 _SPARE_PATIENCE_S = 0.25
 
+# See :meth:`.Pool.turns`.
 _Turns = list[tuple[str, int | None, int | None]]
 
 
@@ -65,10 +66,42 @@ class Member:
         self.gate.acquire()
 
 
+class Exhaustion:
+    """Measures the time during which no thread of a pool was free.
+
+    Unlike :attr:`.Pool.saturated`, it does not end when a thread finishes one job and immediately
+    takes the next.
+
+    :ivar since: when the current period began (monotonic); None if a thread is free.
+    """
+
+    __slots__ = ("_over_s", "since")
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self._over_s = 0.0  # the periods that have ended
+
+    def begin(self) -> None:
+        """No thread is free."""
+        if self.since is None:
+            self.since = time.monotonic()
+
+    def end(self) -> None:
+        """A thread is idle."""
+        since, self.since = self.since, None
+        if since is not None:
+            self._over_s += time.monotonic() - since
+
+    def seconds(self, now: float) -> float:
+        """Return the total up to `now` (monotonic)."""
+        since = self.since
+        return self._over_s + (0.0 if since is None else now - since)
+
+
 class Monitor:
     """Watches the leader of a pool, and has it replaced when its turn takes too long.
 
-    :param on_tick: see :meth:`.Server.on_tick`.
+    :param on_tick: see :class:`.Pool`.
     :ivar guard_at: a thread that begins a turn after this time calls :meth:`guard`; monotonic.
     """
 
@@ -160,41 +193,46 @@ class Watchdog:
 
     After `stuck_after_s` without that, each thread's stack is logged, once; after
     `kill_stuck_after_s` the server is killed.
+
+    :param turns: see :meth:`.Pool.turns`.
+    :param kill: ends the server.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(
+        self, shared: Shared, turns: Callable[[], _Turns], kill: Callable[[], object]
+    ) -> None:
+        self._options, self.log = shared.options, shared.log
+        self._get_turns, self._kill = turns, kill
         self._turns: _Turns = []
         self._since = 0.0
-        self._warned = self._killed = False
+        self._has_warned = self._has_killed = False
 
     def look(self, now: float) -> None:
         """Check now.
 
         :param now: monotonic.
         """
-        server = self._server
-        turns = server.pool.turns()
+        turns = self._get_turns()
         if turns != self._turns or any(turn is None for _, _, turn in turns):
             self._turns, self._since = turns, now
-            if self._warned:
-                self._warned = self._killed = False
-                server.log.warning("A thread is free again")
+            if self._has_warned:
+                self._has_warned = self._has_killed = False
+                self.log.warning("A thread is free again")
             return
         stuck_s = now - self._since
-        if stuck_s >= server.options.stuck_after_s and not self._warned:
-            self._warned = True
-            server.log.error(
+        if stuck_s >= self._options.stuck_after_s and not self._has_warned:
+            self._has_warned = True
+            self.log.error(
                 "All %d threads have been in the same request for %.0f s; nobody else is "
                 "answered.\n%s",
                 len(turns),
                 stuck_s,
                 _stacks(turns),
             )
-        if stuck_s >= server.options.kill_stuck_after_s and not self._killed:
-            self._killed = True
-            server.log.critical("All threads are stuck for %.0f s: the worker ends", stuck_s)
-            server.kill()
+        if stuck_s >= self._options.kill_stuck_after_s and not self._has_killed:
+            self._has_killed = True
+            self.log.critical("All threads are stuck for %.0f s: the worker ends", stuck_s)
+            self._kill()
 
 
 def _stacks(turns: _Turns) -> str:

@@ -15,8 +15,7 @@ one TLS object at once.
 
 *Coalescing.* A generator's block that closely follows another is held back for the next one, until
 the monitor's next tick at most, which sends it while the app goes on (PEP 3333, "Buffering and
-Streaming"). Blocks are held back without the lock, and framed together (:class:`.HeldBlocks`): the
-thread that takes the lock next adds them to the backlog.
+Streaming"). The thread that takes the lock next frames them together, and queues them.
 
     nothing held --a block, soon after another--> held --tick, or enough--> sent
                  --a block, before a slow client--> held --the queue is empty, or enough--> queued
@@ -45,21 +44,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from ..errors import ClientGone, without_frames
 from ..sockets.sending import FileSegment
 from .backlog import Backlog, HeldBlocks, Spilling
 from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
-from .sending import Turn
+from .sending import Owner, Sender, Turn
 
-if TYPE_CHECKING:
-    from .endpoint import Endpoint
-    from .http2.response import StreamSender
-    from .http2.stream import Stream
-    from .sending import Sender
-
+# A block is held back if it follows another one this soon.
+_COALESCE_S = 0.0005
 # What one response may have in memory while a disk thread writes its temporary file.
 _MOST_BESIDE_DISK_BYTES = 8 * 1024 * 1024
 
@@ -68,7 +62,7 @@ class OutputQueue:
     """What is written, and left to send.
 
     :param lock: by default one of its own.
-    :ivar owner: waits for the client; called under the queue's lock.
+    :ivar owner: waits for the client.
     :ivar sender: sends on the socket, or on the stream.
     :ivar backlog: what is left to send; None while every response was sent at once.
     :ivar draining: an event's thread, or a disk thread, will go on sending.
@@ -86,8 +80,8 @@ class OutputQueue:
 
     def __init__(
         self,
-        sender: Sender | StreamSender,
-        owner: Endpoint | Stream,
+        sender: Sender,
+        owner: Owner,
         rules: OutputRules,
         lock: threading.Lock | threading.RLock | None = None,
     ) -> None:
@@ -168,20 +162,45 @@ class OutputQueue:
         :param data: the head, and the first block, framed.
         :param frame: frames blocks that are sent together, as one chunk; None for no framing.
         :param compresses: whether `frame` compresses, so that little is to be given to it at once.
-        :returns: what sends a further block; see :meth:`.HeldBlocks.write`.
+        :returns: :meth:`write_block`, for the further blocks.
         """
-        rules = self._rules
-        self.held = held = HeldBlocks(
-            self,
-            rules,
-            frame,
-            # An event stream must not run further ahead of its client.
-            most_waiting=rules.ahead_bytes if may_run_ahead else rules.ahead_bytes // 4,
-            compresses=compresses,
-        )
+        # An event stream must not run further ahead of its client.
+        ahead_bytes = self._rules.ahead_bytes // (1 if may_run_ahead else 4)
+        self.held = HeldBlocks(frame, most_waiting=ahead_bytes, compresses=compresses)
         self.may_run_ahead = may_run_ahead
         self.write(data)
-        return held.write
+        return self.write_block
+
+    def write_block(self, block: bytes) -> None:
+        """As :meth:`write`, but the block of a stream may be held back for the next one.
+
+        Before a slow client, it is held back without a tick: the queue takes blocks once it has
+        nothing else to send, or when there are many. They count as no memory that waits for
+        clients: the end of the app's turn queues them.
+        """
+        held = self.held
+        assert held is not None
+        now = time.monotonic()
+        follows = now - held.last_block_at < _COALESCE_S
+        held.last_block_at = now
+        # First. A tick removes the queue from `held_back` and then takes the blocks: if it came too
+        # early for this one, the check below finds the queue missing.
+        held.blocks.append(block)
+        held.size = size = held.size + len(block)
+        if self.draining:
+            # Its thread sets `draining` to False before it takes the blocks for the last time: it
+            # finds this one.
+            if size < held.most_waiting and self.error is None:
+                return
+        elif follows and size < held.most_held and self.error is None:
+            rules = self._rules
+            if self not in rules.held_back:
+                rules.hold_back(self, self.flush_at_tick)
+            return
+        with self.lock:
+            data = held.take()
+        if data:
+            self.write(data)
 
     def end_stream(self, end: Callable[[], bytes]) -> None:
         """Send the end of a stream, which is made once all its blocks have been framed."""
@@ -247,7 +266,7 @@ class OutputQueue:
     def flush(self) -> None:
         """Send the blocks that are held back, or queue them as :meth:`write_all` does."""
         if self.held is not None and self.held.blocks:
-            self._rules.queues.discard(self)
+            self._rules.held_back.pop(self, None)
             with contextlib.suppress(ClientGone):  # which the writer's next call reports
                 self.write_all(())
 
@@ -293,7 +312,7 @@ class OutputQueue:
 
     def close(self) -> None:
         """The connection is about to be closed, and its writer is done."""
-        self._rules.queues.discard(self)
+        self._rules.held_back.pop(self, None)
         with self.lock:
             self._fail(ClientGone("closed"))
             if self.backlog is not None:

@@ -60,14 +60,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .counters import Exhaustion
-from .monitor import TICK_S, Member, Monitor, is_running
+from .monitor import TICK_S, Exhaustion, Member, Monitor, is_running
 from .poller import WRITE, Event, Poller
-
-if TYPE_CHECKING:
-    from .server import Server
 
 # After a slow app, the lead is handed over before each app, until this many in a row were quick:
 # slow requests come in bursts, and each would make the next one wait for a tick.
@@ -103,14 +99,35 @@ class Close:
 class Pool:
     """A fixed number of threads that poll and run jobs, and a spare one that only polls.
 
-    :param user: what the threads do; any of them may call, and nothing it has here may raise.
+    What it is given to call, any of its threads may call, and nothing of it may raise.
+
     :param size: number of threads, which is the number of apps that run at once.
+    :param log: the error log.
+    :param receive: handles an event or a task, and returns a job if one is ready to run.
+    :param run: runs a job; never called by the spare.
+    :param on_tick: called by the monitor when it looks, or if a tick was requested; returns
+        whether there was something to do.
+    :param on_queued: called before a job waits in `ready`, as no thread is free for it.
+    :param on_taken: called when a thread takes such a job.
+    :param on_saturation: called when `saturated` has changed; by the monitor, too.
     :ivar leader: the thread that should poll.
     :ivar saturated: no thread is free to run a job, and a spare leads.
     :ivar failed: a thread has ended because of an internal error: the worker must end.
     """
 
-    def __init__(self, size: int, poller: Poller, user: Server) -> None:
+    def __init__(
+        self,
+        size: int,
+        poller: Poller,
+        log: Any,
+        *,
+        receive: Callable[[Event | Task], Job | None],
+        run: Callable[[Job], object],
+        on_tick: Callable[[], bool],
+        on_queued: Callable[[Job], object],
+        on_taken: Callable[[Job], object],
+        on_saturation: Callable[[], object],
+    ) -> None:
         self.work: deque[Event | Task] = deque()
         self.deferred: deque[Event | Task] = deque()
         self._polled_at = 0.0
@@ -120,8 +137,10 @@ class Pool:
         self.exhaustion = Exhaustion()
         self.failed = False
         self._poller = poller
-        self._user = user
-        self._receive, self._run = user.receive, user.run  # which are called most
+        self.log = log
+        self._receive, self._run = receive, run
+        self._on_queued, self._on_taken = on_queued, on_taken
+        self._on_saturation = on_saturation
         self._members = [Member(f"wsgifast-{number}") for number in range(size)]
         self._spare = Member("wsgifast-spare", spare=True)
         self._spare_waits = False  # at its gate
@@ -134,7 +153,7 @@ class Pool:
         self._lock = threading.Lock()
         self._stopped = False
         self._promote_early = 0
-        self.monitor = Monitor(self, user.on_tick)
+        self.monitor = Monitor(self, on_tick)
 
     @property
     def is_behind(self) -> bool:
@@ -211,18 +230,19 @@ class Pool:
 
     # The close() of bodies
 
-    def postpone(self, close: Callable[[], object], req: Any) -> Close:
+    def postpone(self, close: Callable[[], object], req: Any) -> Callable[[], None]:
         """Have this thread, which runs an app, call the close() of its body when that is due.
 
         :param req: the request, for the log.
+        :returns: what makes it due: the thread then calls it between two of its turns. Any thread
+            may call this.
         """
         me = self._by_ident[threading.get_ident()]
         postponed = Close(close, req, me)
         me.closes.add(postponed)
-        return postponed
+        return partial(self._make_due, postponed)
 
-    def make_due(self, close: Close) -> None:
-        """Have the thread that has postponed it call it between its turns; for any thread."""
+    def _make_due(self, close: Close) -> None:
         member = close.member
         member.due.append(close)
         if member.polling:
@@ -258,7 +278,12 @@ class Pool:
                 self._close(due.popleft())
 
     def _close(self, close: Close) -> None:
-        self._user.close_body(close)
+        try:
+            close.call()
+        except BaseException:  # sys.exit() in an app ends no thread
+            req = close.req
+            text = "Error in close() of the response to %s %s"
+            self.log.exception(text, req.method, req.uri)
         close.member.closes.discard(close)
 
     def stop(self) -> None:
@@ -292,7 +317,8 @@ class Pool:
             self._poller.wake()  # another thread may still poll
         except BaseException:
             self.failed = True
-            self._user.on_failure()
+            self.log.exception("A thread of the worker has failed; the worker restarts")
+            self.monitor.interrupt()
             raise
 
     def _serve(self, me: Member) -> None:
@@ -306,7 +332,7 @@ class Pool:
                 close = me.due.popleft()
             elif self.ready and not me.spare:
                 job = self.ready.popleft()
-                self._user.on_taken(job)
+                self._on_taken(job)
             elif self.work:
                 item = self.work.popleft()
             elif self.leader is me:
@@ -328,7 +354,7 @@ class Pool:
             self._close(close)
         if job is not None:
             if me.spare:
-                self._user.on_queued(job)
+                self._on_queued(job)
                 self.ready.append(job)
                 self._wake_for_work()
             elif self._promote_early:
@@ -407,7 +433,7 @@ class Pool:
                 self.exhaustion.end()
             saturated, self.saturated = self.saturated, False
         if saturated:
-            self._user.on_saturation()
+            self._on_saturation()
         if not leads:
             me.gate.acquire()
 
@@ -438,7 +464,7 @@ class Pool:
             self._set_leader(self._spare)
             self.saturated = True
             self.exhaustion.begin()
-        self._user.on_saturation()  # before it polls
+        self._on_saturation()  # before it polls
         with self._lock:
             self._wake_spare()
 

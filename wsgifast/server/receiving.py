@@ -13,19 +13,16 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from ..errors import BodyTooLarge, HeadTooLarge, RequestError
-from ..files.temporary import Budget, Reservation, Spool
+from ..files.temporary import Reservation, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_head import HeadScanner
 from ..sockets.client_limits import BODY_BYTES_PER_S, time_left_s
-from .options import Options
-
-if TYPE_CHECKING:
-    from .pool import Close
+from .shared import Shared
 
 # Bytes of one receive of a head: more than any usual head, so that pipelined requests need fewer
 # calls, and never less than a TLS record (RFC 8446 section 5.1): no event would announce the rest.
@@ -66,7 +63,7 @@ class Exchange:
     :ivar streamed: the raw stream below it, if the app reads from the socket; its `failure` says
         why the body cannot be read to its end.
     :ivar context: the app's, for log lines that another thread writes later; None without need.
-    :ivar close: its body's close(), if the app has returned and the body is still being sent.
+    :ivar make_close_due: has the body closed, if its app has returned and it is still being sent.
     :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
     :ivar queued: when the complete request began to wait for a thread.
     :ivar begun: when the app was called; only with an access log.
@@ -74,8 +71,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered", "begun", "body", "close", "context", "environ", "expects_continue", "fields",
-        "length", "proxy", "queued", "req", "resp", "rest", "script_name", "started", "streamed",
+        "answered", "begun", "body", "context", "environ", "expects_continue", "fields", "length",
+        "make_close_due", "proxy", "queued", "req", "resp", "rest", "script_name", "started",
+        "streamed",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +97,7 @@ class Exchange:
         self.environ: dict[str, Any] | None = None
         self.body: Any = None
         self.streamed: Any = None
-        self.close: Close | None = None
+        self.make_close_due: Callable[[], object] | None = None
         self.context: Context | None = None
         self.started = time.monotonic()
         self.queued = self.begun = self.answered = 0.0
@@ -164,8 +162,8 @@ class Receiver:
     """Parses what one connection receives.
 
     :param peer: the client's address as accept() returned it.
-    :param disk: counts bodies in temporary files.
-    :param memory: counts bodies in memory, and longer heads until the request is complete.
+    :param shared: its budgets count bodies in temporary files and in memory, and longer heads until
+        the request is complete.
     :ivar exchange: the request being received, or the last one; None in the middle of a head.
     :ivar rest: bytes received and not parsed yet.
     :ivar wanted: how many bytes the next receive may return.
@@ -176,18 +174,16 @@ class Receiver:
         "exchange", "parser", "rest", "wanted",
     )  # fmt: skip
 
-    def __init__(
-        self, parser: Parser, peer: Any, options: Options, disk: Budget, memory: Budget
-    ) -> None:
+    def __init__(self, parser: Parser, peer: Any, shared: Shared) -> None:
         self.exchange: Exchange | None = None
         self.rest = b""
         self.wanted = _HEAD_BYTES
         self.parser = parser
         self._peer = peer
-        self._options = options
-        self._disk = disk
-        self._memory = memory
-        self._head = Reservation(memory)
+        self._options = shared.options
+        self._disk = shared.bodies_on_disk
+        self._memory = shared.input_memory
+        self._head = Reservation(shared.input_memory)
         self._number = 0  # of the request on its connection
         self._scanner: HeadScanner | None = None  # of an incomplete head
         self._body: BodyCollector | None = None  # being received

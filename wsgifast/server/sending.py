@@ -19,8 +19,10 @@ import os
 import socket
 import ssl
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ..sockets.client_limits import ClientWait
 from ..sockets.options import (
@@ -41,10 +43,8 @@ from ..sockets.sending import (
     view_cached,
 )
 from .backlog import Backlog
+from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
-
-if TYPE_CHECKING:
-    from .output_rules import OutputRules
 
 # What a connection sends before the others have their turn.
 _TURN_BYTES = 4 * 1024 * 1024
@@ -74,23 +74,93 @@ class Turn(enum.Enum):
     DISK = "the next bytes of a file may not be in the page cache"
 
 
-class Sender:
-    """Sends on one socket, under the queue's lock except where a method says otherwise.
+class Owner(ABC):
+    """What an output queue calls of its owner, under its lock."""
 
-    http2/response.py has the same for a stream.
+    __slots__ = ()
+
+    @abstractmethod
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        """Have :meth:`.OutputQueue.on_writable` called once the client takes more.
+
+        :param deadline: when to give up on the client; monotonic.
+        :param retry: have it called some time later instead, whether the client takes more or not.
+        :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
+        """
+
+    @abstractmethod
+    def resume_sending(self) -> None:
+        """Have :meth:`.OutputQueue.on_writable` called soon."""
+
+
+class Sender(ABC):
+    """Sends what one output queue has, under the queue's lock except where a method says otherwise.
+
+    :ivar send: sends as much of a block as the client takes, and returns how many bytes; raises as
+        :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
+    :ivar free_bytes: what may be sent before :meth:`prepare_socket` is called.
+    """
+
+    __slots__ = ("free_bytes",)
+
+    send: Callable[[bytes | memoryview], int]
+    free_bytes: float
+
+    @abstractmethod
+    def prepare_socket(self) -> None:
+        """Limit the socket's send buffer, once: this response is larger than most."""
+
+    @abstractmethod
+    def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
+        """Send until the client takes no more, the turn is over, or a disk is needed.
+
+        :param after_event: the socket has just been reported writable.
+        :raises FileTruncated: if a file ends early.
+        :raises OSError: if the client has gone, or a file cannot be read.
+        """
+
+    @abstractmethod
+    def wait_until(self, *, again: bool) -> float:
+        """Return when to give up on a client that is waited for from now on (monotonic).
+
+        :param again: the wait goes on; the client has had no chance to end it.
+        """
+
+    @abstractmethod
+    def pace(self, now: float) -> tuple[float, int] | None:
+        """Return for how long the client has been waited for, and the bytes taken since.
+
+        For any thread. A stream waits for its client only while its window is used up.
+
+        :param now: monotonic.
+        :returns: None if the client is not waited for.
+        """
+
+    @abstractmethod
+    def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
+        """Send or read the next bytes of the first file; in a disk thread, without the lock.
+
+        :returns: an argument for :meth:`record_file`.
+        :raises OSError: as :meth:`take_turn`.
+        """
+
+    @abstractmethod
+    def record_file(self, backlog: Backlog, done: int | bytes) -> None:
+        """Record how many bytes of the first file were sent, or what was read to be sent next."""
+
+
+class SocketSender(Sender):
+    """Sends on a socket; http2/response.py has the sender of a stream.
 
     :param sock: non-blocking, plain or TLS.
-    :ivar send: sends as much of a block as the socket takes, and returns how many bytes; raises as
-        :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
-    :ivar free_bytes: what may be sent before the socket's send buffer is limited. It is infinite
-        once :meth:`prepare_socket` has been called.
+    :ivar free_bytes: infinite once :meth:`prepare_socket` has been called.
     :ivar encrypts: whether the socket is TLS.
     :ivar sends_files: whether sendfile works; never with TLS.
     """
 
     __slots__ = (
         "_full_since", "_is_full", "_may_grow", "_refusals", "_refused", "_rules", "_sock",
-        "_taken", "_wait", "_was_quick", "encrypts", "free_bytes", "send", "sends_files",
+        "_taken", "_wait", "_was_quick", "encrypts", "send", "sends_files",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
@@ -110,12 +180,6 @@ class Sender:
         self._taken = 0  # bytes
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
-        """Send until the socket is full, the turn is over, or a disk is needed.
-
-        :param after_event: the socket has just been reported writable.
-        :raises FileTruncated: if a file ends early.
-        :raises OSError: if the client has gone, or a file cannot be read.
-        """
         if after_event:
             self._on_writable()
         before = self._taken
@@ -151,10 +215,6 @@ class Sender:
         return Turn.DONE
 
     def wait_until(self, *, again: bool) -> float:
-        """Return when to give up on a client that is waited for from now on (monotonic).
-
-        :param again: the wait goes on; the client has had no chance to end it.
-        """
         self.prepare_socket()
         if self._may_grow:
             self._full_since = time.monotonic()
@@ -163,13 +223,6 @@ class Sender:
         return self._wait.deadline if again else self._wait.begin()
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """Return for how long the client has been waited for, and the bytes taken since.
-
-        For any thread. A stream waits for its client only while its window is used up.
-
-        :param now: monotonic.
-        :returns: None if the client is not waited for.
-        """
         wait = self._wait
         return None if wait is None else wait.pace(now)
 
@@ -199,11 +252,6 @@ class Sender:
     # Files
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        """Send or read the next bytes of the first file; in a disk thread, without the lock.
-
-        :returns: an argument for :meth:`record_file`.
-        :raises OSError: as :meth:`take_turn`.
-        """
         if self._wait is not None:
             self._wait.end()  # the client is not to blame for the disk
         try:
@@ -212,7 +260,6 @@ class Sender:
             return 0
 
     def record_file(self, backlog: Backlog, done: int | bytes) -> None:
-        """Record how many bytes of the first file were sent, or what was read to be sent next."""
         if isinstance(done, bytes):
             backlog.insert_read(done)
             self._refused = 0  # from now on it is kept until it is sent
@@ -273,7 +320,6 @@ class Sender:
     # The socket's send buffer
 
     def prepare_socket(self) -> None:
-        """Limit the socket's send buffer, once: this response is larger than most."""
         if self.free_bytes != math.inf:
             self.free_bytes = math.inf
             self._may_grow = limit_send_buffer(cast(SocketLike, self._sock))

@@ -11,29 +11,21 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterable
-from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..files.temporary import Budget
 from ..sockets.client_limits import ConnectionsByAddress
 from ..sockets.closing import LINGER_S
-from ..sockets.sending import FileTruncated
 from .acceptor import Acceptor
 from .application import Application
+from .channel import Channel
 from .connection import Connection
-from .counters import Counters
-from .endpoint import SENDING, Endpoint, Registry
+from .endpoint import Endpoint, Registry
 from .monitor import Watchdog
-from .options import Options
 from .output_rules import OutputRules
 from .poller import HUNG_UP, Event, make_poller
-from .pool import Close, Pool, Task
-from .receiving import Exchange, Parser, Receiver
-
-if TYPE_CHECKING:
-    from .connection import Channel
-    from .output import OutputQueue
+from .pool import Pool, Task
+from .receiving import Parser, Receiver
 
 # How often deadlines are checked and `beat` is called.
 _ROUND_S = 1.0
@@ -52,24 +44,21 @@ class Server:
     :param parser_for: returns the parser for a peer's requests, given its address.
     :param has_many_clients: whether an IP address is a trusted proxy's.
     :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
+    :ivar shared: the application's, which all parts have.
     :ivar connections: the open ones.
-    :ivar is_ending: clients should make their next requests elsewhere.
     """
 
     def __init__(
         self,
         application: Application,
-        options: Options,
         *,
         listeners: Iterable[socket.socket],
         parser_for: Callable[[Any], Parser],
         has_many_clients: Callable[[str], bool],
         secure: Callable[[socket.socket], socket.socket] | None,
-        log: Any,
     ) -> None:
-        self.options = options
-        self.log = log
-        self.counters = Counters()
+        self.shared = shared = application.shared
+        self._options, self.log = options, log = shared.options, shared.log
         self.listeners = list(listeners)
         self._application = application
         self._parser_for = parser_for
@@ -79,26 +68,47 @@ class Server:
             else None
         )
         self._secure = secure
-        self.is_ending = False
         self._end_at = float("inf")  # monotonic
         self._killed = False
         self._sweep_pushed = False
-        # How long an idle connection is kept open.
-        self.keepalive_s = options.keepalive_s
         self.poller = make_poller()
-        self.registry = Registry(self)
+        self.pool = Pool(
+            options.threads,
+            self.poller,
+            log,
+            receive=self.receive,
+            run=self.run,
+            on_tick=self._on_tick,
+            on_queued=self.on_queued,
+            on_taken=self.on_taken,
+            on_saturation=self._on_saturation,
+        )
+        monitor = self.pool.monitor
+        self.output_rules = OutputRules(
+            shared, share_work=self.pool.share_work, request_tick=monitor.request_tick
+        )
+        disk = self.output_rules.disk
+        self.registry = Registry(
+            self.poller,
+            log,
+            defer=self.pool.defer,
+            submit=disk.submit_temporary,
+            on_closed=self._on_closed,
+        )
         self.connections = self.registry.connections
         self._waiting = self.registry.waiting
-        self.pool = Pool(options.threads, self.poller, self)
-        self.acceptor = Acceptor(self)
-        self._watchdog = Watchdog(self)
-        self._on_sent = application.on_sent
-        application.on_max_requests = self.pool.monitor.interrupt  # it calls `beat`
-        # Used by connections, like options, log, counters, registry, pool and acceptor.
-        self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
-        self.input_memory = Budget(options.input_memory_bytes)
-        self.output_rules = OutputRules(self)
-        application.write_late = self.output_rules.disk.write_line
+        self.acceptor = Acceptor(
+            shared,
+            self.poller,
+            self.listeners,
+            self.connections,
+            may_accept=self._may_accept,
+            connect=self.connect,
+        )
+        self._watchdog = Watchdog(shared, self.pool.turns, self.kill)
+        application.on_max_requests = monitor.interrupt  # it calls `beat`
+        application.write_late = disk.write_line
+        application.postpone = self.pool.postpone
 
     # Start and end; called by the main thread
 
@@ -117,7 +127,9 @@ class Server:
     @property
     def accepts(self) -> bool:
         """Whether it would accept a connection: it is not ending, and below its limit."""
-        return not self.is_ending and len(self.connections) < self.options.worker_connections
+        return (
+            not self.shared.is_ending and len(self.connections) < self._options.worker_connections
+        )
 
     def serve(self, beat: Callable[[], bool]) -> None:
         """Serve until :meth:`stop`.
@@ -125,7 +137,7 @@ class Server:
         :param beat: called at least every second; returns False to end. Must not block.
         """
         self.pool.start()
-        while not self.is_ending and not self.pool.failed and beat():
+        while not self.shared.is_ending and not self.pool.failed and beat():
             self._sweep_soon()
             self.pool.monitor.watch(_ROUND_S)
 
@@ -134,12 +146,12 @@ class Server:
 
         :param beat: as for :meth:`serve`.
         """
-        if not self.is_ending:
+        if not self.shared.is_ending:
             self.stop()
         # A request may be on its way on an idle connection: it is answered, with "Connection:
         # close" (RFC 9112 section 9.6).
         self.registry.cap_deadlines(time.monotonic() + LINGER_S, Endpoint.is_idle)
-        cut_off_s = min(self.options.graceful_timeout_s * _CLOSING_SHARE, _CLOSING_S)
+        cut_off_s = min(self._options.graceful_timeout_s * _CLOSING_SHARE, _CLOSING_S)
         self._end(beat, self._is_unfinished, cut_off_s=cut_off_s)
 
     def end_now(self, beat: Callable[[], object]) -> None:
@@ -148,7 +160,7 @@ class Server:
         :param beat: as for :meth:`serve`.
         """
         self.stop()
-        self._end(beat, lambda: False, cut_off_s=self.options.graceful_timeout_s)
+        self._end(beat, lambda: False, cut_off_s=self._options.graceful_timeout_s)
 
     def _end(
         self, beat: Callable[[], object], is_unfinished: Callable[[], bool], *, cut_off_s: float
@@ -165,7 +177,7 @@ class Server:
             # A later call of stop() may have brought the end forward.
             if not cut_off_at and (now >= self._end_at - cut_off_s or self.pool.failed):
                 cut_off_at = now
-                self._application.cuts_off = True
+                self.shared.is_disconnecting = True
                 self.log.info("%d connections cut off", len(self.connections))
                 for connection in list(self.connections):
                     connection.cut_off()
@@ -186,10 +198,10 @@ class Server:
             it is called again, the earlier end counts.
         """
         if within_s is None:
-            within_s = self.options.graceful_timeout_s
+            within_s = self._options.graceful_timeout_s
         self._end_at = min(self._end_at, time.monotonic() + within_s)
-        self.is_ending = True
-        self.keepalive_s = min(self.keepalive_s, LINGER_S)
+        self.shared.is_ending = True
+        self.shared.keepalive_s = min(self.shared.keepalive_s, LINGER_S)
         self.pool.monitor.interrupt()
 
     def _send_goaways(self, now: float) -> None:
@@ -211,9 +223,10 @@ class Server:
 
     # Connections
 
-    def is_open(self) -> bool:
+    def _may_accept(self) -> bool:
         """Whether to accept; without a free thread, connections are left to sibling workers."""
-        return not self.is_ending and not (self.options.has_siblings and self.pool.saturated)
+        saturated = self._options.has_siblings and self.pool.saturated
+        return not (self.shared.is_ending or saturated)
 
     def connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
         """Make a connection of an accepted socket; its begin() has it wait for its first event.
@@ -221,8 +234,8 @@ class Server:
         :returns: None if it is closed already.
         """
         if self._by_address is not None and not self._by_address.open(peer):
-            self.counters.accepted += 1
-            self.counters.connections_refused += 1
+            self.shared.counters.accepted += 1
+            self.shared.counters.connections_refused += 1
             self._by_address.close(peer)
             sock.close()
             return None
@@ -230,10 +243,18 @@ class Server:
             sock.setblocking(False)
             if self._secure is not None:
                 sock = self._secure(sock)
-            receiver = Receiver(
-                self._parser_for(peer), peer, self.options, self.bodies_on_disk, self.input_memory
+            connection = Connection(
+                self.shared,
+                self.registry,
+                self._application,
+                self.output_rules,
+                sock,
+                peer,
+                address,
+                Receiver(self._parser_for(peer), peer, self.shared),
+                begin_http2=self._begin_http2,
+                on_handshake_end=self.acceptor.on_handshake_end,
             )
-            connection = Connection(self, sock, peer, address, receiver)
         except Exception as error:
             if isinstance(error, OSError):
                 self.log.debug("A connection has failed at once", exc_info=True)
@@ -243,96 +264,33 @@ class Server:
                 self._by_address.close(peer)
             sock.close()
             return None
-        self.counters.accepted += 1
+        self.shared.counters.accepted += 1
         self.connections.add(connection)
         return connection
 
-    def on_closed(self, connection: Endpoint) -> None:
+    def _on_closed(self, connection: Endpoint) -> None:
         """A connection has closed its descriptor."""
         if self._by_address is not None:
             self._by_address.close(connection.peer)
         self.acceptor.on_closed()
-        if self.is_ending and not self.connections:
+        if self.shared.is_ending and not self.connections:
             self.pool.monitor.interrupt()
 
-    # Called by connections
-
-    def resume(self, connection: Endpoint) -> None:
-        """Have a thread of the pool call :meth:`Connection.on_event` without an event."""
-        self.pool.defer(partial(self.registry.attempt, connection, partial(connection.on_event, 0)))
-
-    def begin_http2(self, connection: Endpoint, parser: Parser, received: bytes) -> Channel | None:
-        """Go on with HTTP/2 on the socket of a connection; its owner lets go of the old object.
+    def _begin_http2(self, connection: Endpoint, parser: Parser, received: bytes) -> Channel | None:
+        """Go on with HTTP/2 on the socket of a connection; its owner drops the old object.
 
         :param parser: for the requests of its client.
         :param received: what the client has sent already.
         """
         from .http2.connection import HTTP2Connection  # needs h2
 
-        http2 = HTTP2Connection(self, connection, parser)
+        http2 = HTTP2Connection(
+            self.shared, self.registry, self._application, self.output_rules, connection, parser
+        )
         self.registry.replace(connection, http2)
         return self.registry.attempt(http2, partial(http2.begin_streams, received))
 
-    def wait_for_disk(self, connection: Endpoint, step: Task) -> bool:
-        """Have a disk thread take a step that may write to a temporary file; False if it cannot.
-
-        It owns the connection until then; if the step returns something, its app is run as usual.
-        """
-
-        def job() -> None:
-            ready = self.registry.attempt(connection, step)
-            if ready is not None:
-                self.pool.defer(lambda: ready)
-
-        try:
-            self.output_rules.disk.submit_temporary(job)
-        except OSError:
-            return False
-        return True
-
-    def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
-        """Answer an error, and log it, with the request if there is one."""
-        # What the client has done, unless it is the disk's error.
-        default = 500 if isinstance(error, OSError) else 400
-        self.counters.refused[getattr(error, "status", default)] += 1
-        self._application.refuse(channel, exchange, error)
-
-    def finish_when_sent(self, channel: Channel) -> None:
-        """The response is complete: finish it, or let the thread do so that sends its last byte."""
-        output = channel.output
-        if output.held is not None:
-            output.flush()
-        # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
-        with output.lock:
-            if output.draining:
-                if channel.state is not SENDING:  # a refused connection is already
-                    channel.state = SENDING
-                    if channel.exchange is not None:
-                        channel.exchange.context = copy_context()
-                output.closing = True
-                return
-        channel.finish()
-
-    def end_exchange(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
-        """The response to a request has been sent, or never will be.
-
-        :param now: monotonic.
-        """
-        if self._on_sent is not None:
-            self._on_sent(output, exchange, now)
-        if exchange.close is not None:
-            self.pool.make_due(exchange.close)
-        if output.error is not None and isinstance(output.error, FileTruncated):
-            warn = partial(self.log.warning, "Cutting off %s: %s", exchange.req.uri, output.error)
-            if exchange.context is None:
-                warn()
-            else:
-                self.output_rules.disk.write_line(partial(exchange.context.run, warn))
-        if exchange.body is not None:
-            exchange.body.close()
-            exchange.req.body = None  # a log or a traceback may keep the request
-
-    # Called by the pool's threads; on_tick() and on_saturation() by its monitor, too
+    # Called by the pool's threads; _on_tick() and _on_saturation() by its monitor, too
 
     def receive(self, item: Event | Task) -> Channel | None:
         """Handle an event or a task with non-blocking I/O; returns what is ready to run."""
@@ -365,25 +323,17 @@ class Server:
             if not channel.begin_app():
                 return
             stays = (
-                not self.is_ending
-                and self.keepalive_s > 0
-                and len(self.connections) <= self.options.max_keepalived
+                not self.shared.is_ending
+                and self.shared.keepalive_s > 0
+                and len(self.connections) <= self._options.max_keepalived
             )
             try:
                 self._application.run(channel, stays=stays)
             finally:
-                self.finish_when_sent(channel)
+                channel.finish_when_sent()
         except Exception:
             self.log.exception("Error in a connection")
             channel.close()
-
-    def close_body(self, close: Close) -> None:
-        """Call the close() of a body; called by the thread that ran its app."""
-        try:
-            close.call()
-        except BaseException:  # sys.exit() in an app ends no thread
-            req = close.req
-            self.log.exception("Error in close() of the response to %s %s", req.method, req.uri)
 
     def on_queued(self, channel: Channel) -> None:
         """No thread is free for a request, which is about to wait in `ready`."""
@@ -395,20 +345,13 @@ class Server:
         """A thread takes such a request."""
         exchange = channel.exchange
         if exchange is not None:
-            self.counters.waits.append(time.monotonic() - exchange.queued)
+            self.shared.counters.waits.append(time.monotonic() - exchange.queued)
 
-    def on_tick(self) -> bool:
-        """The monitor looks, or a tick was requested; returns whether there was something to do."""
+    def _on_tick(self) -> bool:
         return self.output_rules.tick()
 
-    def on_saturation(self) -> None:
-        """:attr:`Pool.saturated` has changed; called by the monitor, too."""
+    def _on_saturation(self) -> None:
         self.acceptor.update()
-
-    def on_failure(self) -> None:
-        """This thread ends because of an internal error."""
-        self.log.exception("A thread of the worker has failed; the worker restarts")
-        self.pool.monitor.interrupt()
 
     # Overdue connections
 
@@ -426,4 +369,4 @@ class Server:
         self.registry.sweep(now)
         self.acceptor.update()
         self._watchdog.look(now)
-        self.pool.close_elsewhere(now - self.options.stuck_after_s)
+        self.pool.close_elsewhere(now - self._options.stuck_after_s)

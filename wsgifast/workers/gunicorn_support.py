@@ -191,11 +191,11 @@ class ErrorPage:
     servers to send: textwrap.dedent() takes the CR of the template's empty line for white space
     (gunicorn.util.write_error).
 
-    :param send: sends a page, given its status and bytes, and returns the size of its body.
+    :param send: see :meth:`.Channel.send_error`.
     :ivar size: of the body, as `send` has returned it.
     """
 
-    def __init__(self, send: Callable[[int, bytes], int]) -> None:
+    def __init__(self, send: Callable[[int, str, list[tuple[str, str]], bytes], int]) -> None:
         self._send = send
         self.size = 0
 
@@ -204,8 +204,13 @@ class ErrorPage:
 
     def sendall(self, data: bytes) -> None:
         head, body = _END_OF_HEAD.split(data, maxsplit=1)
-        status = int(head.split(b" ", 2)[1])
-        self.size = self._send(status, b"\r\n".join((*head.splitlines(), b"", body)))
+        first, *lines = head.decode("latin-1").splitlines()
+        _, status, reason = first.split(" ", 2)
+        pairs = [line.partition(":") for line in lines]
+        headers = [
+            (name, value.strip()) for name, _, value in pairs if name.lower() != "connection"
+        ]
+        self.size = self._send(int(status), reason, headers, body)
 
     send = sendall
 

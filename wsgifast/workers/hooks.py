@@ -14,14 +14,15 @@ from gunicorn.config import PostRequest, PreRequest
 from gunicorn.glogging import Logger
 
 from ..http.request_head import header_fields
-from ..server.application import AppSocket
-from ..server.endpoint import Endpoint
+from ..server.channel import AcceptedSocket, AppSocket
 from ..server.receiving import Exchange
 from .gunicorn_parser import proxy_addresses
 from .gunicorn_support import Settings
 
 
-def pre_request(settings: Settings, worker: Any) -> Callable[[Exchange, Endpoint], object] | None:
+def pre_request(
+    settings: Settings, worker: Any
+) -> Callable[[Exchange, AcceptedSocket], object] | None:
     """Return what calls the hook before the app, and applies its changes to the request.
 
     :returns: None if the hook is gunicorn's default, whose debug line would not be logged.
@@ -32,7 +33,7 @@ def pre_request(settings: Settings, worker: Any) -> Callable[[Exchange, Endpoint
             return None
         return lambda exchange, connection: hook(worker, exchange.req)
 
-    def call(exchange: Exchange, connection: Endpoint) -> None:
+    def call(exchange: Exchange, connection: AcceptedSocket) -> None:
         req = exchange.req
         sock = connection.app_socket
         if sock is None:

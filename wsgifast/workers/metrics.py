@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from sys import modules
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bodies.access_log import LENGTH_ERROR, PATTERN, SENT_AS
 from ..errors import ConfigurationError, MissingExtra
@@ -37,15 +37,14 @@ from ..metrics.requests import LengthError, Recording, RequestMetrics, asked_of_
 from ..metrics.setup import Wanted, check, hand_over, prepare, start_exporting, wanted_metrics
 from ..middleware import WSGIFast
 from ..server.application import Application, queued_seconds
-from ..server.counters import Counters, gauges, requests_under_way, slowest_clients
+from ..server.gauges import gauges, requests_under_way, slowest_clients
+from ..server.output import OutputQueue
 from ..server.receiving import Exchange
 from ..server.response import Response
 from ..server.server import Server
+from ..server.shared import Counters
 from ..sockets.sending import FileTruncated
 from .options import InvalidWorkerOption
-
-if TYPE_CHECKING:
-    from ..server.output import OutputQueue
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 _QUEUE = CATALOGUE["wsgifast_queue_seconds"]
@@ -108,7 +107,7 @@ class WorkerCollector:
         self._ended_as = reason
 
     def collect(self) -> Iterator[Point]:
-        counters = self.server.counters
+        counters = self.server.shared.counters
         yield point("wsgifast_worker_starts_total", 1)
         yield point("wsgifast_connections_accepted_total", counters.accepted)
         yield point("wsgifast_connections_refused_total", counters.connections_refused)
@@ -129,10 +128,10 @@ class WorkerCollector:
         server = self.server
         if server.connections:
             return None
-        return server.counters.accepted, server.accepts
+        return server.shared.counters.accepted, server.accepts
 
     def _wait(self) -> Distribution:
-        counts, total_s = self._observed(self._waits, self.server.counters.waits)
+        counts, total_s = self._observed(self._waits, self.server.shared.counters.waits)
         # All other requests found a thread free.
         at_once = max(0, self.server.requests - sum(counts))
         return Distribution((counts[0] + at_once, *counts[1:]), total_s)
@@ -164,7 +163,7 @@ class ResponseRecorder:
 
     def watch(self, server: Server, application: Application) -> None:
         """Count the active requests of a server, and note the URL patterns of its app."""
-        self._counters = server.counters
+        self._counters = server.shared.counters
         self.metrics.under_way = partial(requests_under_way, server)
         self._application = application
         self.note_patterns()

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
@@ -26,7 +26,9 @@ from ..files.coded_copies import COPIES
 from ..metrics.health import resident_bytes
 from ..metrics.requests import RECORDER
 from ..server.application import Application, EnvironFactory, decoded_path
+from ..server.channel import Channel
 from ..server.server import Server
+from ..server.shared import Shared
 from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_LIMIT_BYTES, HEAD_TIMEOUT_S
 from .access_line import AccessLog
 from .gunicorn_support import (
@@ -73,9 +75,6 @@ from .replacement import (
     running_arbiter,
 )
 from .tls import TLSContexts
-
-if TYPE_CHECKING:
-    from ..server.connection import Channel
 
 # The folder of a worker's heartbeat file. On a disk, a heartbeat may have to wait for other writes,
 # such as those of responses for slow clients.
@@ -380,7 +379,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def _stop_patiently(self) -> None:
         if self.server is not None:
-            self.server.stop(within_s=PATIENCE * self.server.options.graceful_timeout_s)
+            self.server.stop(within_s=PATIENCE * self.server.shared.options.graceful_timeout_s)
 
     # Its server.
 
@@ -395,11 +394,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if responses is not None:
             environ[RECORDER] = responses.metrics
         application = Application(
+            shared=Shared(options(self, settings), self.log),
             app=self.wsgi,
             environs=EnvironFactory(environ),
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
-            log=self.log,
             log_access=access_log.write if self._logs_access() else None,
             line_needs_thread=access_log.is_seen,
             pre_request=pre_request(settings, self),
@@ -411,12 +410,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self._pass_max_requests()
         server = Server(
             application,
-            options(self, settings),
             listeners=self.sockets,
             parser_for=parsers(self, settings),
             has_many_clients=settings.is_proxy,
             secure=None if self._tls is None else self._secure,
-            log=self.log,
         )
         if responses is not None:
             responses.watch(server, application)

@@ -24,7 +24,7 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from h2 import events
 from h2.errors import ErrorCodes
@@ -34,16 +34,17 @@ from h2.settings import SettingCodes
 from ...errors import BodyTooLarge, ClientGone, HeadTooLarge
 from ...files.temporary import Reservation, Spool
 from ...http.request_head import request_head, trailer_lines
-from ..endpoint import RECEIVING, RUNNING, STREAMS, Endpoint
+from ..application import Application
+from ..channel import RECEIVING, RUNNING, STREAMS, Channel
+from ..endpoint import Endpoint, Registry
+from ..output import OutputQueue
+from ..output_rules import OutputRules
 from ..poller import READ, WOULD_BLOCK, WRITE
 from ..receiving import Exchange, Parser
+from ..shared import Shared
 from .frames import ALL_STREAMS, Flood, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
 from .stream import MOST_RECEIVED_BYTES, READY, Stream, StreamedUpload
-
-if TYPE_CHECKING:
-    from ..connection import Channel
-    from ..server import Server
 
 # With more unsent bytes than this, nothing is received: the client does not read our answers.
 _MOST_UNSENT_BYTES = 128 * 1024
@@ -64,20 +65,26 @@ class HTTP2Connection(Endpoint):
 
     __slots__ = (
         "_deadline_of_idle", "_floods", "_frames", "_head", "_is_in_turn", "_last_stream", "_lock",
-        "_parser", "_ready", "_second_goaway_at", "_until_sent", "_wants_write", "exchange", "mux",
-        "streams",
+        "_parser", "_ready", "_second_goaway_at", "_until_sent", "_wants_write", "mux", "streams",
     )  # fmt: skip
 
-    def __init__(self, core: Server, before: Endpoint, parser: Parser) -> None:
-        super().__init__(core, before.sock, before.peer, before.address, STREAMS)
+    def __init__(
+        self,
+        shared: Shared,
+        registry: Registry,
+        application: Application,
+        rules: OutputRules,
+        before: Endpoint,
+        parser: Parser,
+    ) -> None:
+        super().__init__(shared, registry, before.sock, before.peer, before.address, STREAMS)
         self.known, self.proxy = before.known, before.proxy
-        self.mux = mux = Multiplexer(core, self)
+        self.mux = mux = Multiplexer(self, application, rules)
         self.output = mux.output
-        self.exchange = None  # each stream has its own
         self.streams: dict[int, Stream] = mux.streams
         self._floods = mux.floods
         self._frames = mux.frames
-        self._head = Reservation(core.input_memory)  # for one that is incomplete
+        self._head = Reservation(shared.input_memory)  # for one that is incomplete
         self._lock = mux.lock
         self._parser = parser
         self._ready: list[Stream] = []  # whose apps can run
@@ -110,7 +117,7 @@ class HTTP2Connection(Endpoint):
         if events & ~WRITE or not events:
             # What a stream receives may have to be written to a temporary file.
             may_need_disk = any(each.may_need_disk() for each in list(self.streams.values()))
-            if may_need_disk and self.core.wait_for_disk(self, self._receive):
+            if may_need_disk and self.registry.wait_for_disk(self, self._receive):
                 return None
             return self._receive()
         return self._end_turn()
@@ -122,7 +129,7 @@ class HTTP2Connection(Endpoint):
             return
         self._is_in_turn = True
         now = time.monotonic()
-        timeouts = self.core.counters.timeouts
+        timeouts = self.shared.counters.timeouts
         if self._until_sent < now or self.mux.blocked_until < now:
             timeouts["send"] += 1
             self.mux.lose(TimeoutError("the client took no byte in time"))
@@ -150,7 +157,7 @@ class HTTP2Connection(Endpoint):
         self._wait_for_socket()
         self._run_soon(self._end_turn())
 
-    def _let_go(self) -> bool:
+    def _drop_requests(self) -> bool:
         self._head.release()
         with self._lock:
             self._is_in_turn = True
@@ -165,8 +172,9 @@ class HTTP2Connection(Endpoint):
     def is_sending(self) -> bool:
         return any(stream.state is not RUNNING for stream in list(self.streams.values()))
 
-    def channels(self) -> list[Any]:
-        return [self, *list(self.streams.values())]
+    def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
+        streams = list(self.streams.values())
+        return [(self.output, None), *[(each.output, each.exchange) for each in streams]]
 
     def owes_goaway(self) -> bool:
         return self._second_goaway_at is None and self.mux.state is OPEN
@@ -174,7 +182,7 @@ class HTTP2Connection(Endpoint):
     def _end_turn(self) -> Channel | None:
         """The owner's last step: send, wait for the next event, and return what is to run."""
         self.mux.pump()
-        if self.mux.state is OPEN and self.core.is_ending:
+        if self.mux.state is OPEN and self.shared.is_ending:
             self.send_goaway()
         with self._lock:
             self._is_in_turn = False
@@ -187,7 +195,7 @@ class HTTP2Connection(Endpoint):
             if not ends:
                 awaited = self._awaited()
                 if awaited & READ and self.has_more_in_tls():
-                    self.core.resume(self)
+                    self.registry.resume(self)
                 else:
                     self.wait(awaited)
         if ends:
@@ -199,7 +207,7 @@ class HTTP2Connection(Endpoint):
 
     def _run_soon(self, stream: Channel | None) -> None:
         if stream is not None:
-            self.core.pool.defer(lambda: stream)
+            self.registry.defer(lambda: stream)
 
     # Receiving: frames go to their streams
 
@@ -289,7 +297,7 @@ class HTTP2Connection(Endpoint):
 
         :raises BodyTooLarge: if its Content-Length is over the limit.
         """
-        options = self.core.options
+        options = self.shared.options
         if not options.buffer_bodies:
             return StreamedUpload(self.mux, number)
         limit = options.body_limit_bytes
@@ -300,16 +308,16 @@ class HTTP2Connection(Endpoint):
         return Spool(
             options.body_memory_bytes // waiting,
             limit,
-            self.core.bodies_on_disk,
-            self.core.input_memory,
+            self.shared.bodies_on_disk,
+            self.shared.input_memory,
         )
 
     def _on_refused(self, event: StreamRefused) -> None:
         if event.malformed:
-            core = self.core
-            core.counters.refused[400] += 1
+            shared = self.shared
+            shared.counters.refused[400] += 1
             peer = self.peer
-            core.log.warning("Invalid request from %s: %s", peer, event.malformed)
+            shared.log.warning("Invalid request from %s: %s", peer, event.malformed)
         self._fail(event.stream_id, "the stream has been reset")
         self._floods.count("resets", time.monotonic())
 
@@ -393,7 +401,7 @@ class HTTP2Connection(Endpoint):
         """Have the owner's next event come as soon as the socket is writable."""
         with self._lock:
             self._wants_write = True
-            self.core.registry.change(self, self._awaited())
+            self.registry.change(self, self._awaited())
 
     def _awaited(self) -> int:
         """The events to wait for."""
@@ -425,7 +433,7 @@ class HTTP2Connection(Endpoint):
                 self.output.reset()
             now = time.monotonic()
             self._deadline_of_idle = now + (
-                self.core.keepalive_s or self.core.options.head_timeout_s
+                self.shared.keepalive_s or self.shared.options.head_timeout_s
             )
             self.deadline = self._deadline_of_idle
             return False

@@ -27,12 +27,13 @@ from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
 from ...sockets.client_limits import ClientWait, UploadPace
+from ..application import Application
 from ..output import OutputQueue
-from ..sending import LONG_TURN_BYTES, Sender
+from ..output_rules import OutputRules
+from ..sending import LONG_TURN_BYTES, SocketSender
 from .frames import Floods, Frames, goaway
 
 if TYPE_CHECKING:
-    from ..server import Server
     from .connection import HTTP2Connection
     from .stream import Stream
 
@@ -61,23 +62,40 @@ class Multiplexer:
     """
 
     __slots__ = (
-        "_encrypts", "_is_pump_pushed", "_turns", "_window_wait", "blocked_until", "connection",
-        "core", "floods", "frames", "is_pumping", "lock", "output", "rules", "state", "streams",
+        "_encrypts",
+        "_is_pump_pushed",
+        "_turns",
+        "_window_wait",
+        "application",
+        "blocked_until",
+        "connection",
+        "floods",
+        "frames",
+        "is_pumping",
+        "lock",
+        "output",
+        "rules",
+        "shared",
+        "state",
+        "streams",
         "uploads",
     )  # fmt: skip
 
-    def __init__(self, core: Server, connection: HTTP2Connection) -> None:
-        self.core = core
+    def __init__(
+        self, connection: HTTP2Connection, application: Application, rules: OutputRules
+    ) -> None:
+        self.shared = shared = connection.shared
+        self.application = application
         self.connection = connection
-        self.rules = rules = core.output_rules
+        self.rules = rules
         self.lock = threading.RLock()
-        sender = Sender(connection.sock, rules)
+        sender = SocketSender(connection.sock, rules)
         self.output = OutputQueue(sender, connection, rules, self.lock)
         self.output.keeps_all = True
         self._encrypts = sender.encrypts
         self.floods = Floods(time.monotonic())
-        self.frames = Frames(core.options, self.floods.admit)
-        self.uploads = UploadPace(core.options.body_timeout_s)
+        self.frames = Frames(shared.options, self.floods.admit)
+        self.uploads = UploadPace(shared.options.body_timeout_s)
         self.state = OPEN
         self.streams: dict[int, Stream] = {}
         self._turns: dict[Stream, None] = {}  # those that wait for their turn, in order
@@ -206,14 +224,14 @@ class Multiplexer:
         """Have a thread of the pool go on, if there is anything to do."""
         if self._turns and not self._is_pump_pushed and self._can_transmit():
             self._is_pump_pushed = True
-            self.core.pool.defer(self._pump_as_task)
+            self.connection.registry.defer(self._pump_as_task)
 
     def _pump_as_task(self) -> None:
         self._is_pump_pushed = False
         try:
             self.pump()
         except Exception as error:
-            self.core.log.exception("Error in a connection")
+            self.shared.log.exception("Error in a connection")
             self.output.fail(error)
             self.connection.cut_off()  # its owner's next event ends it
 
@@ -226,7 +244,7 @@ class Multiplexer:
 
     def drop(self, error: Exception) -> None:
         """End all streams."""
-        self.core.log.debug("HTTP/2 connection lost: %s", error)
+        self.shared.log.debug("HTTP/2 connection lost: %s", error)
         with self.lock:
             self.state = LOST
             streams = list(self.streams.values())

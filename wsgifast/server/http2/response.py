@@ -22,10 +22,9 @@ from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cac
 from ..backlog import Backlog
 from ..output import OutputQueue
 from ..response import Response, ResponseSettings, header_lines
-from ..sending import Turn
+from ..sending import Owner, Sender, Turn
 
 if TYPE_CHECKING:
-    from . import stream
     from .multiplexer import Multiplexer
 
 # The least that is read from a disk.
@@ -54,7 +53,7 @@ class HTTP2Response(Response):
         :param trailers: pairs of str or bytes; those that may only be headers are left out.
         :raises BodyError: for a malformed one.
         """
-        self._trailers = _encoded(trailer_fields(trailers))
+        self._trailers = encoded_headers(trailer_fields(trailers))
 
     def should_close(self) -> bool:
         return self.must_close  # Connection headers do not apply
@@ -72,13 +71,13 @@ class HTTP2Response(Response):
         super().write_all(blocks)
 
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
-        self._stream.send_interim([(b":status", b"103"), *_encoded(fields)])
+        self._stream.send_interim([(b":status", b"103"), *encoded_headers(fields)])
 
     def _encoded_head(self) -> bytes:
         head = self._checked_head()
         if head.code == 101:
             raise BodyError(f"the status is {head.status!r}, which HTTP/2 does not have")
-        fields = _encoded(head.headers)
+        fields = encoded_headers(head.headers)
         server_name = self.cfg.server_name
         if server_name is not None and not head.has_server:
             fields.append((b"server", server_name.encode("latin-1")))
@@ -93,13 +92,13 @@ class HTTP2Response(Response):
         return b""
 
 
-def _encoded(headers: Iterable[tuple[str, str]]) -> Fields:
+def encoded_headers(headers: Iterable[tuple[str, str]]) -> Fields:
     """Encode headers: names in lower case, no Upgrade (RFC 9113 sections 8.2 and 8.2.2)."""
     return [field for field in raw_headers(headers) if field[0] != b"upgrade"]
 
 
-class StreamSender:
-    """Makes the frames of one stream; in place of a :class:`~..sending.Sender`.
+class StreamSender(Sender):
+    """Makes the frames of one stream.
 
     :param number: of the stream.
     :ivar head: of the response, until it is sent with the first bytes.
@@ -112,8 +111,8 @@ class StreamSender:
     """
 
     __slots__ = (
-        "_mux", "_number", "_window_wait", "ends_after", "free_bytes", "has_ended", "has_head",
-        "head", "sent", "trailers",
+        "_mux", "_number", "_window_wait", "ends_after", "has_ended", "has_head", "head", "sent",
+        "trailers",
     )  # fmt: skip
 
     def __init__(self, mux: Multiplexer, number: int) -> None:
@@ -131,7 +130,7 @@ class StreamSender:
     def prepare_socket(self) -> None:
         """Do nothing: a stream has no socket."""
 
-    def send(self, data: bytes) -> int:
+    def send(self, data: bytes | memoryview) -> int:
         """Send as much of a block as the windows and the connection's queue take now."""
         mux = self._mux
         self._send_head()
@@ -259,7 +258,7 @@ class StreamOutput(OutputQueue):
 
     __slots__ = ("stream_sender",)
 
-    def __init__(self, mux: Multiplexer, owner: stream.Stream, number: int) -> None:
+    def __init__(self, mux: Multiplexer, owner: Owner, number: int) -> None:
         self.stream_sender = StreamSender(mux, number)
         super().__init__(self.stream_sender, owner, mux.rules, mux.lock)
 

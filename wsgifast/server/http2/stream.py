@@ -18,24 +18,22 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ClientGone, RequestError
 from ...files.temporary import Spool
-from ..endpoint import RECEIVING, RUNNING, SENDING, Endpoint
+from ..channel import RECEIVING, RUNNING, SENDING, AcceptedSocket, Channel, Headers
 from ..receiving import Exchange
-from ..response import header_lines
 from ..streamed_body import RawBody
-from .response import HTTP2Response, StreamOutput
+from .response import HTTP2Response, StreamOutput, encoded_headers
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
     from .multiplexer import Multiplexer
 
-# States that only a stream has; the others are a connection's, too (endpoint.py).
+# States that only a stream has; the others are a connection's, too (channel.py).
 READY: Final = "ready"
 OVER: Final = "over"
 
@@ -45,8 +43,8 @@ MOST_RECEIVED_BYTES = 64 * 1024
 _CONTINUE = [(b":status", b"100")]
 
 
-class Stream:
-    """A request and its response; implements :class:`~..connection.Connection`.
+class Stream(Channel):
+    """A request and its response.
 
     :param number: of the stream.
     :param is_head: whether the method is HEAD; known even if the request is refused.
@@ -56,15 +54,16 @@ class Stream:
     """
 
     __slots__ = (
-        "_is_head", "_mux", "_received_before", "_spool", "deadline", "exchange", "has_ended",
-        "is_blocked", "number", "output", "state",
+        "_is_head_request", "_mux", "_received_before", "_spool", "deadline", "exchange",
+        "has_ended", "is_blocked", "number", "output", "state",
     )  # fmt: skip
 
     response_class = HTTP2Response
+    output: StreamOutput
 
     def __init__(self, mux: Multiplexer, number: int, *, is_head: bool) -> None:
         self._mux = mux
-        self._is_head = is_head
+        self._is_head_request = is_head
         self.number = number
         self.exchange: Exchange | None = None
         self.output = StreamOutput(mux, self, number)
@@ -75,7 +74,7 @@ class Stream:
         self._spool: Spool | None = None  # the body being received, if it is buffered
         self._received_before = mux.uploads.received
 
-    def connection(self) -> Endpoint:
+    def connection(self) -> AcceptedSocket:
         return self._mux.connection
 
     # The request; called by the connection's owner
@@ -155,22 +154,18 @@ class Stream:
             self.state = RUNNING
             return True
 
-    def send_error(self, status: int, page: bytes) -> int:
-        head, _, body = page.partition(b"\r\n\r\n")
+    def _is_head(self) -> bool:
+        return self._is_head_request
+
+    def _write_error(self, status: int, reason: str, headers: Headers, body: bytes) -> bool:
         sender = self.output.stream_sender
         if sender.has_head:
-            return 0  # too late: it will be reset
-        sender.head = [
-            (b":status", b"%d" % status),
-            (b"date", header_lines.date().encode()),
-            *(each for each in _fields_of(head) if each[0] not in (b"connection", b"date")),
-        ]
-        if self._is_head:
-            body = b""
+            return False  # it will be reset
+        sender.head = [(b":status", b"%d" % status), *encoded_headers(headers)]
         sender.ends_after = len(body)
         self.output.write(body)
         self.output.end(len(body))
-        return len(body)
+        return True
 
     # Ends
 
@@ -180,8 +175,8 @@ class Stream:
         An app that runs already gets it when it reads the body.
         """
         if self.state is RECEIVING:
-            self._mux.core.refuse(self, self.exchange, error)
-            self._mux.core.finish_when_sent(self)
+            self._mux.application.refuse(self, self.exchange, error)
+            self.finish_when_sent()
         elif (upload := self._upload) is not None:
             upload.fail(error)
 
@@ -193,7 +188,7 @@ class Stream:
             if self.deadline > time.monotonic():
                 return  # it has sent other bodies meanwhile
         waited_for = "body" if self.state is RECEIVING else "send"
-        self._mux.core.counters.timeouts[waited_for] += 1
+        self._mux.shared.counters.timeouts[waited_for] += 1
         if self.state is RECEIVING:
             self.refuse(RequestError(408, "The request did not come in time"))
         else:
@@ -224,7 +219,7 @@ class Stream:
             self.state = OVER
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
-            self._mux.core.end_exchange(self.output, exchange, time.monotonic())
+            self._mux.application.end_exchange(self.output, exchange, time.monotonic())
         if self._spool is not None:
             self._spool.close()
             self._spool = None
@@ -238,13 +233,6 @@ class Stream:
 
     def resume_sending(self) -> None:
         self._mux.enqueue(self, is_over=True)
-
-
-def _fields_of(head: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the headers of a response as HTTP/1 has it, with names in lower case."""
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        yield name.lower(), value.strip()
 
 
 class StreamedUpload(RawBody):

@@ -1,94 +1,45 @@
-"""Counters and current state of a server, for metrics and `wsgifast top`. Any thread may call."""
+"""The current state of a server, for metrics and `wsgifast top`. Any thread may call."""
 
 from __future__ import annotations
 
 import socket
 import struct
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from ..metrics.collecting import ConnectionCounters, Point, point, points_of
+from ..metrics.collecting import Point, point, points_of
 from ..metrics.health import SlowClient
 from ..metrics.requests import Asked, asked_of_parsed
 from ..sockets.options import Address
-from .endpoint import CLOSED, LINGERING, RECEIVING
+from .channel import CLOSED, LINGERING, RECEIVING
+from .endpoint import Endpoint
+from .server import Server
 
-if TYPE_CHECKING:
-    from .endpoint import Endpoint
-    from .server import Server
-
-# Most times kept between two reads: the last ones.
-_MOST_TIMES = 10_000
 # tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
 # tcpi_sacked the limit.
 _TCP_INFO_UNACKED_AT = 24
 _TCP_LISTEN = 10
 
 
-class Counters(ConnectionCounters):
-    """Totals since the server started, and times in seconds since they were last collected.
-
-    :ivar waits: for how long requests have waited for a free thread.
-    :ivar queued: for how long they waited before they came.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits, self.queued = deque[float](maxlen=_MOST_TIMES), deque[float](maxlen=_MOST_TIMES)
-
-
-class Exhaustion:
-    """Measures the time during which no thread of a pool was free.
-
-    Unlike :attr:`.Pool.saturated`, it does not end when a thread finishes one job and immediately
-    takes the next.
-
-    :ivar since: when the current period began (monotonic); None if a thread is free.
-    """
-
-    __slots__ = ("_over_s", "since")
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        self._over_s = 0.0  # the periods that have ended
-
-    def begin(self) -> None:
-        """No thread is free."""
-        if self.since is None:
-            self.since = time.monotonic()
-
-    def end(self) -> None:
-        """A thread is idle."""
-        since, self.since = self.since, None
-        if since is not None:
-            self._over_s += time.monotonic() - since
-
-    def seconds(self, now: float) -> float:
-        """Return the total up to `now` (monotonic)."""
-        since = self.since
-        return self._over_s + (0.0 if since is None else now - since)
-
-
 def gauges(server: Server) -> Iterator[Point]:
     """Yield how a server is at this moment; it goes on meanwhile."""
     connections = list(server.connections)
     turns = server.pool.turns()
-    memory = server.output_rules.memory
+    shared, memory = server.shared, server.output_rules.memory
     yield point("wsgifast_threads", len(turns))
     yield point("wsgifast_threads_busy", sum(turn is not None for _, _, turn in turns))
     yield point("wsgifast_requests_waiting", len(server.pool.ready))
     exhausted_s = server.pool.exhaustion.seconds(time.monotonic())
     yield point("wsgifast_saturated_seconds_total", exhausted_s)
     yield from points_of("wsgifast_connections", Counter(map(_state_of, connections)))
-    yield point("wsgifast_connections_limit", server.options.worker_connections)
-    waits = [any(channel.output.draining for channel in each.channels()) for each in connections]
+    yield point("wsgifast_connections_limit", shared.options.worker_connections)
+    waits = [any(output.draining for output, _ in each.outputs()) for each in connections]
     yield point("wsgifast_slow_clients", sum(waits))
     yield point("wsgifast_output_queued_bytes", memory.used_bytes)
     yield point("wsgifast_output_spooled_bytes", memory.disk.used_bytes)
-    yield point("wsgifast_request_bodies_spooled_bytes", server.bodies_on_disk.used_bytes)
-    yield point("wsgifast_requests_in_memory_bytes", server.input_memory.used_bytes)
+    yield point("wsgifast_request_bodies_spooled_bytes", shared.bodies_on_disk.used_bytes)
+    yield point("wsgifast_requests_in_memory_bytes", shared.input_memory.used_bytes)
     backlog = _backlog(server.listeners)
     if backlog is not None:
         yield point("wsgifast_accept_backlog", backlog[0])
@@ -99,8 +50,7 @@ def requests_under_way(server: Server) -> list[Asked]:
     """Return what was asked by each request that the app has got and is not answered."""
     found = []
     for connection in list(server.connections):
-        for channel in connection.channels():
-            exchange = channel.exchange
+        for _, exchange in connection.outputs():
             if exchange is not None and exchange.environ is not None:
                 found.append(asked_of_parsed(exchange.req))
     return found
@@ -113,8 +63,7 @@ def slowest_clients(connections: Iterable[Endpoint], now: float, *, most: int) -
     """
     found = []
     for connection in connections:
-        for channel in connection.channels():
-            output, exchange = channel.output, channel.exchange
+        for output, exchange in connection.outputs():
             pace = output.sender.pace(now) if output.draining else None
             if pace is None:  # it may wait for a disk
                 continue
