@@ -28,7 +28,8 @@ from wsgifast.compression.response import decide
 from wsgifast.errors import RequestError
 from wsgifast.http.framing import list_members, wants_to_persist
 from wsgifast.http.head import raw_headers
-from wsgifast.http.request_head import HeadScanner, check_host, header_fields, request_head
+from wsgifast.http.request_head import HeadScanner, check_host, header_fields
+from wsgifast.http.stream_head import http1_head, plain_head
 
 Lines = list[tuple[str, str]]
 
@@ -72,11 +73,15 @@ def scanned(lines: Lines) -> None:
         scanner.add(head[at : at + 1000])
 
 
+def on_stream(lines: Lines) -> list[tuple[bytes, bytes]]:
+    pseudo = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
+    return [*pseudo, *((name.lower(), value) for name, value in raw_headers(lines))]
+
+
 PARTS: dict[str, Callable[[Lines], object]] = {
     "header_fields": lambda lines: header_fields(lines),
-    "request_head": lambda lines: request_head(
-        [(b":method", b"GET"), (b":path", b"/"), *raw_headers(lines)]
-    ),
+    "http1_head": lambda lines: http1_head(on_stream(lines)),
+    "plain_head": lambda lines: plain_head(on_stream(lines)),
     "HeadScanner": scanned,
     "check_host": lambda lines: check_host([value for _, value in lines], http11=True),
     "wants_to_persist": lambda lines: wants_to_persist([v for _, v in lines], http11=True),

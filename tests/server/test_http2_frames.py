@@ -17,22 +17,22 @@ from tests.support import http2
 from tests.support.effort import effort
 from tests.workers.bench import Bench, echo
 from wsgifast.errors import MalformedRequest
-from wsgifast.http.request_head import request_head, trailer_lines
+from wsgifast.http.stream_head import http1_head, trailer_lines
 from wsgifast.server.http2.frames import PERIOD_S, RESETS, WINDOWS, Flood, Floods, Frames
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
 
 
 def test_head_of_a_stream_becomes_one_of_http_1() -> None:
-    head, scheme = request_head([*GET, (b"x-a", b"1"), (b"host", b"a"), (b"x-a", b"")])
+    head, scheme = http1_head([*GET, (b"x-a", b"1"), (b"host", b"a"), (b"x-a", b"")])
     assert head == b"GET / HTTP/1.1\r\nhost: a\r\nx-a: 1\r\nx-a: \r\n\r\n"
     assert scheme == "https"
 
 
 def test_host_without_an_authority_is_kept() -> None:
     fields = [each for each in GET if each[0] != b":authority"]
-    assert request_head([*fields, (b"host", b"b")])[0] == b"GET / HTTP/1.1\r\nhost: b\r\n\r\n"
-    assert request_head(fields)[0] == b"GET / HTTP/1.1\r\n\r\n"
+    assert http1_head([*fields, (b"host", b"b")])[0] == b"GET / HTTP/1.1\r\nhost: b\r\n\r\n"
+    assert http1_head(fields)[0] == b"GET / HTTP/1.1\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_host_without_an_authority_is_kept() -> None:
 )
 def test_target_of_a_stream_becomes_one_of_http_1(method: bytes, path: bytes, line: bytes) -> None:
     fields = [(b":method", method), (b":authority", b"a"), (b":path", path)]
-    assert request_head(fields)[0].startswith(line)
+    assert http1_head(fields)[0].startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_target_of_a_stream_becomes_one_of_http_1(method: bytes, path: bytes, li
 def test_field_that_http_1_cannot_say_is_refused(name: bytes, value: bytes) -> None:
     fields = [each for each in GET if each[0] != name]
     with pytest.raises(MalformedRequest):
-        request_head([*fields, (name, value)])
+        http1_head([*fields, (name, value)])
 
 
 @given(st.lists(st.tuples(st.binary(max_size=12), st.binary(max_size=12)), max_size=5))
 def test_head_of_a_stream_has_as_many_lines_as_headers(fields: list[tuple[bytes, bytes]]) -> None:
     fields = [each for each in fields if not each[0].startswith(b":") and each[0] != b"host"]
     try:
-        head, _ = request_head([*GET, *fields])
+        head, _ = http1_head([*GET, *fields])
     except MalformedRequest:
         return
     assert head.count(b"\r\n") == len(fields) + 3

@@ -1,19 +1,14 @@
-"""A request's head: check its Host, find its end as it comes in pieces, write HTTP/2's as HTTP/1.
+"""A request's head: check its Host, find its end as it comes in pieces, name its headers.
 
 The names of headers become keys of an environ by CGI's rule (RFC 3875 section 4.1.18).
-
-The HTTP/1 parser then parses an HTTP/2 request (RFC 9113 section 8), too, so that the same rules
-and limits hold for both versions, whichever parser is used.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from urllib.parse import quote_from_bytes
 
 from ..errors import MalformedRequest
-from .head import NO_TRAILERS, TOKEN
 
 # RFC 9110 section 7.2: uri-host [ ":" port ]. RFC 3986 section 3.2.2: a host is a name, an IPv4
 # address, or another address in brackets; it may be empty.
@@ -24,15 +19,14 @@ _HOST = re.compile(
 _END = b"\r\n\r\n"
 # The parser looks at an incomplete head for the first time when it has this many bytes.
 _FIRST_LOOK_BYTES = 4 * 1024
-_TOKEN = re.compile(TOKEN.encode())
-# What ends a line of HTTP/1, or may be taken for its end (RFC 9110 section 5.5).
-_ENDS_LINE = re.compile(rb"[\r\n\0]")
-# Bytes beyond ASCII, which no URI has (RFC 3986 section 2) but some clients send, are accepted and
-# percent-encoded.
-_TARGET = re.compile(rb"[!-~\x80-\xff]+")
-_SAFE = "".join(map(chr, range(0x21, 0x7F)))
 # The last one counts, as in gunicorn, whose parser refuses repeated ones anyway.
 _SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
+# The methods of plain requests (RFC 9110 section 9.1, RFC 5789).
+PLAIN_METHODS = {
+    name: name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+}
+# Headers on which gunicorn acts: a request that has one is not plain.
+_NOT_PLAIN = frozenset({"EXPECT", "TRANSFER-ENCODING", "UPGRADE"})
 # Clients choose the names, so the number of remembered keys is limited.
 _keys: dict[str, str] = {}
 _MAX_KEYS = 500
@@ -91,60 +85,6 @@ class HeadScanner:
         return shows
 
 
-def request_head(fields: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, str]:
-    """Return the head of the equivalent HTTP/1.1 request, and the `:scheme`.
-
-    :param fields: as received: pseudo-headers first, each at most once, names in lower case.
-    :raises MalformedRequest: for what HTTP/1 cannot express.
-    """
-    pseudo: dict[bytes, bytes] = {}
-    lines = [b"", b""]
-    host = b""
-    for name, value in fields:
-        if name.startswith(b":"):
-            pseudo[name] = value
-        elif name == b"host":
-            host = value
-        else:
-            lines.append(_line(name, value))
-    method = pseudo.get(b":method", b"")
-    # :authority replaces Host (section 8.3.1); h2 has checked that they do not differ.
-    host = pseudo.get(b":authority", host)
-    target = host if method == b"CONNECT" else pseudo.get(b":path", b"")
-    if b":protocol" in pseudo:
-        raise MalformedRequest("an extended CONNECT, which is not offered (RFC 8441)")
-    if not _TOKEN.fullmatch(method):
-        raise MalformedRequest("a malformed method")
-    if not _TARGET.fullmatch(target) or (
-        method != b"CONNECT" and target != b"*" and not target.startswith(b"/")
-    ):
-        raise MalformedRequest("a malformed path")
-    if not target.isascii():
-        target = quote_from_bytes(target, _SAFE).encode()
-    lines[0] = b"%b %b HTTP/1.1\r\n" % (method, target)
-    if host:
-        lines[1] = _line(b"host", host)
-    return b"".join((*lines, b"\r\n")), pseudo.get(b":scheme", b"").decode("latin-1")
-
-
-def trailer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return trailers (section 8.1) as the lines that follow a chunked body in HTTP/1.
-
-    :raises MalformedRequest: as :func:`request_head`, and for what must not be a trailer.
-    """
-    fields = list(fields)
-    for name, _ in fields:
-        if name.decode("latin-1") in NO_TRAILERS:
-            raise MalformedRequest(f"{name.decode()} must not be a trailer")
-    return [_line(name, value)[:-2] for name, value in fields]
-
-
-def _line(name: bytes, value: bytes) -> bytes:
-    if not _TOKEN.fullmatch(name) or _ENDS_LINE.search(value):
-        raise MalformedRequest("a malformed header")
-    return b"%b: %b\r\n" % (name, value)
-
-
 def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return headers under their environ keys; repeated ones are joined (RFC 9110 section 5.3).
 
@@ -181,3 +121,29 @@ def _learn(name: str) -> str:
     if len(_keys) < _MAX_KEYS:
         _keys[name] = key
     return key
+
+
+class PlainKeys(dict[bytes, str]):
+    """The environ's keys of header names that can be in a plain request; KeyError for others.
+
+    :param not_plain: more names that cannot, in upper case.
+    :param lower_case: whether a name must be in lower case, as in HTTP/2.
+    """
+
+    def __init__(
+        self, not_plain: frozenset[str] = frozenset(), *, lower_case: bool = False
+    ) -> None:
+        super().__init__()
+        self._not_plain = _NOT_PLAIN | not_plain
+        self._lower_case = lower_case
+
+    def __missing__(self, name: bytes) -> str:
+        upper = name.decode("ascii").upper()
+        if upper in self._not_plain or not upper.replace("-", "").isalnum():
+            raise KeyError(name)
+        if self._lower_case and name != name.lower():
+            raise KeyError(name)
+        key = header_key(upper)
+        if len(self) < _MAX_KEYS:
+            self[name] = key
+        return key

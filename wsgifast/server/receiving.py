@@ -21,6 +21,7 @@ from ..errors import BodyTooLarge, HeadTooLarge, RequestError
 from ..files.temporary import Reservation, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_head import HeadScanner
+from ..http.stream_head import Field, PlainHead
 from ..sockets.client_limits import BODY_BYTES_PER_S, time_left_s
 from .shared import Shared
 
@@ -141,13 +142,13 @@ class Parser(Protocol):
         """
 
     def parse_stream(
-        self, head: bytes, peer: Any, number: int, *, scheme: str, has_body: bool
+        self, received: Sequence[Field], plain: PlainHead | None, peer: Any, number: int
     ) -> Exchange:
-        """Parse the complete head of an HTTP/2 request, in HTTP/1's form.
+        """Make a request of the head on an HTTP/2 stream.
 
-        :param number: 2 or more.
-        :param scheme: the client's `:scheme`.
-        :param has_body: whether a body follows, and perhaps trailers.
+        :param received: the fields as HPACK decoded them.
+        :param plain: the same, if it is plain.
+        :param number: of the stream.
         :raises Exception: as :meth:`parse`.
         """
 

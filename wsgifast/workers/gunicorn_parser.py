@@ -13,9 +13,10 @@ from gunicorn.http.wsgi import proxy_environ
 from gunicorn.http2 import negotiation
 from gunicorn.uwsgi import errors as uwsgi_errors
 
-from ..errors import MalformedRequest
+from ..errors import HeadTooLarge, MalformedRequest
 from ..http.framing import wants_to_persist
 from ..http.request_head import check_host, header_fields
+from ..http.stream_head import Field, PlainHead, http1_head
 from ..server.receiving import Exchange, NeedMoreData
 from .gunicorn_support import Settings
 
@@ -96,20 +97,19 @@ class GunicornParser:
         )
 
     def parse_stream(
-        self, head: bytes, peer: Any, number: int, *, scheme: str, has_body: bool
+        self, received: Sequence[Field], plain: PlainHead | None, peer: Any, number: int
     ) -> Exchange:
-        return self.as_stream(self.parse(head, peer, number), scheme)
-
-    def as_stream(self, exchange: Exchange | None, scheme: str) -> Exchange:
-        """Turn a request that was parsed as HTTP/1 into one of HTTP/2.
-
-        :param scheme: as the client sent it; trusted as much as a header with the scheme would be.
-        """
+        head, scheme = http1_head(received)
+        if len(head) > self.head_limit_bytes:
+            raise HeadTooLarge(self.head_limit_bytes)
+        # Never number 1: a PROXY header or a preface cannot come before it on a stream.
+        exchange = self.parse(head, peer, number + 1)
         if exchange is None:
             raise MalformedRequest("a preface in place of a request")
         req = exchange.req
         req.version = (2, 0)
-        req.req_number -= 1  # the stream's, as in gunicorn: the preface was counted as the first
+        req.req_number = number
+        # Trusted as much as a header with the scheme would be.
         if self.trusted and scheme in ("http", "https"):
             names = self.settings.secure_scheme_headers
             if not any(name in names for name, _ in req.headers):
@@ -118,7 +118,11 @@ class GunicornParser:
 
     def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
         if lines:
-            req.trailers = req.parse_headers(b"\r\n".join(lines), from_trailer=True)
+            message = req
+            if not isinstance(req, self._request_class):  # it was made without gunicorn's parser
+                unreader = Unreader(b"GET / HTTP/1.1\r\n\r\n")
+                message = self._request_class(self.settings, unreader, req.peer_addr, 2)
+            req.trailers = message.parse_headers(b"\r\n".join(lines), from_trailer=True)
 
     def _begins_with_preface(self, data: bytes) -> bool:
         """:raises NeedMoreData: if it may."""

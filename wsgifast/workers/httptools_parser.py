@@ -12,6 +12,7 @@ is parsed as gunicorn would parse it, and refused requests get gunicorn's answer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +21,16 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from ..http.framing import wants_to_persist
 from ..http.head import parse_length
-from ..http.request_head import check_host, header_key
+from ..http.request_head import PLAIN_METHODS, PlainKeys, check_host, header_key
+from ..http.stream_head import Field, PlainHead
 from ..server.receiving import Exchange
 from .gunicorn_parser import GunicornParser, Unreader
 
 _END_OF_HEAD = b"\r\n\r\n"
-# RFC 9110 section 9.1, RFC 5789.
-_METHODS = {
-    name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
-}
+_METHODS = {name.encode(): name for name in PLAIN_METHODS}
 _HTTP11 = (1, 1)
+_HTTP2 = (2, 0)
 _VERSIONS = {b" HTTP/1.1\r\n": _HTTP11, b" HTTP/1.0\r\n": (1, 0)}
-# Headers on which gunicorn acts, except those that are handled here too.
-_LEFT_TO_GUNICORN = frozenset({"EXPECT", "TRANSFER-ENCODING", "UPGRADE"})
 # Errors by which a request turns out not to be plain: llhttp's own; no or several targets; an
 # unknown method or name.
 _NOT_PLAIN = (HttpParserError, HttpParserUpgrade, KeyError, ValueError)
@@ -83,11 +81,46 @@ class HttptoolsParser:
         return self._gunicorn.parse(data, peer, number)
 
     def parse_stream(
-        self, head: bytes, peer: Any, number: int, *, scheme: str, has_body: bool
+        self, received: Sequence[Field], plain: PlainHead | None, peer: Any, number: int
     ) -> Exchange:
-        # Trailers are taken by the request itself, if it is gunicorn's.
-        parser = self._gunicorn if has_body else self
-        return self._gunicorn.as_stream(parser.parse(head, peer, number), scheme)
+        exchange = None if plain is None else self._take_plain(plain, peer, number)
+        return exchange or self._gunicorn.parse_stream(received, plain, peer, number)
+
+    def _take_plain(self, head: PlainHead, peer: Any, number: int) -> Exchange | None:
+        """Make a request of a head on a stream; None if this worker's settings make it special.
+
+        :raises MalformedRequest: for its Host header.
+        """
+        method, target, client_scheme, length, fields, size = head
+        scheme, times_said = self._scheme_of(fields)
+        line_bytes = len(method) + len(target) + len(" HTTP/1.1\r\n")
+        host = fields["HTTP_HOST"]
+        # As HTTP/1 would have it: ": " and CR LF for each header, and Host.
+        size += 4 * len(fields) + len("host") + len(host)
+        if (
+            times_said > 1
+            or line_bytes > self._line_bytes
+            or len(fields) > self._most_fields
+            or size > self._field_bytes
+            or size + line_bytes + 2 > self.head_limit_bytes
+        ):
+            return None
+        if self._checks_host and host != self._host:
+            check_host([host], http11=True)
+            self._host = host
+        if self._gunicorn.trusted and not times_said and client_scheme in ("http", "https"):
+            scheme = client_scheme
+        req = self._request_class(method, target, _HTTP2, fields, scheme, True, peer, number)
+        return Exchange(req, length or 0, b"", fields)
+
+    def _scheme_of(self, fields: dict[str, str]) -> tuple[str, int]:
+        """Return a plain request's scheme, and how many headers name it."""
+        scheme, times_said = self._scheme, 0
+        for key in self._secure:
+            if key in fields:
+                scheme = "https" if fields[key] == self._secure[key] else "http"
+                times_said += 1
+        return scheme, times_said
 
     def _parse_plain(self, data: bytes, peer: Any, number: int) -> Exchange | None:
         """Parse a request; None if it is not plain.
@@ -120,11 +153,7 @@ class HttptoolsParser:
         count = head.count(b"\r\n") - 2
         declared = fields.get("CONTENT_LENGTH")
         length = 0 if declared is None else parse_length(declared)
-        scheme, times_said = self._scheme, 0
-        for key in self._secure:
-            if key in fields:
-                scheme = "https" if fields[key] == self._secure[key] else "http"
-                times_said += 1
+        scheme, times_said = self._scheme_of(fields)
         if (
             version is None
             or length is None
@@ -242,20 +271,7 @@ class _Reader:
         )
 
 
-class _Keys(dict[bytes, str]):
-    """The environ's keys of header names that can be in a plain request; KeyError for others."""
-
-    def __missing__(self, name: bytes) -> str:
-        upper = name.decode("ascii").upper()
-        if upper in _LEFT_TO_GUNICORN or not upper.replace("-", "").isalnum():
-            raise KeyError(name)
-        key = header_key(upper)
-        if len(self) < 500:  # clients choose the names: the cache needs a limit
-            self[name] = key
-        return key
-
-
-_keys = _Keys()
+_keys = PlainKeys()
 
 
 def _longest_line(head: bytes) -> int:

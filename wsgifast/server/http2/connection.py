@@ -31,9 +31,9 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from ...errors import BodyTooLarge, ClientGone, HeadTooLarge
+from ...errors import BodyTooLarge, ClientGone
 from ...files.temporary import Reservation, Spool
-from ...http.request_head import request_head, trailer_lines
+from ...http.stream_head import plain_head, trailer_lines
 from ..application import Application
 from ..channel import RECEIVING, RUNNING, STREAMS, Channel
 from ..endpoint import Endpoint, Registry
@@ -269,19 +269,15 @@ class HTTP2Connection(Endpoint):
                 self._frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._floods.count("resets", time.monotonic())
             return
-        is_head = (b":method", b"HEAD") in event.headers
+        received = event.headers
+        plain = plain_head(received)
+        is_head = (b":method", b"HEAD") in received
         stream = Stream(self.mux, number, is_head=is_head)
         with self._lock:  # another thread may be looking at all of them, for the end of one
             self.streams[number] = stream
         try:
-            head, scheme = request_head(event.headers)
-            if len(head) > self._parser.head_limit_bytes:
-                raise HeadTooLarge(self._parser.head_limit_bytes)
             ends = event.stream_ended is not None
-            # Never number 1: a PROXY header or a preface cannot come before it on a stream.
-            exchange = self._parser.parse_stream(
-                head, self.peer, number + 1, scheme=scheme, has_body=not ends
-            )
+            exchange = self._parser.parse_stream(received, plain, self.peer, number)
             stream.exchange = exchange
             if ends:
                 exchange.body = io.BytesIO()

@@ -1,0 +1,170 @@
+"""The head of an HTTP/2 request (RFC 9113 section 8.3): as plain fields, or written as HTTP/1.
+
+Most heads are plain: every parser of HTTP/1 would read the same from them. They need no parser. The
+HTTP/1 parser parses all others, so that the same rules and limits hold for both versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import quote_from_bytes
+
+from ..errors import MalformedRequest
+from .head import NO_TRAILERS, TOKEN, parse_length
+from .request_head import PLAIN_METHODS, PlainKeys
+
+_TOKEN = re.compile(TOKEN.encode())
+# What ends a line of HTTP/1, or may be taken for its end (RFC 9110 section 5.5).
+_ENDS_LINE = re.compile(rb"[\r\n\0]")
+# Bytes beyond ASCII, which no URI has (RFC 3986 section 2) but some clients send, are accepted and
+# percent-encoded.
+_TARGET = re.compile(rb"[!-~\x80-\xff]+")
+_SAFE = "".join(map(chr, range(0x21, 0x7F)))
+# A path that needs no change, and has no fragment and no second slash at its start.
+_PLAIN_TARGET = re.compile(r"/(?:[!\"$-.0-~][!\"$-~]*)?")
+_PLAIN_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+# RFC 9113 section 8.2.2 forbids them, or allows only some values.
+_CONNECTION = frozenset({"CONNECTION", "KEEP-ALIVE", "PROXY-CONNECTION", "TE"})
+_PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path"})
+
+_keys = PlainKeys(_CONNECTION, lower_case=True)
+
+Field = tuple[bytes, bytes]
+
+
+class PlainHead(NamedTuple):
+    """A head that is valid (RFC 9113 section 8.3.1), and that every HTTP/1 parser would accept.
+
+    :ivar method: one of the usual methods.
+    :ivar target: a path, and perhaps a query.
+    :ivar scheme: as the client sent it.
+    :ivar length: of the body that it declares, in bytes; None if it declares none.
+    :ivar fields: the headers under their environ keys; Host first, which is the :authority.
+    :ivar size: bytes of the names and values, except those of pseudo-headers.
+    """
+
+    method: str
+    target: str
+    scheme: str
+    length: int | None
+    fields: dict[str, str]
+    size: int
+
+
+def plain_head(received: Iterable[Field]) -> PlainHead | None:
+    """Return a head if it is plain, else None.
+
+    :param received: the fields, as HPACK decoded them.
+    """
+    pseudo: dict[bytes, str] = {}
+    fields: dict[str, str] = {}
+    cookies: list[str] | None = None
+    size = 0
+    try:
+        for name, value in received:
+            text = value.decode("latin-1")
+            if name in _PSEUDO:
+                if name in pseudo or fields:
+                    return None
+                pseudo[name] = text
+                continue
+            if not fields:
+                fields["HTTP_HOST"] = pseudo[b":authority"]
+            key = _keys[name]
+            printable = text.isascii() and text.isprintable()
+            if not printable and not _PLAIN_VALUE.fullmatch(text):
+                return None
+            if text.strip(" \t") != text:
+                return None
+            size += len(name) + len(text)
+            if key in fields:
+                if key == "HTTP_COOKIE":
+                    cookies = [fields[key]] if cookies is None else cookies
+                    cookies.append(text)
+                elif key != "HTTP_HOST" or text != fields[key]:
+                    return None
+            else:
+                fields[key] = text
+        method = PLAIN_METHODS[pseudo[b":method"]]
+        target, scheme, host = pseudo[b":path"], pseudo[b":scheme"], pseudo[b":authority"]
+    except (KeyError, UnicodeDecodeError):
+        return None
+    if not (host and host.isascii() and host.isprintable() and host.strip(" ") == host):
+        return None
+    if not (_PLAIN_TARGET.fullmatch(target) and scheme.isalpha() and scheme.isascii()):
+        return None
+    declared = fields.get("CONTENT_LENGTH")
+    length = None if declared is None else parse_length(declared)
+    if length is None and declared is not None:
+        return None
+    if cookies is not None:
+        if not cookies[-1]:
+            return None  # a value must not end with a space
+        fields["HTTP_COOKIE"] = "; ".join(cookies)
+    if not fields:
+        fields["HTTP_HOST"] = host
+    return PlainHead(method, target, scheme, length, fields, size)
+
+
+def http1_head(received: Iterable[Field]) -> tuple[bytes, str]:
+    """Return the head of the equivalent HTTP/1.1 request, and the `:scheme`.
+
+    :param received: pseudo-headers first, each at most once, names in lower case.
+    :raises MalformedRequest: for what HTTP/1 cannot express.
+    """
+    pseudo: dict[bytes, bytes] = {}
+    lines = [b"", b""]
+    cookies: list[bytes] = []
+    host = b""
+    for name, value in received:
+        if name.startswith(b":"):
+            pseudo[name] = value
+        elif name == b"host":
+            host = value
+        elif name == b"cookie":
+            if not cookies:
+                lines.append(b"")
+                cookie_at = len(lines) - 1
+            cookies.append(value)
+        else:
+            lines.append(_line(name, value))
+    method = pseudo.get(b":method", b"")
+    # :authority replaces Host (section 8.3.1); the engine has checked that they do not differ.
+    host = pseudo.get(b":authority", host)
+    target = host if method == b"CONNECT" else pseudo.get(b":path", b"")
+    if b":protocol" in pseudo:
+        raise MalformedRequest("an extended CONNECT, which is not offered (RFC 8441)")
+    if not _TOKEN.fullmatch(method):
+        raise MalformedRequest("a malformed method")
+    if not _TARGET.fullmatch(target) or (
+        method != b"CONNECT" and target != b"*" and not target.startswith(b"/")
+    ):
+        raise MalformedRequest("a malformed path")
+    if not target.isascii():
+        target = quote_from_bytes(target, _SAFE).encode()
+    lines[0] = b"%b %b HTTP/1.1\r\n" % (method, target)
+    if host:
+        lines[1] = _line(b"host", host)
+    if cookies:  # several fields are one (section 8.2.3)
+        lines[cookie_at] = _line(b"cookie", b"; ".join(cookies))
+    return b"".join((*lines, b"\r\n")), pseudo.get(b":scheme", b"").decode("latin-1")
+
+
+def trailer_lines(fields: Iterable[Field]) -> list[bytes]:
+    """Return trailers (section 8.1) as the lines that follow a chunked body in HTTP/1.
+
+    :raises MalformedRequest: as :func:`http1_head`, and for what must not be a trailer.
+    """
+    fields = list(fields)
+    for name, _ in fields:
+        if name.decode("latin-1") in NO_TRAILERS:
+            raise MalformedRequest(f"{name.decode()} must not be a trailer")
+    return [_line(name, value)[:-2] for name, value in fields]
+
+
+def _line(name: bytes, value: bytes) -> bytes:
+    if not _TOKEN.fullmatch(name) or _ENDS_LINE.search(value):
+        raise MalformedRequest("a malformed header")
+    return b"%b: %b\r\n" % (name, value)
