@@ -1,16 +1,17 @@
 """The end of a connection: what is discarded of what the peer sends.
 
 The kernel resets a connection that is closed while received bytes are unread, and the client loses
-what it has not read yet of the response (RFC 9112 section 9.6). So a server ends the sending side
-alone, and discards what comes until the client closes, too. A client in the middle of an upload may
-read the response only after that. Limits end the wait for one that never stops sending.
+what it has not read yet of the response (RFC 9112 section 9.6). So a server
+ends only the sending side, and discards further bytes until the client closes too. A client in the
+middle of an upload may read the response only after that. Limits end the wait for a client that
+never stops sending.
 """
 
 from __future__ import annotations
 
-# A client that is silent for so long has nothing more to send; nginx's lingering_timeout.
+# A client that is silent for so long has nothing more to send: nginx's lingering_timeout.
 LINGER_S = 2.0
-# For so long, and so many bytes, a client may go on; the first is nginx's lingering_time.
+# For so long, and so many bytes, a client may go on. The first is nginx's lingering_time.
 _LINGERS_MOST_S = 30.0
 _LINGER_BYTES = 1024 * 1024 * 1024
 # The most that is discarded of a request body that the app has not read, in order to keep the

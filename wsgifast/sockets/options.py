@@ -125,7 +125,7 @@ def owned_socket(owner: object) -> SocketLike | None:
 
 
 def is_plain_socket(sock: object) -> TypeGuard[socket.socket]:
-    """Return whether a system call on the descriptor does what the socket's method does.
+    """Return whether a system call on the descriptor has the same effect as the socket's method.
 
     It does not with TLS, which it would bypass; with gevent's sockets, where it would block all
     greenlets (and which are socket.socket once gevent has patched the module); nor with subclasses,

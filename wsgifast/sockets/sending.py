@@ -61,7 +61,7 @@ _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 # preadv's errors if the kernel or the file system does not support the flag.
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 # The distance of probes: twice the kernel's default read-ahead (read_ahead_kb). Closer probes would
-# find smaller gaps, but cost a good part of what sending costs.
+# find smaller gaps, but cost a good part of the time of sending.
 _PROBE_STEP_BYTES = 256 * 1024
 
 _probe = [bytearray(1)]

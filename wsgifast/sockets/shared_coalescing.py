@@ -64,7 +64,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
         self._queue: list[bytes] = []
         self._size = 0
         self._written = self._sent
-        # A thread sends, or is about to, and will also send what is added to the queue.
+        # A thread sends, or is about to, and will also send later additions to the queue.
         self._sending = False
         # Guards all of this. The condition is notified when a batch is taken, and when it is sent.
         self._lock = threading.Lock()
