@@ -4,14 +4,14 @@ Theory of operation. `socketserver` makes a handler for each connection and runs
 (or process) to its end. The connection is in one of these states, which only that thread changes:
 
     waiting     for the first byte of a request. Ended by a request, the client leaving, the
-                keep-alive timeout, or the server shutting down; if one thread serves all
-                connections, also by another client that waits to be accepted.
-    reading     a request's head: http.server's parser reads it through CheckedLines.
-    responding  the application runs, Response sends.
-    skipping    the unread rest of the request's body is discarded, up to a limit. Then waiting
+                keep-alive timeout, or the server shutting down. If one thread serves all
+                connections, another client that waits to be accepted also ends it.
+    reading     a request's headers. http.server's parser reads them through CheckedLines.
+    responding  the application runs, and Response sends.
+    skipping    the unread bytes of the request's body are discarded, up to a limit. Then waiting
                 again.
     closing     after every failure, and if it is not certain where the next request begins. If the
-                client may still be sending, its bytes are read for a while: a close with unread
+                client may still be sending, its bytes are read for a while. A close with unread
                 input makes the kernel reset the connection, and the client may lose the response
                 (RFC 9112, 9.6).
 """
@@ -64,14 +64,14 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     """
 
     protocol_version = "HTTP/1.1"
-    # Not HTTP/0.9: the answer to a malformed request line has a status line too.
+    # Not HTTP/0.9: the response to a malformed request line has a status line too.
     default_request_version = "HTTP/1.0"
     rbufsize = _INPUT_BYTES
-    #: Seconds in which the client has to send or receive at least one byte; None: no limit.
+    #: Seconds in which the client has to send or receive at least one byte. None: no limit.
     timeout: ClassVar[float | None] = 30.0
     #: Seconds for which an idle connection stays open (Apache's and uvicorn's default).
     keep_alive_timeout: ClassVar[float] = 5.0
-    #: False: read files and send what was read; for file systems on which sendfile fails.
+    #: False: read files and send their bytes. For file systems on which sendfile fails.
     use_sendfile: ClassVar[bool] = True
 
     # For subclasses.
@@ -85,7 +85,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def error_application(self) -> WSGIApplication:
-        """Return the application that answers if the other one failed before it sent anything."""
+        """Return the application that answers if the other one failed before its first byte."""
         raise NotImplementedError
 
     def log_failure(self, error: BaseException) -> None:
@@ -95,7 +95,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     def connection_dropped(
         self, error: BaseException, environ: WSGIEnvironment | None = None
     ) -> None:
-        """Called once if the client leaves too early, or takes nothing any more; does nothing.
+        """Do nothing. Called once if the client leaves too early or receives nothing any more.
 
         :param environ: that of the request, if the application was called.
         """
@@ -129,7 +129,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                 patience_s, grace_s = self.keep_alive_timeout, 0.0
             if not self._is_dropped and (self._may_send_on or self._has_input()):
                 self._linger()
-        except (OSError, EOFError) as error:  # of the connection; the application's were caught
+        except (OSError, EOFError) as error:  # of the connection, not of the application
             self.connection_dropped(error)
         if self._passed_through is not None:
             raise self._passed_through
@@ -241,7 +241,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.log_error("%s: %s", self.requestline, complaint)
 
     def _gives_up(self, error: Exception, response: Response) -> bool:
-        """Log a failed response; return whether nothing more can be sent.
+        """Log a failed response. Return whether the response must end here.
 
         :raises ClientGone: if that was the error.
         """
@@ -266,7 +266,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         return self._has_input() or self._waiting.for_request(patience_s, grace_s)
 
     def _has_input(self) -> bool:
-        """Whether the client has sent something that was not read; decrypted input counts."""
+        """Return whether there is unread input from the client. Decrypted input counts."""
         self.connection.settimeout(0)
         try:
             return bool(self._stream.peek(1))
@@ -282,7 +282,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         return line
 
     def _skips(self, body: RequestBody) -> bool:
-        """Discard the rest of a request body; return whether its end was reached."""
+        """Discard the unread bytes of a request body. Return whether its end was reached."""
         if body.at_end:
             return True
         # The client has its response: if it does not send, it is idle.
@@ -295,7 +295,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.connection.settimeout(self.timeout)
 
     def _linger(self) -> None:
-        """Discard what the client still sends, so that it can read the response."""
+        """Discard further input from the client, so that it can read the response."""
         self._end_tls()
         self.connection.shutdown(socket.SHUT_WR)
         lingering = Lingering(time.monotonic())
@@ -329,9 +329,9 @@ class Waiting:
         self._listener = -1 if self.has_thread_of_its_own else server.fileno()
 
     def for_request(self, patience_s: float | None, grace_s: float) -> bool:
-        """Wait until the client sends something; return False if the connection is to be closed.
+        """Wait until the client sends something. Return False if the connection must be closed.
 
-        :param patience_s: seconds; None for no limit.
+        :param patience_s: the longest wait in seconds. None: no limit.
         :param grace_s: seconds to wait for this client while others wait to be accepted.
         """
         deadline = math.inf if patience_s is None else time.monotonic() + patience_s
@@ -362,7 +362,7 @@ class Waiting:
 
 
 def _readable(within_s: float, *fds: int) -> set[int]:
-    """Those of the descriptors that become readable first; -1 is none."""
+    """Return the descriptors that are readable within the time. A descriptor of -1 is ignored."""
     poll = select.poll()
     for fd in fds:
         if fd >= 0:

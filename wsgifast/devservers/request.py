@@ -1,4 +1,4 @@
-"""A request of a development server: checks of its head, and its body as `wsgi.input`.
+"""A request of a development server: checks of its headers, and its body as `wsgi.input`.
 
 `http.server` parses a request as if the connection ended after it. On a persistent connection, any
 doubt about where a request ends allows request smuggling (RFC 9112, 11.2). So its parser reads
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 # RFC 9112, 3: single spaces. http.server splits at any white space.
 _REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")
-# RFC 9112, 5: a token, a colon at once, a value; or the empty line that ends the head.
+# RFC 9112, 5: a token, a colon at once, a value. Or the empty line that ends the headers.
 _HEADER_LINE = re.compile(rb"(?:%b:[^\r\n\0]*)?\r?\n" % TOKEN.encode())
 _SCRATCH_BYTES = 64 * 1024
 _LEFT = "the client left before it had sent the whole request body"
 
 
 class CheckedLines:
-    """The lines of a request's head, checked before the standard library's parser gets them.
+    """The lines of a request's headers, checked before the standard library's parser gets them.
 
-    That parser was made for mail: it ends a line at a bare CR, unfolds lines that begin with white
-    space, stops at a line that is no header, accepts an envelope ("From ..."), and takes the end of
-    the connection for the end of the head.
+    That parser was made for mail. It ends a line at a bare CR, unfolds lines that begin with white
+    space, stops at a line that is not a header, accepts an envelope ("From ..."), and takes the end
+    of the connection for the end of the headers.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -58,15 +58,15 @@ class CheckedLines:
 
 
 def check_head(request_line: str, headers: Message) -> int | None:
-    """Check a parsed head, and return where the body ends (RFC 9112, 6.3).
+    """Check parsed request headers, and return where the body ends (RFC 9112, 6.3).
 
-    Headers with an underscore in their name are removed: in a WSGI environ they look like the same
+    Headers with an underscore in their name are removed. In a WSGI environ they look like the same
     name with a hyphen, which a proxy in front may have set or removed. Transfer-Encoding is removed
     because the application reads the decoded body (RFC 9112, 7.1.3).
 
     :param request_line: without its line end.
-    :returns: the body's length in bytes; None if it is chunked.
-    :raises RequestError: if the head is malformed or ambiguous.
+    :returns: the body's length in bytes, or None if it is chunked.
+    :raises RequestError: if the headers are malformed or ambiguous.
     """
     if not _REQUEST_LINE.fullmatch(request_line):
         raise MalformedRequest("Bad request line")
@@ -99,12 +99,12 @@ def check_head(request_line: str, headers: Message) -> int | None:
 
 
 class RequestBody(io.RawIOBase):
-    """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
+    """The raw stream under `wsgi.input`. Wrap it in an io.BufferedReader.
 
     States: unread, reading, at its end, or ended by :meth:`finish`. After `finish` an application
-    that has kept the stream cannot read the connection's next request.
+    that still refers to the stream cannot read the connection's next request.
 
-    :param stream: the connection's buffered input, at the end of the request's head.
+    :param stream: the connection's buffered input, at the end of the request's headers.
     :param decoder: finds the end of the body.
     """
 
@@ -168,7 +168,7 @@ class RequestBody(io.RawIOBase):
         return size
 
     def _received(self) -> bytes:
-        """Return what has come, after waiting for something; it stays in the stream."""
+        """Wait for input, and return it. It stays in the stream."""
         try:
             if received := self._stream.peek(1):
                 return received

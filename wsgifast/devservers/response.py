@@ -29,10 +29,10 @@ class Response(ResponseWriter):
     If the size of a body is known before its first byte is sent, it gets a Content-Length, as on
     wsgiref's and Werkzeug's servers.
 
-    :param handler: of the request; its Server and Date are sent if the app has none.
+    :param handler: of the request. Its Server and Date are sent if the app has none.
     :param http11: whether the client speaks HTTP/1.1.
-    :param may_stay: called when the head is sent: whether the connection may be kept.
-    :ivar keep_alive: whether the connection can be kept after this response.
+    :param may_stay: called with the headers. Returns whether the connection may stay open.
+    :ivar keep_alive: whether the connection can stay open after this response.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Response(ResponseWriter):
         super().close()
 
     def _know_size(self, size: int) -> None:
-        """Frame the body by its size, if the head was not sent yet."""
+        """Frame the body by its size, if the headers were not sent yet."""
         head = self._head
         if head is None or self.headers_sent:
             return
@@ -129,9 +129,9 @@ class Outlet:
     """Sends buffers and files on a blocking socket: an :class:`~..bodies.response_writer.Output`.
 
     :param sock: its timeout is how long the client may receive nothing.
-    :param kernel_sends_files: False: read files and send what was read.
-    :ivar unsent: after a failure, the number of bytes that the kernel has not taken.
-    :raises ClientGone: (from all that send) if the client has left, or receives nothing.
+    :param kernel_sends_files: False: read files and send their bytes.
+    :ivar unsent: after a failure, the number of bytes that the kernel has not accepted.
+    :raises ClientGone: (from all methods that send) if the client has left or receives nothing.
     """
 
     def __init__(self, sock: socket.socket, *, kernel_sends_files: bool = True) -> None:
@@ -156,7 +156,7 @@ class Outlet:
     ) -> None:
         """:param more_follows: more is sent at once, so that the last TCP segment may wait."""
         try:
-            # Not sendall(), whose timeout is for all of it.
+            # Not sendall(): its timeout is for all bytes together.
             while buffers:
                 buffers = send_some(self._sock, buffers, MSG_MORE if more_follows else 0)
         except OSError as error:

@@ -33,8 +33,8 @@ __all__ = ["ThreadingWSGIServer", "WSGIRequestHandler", "WSGIServer", "make_serv
 
 # With the original's backlog of 5 clients in a burst wait a second, until they repeat their SYN.
 _BACKLOG = 128
-# How long server_close() waits for running responses, and then for threads whose connection it has
-# shut down.
+# How long server_close() waits for running responses. Then it shuts their connections down, and
+# waits as long for their threads.
 STOP_S = 10.0
 _CUT_S = 2.0
 

@@ -4,9 +4,9 @@
     werkzeug.serving.run_simple(host, port, app, request_handler=WerkzeugRequestHandler)
 
 Werkzeug closes every connection, since http.server does not know where an unread request body ends.
-Here the body is a stream with an end; its unread rest is read before the next request, and if it is
-too long the connection is closed too. Debugger, reloader, TLS, threads and processes are Werkzeug's
-own.
+Here the body is a stream with an end. Its unread bytes are read before the next request. If they
+are too many, the connection is closed too. Debugger, reloader, TLS, threads and processes are
+Werkzeug's own.
 """
 
 from __future__ import annotations

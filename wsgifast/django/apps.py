@@ -1,4 +1,4 @@
-"""The app for INSTALLED_APPS: system checks; runserver leaves static files to our middleware."""
+"""The app for INSTALLED_APPS: system checks, and static files by our middleware in runserver."""
 
 from __future__ import annotations
 

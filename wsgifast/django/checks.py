@@ -42,7 +42,7 @@ def check_production(**kwargs: Any) -> list[CheckMessage]:
         _checked_options()
         if hasattr(staticfiles_storage, "manifest_name"):
             return []
-    # check_settings() reports the one; without STATIC_ROOT there is no storage.
+    # check_settings() reports the error. Without STATIC_ROOT there is no storage.
     except (ConfigurationError, ImproperlyConfigured):
         return []
     return [

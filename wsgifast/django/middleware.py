@@ -56,7 +56,7 @@ class PlannedResponse(_Planned, FileResponse):
     """A file, or parts of it, with the headers of its plan.
 
     Django passes its file to the server's `wsgi.file_wrapper`. Under ASGI, Django's own handler
-    would read all of it into memory; here asynchronous iteration reads it block by block.
+    would read all of it into memory. Here asynchronous iteration reads it block by block.
 
     :ivar plan: the plan. If middleware has replaced the body since, `streaming_content` is another.
     """
@@ -83,7 +83,7 @@ class PlannedResponse(_Planned, FileResponse):
 
 
 def response_to(request: HttpRequest, answer: Answer) -> HttpResponseBase:
-    """Return an answer as a response, which closes the answer's descriptor."""
+    """Return an answer as a response. The response closes the answer's descriptor."""
     plan, fd = answer
     if fd is None:
         content = b"".join(plan.segments)  # type: ignore[arg-type]  # no runs
@@ -164,7 +164,7 @@ Site = StaticFilesBase[None]
 
 
 def static_sites() -> list[tuple[str, Site]]:
-    """Return the sites of the settings with their URL paths; the first that has a file wins.
+    """Return the sites of the settings with their URL paths. The first that has a file wins.
 
     :raises ConfigurationError: if an option has an invalid value.
     """
@@ -181,7 +181,7 @@ def static_sites() -> list[tuple[str, Site]]:
         sites.append((prefix, _FinderSite(**found)))
     if options["root"]:
         sites.append(("/", Site(**{**chosen, "directory": options["root"], "prefix": "/"})))
-    # It may not exist before the first collectstatic; `manage.py check` warns of that.
+    # It may not exist before the first collectstatic. `manage.py check` warns of that.
     if settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT):
         sites.append((prefix, Site(**chosen, directory=settings.STATIC_ROOT)))
     if not sites:
@@ -247,7 +247,7 @@ class HashedNames:
             return False
         try:
             hashed = urlsplit(staticfiles_storage.url(plain + extension)).path
-        except (ValueError, ImproperlyConfigured):  # not in the manifest; or there is no storage
+        except (ValueError, ImproperlyConfigured):  # not in the manifest, or there is no storage
             return False
         return posixpath.basename(unquote(hashed)) == posixpath.basename(url)
 
@@ -290,7 +290,7 @@ def serve_media(
 def _hand_over(
     front_server: FrontServer, request: HttpRequest, folder: str, path: str
 ) -> HttpResponseBase | None:
-    """Answer with the name of a file, for the front server to send; None if it cannot."""
+    """Answer with the name of a file, for the front server to send. Return None if it cannot."""
     site = _site_of(folder, cache_bytes=0)  # a cached file has no descriptor
     answer = site.look_up(RequestFacts(), f"/{path}")
     if answer is None:

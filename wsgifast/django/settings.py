@@ -91,7 +91,7 @@ def static_options() -> dict[str, Any]:
 
 
 def media_front_server() -> FrontServer | None:
-    """Return the front server that sends serve_media's files; None for none.
+    """Return the front server that sends serve_media's files, or None.
 
     :raises ConfigurationError: if WSGIFAST_MEDIA or MEDIA_ROOT is invalid.
     """

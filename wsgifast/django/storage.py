@@ -1,7 +1,8 @@
-"""Storages for STORAGES["staticfiles"] that make compressed siblings of the collected files.
+"""Storages for STORAGES["staticfiles"] that compress the collected files beforehand.
 
-:func:`wsgifast.files.compress.compress` makes them: in parallel, only those that save enough, and
-again only if a file has changed. At verbosity 2, collectstatic prints each.
+:func:`wsgifast.files.compress.compress` makes the precompressed files in parallel. It makes only
+those that save enough, and again only if a file has changed. At verbosity 2, collectstatic prints
+each.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["CompressedManifestStaticFilesStorage", "CompressedStaticFilesStorage
 # The text of Django's error for a reference in a style sheet or script that leads to no file.
 _MISSING_FILE = re.compile(r"The file '(.+?)' could not be found")
 
-# (path, what was made of it, whether it was processed), as collectstatic prints it
+# (path, the file made from it, whether it was processed), as collectstatic prints it
 _Processed = Iterator[tuple[str, str | None, Any]]
 
 

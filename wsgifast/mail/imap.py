@@ -32,7 +32,7 @@ class IMAP4(imaplib.IMAP4):
     _message: bytes | None = None
     # Sent together with the next line that imaplib sends.
     _appendix: bytes | None = None
-    # The literal that imaplib is about to send; then it waits until imaplib sends the line end.
+    # The literal that imaplib is about to send. Then it waits until imaplib sends the line end.
     _literal: bytes | None = None
     _waiting: bytes | None = None
 
@@ -78,7 +78,7 @@ class IMAP4(imaplib.IMAP4):
             self._message = self._appendix = self._literal = self._waiting = None
 
     def _command(self, name: str, *args: str | bytes | None) -> bytes:
-        """Send a command; every method of imaplib's calls this.
+        """Send a command. Every method of imaplib calls this.
 
         :raises ValueError: if an argument contains a line end, after which the server would read
             another command (RFC 9051, 4.3). Nothing was sent then.

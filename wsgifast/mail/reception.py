@@ -27,8 +27,8 @@ logger = logging.getLogger("mail.log")  # aiosmtpd's own
 
 # Content is written to a file in blocks of this size: few calls in a thread, little in memory.
 _SPOOL_BLOCK_BYTES = 1 << 20
-# What another server may take for the end of the data, and the parts that a quick search looks for
-# first; CR LF . CR LF, which contains one of them, occurs in chunks only.
+# Octets that another server may take for the end of the data, and the parts that a quick search
+# looks for first. CR LF . CR LF, which contains one of them, occurs in chunks only.
 _BARE_AROUND_DOT = re.compile(rb"[^\r]\n\.[\r\n]|\r\.[\r\n]|\r\n\.(?:\n|\r[^\n])")
 _PARTS_OF_IT = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
 _BEFORE_LAST_OCTET = 4  # octets of the longest match that may stand in an earlier block
@@ -39,7 +39,7 @@ class Content:
 
     It is closed after the message's delivery.
 
-    :param limit: octets; longer content goes to a file. None: any number stays in memory.
+    :param limit: octets to store in memory. Longer content goes to a file. None: no limit.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -117,7 +117,7 @@ class Reception:
         self._ready: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Decode what the transport has received."""
+        """Decode the octets that the transport has received."""
         decoder = self._decoder
         if decoder.rest is not None:
             decoder.rest += data  # the transport could not pause at once
@@ -155,7 +155,7 @@ class Reception:
 
 
 class Refusal(enum.Enum):
-    """The reply to a message that is refused; some with an enhanced code (RFC 3463)."""
+    """The reply to a refused message. Some replies have an enhanced code (RFC 3463)."""
 
     LINE_TOO_LONG = "500 Line too long (see RFC5321 4.5.3.1.6)"
     TOO_MUCH = "552 Error: Too much mail data"
@@ -167,7 +167,7 @@ class SmugglingCheck:
     """Finds a dot on a line of its own with a line end before or after it that is not CR LF."""
 
     def __init__(self) -> None:
-        self._before = CRLF  # the last octets so far; the start of a message starts a line
+        self._before = CRLF  # the last octets so far: the start of a message starts a line
 
     def finds(self, block: bytes) -> bool:
         """Whether there is one in this block, or across its border with those before."""
@@ -187,8 +187,9 @@ class SmugglingCheck:
 class Decoder:
     """Decodes a message's data, block by block.
 
-    :ivar refusal: why the message is refused: there is no more content, and the rest is only read.
-    :ivar rest: what followed the data; None until its end was found.
+    :ivar refusal: why the message is refused. There is no more content then, and remaining octets
+        are discarded.
+    :ivar rest: the octets after the data. None until the end of the data was found.
     """
 
     def __init__(self, smuggling_check: SmugglingCheck | None = None) -> None:
@@ -197,7 +198,7 @@ class Decoder:
         self._smuggling_check = smuggling_check
 
     def feed(self, data: bytes) -> bytes:
-        """Return the content in a block; not to be called once `rest` is set."""
+        """Return the content in a block. Do not call this once `rest` is set."""
         raise NotImplementedError
 
     def _is_smuggling(self, block: bytes) -> bool:
@@ -227,7 +228,7 @@ class ChunkDecoder(Decoder):
 class DataDecoder(Decoder):
     """Decodes the data of DATA.
 
-    :param size_limit: the most octets of data, including added dots; None or 0: any number.
+    :param size_limit: the most octets of data, including added dots. None or 0: no limit.
     :param line_limit: the most octets in a line, including its CR LF (RFC 5321, 4.5.3.1.6).
     :param smuggling_check: for this message alone.
     """
@@ -243,7 +244,7 @@ class DataDecoder(Decoder):
         self._size_limit = size_limit
         self._line_limit = line_limit
         self._carried = CRLF
-        # The octets in the blocks before this one; the imagined CR LF is at offset -2.
+        # The octets in the blocks before this one. The imagined CR LF is at offset -2.
         self._offset = -len(CRLF)
         # The octets from the last CR LF to this block.
         self._since_line_end = 0
@@ -282,11 +283,11 @@ class DataDecoder(Decoder):
         return Refusal.SMUGGLING if self._is_smuggling(block) else None
 
     def _last_line_end(self, block: bytes) -> tuple[int, bool]:
-        """Return where the last CR LF begins (negative: in an earlier block), and True; or the one
-        before a line that is too long, and False.
+        """Return the offset of the last CR LF before a line that is too long, and whether all fit.
 
-        From each line end it goes on to the last one within the limit: one short search for about
-        every thousand octets.
+        A negative offset lies in an earlier block. If no line is too long, the offset is that of
+        the last CR LF. The search jumps from each line end to the last one within the limit, which
+        is one short search for about every thousand octets.
         """
         reach = self._line_limit + len(CRLF)
         line_end = -self._since_line_end

@@ -1,13 +1,13 @@
 """A fast SMTP server: aiosmtpd's, with a faster DATA, with BDAT, and with replies sent together.
 
-aiosmtpd reads the data line by line through a StreamReader whose limit is one line, so that the
+aiosmtpd reads the data line by line through a StreamReader with a limit of one line, so that the
 transport is paused and resumed for every 2 KiB. Here data_received() passes whole blocks, as large
 as the socket returns them, to a decoder. Commands, replies, limits, handlers, hooks and controllers
 are aiosmtpd's own.
 
 Theory of operation. aiosmtpd reads commands through its StreamReader. When data begins, the reader
-is emptied and ``_reception`` set; from then on data_received() feeds that. After the end of the
-data, the rest (pipelined commands) and all further input go to the reader again.
+is emptied and ``_reception`` set. From then on data_received() feeds ``_reception``. After the end
+of the data, pipelined commands and all further input go to the reader again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """smtplib's clients with fewer round trips and fewer copies.
 
-They use what the server offers:
+They use the extensions of the server:
 
 - PIPELINING (RFC 2920): MAIL, every RCPT and DATA are sent together, and their replies read
   together.
@@ -37,12 +37,12 @@ _DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
 
 Reply: TypeAlias = "tuple[int, bytes]"
 
-# Commands sent before their replies are read. RFC 2920, 3.1: unread replies must not fill the
-# connection's buffers; a hundred of them are some 10 KiB.
+# Commands sent before their replies are read. Unread replies must not fill the connection's buffers
+# (RFC 2920, 3.1). A hundred of them are some 10 KiB.
 _PIPELINED_COMMANDS = 100
-# A message up to this size is sent with its envelope, before the server has accepted any recipient:
-# if it accepts none, that costs less than the round trip would have. It is also joined with what is
-# before and after it.
+# A message up to this size is sent with its envelope, before the server has accepted any recipient.
+# If the server accepts none, that costs less than the round trip would have. The message is also
+# joined with the commands before and after it.
 _SMALL_MESSAGE_BYTES = 64 * 1024
 Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes]"
 """What :meth:`SMTP.sendmail` takes: see there."""
@@ -192,17 +192,17 @@ class SMTP(smtplib.SMTP):
         return line.encode(self.command_encoding) + CRLF
 
     def _give_up(self, code: int, dialogue: _Dialogue) -> None:
-        """Reset the transaction, so that another can begin; after 421, close the connection."""
+        """Reset the transaction, so that another can begin. After 421, close the connection."""
         if code == 421:
             self.close()
             return
-        # The refusal is to be raised; the next command raises that the connection is lost.
+        # This call raises the refusal. The next command raises that the connection is lost.
         with contextlib.suppress(smtplib.SMTPServerDisconnected):
             dialogue.abandon()
             self.rset()
 
     def _send_data(self, body: _Body) -> Reply:
-        """Send a message after a 354, and its end; return the reply."""
+        """Send a message after a 354, and its end. Return the reply."""
         quoter = Quoter()
         last = b""
         try:
@@ -218,7 +218,7 @@ class SMTP(smtplib.SMTP):
         return self.getreply()
 
     def _send_chunks(self, body: _Body) -> Reply:
-        """Send a message by BDAT; return the reply to the last chunk, or the first negative one."""
+        """Send a message by BDAT. Return the reply to the last chunk, or the first negative one."""
         if body.size is None:
             return self._send_unmeasured_chunks(body)
         end = body.missing_line_end()
@@ -253,7 +253,7 @@ class SMTP(smtplib.SMTP):
         return code, response
 
     def _send_whole(self, body: _Body) -> None:
-        """Send a message of known size as it is; after an error the caller has to close()."""
+        """Send a message of known size unchanged. After an error the caller has to close()."""
         if body.data is not None:
             self.send(body.data)
         elif body.segment is not None and self.sock is not None:
@@ -347,7 +347,7 @@ class _Body:
 
     @property
     def size(self) -> int | None:
-        """The octets in the message, as for SIZE (RFC 1870, 3); None if not known."""
+        """Return the octets in the message, as for SIZE (RFC 1870, 3), or None if unknown."""
         if self.data is not None:
             return len(self.data)
         return None if self.segment is None else self.segment.size

@@ -8,11 +8,11 @@ library's regular expressions on prose full of dots.
 from __future__ import annotations
 
 CRLF = b"\r\n"
-# RFC 5321, 4.1.1.4; its first CR LF belongs to the last line.
+# RFC 5321, 4.1.1.4. Its first CR LF belongs to the last line.
 END_OF_DATA = b"\r\n.\r\n"
 
 # This many dots are checked one by one. Then line end and dot are searched for together, which is
-# faster where there are many. A message of base64 has dots in its head only.
+# faster where there are many. A message of base64 has dots in its headers only.
 _DOTS_LOOKED_AT = 1_000
 
 
@@ -39,9 +39,9 @@ def find_end_of_data(data: bytes, start: int) -> int:
 
 
 def replace_in_block(block: bytes, old: bytes, new: bytes) -> bytes:
-    """Replace as bytes.replace() does, but faster; `old` must not overlap with itself.
+    """Replace as bytes.replace() does, but faster. `old` must not overlap with itself.
 
-    For blocks only: it makes an object for each piece between two replacements.
+    For blocks only, because it makes an object for each piece between two replacements.
 
     :returns: the same object if there was nothing to replace.
     """
