@@ -24,7 +24,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class WakeEvent:
-    """A threading.Event for which one thread waits; a wait() that it ends also clears it.
+    """A threading.Event for one waiting thread. wait() clears it when it returns.
 
     A set() while no thread waits is not lost: the next wait() returns at once.
     """
@@ -36,14 +36,14 @@ class WakeEvent:
         self._lock.acquire()
 
     def set(self) -> None:
-        """End the current or the next wait; safe in any thread and in a signal handler."""
+        """End the current or the next wait. Safe in any thread and in a signal handler."""
         try:
             self._lock.release()
         except RuntimeError:
             pass  # it is set already
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait until it is set, for at most `seconds`; returns whether it was."""
+        """Wait for at most `seconds`. Return whether it was set."""
         if seconds is None or seconds > threading.TIMEOUT_MAX:
             seconds = -1
         return self._lock.acquire(timeout=seconds)
@@ -52,8 +52,8 @@ class WakeEvent:
 def make_alarm() -> KernelAlarm | PlainAlarm:
     """Make the best alarm that the system has.
 
-    It goes off once after it is set; setting it again before replaces the time. set() is safe in
-    any thread and in a signal handler, wait() is for one thread.
+    It goes off once after it is set. A second set() before that replaces the time. set() is safe in
+    any thread and in a signal handler. wait() is for one thread.
     """
     try:
         return KernelAlarm()
@@ -94,7 +94,7 @@ class KernelAlarm:
         self._set(self._fd, 0, at, None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so many seconds until it goes off; returns whether it has."""
+        """Wait for at most `seconds` until it goes off. Return whether it has."""
         if not self._poll.poll(min(seconds, LONGEST_S) * 1000):
             return False
         with contextlib.suppress(BlockingIOError):  # it was set again just now

@@ -1,8 +1,7 @@
-"""How much a client may send, how slowly, and over how many connections: options of all servers
-here, and the rules.
+"""Limits on clients: how much they may send, how slowly, and over how many connections.
 
-FastWorker and asgifast's protocols have these options by the same names, with the same meaning. An
-environment variable comes before what is configured there: WSGIFAST_BODY_LIMIT_BYTES and so on.
+FastWorker and asgifast's protocols have options of the same names and meaning. An environment
+variable such as WSGIFAST_BODY_LIMIT_BYTES overrides the configured value.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import Any, NamedTuple
 from ..checks import is_count, is_number
 from ..errors import ConfigurationError
 
-# For a request's head, from its first byte (or the connection's begin) on. It fits into a packet or
-# two, also of slow clients.
+# From the first byte of a request's headers, or from the begin of the connection. Headers fit into
+# one or two packets, which slow clients send in time as well.
 HEAD_TIMEOUT_S = 20.0
-# A request's line and headers: what browsers and proxies send is far below it.
+# A request's line and headers. Browsers and proxies send far less.
 HEAD_LIMIT_BYTES = 64 * 1024
 # A client behind another's proxy shares its address with many.
 CONNECTIONS_PER_ADDRESS = math.inf
@@ -33,7 +32,7 @@ BODY_BYTES_PER_S = 500.0
 # After a warning that somebody has too many connections, none for so long.
 _WARN_AGAIN_S = 60.0
 
-# What is expected of an option, as errors say it; and the rule.
+# The expected values of an option in the words of its error message, and their check.
 Rule = tuple[str, Callable[[Any], bool]]
 
 BYTES: Rule = "bytes, 0 or more", is_count
@@ -115,8 +114,8 @@ def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s
     """Return for how many more seconds to wait for a client.
 
     :param timeout_s: the longest wait for a single byte.
-    :param least_bytes_per_s: the least average rate once `timeout_s` has passed; 0 for any.
-    :param moved: bytes that the client has sent, or taken, since the wait began.
+    :param least_bytes_per_s: the least average rate once `timeout_s` has passed. 0 allows any rate.
+    :param moved: bytes that the client has sent or received since the wait began.
     :param waited_s: seconds since then.
     """
     if not least_bytes_per_s:
@@ -125,12 +124,12 @@ def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s
 
 
 class ClientWait:
-    """Adds up how long a client was waited for while it took a response, or sent a body.
+    """Adds up how long a server waited for a client to receive a response or to send a body.
 
     For its parameters see :func:`time_left_s`.
 
-    :ivar deadline: when to give up on the client; monotonic.
-    :ivar taken: bytes that it has taken, or sent, since this was made.
+    :ivar deadline: when to give up on the client, as a monotonic time.
+    :ivar taken: bytes that the client has received or sent since this object was made.
     """
 
     __slots__ = ("_least_bytes_per_s", "_since", "_timeout_s", "_waited_s", "deadline", "taken")
@@ -144,7 +143,7 @@ class ClientWait:
         self.taken = 0
 
     def begin(self) -> float:
-        """The client is waited for from now on, or still; returns the new deadline."""
+        """Begin or continue a wait for the client. Return the new deadline."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -160,7 +159,7 @@ class ClientWait:
             self._since = None
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """Return for how long the client was waited for, and the bytes moved; None if never."""
+        """Return the seconds of waiting and the bytes moved, or None without a wait."""
         since, waited_s = self._since, self._waited_s
         if since is not None:
             return waited_s + now - since, self.taken
@@ -168,10 +167,10 @@ class ClientWait:
 
 
 class UploadPace:
-    """How fast a client sends the bodies on one connection; the connection's owner counts.
+    """How fast a client sends the bodies on one connection. The connection's owner counts.
 
-    While the client sends one body, the others may wait: it is given up only for being too slow
-    with all of them. Otherwise a client with a slow line could not send two bodies in turn.
+    While the client sends one body, the others may wait. The server gives up only if all of them
+    together are too slow. Otherwise a client with a slow line could not send two bodies in turn.
 
     :param timeout_s: see :func:`time_left_s`.
     :ivar received: bytes of all bodies.
@@ -190,11 +189,11 @@ class UploadPace:
         self.received += size
 
     def deadline(self, began: float, received_before: int, waited_s: float = 0.0) -> float:
-        """Return when to give up on one body (monotonic).
+        """Return when to give up on one body, as a monotonic time.
 
-        :param began: when the client was first waited for; monotonic.
-        :param received_before: :attr:`received` when its request came.
-        :param waited_s: seconds for which it was waited for earlier.
+        :param began: when the first wait for the client began, as a monotonic time.
+        :param received_before: :attr:`received` when its request arrived.
+        :param waited_s: seconds of earlier waits for this body.
         """
         at = max(began, self._received_at)
         received = self.received - received_before
@@ -203,14 +202,14 @@ class UploadPace:
 
 
 class ConnectionsByAddress:
-    """Counts the open connections of each client's address; thread-safe.
+    """Counts the open connections of each client's address. Thread-safe.
 
-    The addresses of an IPv6 network of 64 bits count as one: a client has mostly all of them.
+    All addresses of an IPv6 /64 network count as one, because one client usually owns them all.
 
-    :param most: of one address.
-    :param has_many_clients: of an IP address: whether it is a trusted proxy's. Its connections are
-        not counted.
-    :param warn: logs, once a minute at most.
+    :param most: the limit for one address.
+    :param has_many_clients: returns whether an IP address belongs to a trusted proxy. The
+        connections of a trusted proxy are not counted.
+    :param warn: logs a warning, at most once a minute.
     """
 
     def __init__(
@@ -227,12 +226,12 @@ class ConnectionsByAddress:
         self._lock = threading.Lock()
 
     def open(self, peer: object) -> bool:
-        """Count a connection; return whether it is within the limit.
+        """Count a connection. Return whether it is within the limit.
 
-        One that is not is counted, too, until :meth:`close`.
+        A connection beyond the limit also counts until :meth:`close`.
 
-        :param peer: its address as accept() returned it. One that is no tuple, as of a Unix socket,
-            is a proxy's.
+        :param peer: its address as accept() returned it. An address that is not a tuple, such as
+            that of a Unix socket, belongs to a proxy.
         """
         address = self._address(peer)
         if address is None:
@@ -262,7 +261,7 @@ class ConnectionsByAddress:
                     del self._open[address]
 
     def _address(self, peer: object) -> str | None:
-        """What connections are counted by; None if they are not counted."""
+        """The address or network that connections count for, or None if they do not count."""
         if not isinstance(peer, tuple) or self._has_many_clients(peer[0]):
             return None
         text: str = peer[0]

@@ -1,4 +1,4 @@
-"""Coalescing writers: small messages are sent together, and none waits for long.
+"""Coalescing writers send small messages together, and no message waits for long.
 
 A system call for each small message costs more than the message. Nagle's algorithm (RFC 896) saves
 packets but not calls, and makes a message wait for the peer's acknowledgement. These writers set
@@ -14,23 +14,23 @@ Theory of operation
 -------------------
 `CoalescingWriter` sends at most once per window. A message after a quiet window is sent at once.
 Those that follow within the window are gathered, and sent with the first write after it, at
-`max_bytes`, or by flush(), which must be called before waiting for an answer. What is left at the
-end of a burst is sent by the flusher, one thread of the process. Only the thread that owns the
-writer appends; both threads send, under one lock.
+`max_bytes`, or by flush(), which must be called before waiting for a response. The flusher, one
+thread of the process, sends the remaining messages at the end of a burst. Only the thread that owns
+the writer appends. Both threads send, under one lock.
 
 A writer that gathers something has itself *watched*. The flusher looks at all watched writers,
-sends what is overdue, and stops watching a writer that has been idle for some looks; it is watched
-again when it gathers the next message. So a burst of messages costs one wake-up at its beginning,
-and the looks while it lasts, but none for each message or batch.
+sends overdue messages, and stops watching a writer that has been idle for some looks. The writer is
+watched again when it gathers the next message. So a burst of messages costs one wake-up at its
+beginning, and the looks while it lasts, but none for each message or batch.
 
     unwatched --something gathered--> watched --nothing gathered for some looks--> unwatched
 
 The flusher never waits for a peer, so one that does not read delays no other. It is started for the
 first writer, sleeps while it watches none, and keeps no reference to a writer that it does not
-watch. A forked child has no such thread: it drops what it inherited, which the parent sends, and
-starts its own thread when it needs one.
+watch. A forked child has no such thread. It drops the inherited messages, which the parent sends,
+and starts its own thread when it needs one.
 
-`AsyncCoalescingWriter` is for asyncio: what one turn of the loop writes is sent together.
+`AsyncCoalescingWriter` is for asyncio. It sends all messages of one turn of the loop together.
 `SharedCoalescingWriter` (shared_coalescing.py) is for several threads.
 """
 
@@ -58,13 +58,13 @@ if TYPE_CHECKING:
 
 # About the time of five small sends: less saves little, more adds noticeable latency.
 WINDOW_US = 10.0
-# The size of a send with the best rate over loopback; it fits into a socket's buffer.
+# The size of a send with the best rate over loopback. It fits into a socket's buffer.
 MAX_BYTES = 64 * 1024
 # A watched writer that has gathered nothing for this many looks in a row is no longer watched.
 _IDLE_LOOKS = 3
-# The pause between two looks: at first, and after a look that found something to send. It doubles
-# after each look at a writer that sends by itself, up to the second value, because looks slow it
-# down; and after each look at a writer whose peer takes nothing, up to the third.
+# The pause between two looks, at first and after a look that found something to send. It doubles
+# after each look at a writer that sends without the flusher, up to the second value, because looks
+# slow it down. It doubles after each look at a writer with a stalled peer, up to the third value.
 _SHORT_S = 50e-6
 _BUSY_S = 1e-3
 _FULL_S = 10e-3
@@ -122,10 +122,10 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         self._sock = sock
         self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
-        # The owner's thread appends without the lock, and replaces the list with it; the flusher
-        # removes from the list in place, with the lock. So nothing is lost.
+        # The owner's thread appends without the lock, and replaces the list under the lock. The
+        # flusher removes from the list in place, under the lock. So nothing is lost.
         self._buffers: list[bytes | memoryview] = []
-        # Bytes gathered since the owner's thread last sent; the flusher does not change it.
+        # Bytes gathered since the owner's thread last sent. The flusher does not change it.
         self._size = 0
         # time.monotonic_ns() from which on a write sends.
         self._due = 0
@@ -210,9 +210,9 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
     # Called by the flusher.
 
     def look(self, *, at_exit: bool = False) -> float | None:
-        """Send what is overdue, or everything at the exit of the process; never wait for the peer.
+        """Send overdue messages, or all at the exit of the process. Never wait for the peer.
 
-        :returns: seconds until the next look; None to be watched no longer.
+        :returns: seconds until the next look, or None to stop watching.
         """
         early_ns = 0 if at_exit else self._due - time.monotonic_ns()
         if self._buffers and early_ns <= 0:
@@ -234,7 +234,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         return self._pause_s if self._idle_looks <= _IDLE_LOOKS else None
 
     def leave(self) -> bool:
-        """The writer is no longer watched; returns whether something was gathered meanwhile."""
+        """Stop watching the writer. Return whether messages were gathered meanwhile."""
         # In this order: write() appends first and then checks the limit.
         self._limit = 0
         if not self._buffers:
@@ -243,7 +243,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         return True
 
     def forget(self) -> None:
-        """In a forked child: drop what was gathered, and the lock, which may be locked."""
+        """In a forked child, drop the gathered messages, and the lock, which may be locked."""
         self._sending = threading.Lock()
         self._buffers = []
         self._limit = 0
@@ -271,7 +271,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
 
 
 class Flusher:
-    """The thread that sends what coalescing writers have gathered, started for the first one."""
+    """The thread that sends the messages of coalescing writers. The first writer starts it."""
 
     def __init__(self) -> None:
         self._watched: dict[CoalescingWriter, None] = {}
@@ -301,7 +301,7 @@ class Flusher:
             pause = self._look_at_all()
 
     def _look_at_all(self) -> float | None:
-        """Look at each writer once; returns seconds until the next look, None without writers."""
+        """Look at each writer once. Return seconds until the next look, None without writers."""
         pauses = []
         for writer in list(self._watched):
             pause = writer.look()
@@ -389,7 +389,7 @@ class AsyncCoalescingWriter:
         """Pass the collected messages to the transport, which sends at once if it can."""
         if self._buffers:
             buffers, self._buffers, self._size = self._buffers, [], 0
-            # Not writelines(): before Python 3.12 it joins too; since then it calls sendmsg with
+            # Not writelines(): before Python 3.12 it joins too. Since then it calls sendmsg with
             # a list, which is slower for small messages.
             self._transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
@@ -425,7 +425,7 @@ def check(*, max_bytes: int, window_us: float = 0.0) -> None:
 
 
 def again(refusal: Exception) -> Exception:
-    """Return what to raise for a writer that is closed or broken."""
+    """Return the exception to raise for a writer that is closed or broken."""
     if isinstance(refusal, (WriterClosed, SocketInUse)):
         return type(refusal)(*refusal.args)
     error = SendFailed(f"an earlier send failed: {refusal}")

@@ -1,4 +1,4 @@
-"""Socket options (TCP_NODELAY, the send buffer); listeners' addresses."""
+"""Socket options (TCP_NODELAY, the send buffer) and addresses of listeners."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from ..errors import WSGIFastError
 
-# The attributes in which objects keep their socket, in the order in which they are tried. imaplib,
-# smtplib, poplib, ftplib and http.client use `sock`; socketserver's handlers `connection` and
-# `request`; socket.makefile()'s streams `raw` and then `_sock`; gevent's and cheroot's request
-# bodies `rfile`; http.client's responses `fp`; asyncio's protocols `transport`.
+# The attributes in which objects store their socket, in the order in which they are tried:
+# - `sock`: imaplib, smtplib, poplib, ftplib, http.client
+# - `connection`, `request`: socketserver's handlers
+# - `raw`, then `_sock`: streams of socket.makefile()
+# - `rfile`: request bodies of gevent and cheroot
+# - `fp`: responses of http.client
+# - `transport`: asyncio's protocols
 _OWNER_ATTRIBUTES = (
     "sock",
     "socket",
@@ -40,7 +43,7 @@ NEAR_RTT_US = 1_000
 # kernel's memory. The kernel sizes it again for a client that makes room within QUICK_S.
 FIRST_SEND_BUFFER_BYTES = 64 * 1024
 QUICK_S = 0.005
-# Linux's SO_BUF_LOCK (5.14; asm-generic/socket.h), which the socket module does not name.
+# SO_BUF_LOCK of Linux 5.14 (asm-generic/socket.h), which the socket module does not name.
 _SO_BUF_LOCK = 72
 # What auto-tuning reaches (tcp_wmem), for older kernels.
 _TUNED_SEND_BUFFER_BYTES = 4 * 1024 * 1024
@@ -48,7 +51,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 
 class SocketLike(Protocol):
-    """The part of socket.socket that is used here; gevent's socket is no subclass of it."""
+    """The part of socket.socket that is used here. gevent's socket is not a subclass of it."""
 
     @property
     def family(self) -> int: ...
@@ -115,7 +118,7 @@ def owned_socket(owner: object) -> SocketLike | None:
         for attribute in _OWNER_ATTRIBUTES:
             owned = getattr(owner, attribute, None)
             if callable(owned) and not _is_socket(owned):
-                continue  # imaplib's socket() is a method; its `sock` was found before
+                continue  # imaplib's socket() is a method. Its `sock` was found before.
             if owned is not None:
                 owner = owned
                 break
@@ -127,9 +130,12 @@ def owned_socket(owner: object) -> SocketLike | None:
 def is_plain_socket(sock: object) -> TypeGuard[socket.socket]:
     """Return whether a system call on the descriptor has the same effect as the socket's method.
 
-    It does not with TLS, which it would bypass; with gevent's sockets, where it would block all
-    greenlets (and which are socket.socket once gevent has patched the module); nor with subclasses,
-    which may do anything.
+    It does not for these sockets:
+
+    - TLS sockets, because it would bypass TLS.
+    - gevent's sockets, because it would block all greenlets. They are socket.socket once gevent has
+      patched the module.
+    - Subclasses, which may do anything.
     """
     return type(sock) is socket.socket and isinstance(sock, _socket.socket)
 
@@ -173,7 +179,7 @@ def release_send_buffer(sock: SocketLike) -> None:
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise
-        # A kernel before 5.14; the size is limited by net.core.wmem_max.
+        # A kernel before 5.14. net.core.wmem_max limits the size.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _TUNED_SEND_BUFFER_BYTES)
 
 
@@ -195,14 +201,14 @@ def _is_socket(candidate: object) -> TypeGuard[SocketLike]:
 
 
 class Address(NamedTuple):
-    """The address of a listener; port 0 is any free one."""
+    """The address of a listener. Port 0 is any free one."""
 
     host: str
     port: int
 
     @classmethod
     def read(cls, text: object) -> Address | None:
-        """Parse HOST:PORT, [IPV6]:PORT or PORT (on 127.0.0.1); None for anything else."""
+        """Parse HOST:PORT, [IPV6]:PORT or PORT (on 127.0.0.1). Return None for anything else."""
         if not isinstance(text, str):
             return None
         host, _, port = text.rpartition(":")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _receiving: dict[int, object] = {}
 os.register_at_fork(after_in_child=_receiving.clear)
 
-# Receives into a view; returns the number of bytes, 0 at the end of the connection.
+# Receives into a view. Returns the number of bytes, 0 at the end of the connection.
 Receive = Callable[[memoryview], int]
 
 
@@ -214,9 +214,9 @@ async def async_recv_exactly_into(
 
 
 def _claim(sock: ReceivingSocket) -> int:
-    """Note that a socket is received from; returns its key.
+    """Record that a call receives from a socket. Return its key.
 
-    :raises SocketInUse: if it is already.
+    :raises SocketInUse: if another call receives from it.
     """
     key, claim = id(sock), object()
     if _receiving.setdefault(key, claim) is not claim:  # one step, for threads
@@ -237,8 +237,8 @@ class _WholeReads(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        # If this fails, the reader frees its memory while a traceback keeps this frame: so release
-        # every view of it, and copy what arrived into the error.
+        # If this fails, the reader frees its memory while a traceback refers to this frame. So
+        # release every view of it, and copy the received bytes into the error.
         with memoryview(buffer) as view:
             size = len(view)
             try:
@@ -312,7 +312,7 @@ def _by_poll(sock: socket.socket, deadline: float) -> Receive:
 
 
 def _by_the_sockets_own_timeout(sock: ReceivingSocket, deadline: float) -> Receive:
-    """For sockets whose recv_into does more than the system call, such as TLS and gevent's."""
+    """For sockets with a recv_into() beyond the system call, such as those of TLS and gevent."""
 
     def receive(rest: memoryview) -> int:
         left = deadline - time.monotonic()

@@ -1,10 +1,11 @@
-"""What sockets send: several buffers in one call, and files, by sendfile or from the page cache.
+"""Send several buffers in one call, and files, by sendfile or from the page cache.
 
 os.sendfile takes a descriptor, so it is correct only if the descriptor's bytes are the file
 object's bytes: for a regular file, opened in binary mode, from the file object's position on.
 
-preadv2(2) with RWF_NOWAIT reads from the page cache and never waits. Some systems and file systems
-do not support it (all but Linux; FUSE, overlayfs, tmpfs): all of a file then counts as not cached.
+preadv2(2) with RWF_NOWAIT reads from the page cache and never waits. Systems other than Linux and
+some file systems (FUSE, overlayfs, tmpfs) do not support it. No part of a file counts as cached
+there.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _MAX_SENDFILE_BYTES = 1 << 30
 # One read of a file where sendfile cannot be used (TLS, unusual file systems): larger reads are no
 # faster, and do not fit into the CPU's cache.
 BLOCK_BYTES = 256 * 1024
-# Up to this size, a run of a file is read and sent together with what precedes it; beyond it, a
-# separate sendfile call costs less than the copy.
+# Up to this size, a range of a file is read and sent together with the bytes before it. Beyond it,
+# a separate sendfile call costs less than the copy.
 SMALL_FILE_BYTES = 16 * 1024
 # sendfile's errors if the file system, or the kind of socket, does not support it.
 NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
-# For the kernel: more data follows at once, so that a head and a file share a packet. Linux only;
-# elsewhere they are two packets, which TCP_NODELAY does not delay.
+# Tells the kernel that more data follows at once, so that headers and a file share a packet. Linux
+# only. Elsewhere they are two packets, which TCP_NODELAY does not delay.
 MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 # A subclass or an instance that has one of these of its own may return other bytes than its
 # descriptor or its buffer has: it may decrypt, decode, count, limit ...
@@ -54,7 +55,7 @@ _READING_OF_CLASSES = (
 )
 # Those that do not count for read() and fileno().
 _ITERATION = frozenset({"__iter__", "__next__", "readline", "readlines"})
-# tempfile's classes: what NamedTemporaryFile() returns, and SpooledTemporaryFile.
+# tempfile's classes: the result of NamedTemporaryFile(), and SpooledTemporaryFile.
 _NAMED: type = getattr(tempfile, "_TemporaryFileWrapper", type(None))
 TEMPORARY: tuple[type, type] = (_NAMED, tempfile.SpooledTemporaryFile)
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
@@ -173,7 +174,7 @@ class NotAFile(OSError):
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
-    """Open a regular file; return its descriptor, which the caller closes, and its status.
+    """Open a regular file. Return its descriptor, which the caller closes, and its status.
 
     :raises NotAFile: if it is not a regular file.
     :raises OSError: if it cannot be opened.
@@ -228,7 +229,7 @@ def send_file_segment(
                 by_kernel = False
                 continue
         else:
-            # Not sendall(), whose timeout is for all of it.
+            # Not sendall(): its timeout is for all bytes together.
             block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
             sent = sock.send(block) if block else 0
         if not sent:
@@ -238,13 +239,13 @@ def send_file_segment(
 
 
 def send_file_once(out_fd: int, fd: int, offset: int, size: int) -> int:
-    """Send the beginning of a run of a file, in one call of sendfile.
+    """Send the beginning of a range of a file, in one call of sendfile.
 
     :param out_fd: the descriptor of a socket without TLS.
     :param size: bytes, 1 or more.
-    :returns: the number of bytes sent; 0 only at the end of the file.
-    :raises SendfileUnavailable: if it is not supported; nothing was sent.
-    :raises BlockingIOError: if a non-blocking socket takes nothing now.
+    :returns: the number of bytes sent. It is 0 only at the end of the file.
+    :raises SendfileUnavailable: if it is not supported. Nothing was sent.
+    :raises BlockingIOError: if the buffer of a non-blocking socket is full.
     :raises OSError: if the peer has gone, or the file cannot be read.
     """
     try:
@@ -263,12 +264,11 @@ def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
 
 
 def reads_as(file: object, *bases: type, iterated: bool = True) -> bool:
-    """Whether a file is of one of some standard classes, and is read as these are.
+    """Return whether a file is of a standard class and is read as that class is.
 
-    A class that inherits from one may have methods of its own, as long as none of them has to do
-    with reading; so may an instance.
+    A subclass or an instance may have methods of its own, but none that concerns reading.
 
-    :param iterated: False if read() and fileno() alone are called.
+    :param iterated: False if only read() and fileno() are called.
     """
     kind = type(file)
     if kind not in bases:
@@ -289,10 +289,11 @@ def has_reading_of_its_own(file: object) -> bool:
 
 
 def has_its_size(fd: int, facts: os.stat_result) -> bool:
-    """Whether a regular file has as many bytes as it reports.
+    """Return whether a regular file has as many bytes as it reports.
 
-    A file of /proc reports 0 and has some; one of /sys reports 4096 and may have fewer. Neither has
-    blocks, but nor have files that are empty, sparse, or stored in their inode: so read a byte.
+    A file of /proc reports 0 bytes and has some. A file of /sys reports 4096 and may have fewer.
+    Neither has blocks. Files that are empty, sparse or stored in their inode have none either, so
+    read a byte.
     """
     if facts.st_blocks:
         return True
@@ -314,9 +315,9 @@ def unwrapped(file: object) -> object:
 
 
 def _reads_on_its_own(wrapper: Any) -> bool:
-    """Whether a temporary file's wrapper has a method that is not its file's.
+    """Return whether a temporary file's wrapper has a method that is not its file's.
 
-    It keeps the methods that were asked for on the instance, each in a function of tempfile's.
+    The wrapper caches each requested method on the instance, in a function of tempfile's.
     """
     file = wrapper.file
     return any(
@@ -340,12 +341,12 @@ _scratch = _Scratch()
 def cached_bytes(fd: int, offset: int, size: int) -> int:
     """Return how many bytes from an offset on are in the page cache.
 
-    One byte in each 256 KiB is probed, and the last one; smaller gaps between them go unnoticed.
-    What is beyond the end of the file counts as cached, since reading it does not wait.
+    One byte in each 256 KiB is probed, and the last one. Smaller gaps between them go unnoticed.
+    Bytes beyond the end of the file count as cached, since reading them does not wait.
 
     :param size: bytes to look at, 1 or more.
-    :returns: 0 to `size`; 0 if the kernel cannot say, or if reading fails: the next read reports
-        the error.
+    :returns: 0 to `size`. It is 0 if the kernel cannot say or if reading fails, because the next
+        read reports the error.
     """
     if not _NOWAIT:
         return 0

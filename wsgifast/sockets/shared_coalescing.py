@@ -165,7 +165,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
                         return
 
     def _send_queue(self) -> bool:
-        """Send the queue, as the thread that sends; returns whether there is more.
+        """Send the queue, as the thread that sends. Return whether there is more.
 
         If there is not, this thread no longer sends.
         """
