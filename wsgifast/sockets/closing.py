@@ -1,9 +1,6 @@
 """The end of a connection: discard the bytes that the peer still sends.
 
 The kernel resets a connection that is closed while received bytes are unread, and the client loses
-"""The end of a connection: discard the bytes that the peer still sends.
-
-The kernel resets a connection that is closed while received bytes are unread, and the client loses
 the unread part of the response (RFC 9112 section 9.6). So a server ends only the sending side, and
 discards further bytes until the client closes too. A client in the middle of an upload may read the
 response only after that. Limits end the wait for a client that never stops sending.
