@@ -77,7 +77,8 @@ def test_field_that_http_1_cannot_say_is_refused(name: bytes, value: bytes) -> N
 
 @given(st.lists(st.tuples(st.binary(max_size=12), st.binary(max_size=12)), max_size=5))
 def test_head_of_a_stream_has_as_many_lines_as_headers(fields: list[tuple[bytes, bytes]]) -> None:
-    fields = [each for each in fields if not each[0].startswith(b":") and each[0] != b"host"]
+    joined = (b"host", b"cookie")
+    fields = [each for each in fields if not each[0].startswith(b":") and each[0] not in joined]
     try:
         head, _ = http1_head([*GET, *fields])
     except MalformedRequest:

@@ -220,6 +220,7 @@ def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, sta
     job = peer.bench.take_up()
     peer.ask(method="POST", body=b"", ends=False)
     peer.bench.answer(job)
+    peer.bench.server.output_rules.tick()  # the other app has not been called
     peer.receive()
     assert peer.answers[first].status == status
     if status == 200:

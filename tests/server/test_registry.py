@@ -67,6 +67,7 @@ def make_registry(poller: Any) -> Any:
         poller,
         logging.getLogger("test"),
         defer=deferred.append,
+        push_first=deferred.append,
         submit=lambda job: job(),
         on_closed=lambda connection: None,
     )

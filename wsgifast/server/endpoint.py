@@ -64,6 +64,7 @@ class Registry:
 
     :param log: the error log.
     :param defer: has a thread of the pool take a step, see :meth:`.Pool.defer`.
+    :param push_first: the same before all other work, see :meth:`.Pool.push_first`.
     :param submit: has a disk thread run a function, see :meth:`.DiskThreads.submit_temporary`.
     :param on_closed: called when a connection has closed its descriptor.
     :ivar connections: the open ones.
@@ -76,13 +77,14 @@ class Registry:
         log: Any,
         *,
         defer: Callable[[Step], object],
+        push_first: Callable[[Step], object],
         submit: Callable[[Callable[[], object]], object],
         on_closed: Callable[[Endpoint], object],
     ) -> None:
         self.connections: set[Endpoint] = set()
         self._poller = poller
         self.log = log
-        self.defer, self._submit = defer, submit
+        self.defer, self.push_first, self._submit = defer, push_first, submit
         self._on_closed = on_closed
         self.waiting: dict[int, Endpoint] = {}
         self._lock = threading.Lock()

@@ -92,6 +92,7 @@ class Server:
             self.poller,
             log,
             defer=self.pool.defer,
+            push_first=self.pool.push_first,
             submit=disk.submit_temporary,
             on_closed=self._on_closed,
         )

@@ -23,7 +23,9 @@ import io
 import math
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from h2 import events
@@ -37,6 +39,7 @@ from ...http.stream_head import plain_head, trailer_lines
 from ..application import Application
 from ..channel import RECEIVING, RUNNING, STREAMS, Channel
 from ..endpoint import Endpoint, Registry
+from ..monitor import TICK_S
 from ..output import OutputQueue
 from ..output_rules import OutputRules
 from ..poller import READ, WOULD_BLOCK, WRITE
@@ -186,7 +189,7 @@ class HTTP2Connection(Endpoint):
             self.send_goaway()
         with self._lock:
             self._is_in_turn = False
-            ready, self._ready = self._ready, []
+            ready, self._ready = deque(self._ready), []
             state = self.mux.state
             if state is LOST and self.streams:
                 return None  # the thread that ends the last one goes on
@@ -201,9 +204,19 @@ class HTTP2Connection(Endpoint):
         if ends:
             self.linger()
             return None
-        for stream in ready[1:]:
-            self._run_soon(stream)
-        return ready[0] if ready else None
+        return self._next_ready(ready, time.monotonic() + TICK_S) if ready else None
+
+    def _next_ready(self, ready: deque[Stream], until: float) -> Channel:
+        """Return the next stream whose app can run, and leave the others to the pool.
+
+        :param until: until then they run one after the other, so that their responses can be
+            transmitted together. Later ones let other connections go first. Monotonic.
+        """
+        stream = ready.popleft()
+        if ready:
+            push = self.registry.push_first if time.monotonic() < until else self.registry.defer
+            push(partial(self._next_ready, ready, until))
+        return stream
 
     def _run_soon(self, stream: Channel | None) -> None:
         if stream is not None:

@@ -243,6 +243,11 @@ class Frames(H2Connection):
         self.body_bytes += size
         return len(parts) // 2
 
+    @property
+    def has_output(self) -> bool:
+        """Whether anything has been framed since the last :meth:`data_to_send`."""
+        return bool(self._bodies or self._data_to_send)
+
     def data_to_send(self, amount: int | None = None) -> bytes:
         """Return everything framed since the last call."""
         self.body_bytes = 0

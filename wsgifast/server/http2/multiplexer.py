@@ -11,6 +11,11 @@ Calls go down: the pump, or an app's thread > the stream's queue > its sender > 
 the connection's queue > the socket. A queue that cannot go on reports what it waits for: a
 stream's queue by :meth:`Multiplexer.enqueue`, which sends nothing.
 
+*Gathering.* A client often sends several requests at once. A response that has ended is not
+transmitted while other complete requests of its connection wait for a thread: the last of them
+transmits for all, in one TLS record. It waits for a tick at most (monitor.py), in case an app takes
+long. Streamed blocks, and the parts of long bodies, never wait.
+
 Everything here runs under the connection's lock: see connection.py.
 """
 
@@ -28,6 +33,7 @@ from h2.exceptions import ProtocolError
 from ...errors import ClientGone
 from ...sockets.client_limits import ClientWait, UploadPace
 from ..application import Application
+from ..monitor import TICK_S
 from ..output import OutputQueue
 from ..output_rules import OutputRules
 from ..sending import LONG_TURN_BYTES, SocketSender
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
 # length that every client accepts, it fills four TLS records. Less where memory is short.
 _QUANTUM_BYTES = 64 * 1024 - 4 * 9
 _SMALL_QUANTUM_BYTES = 16 * 1024
+# What is gathered before it is transmitted.
+_GATHERED_BYTES = 60 * 1024
 # What a connection frames before other connections have their turn.
 _TURN_BYTES = 1024 * 1024
 
@@ -57,12 +65,14 @@ class Multiplexer:
     :ivar streams: those that are not over, by number.
     :ivar uploads: how fast the client sends its bodies.
     :ivar lock: guards h2's state, all output, and every change of a state.
+    :ivar unbegun: the streams with a complete request whose apps have not been called.
     :ivar is_pumping: the pump transmits what streams frame.
     :ivar blocked_until: when to give up on a client that does not open the connection's window.
     """
 
     __slots__ = (
         "_encrypts",
+        "_gathers_until",
         "_is_pump_pushed",
         "_turns",
         "_window_wait",
@@ -78,6 +88,7 @@ class Multiplexer:
         "shared",
         "state",
         "streams",
+        "unbegun",
         "uploads",
     )  # fmt: skip
 
@@ -98,6 +109,8 @@ class Multiplexer:
         self.uploads = UploadPace(shared.options.body_timeout_s)
         self.state = OPEN
         self.streams: dict[int, Stream] = {}
+        self.unbegun: set[Stream] = set()
+        self._gathers_until: float | None = None  # set while responses wait to be transmitted
         self._turns: dict[Stream, None] = {}  # those that wait for their turn, in order
         self.is_pumping = self._is_pump_pushed = False
         self._window_wait: ClientWait | None = None  # for the connection's window
@@ -135,6 +148,9 @@ class Multiplexer:
 
         :raises ClientGone: if the client has gone.
         """
+        if self._gathers_until is not None:
+            self._gathers_until = None
+            self.rules.held_back.pop(self, None)
         if self._window_wait is not None:
             self._window_wait.taken += self.frames.body_bytes
         data = self.frames.data_to_send()
@@ -148,6 +164,32 @@ class Multiplexer:
         """As :meth:`transmit`; a client that has gone is left to the owner's next event."""
         with contextlib.suppress(ClientGone):
             self.transmit()
+
+    def transmit_end(self) -> None:
+        """As :meth:`transmit`, for a response that has ended: it may wait for others.
+
+        :raises ClientGone: if the client has gone.
+        """
+        if self.unbegun and self.frames.has_output and self.frames.body_bytes < _GATHERED_BYTES:
+            now = time.monotonic()
+            if self._gathers_until is None:
+                self._gathers_until = now + TICK_S
+                # No tick is requested: there is one in any case if an app takes that long.
+                self.rules.held_back[self] = self._transmit_at_tick
+            if now < self._gathers_until:
+                return
+        self.transmit()
+
+    def _transmit_at_tick(self) -> bool:
+        """Transmit what has been gathered, in the monitor's thread; never wait for the lock."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if self._gathers_until is not None:
+                self.transmit_or_wait()
+        finally:
+            self.lock.release()
+        return True
 
     # Turns, under the lock.
 
@@ -259,6 +301,7 @@ class Multiplexer:
         number = stream.number
         del self.streams[number]
         self._turns.pop(stream, None)
+        self.unbegun.discard(stream)
         if not any(each.is_blocked for each in self.streams.values()):
             self._end_window_wait()
         error = stream.output.error
@@ -272,7 +315,8 @@ class Multiplexer:
                 code = ErrorCodes.NO_ERROR
             with contextlib.suppress(ProtocolError):  # the connection is about to be lost
                 self.frames.reset_stream(number, code)
-        self.transmit_or_wait()
+        with contextlib.suppress(ClientGone):  # as in transmit_or_wait()
+            self.transmit_end()
 
     def send_goaway(self, last_stream: int) -> None:
         """Send a GOAWAY frame after which the connection goes on."""

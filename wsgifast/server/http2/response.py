@@ -140,7 +140,7 @@ class StreamSender(Sender):
             room = 0 if mux.output.draining else max(0, self._room())
             size = min(size, room, mux.quantum)
         self._send_data(data[:size], of=len(data))
-        mux.transmit()
+        self._transmit()
         return size
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
@@ -174,7 +174,7 @@ class StreamSender(Sender):
             return Turn.DONE
         finally:
             if not mux.is_pumping:
-                mux.transmit()
+                self._transmit()
 
     def send_interim(self, head: Fields) -> None:
         self._mux.check(self._number)
@@ -211,6 +211,12 @@ class StreamSender(Sender):
     def _room(self) -> int:
         frames = self._mux.frames
         return min(frames.outbound_flow_control_window, frames.stream_window(self._number))
+
+    def _transmit(self) -> None:
+        if self.has_ended:
+            self._mux.transmit_end()
+        else:
+            self._mux.transmit()
 
     def _send_head(self) -> None:
         if self.has_ended:

@@ -130,6 +130,8 @@ class Stream(Channel):
 
     def make_ready(self) -> None:
         self.state = READY
+        with self._mux.lock:
+            self._mux.unbegun.add(self)
         self.deadline = math.inf
         if self.exchange is not None:
             self.exchange.queued = time.monotonic()
@@ -152,6 +154,7 @@ class Stream(Channel):
             if self.state is not READY:
                 return False
             self.state = RUNNING
+            self._mux.unbegun.discard(self)
             return True
 
     def _is_head(self) -> bool:
