@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from docs.benchmarks.publish import benchmarks_pages, charts, readme
+from docs.options import with_tables
 from docs.pictures import pictures
 from wsgifast.commands.cli import command_parser
 from wsgifast.commands.doctor import CATALOGUE as FINDINGS
@@ -197,6 +199,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "../README.md": readme,
     **charts(),
     **pictures(),
+    "reference/asgi.md": partial(with_tables, "asgi.md"),
+    "reference/fastworker.md": partial(with_tables, "fastworker.md"),
     "reference/findings.md": findings,
     "reference/metrics.md": metrics_page,
     "reference/command-line.md": command_line,

@@ -16,7 +16,6 @@ from tests.asgi.servers import SERVERS as ASGI_SERVERS
 from tests.conftest import WSGI_SERVERS
 from wsgifast import Compression, StaticFiles, WSGIFast
 from wsgifast.metrics import CATALOGUE as METRICS
-from wsgifast.workers import FastWorker
 
 ROOT = DOCS.parent
 
@@ -68,12 +67,6 @@ def _options_in_tables(page: str) -> dict[str, object]:
     text = (DOCS / page).read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| `([^`]+)` \|", text, re.MULTILINE)
     return {name: eval(default, {"math": math}) for name, default in rows}
-
-
-def test_fastworker_page_has_the_defaults() -> None:
-    shown = _options_in_tables("reference/fastworker.md")
-    assert {name: getattr(FastWorker, name) for name in shown} == shown
-    assert {*shown} == {*re.findall(r":cvar (\w+):", inspect.getdoc(FastWorker) or "")}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from tests.server.connections import CHUNKED, KNOWN, MakeBench
 from tests.server.states import FOLLOWS
-from tests.workers.bench import GET, LARGE, Bench, Client, echo, large
+from tests.workers.bench import GET, HEAD_TIMEOUT_S, LARGE, Bench, Client, echo, large
 from tests.workers.serving import POLLERS
 from wsgifast.server import channel
 from wsgifast.server.channel import (
@@ -29,7 +29,6 @@ from wsgifast.server.channel import (
     STREAMS,
 )  # fmt: skip
 from wsgifast.server.connection import _IN_STATE
-from wsgifast.server.options import Options
 from wsgifast.server.poller import READ
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
@@ -61,8 +60,8 @@ def test_state_that_may_not_follow_fails_in_tests(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("sent", "state", "seconds", "status"),
     [
-        (b"", IDLE, Options.head_timeout_s, None),
-        (b"GET / HT", RECEIVING, Options.head_timeout_s, 408),
+        (b"", IDLE, HEAD_TIMEOUT_S, None),
+        (b"GET / HT", RECEIVING, HEAD_TIMEOUT_S, 408),
         (KNOWN + b"01234", RECEIVING, FastWorker.body_timeout_s, 408),
         (CHUNKED + b"a\r\n01234", RECEIVING, FastWorker.body_timeout_s, 408),
         (GET, IDLE, 5, 200),
@@ -93,24 +92,24 @@ def test_request_that_waits_for_a_busy_server_is_not_late(bench: Bench, sent: by
     if sent:
         assert client.read_response().status == 200
     client.send(GET)
-    bench.pass_time(Options.head_timeout_s + 6)
+    bench.pass_time(HEAD_TIMEOUT_S + 6)
     assert client.read_response().status == 200
     assert client.is_in(IDLE)
     client.send(b"GET / HT")
     bench.pass_time(6)
     assert client.is_in(RECEIVING)
-    bench.pass_time(Options.head_timeout_s + 1)
+    bench.pass_time(HEAD_TIMEOUT_S + 1)
     assert client.read_response().status == 408
 
 
 def test_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
     client = bench.connect()
-    bench.pass_time(Options.head_timeout_s - 1)
+    bench.pass_time(HEAD_TIMEOUT_S - 1)
     client.run(b"GET / HTTP/1.1\r\nHost: a\r\n")
-    bench.pass_time(Options.head_timeout_s - 1)
+    bench.pass_time(HEAD_TIMEOUT_S - 1)
     client.run(b"\r\nGET / HTTP/1.1\r\n")
     assert client.read_response().status == 200
-    bench.pass_time(Options.head_timeout_s - 1)
+    bench.pass_time(HEAD_TIMEOUT_S - 1)
     client.run(b"Host: a\r\n")  # which gives it no more
     bench.pass_time(2)
     assert client.read_response().status == 408

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from tests.server.connections import HEAD, KNOWN, NONSENSE, MakeBench, fill
-from tests.workers.bench import GET, LARGE, Bench, large
+from tests.workers.bench import GET, HEAD_TIMEOUT_S, LARGE, Bench, large
 from wsgifast.errors import ClientGone
 from wsgifast.server.channel import CLOSED, LINGERING, RECEIVING, SENDING
-from wsgifast.server.options import Options
 from wsgifast.server.poller import WRITE
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
@@ -119,7 +118,7 @@ def test_internal_error_ends_one_connection_only(
     client, other = bench.connect(), bench.connect()
     with monkeypatch.context() as patch:
         patch.setattr(type(client.near), failing, fail)
-        bench.clock.now += Options.head_timeout_s - 1
+        bench.clock.now += HEAD_TIMEOUT_S - 1
         if failing == "on_overdue":
             other.run_request()
             bench.pass_time(2)

@@ -16,10 +16,9 @@ import pytest
 from tests.server.connections import HEAD, MakeBench
 from tests.support import http2
 from tests.support.tls import client_context, write_certificate
-from tests.workers.bench import GET, LARGE, Bench, echo, large
+from tests.workers.bench import GET, HEAD_TIMEOUT_S, LARGE, Bench, echo, large
 from wsgifast.server.channel import CLOSED, IDLE, LINGERING, STREAMS
 from wsgifast.server.http2 import multiplexer
-from wsgifast.server.options import Options
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.pool import Pool
 
@@ -62,7 +61,7 @@ def test_tls_handshake_failing_ends(tls_bench: MakeBench, monkeypatch: pytest.Mo
     assert nonsense.is_in(LINGERING)
     assert bench.log.says("[SSL: HTTP_REQUEST]")
     nonsense.close()
-    bench.pass_time(Options.head_timeout_s + 1)
+    bench.pass_time(HEAD_TIMEOUT_S + 1)
     assert silent.is_in(CLOSED)
     assert silent.read_to_end() == b""
     client = bench.connect()
@@ -200,7 +199,7 @@ def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeBench) -> Non
             received.write(succeeds.receive_all_there_is())
     bench.run()
     assert list(handshakes) == [silent.near]
-    bench.pass_time(Options.head_timeout_s + 1)
+    bench.pass_time(HEAD_TIMEOUT_S + 1)
     assert not handshakes
 
 

@@ -20,12 +20,11 @@ from tests.server.http2_peer import (
     Peer,
     raw_frame,
 )
-from tests.workers.bench import LARGE, echo
+from tests.workers.bench import HEAD_TIMEOUT_S, LARGE, echo
 from wsgifast.errors import ClientGone
 from wsgifast.server.channel import RUNNING
 from wsgifast.server.http2.frames import ALL_STREAMS, Frames
 from wsgifast.server.http2.stream import Stream
-from wsgifast.server.options import Options
 from wsgifast.server.receiving import Exchange
 
 
@@ -202,7 +201,7 @@ def test_short_body_resets_its_stream(begin: Begin) -> None:
 
 def test_idle_connection_ends_by_goaway(begin: Begin) -> None:
     peer = begin()
-    peer.bench.pass_time(Options.head_timeout_s - 1)
+    peer.bench.pass_time(HEAD_TIMEOUT_S - 1)
     assert peer.get().status == 200
     peer.bench.pass_time(4)
     peer.run()
@@ -218,7 +217,7 @@ def test_idle_connection_ends_by_goaway(begin: Begin) -> None:
 @pytest.mark.parametrize("sends", [b"", raw_frame(6, 0, bytes(8)), b"\0\0"])
 def test_connection_without_request_ends_after_head_timeout(begin: Begin, sends: bytes) -> None:
     peer = begin(keepalive=1)
-    peer.bench.pass_time(Options.head_timeout_s - 1)
+    peer.bench.pass_time(HEAD_TIMEOUT_S - 1)
     peer.send_raw(sends)
     assert not peer.has_ended
     peer.bench.pass_time(2)

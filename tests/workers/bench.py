@@ -28,10 +28,12 @@ from tests.server.states import checked_states
 from tests.support.http import Answers, Connection
 from tests.workers.serving import split_options
 from wsgifast.server import connection, poller, server
+from wsgifast.server_options import OPTIONS
 from wsgifast.workers import FastWorker, worker
 from wsgifast.workers.options import options
 
 PEER = ("192.0.2.1", 4711)
+HEAD_TIMEOUT_S: float = OPTIONS["head_timeout_s"].default
 # More than a Unix socket's buffers take.
 LARGE = 1024 * 1024
 LISTENER = ("192.0.2.2", 80)

@@ -22,9 +22,9 @@ from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait
 from tests.workers.app import block
 from wsgifast.server import poller, server
 from wsgifast.server.options import Options
+from wsgifast.server_options import OPTIONS
 from wsgifast.workers import options as own_options
 from wsgifast.workers import worker
-from wsgifast.workers.options import ATTRIBUTES
 
 POLLERS = ("epoll", "poll")
 
@@ -41,7 +41,7 @@ for name, value in {attributes!r}.items():
     setattr(worker_class, name, value)
 {more}
 """
-_FIXED = {field.name for field in dataclasses.fields(Options)} - ATTRIBUTES.keys() | {"poller"}
+_FIXED = {field.name for field in dataclasses.fields(Options)} - OPTIONS.keys() | {"poller"}
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

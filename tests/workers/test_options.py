@@ -22,6 +22,7 @@ from tests.workers.bench import Log, MakeBench, hello
 from tests.workers.serving import gunicorn_command, refused, rewrite_module
 from wsgifast.commands.bench.processes import HOST, is_listening
 from wsgifast.errors import ConfigurationError
+from wsgifast.server_options import OPTIONS
 from wsgifast.workers import FastWorker, UnsupportedGunicorn
 from wsgifast.workers import options as own_options
 from wsgifast.workers import worker as worker_module
@@ -138,7 +139,7 @@ def test_misspelt_attribute_error_names_the_right_one(name: str, meant: str) -> 
         sentence = str(caught.value)
         assert sentence.startswith(f"FastWorker.{name}=1: ")
         assert f"is {meant} meant?" in sentence
-        assert "body_limit_bytes, bodies_on_disk_bytes, responses_on_disk_bytes" in sentence
+        assert "body_limit_bytes, bodies_on_disk_bytes, head_limit_bytes" in sentence
 
 
 def test_attributes_of_subclass_with_other_names_are_accepted() -> None:
@@ -198,9 +199,9 @@ def test_options_in_configuration_apply_to_subclass_only(names: Any) -> None:
 
 def test_other_names_in_configuration_are_ignored(names: Any) -> None:
     names.metrics, names.check, names.timeout = True, 1, 30
-    before = {name: getattr(FastWorker, name) for name in own_options.ATTRIBUTES}
+    before = {name: getattr(FastWorker, name) for name in OPTIONS}
     configure(FastWorker, FastWorker)
-    assert before == {name: getattr(FastWorker, name) for name in own_options.ATTRIBUTES}
+    assert before == {name: getattr(FastWorker, name) for name in OPTIONS}
 
 
 @pytest.mark.parametrize(

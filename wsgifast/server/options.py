@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_TIMEOUT_S
+from ..server_options import LEAST_BYTES_PER_S
 
 
 @dataclass(frozen=True)
 class Options:
-    """A server's options. Those that are not listed here are documented in FastWorker.
+    """A server's options: those of wsgifast/server_options.py that the server uses, and others.
 
     Those with a default are constants, which only tests replace.
 
@@ -49,18 +49,17 @@ class Options:
     body_limit_bytes: int
     input_memory_bytes: int
     bodies_on_disk_bytes: int
+    head_timeout_s: float
     body_timeout_s: float
+    connections_per_address: float
     send_timeout_s: float
     output_memory_bytes: int
     responses_on_disk_bytes: int
     kill_stuck_after_s: float
-    connections_per_address: float = CONNECTIONS_PER_ADDRESS
-    head_timeout_s: float = HEAD_TIMEOUT_S
     # Larger bodies go to a temporary file: forms fit in memory, uploads do not.
     body_memory_bytes: int = 512 * 1024
-    # A client that takes fewer on average, after send_timeout_s, is dropped, as is one that sends
-    # so few (client_limits.BODY_BYTES_PER_S).
-    send_least_bytes_per_s: float = 500.0
+    # A client that takes fewer on average, after send_timeout_s, is disconnected.
+    send_least_bytes_per_s: float = LEAST_BYTES_PER_S
     # What waits in memory for one client, before the next block of a generator goes to a temporary
     # file, to twice as much until then: several times what a socket takes at once.
     output_ahead_bytes: int = 256 * 1024

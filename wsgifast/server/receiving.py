@@ -22,7 +22,8 @@ from ..files.temporary import Reservation, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_head import HeadScanner
 from ..http.stream_head import Field, PlainHead
-from ..sockets.client_limits import BODY_BYTES_PER_S, time_left_s
+from ..server_options import LEAST_BYTES_PER_S
+from ..sockets.client_limits import time_left_s
 from .shared import Shared
 
 # Bytes of one receive of a head: more than any usual head, so that pipelined requests need fewer
@@ -235,7 +236,7 @@ class Receiver:
             return None
         waited_s = now - self.exchange.started
         return now + time_left_s(
-            self._options.body_timeout_s, BODY_BYTES_PER_S, self._body.received, waited_s
+            self._options.body_timeout_s, LEAST_BYTES_PER_S, self._body.received, waited_s
         )
 
     def decoder(self, length: int | None) -> BodyDecoder:

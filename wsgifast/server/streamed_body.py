@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError, without_frames
 from ..http.chunked import BodyDecoder
-from ..sockets.client_limits import BODY_BYTES_PER_S, ClientWait
+from ..server_options import LEAST_BYTES_PER_S
+from ..sockets.client_limits import ClientWait
 from ..sockets.closing import UNREAD_BODY_BYTES
 from .poller import WOULD_BLOCK
 
@@ -68,7 +69,7 @@ class StreamedBody(RawBody):
         self._lock = lock
         self._decoder = decoder
         self._take_trailers = take_trailers
-        self._wait = ClientWait(timeout_s, BODY_BYTES_PER_S)
+        self._wait = ClientWait(timeout_s, LEAST_BYTES_PER_S)
         self._content = memoryview(b"")  # decoded, and not read yet
         self._rest = data  # received, and not decoded yet
         self._is_over = False

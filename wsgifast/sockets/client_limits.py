@@ -1,113 +1,21 @@
-"""Limits on clients: how much they may send, how slowly, and over how many connections.
+"""How slowly a client may send and receive, and over how many connections: the rules.
 
-FastWorker and asgifast's protocols have options of the same names and meaning. An environment
-variable such as WSGIFAST_BODY_LIMIT_BYTES overrides the configured value.
+The options are in wsgifast/server_options.py.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
 
-from ..checks import is_count, is_number
-from ..errors import ConfigurationError
-
-# From the first byte of a request's headers, or from the begin of the connection. Headers fit into
-# one or two packets, which slow clients send in time as well.
-HEAD_TIMEOUT_S = 20.0
-# A request's line and headers. Browsers and proxies send far less.
-HEAD_LIMIT_BYTES = 64 * 1024
-# A client behind another's proxy shares its address with many.
-CONNECTIONS_PER_ADDRESS = math.inf
-# The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
-BODY_BYTES_PER_S = 500.0
+from ..server_options import LEAST_BYTES_PER_S
 
 # After a warning that somebody has too many connections, none for so long.
 _WARN_AGAIN_S = 60.0
-
-# The expected values of an option in the words of its error message, and their check.
-Rule = tuple[str, Callable[[Any], bool]]
-
-BYTES: Rule = "bytes, 0 or more", is_count
-_HEAD_BYTES: Rule = "bytes, 1 or more", partial(is_count, least=1)
-SECONDS: Rule = (
-    "seconds above 0",
-    lambda value: is_number(value, least=0, most=math.inf) and value > 0,
-)
-CONNECTIONS: Rule = (
-    "a number of connections, 1 or more; math.inf for any number",
-    lambda value: is_count(value, least=1) or value == math.inf,
-)
-
-
-class Limit(NamedTuple):
-    """An option.
-
-    :param help: for the command line.
-    """
-
-    rule: Rule
-    help: str
-
-
-LIMITS = {
-    "body_limit_bytes": Limit(BYTES, "respond with 413 to a longer request body"),
-    "head_limit_bytes": Limit(_HEAD_BYTES, "respond with 431 to a longer request line and headers"),
-    "head_timeout_s": Limit(SECONDS, "respond with 408 if the headers of a request take longer"),
-    "body_timeout_s": Limit(
-        SECONDS,
-        "respond with 408 if no byte of a request body arrives for this time, or after it below "
-        f"{BODY_BYTES_PER_S:.0f} bytes/s on average",
-    ),
-    "connections_per_address": Limit(
-        CONNECTIONS,
-        "close further connections from one client address to a worker, except from trusted "
-        "proxies",
-    ),
-}
-
-
-def variable(name: str) -> str:
-    """The environment variable of an option."""
-    return f"WSGIFAST_{name.upper()}"
-
-
-def parse_limit(name: str, text: str) -> float:
-    """The value of an option from its text.
-
-    :raises ConfigurationError: if it has no such value.
-    """
-    expected, is_allowed = LIMITS[name].rule
-    value: float
-    try:
-        value = int(text) if text.isascii() and text.isdigit() else float(text)
-    except ValueError:
-        value = math.nan
-    if not is_allowed(value):
-        raise ConfigurationError(f"{text!r}: expected {expected}")
-    return value
-
-
-def limits_of_environment() -> dict[str, float]:
-    """The options that environment variables set.
-
-    :raises ConfigurationError: for a value that an option cannot have.
-    """
-    found = {}
-    for name in LIMITS:
-        if text := os.environ.get(variable(name)):
-            try:
-                found[name] = parse_limit(name, text)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{variable(name)}={error}") from None
-    return found
 
 
 def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s: float) -> float:
@@ -198,7 +106,7 @@ class UploadPace:
         at = max(began, self._received_at)
         received = self.received - received_before
         waited_s += at - began
-        return at + time_left_s(self._timeout_s, BODY_BYTES_PER_S, received, waited_s)
+        return at + time_left_s(self._timeout_s, LEAST_BYTES_PER_S, received, waited_s)
 
 
 class ConnectionsByAddress:

@@ -153,7 +153,9 @@ class HttptoolsParser:
         count = head.count(b"\r\n") - 2
         declared = fields.get("CONTENT_LENGTH")
         length = 0 if declared is None else parse_length(declared)
-        scheme, times_said = self._scheme_of(fields)
+        scheme, times_said = self._scheme, 0
+        if self._secure:  # of a trusted peer
+            scheme, times_said = self._scheme_of(fields)
         if (
             version is None
             or length is None

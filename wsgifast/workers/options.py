@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import difflib
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from threading import TIMEOUT_MAX
@@ -25,34 +24,12 @@ from ..metrics.setup import metrics_address
 from ..server.http2 import check_h2
 from ..server.options import Options
 from ..server.receiving import Parser
-from ..sockets.client_limits import BYTES, LIMITS, SECONDS, Rule, limits_of_environment
+from ..server_options import OPTIONS, options_of_environment
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 from .gunicorn_version import is_tested
 
-# What is expected of each kind of attribute, as errors say it; and the rule.
-_MEMORY = "bytes above 0, math.inf for no limit", partial(is_number, least=1, most=math.inf)
-_FLAG = "True or False", lambda value: isinstance(value, bool)
-ATTRIBUTES: dict[str, Rule] = {
-    "buffer_bodies": _FLAG,
-    "end_old_worker_first": _FLAG,
-    "check_host": _FLAG,
-    "body_limit_bytes": LIMITS["body_limit_bytes"].rule,
-    "bodies_on_disk_bytes": BYTES,
-    "responses_on_disk_bytes": BYTES,
-    "input_memory_bytes": BYTES,
-    "output_memory_bytes": BYTES,
-    "head_limit_bytes": LIMITS["head_limit_bytes"].rule,
-    "head_timeout_s": LIMITS["head_timeout_s"].rule,
-    "body_timeout_s": LIMITS["body_timeout_s"].rule,
-    "connections_per_address": LIMITS["connections_per_address"].rule,
-    "send_timeout_s": SECONDS,
-    "kill_stuck_after_s": SECONDS,
-    "max_lifetime_s": SECONDS,
-    "max_rss_bytes": _MEMORY,
-    "metrics_bind": ("an address", lambda value: True),  # checked below
-}
-_WITH_UNITS = [name for name in ATTRIBUTES if name.endswith(("_bytes", "_s"))]
+_WITH_UNITS = [name for name in OPTIONS if name.endswith(("_bytes", "_s"))]
 # difflib's similarity of two names. Misspelt names are above it. A subclass's own names are below
 # it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
@@ -65,6 +42,12 @@ class InvalidWorkerOption(ConfigurationError, RuntimeError):
     """
 
 
+def declare(base: type) -> None:
+    """Give FastWorker its options as attributes, with their defaults."""
+    for name, option in OPTIONS.items():
+        setattr(base, name, option.default)
+
+
 def check_attributes(worker: Any, base: type) -> None:
     """Check the attributes of a worker class.
 
@@ -74,12 +57,14 @@ def check_attributes(worker: Any, base: type) -> None:
     for kind in worker.__mro__:
         if issubclass(kind, base):
             check_names(vars(kind))
-    for name, (expected, is_allowed) in ATTRIBUTES.items():
+    for name, option in OPTIONS.items():
         value = getattr(worker, name)
-        if not is_allowed(value):
-            raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected {expected}")
+        if not option.kind.is_allowed(value):
+            raise InvalidWorkerOption(
+                f"FastWorker.{name}={value!r}: expected {option.kind.expected}"
+            )
     try:
-        limits_of_environment()
+        options_of_environment()
         if worker.metrics_bind is not None:
             metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
     except ConfigurationError as error:
@@ -113,14 +98,14 @@ def check_names(names: Mapping[str, Any]) -> None:
     :raises InvalidWorkerOption: for the first that is misspelt.
     """
     for name, value in names.items():
-        if name in ATTRIBUTES or not isinstance(value, (int, float, str)):
+        if name in OPTIONS or not isinstance(value, (int, float, str)):
             continue
-        meant = difflib.get_close_matches(name, ATTRIBUTES, n=1, cutoff=_ALIKE)
+        meant = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=_ALIKE)
         without_unit = [each for each in _WITH_UNITS if each.rpartition("_")[0] == name]
         if meant or without_unit:
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={value!r}: there is no such attribute; is "
-                f"{(meant or without_unit)[0]} meant? There are {', '.join(ATTRIBUTES)}"
+                f"{(meant or without_unit)[0]} meant? There are {', '.join(OPTIONS)}"
             )
 
 
@@ -159,10 +144,10 @@ def configure(worker: type, base: type) -> None:
         name, and for one that a subclass in the configuration sets, too.
     """
     global _in_use
-    own = _own.setdefault(base, {name: getattr(base, name) for name in ATTRIBUTES})
+    own = _own.setdefault(base, {name: getattr(base, name) for name in OPTIONS})
     if worker not in _own:
         for kind in reversed(worker.__mro__[: worker.__mro__.index(base)]):
-            own = own | {name: value for name, value in vars(kind).items() if name in ATTRIBUTES}
+            own = own | {name: value for name, value in vars(kind).items() if name in OPTIONS}
         _own[worker] = own
     _assign(worker, _own[worker])
     try:
@@ -173,13 +158,13 @@ def configure(worker: type, base: type) -> None:
         if not _in_use:
             raise
         logging.getLogger("gunicorn.error").error("%s. The options stay as they were.", error)
-    _in_use = {name: getattr(worker, name) for name in ATTRIBUTES}
+    _in_use = {name: getattr(worker, name) for name in OPTIONS}
 
 
 def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, Any]:
     """The names in a module that are options."""
     check_names(names)
-    given = {name: names[name] for name in ATTRIBUTES if name in names}
+    given = {name: names[name] for name in OPTIONS if name in names}
     for name, value in given.items():
         if (own := _own[worker][name]) != _own[base][name]:
             raise InvalidWorkerOption(
@@ -199,7 +184,7 @@ def _assign(worker: type, values: Mapping[str, Any]) -> None:
 # A setting has 32 bits (RFC 9113 section 6.5.1).
 _MOST_HTTP2_VALUE = 2**32 - 1
 # Attributes of the worker that are options of the server.
-_OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRIBUTES]
+_OF_THE_SERVER = [field.name for field in fields(Options) if field.name in OPTIONS]
 
 
 def options(worker: Any, settings: Settings) -> Options:
@@ -212,7 +197,7 @@ def options(worker: Any, settings: Settings) -> Options:
         with needs("HTTP/2 on FastWorker", "h2", "http2"):
             import h2  # noqa: F401
         check_h2()
-    limits = limits_of_environment()
+    limits = options_of_environment()
     own = {name: limits.get(name, getattr(worker, name)) for name in _OF_THE_SERVER}
     return Options(
         threads=settings.threads,
@@ -236,7 +221,7 @@ def options(worker: Any, settings: Settings) -> Options:
 def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
     """Return a function that chooses the parser for a peer by its address."""
 
-    limit = limits_of_environment().get("head_limit_bytes", worker.head_limit_bytes)
+    limit = options_of_environment().get("head_limit_bytes", worker.head_limit_bytes)
 
     def make(*, trusted: bool) -> Parser:
         parser = GunicornParser(

@@ -7,7 +7,6 @@ does not know gunicorn, does everything between the listeners and the app.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -29,7 +28,6 @@ from ..server.application import Application, EnvironFactory, decoded_path
 from ..server.channel import Channel
 from ..server.server import Server
 from ..server.shared import Shared
-from ..sockets.client_limits import CONNECTIONS_PER_ADDRESS, HEAD_LIMIT_BYTES, HEAD_TIMEOUT_S
 from .access_line import AccessLog
 from .gunicorn_support import (
     Answering,
@@ -55,6 +53,7 @@ from .options import (
     check_attributes,
     check_settings,
     configure,
+    declare,
     drop_http2,
     has_httptools,
     name_module,
@@ -99,68 +98,16 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         worker_class = "wsgifast.workers.FastWorker"
         body_limit_bytes = 20 * 2**20
 
-    A subclass may set them too, ``class worker_class(FastWorker)``. For `body_limit_bytes`,
-    `head_limit_bytes`, `head_timeout_s`, `body_timeout_s` and `connections_per_address` an
-    environment variable takes precedence: WSGIFAST_BODY_LIMIT_BYTES and so on. asgifast's protocols
-    have these five, too.
-
-    :cvar buffer_bodies: receive request bodies before the app is called, so that slow uploads
-        occupy no thread. False: the app's thread reads them from the client, as with gthread.
-    :cvar body_limit_bytes: refuse larger bodies with 413, because they could fill the disk. It has
-        no effect with ``buffer_bodies = False``.
-    :cvar bodies_on_disk_bytes: limit for all request bodies of a worker in temporary files. Beyond
-        it, or if the disk is full, a request gets 503.
-    :cvar head_limit_bytes: refuse a longer request line and headers with 431. gunicorn's
-        limit_request_line, limit_request_fields and limit_request_field_size hold too.
-    :cvar input_memory_bytes: limit for all requests of a worker in memory that are incomplete or
-        wait for a thread. Bodies beyond it go to temporary files. A request whose headers exceed 4
-        KiB and have no room gets 503.
-    :cvar head_timeout_s: limit for receiving a request's headers, from the first byte on. Beyond it
-        the client gets 408. A new connection without any byte is closed after this time.
-    :cvar body_timeout_s: a client that sends no byte of its body for this many seconds gets 408.
-        After this time, so does a client below 500 bytes a second on average.
-    :cvar connections_per_address: close further connections from one client address to a worker.
-        The addresses of an IPv6 /64 network count as one. Peers in forwarded_allow_ips, Unix
-        sockets and proxy_protocol are proxies, and have no limit.
-    :cvar send_timeout_s: disconnect a client that accepts no byte of a response for this many
-        seconds. After this time, disconnect a client below 500 bytes a second on average.
-    :cvar output_memory_bytes: limit for all responses of a worker that wait for slow clients in
-        memory. Responses beyond it wait in temporary files.
-    :cvar responses_on_disk_bytes: limit for all output of a worker that waits for slow clients in
-        temporary files.
-    :cvar check_host: refuse a request with 400 if its Host header is missing (HTTP/1.1 and later),
-        malformed or repeated (RFC 9112 section 3.2).
-    :cvar kill_stuck_after_s: if no thread has finished a request for this many seconds, the worker
-        ends, and the arbiter starts another one. Endless streams count too. `math.inf`: never.
-    :cvar max_rss_bytes: replace a worker with more resident memory than this, shared pages
-        included. The old worker serves until the new one is ready, as with max_requests.
-    :cvar max_lifetime_s: replace a worker after this many seconds, or up to a tenth earlier, so
-        that workers are not all replaced at once.
-    :cvar end_old_worker_first: end each worker before its successor is started, also at a reload:
-        for apps of which two workers cannot run side by side, since each takes a lock or a port.
-        Meanwhile one worker fewer serves.
-    :cvar metrics_bind: serve the metrics of all workers at this host and port, such as
-        "127.0.0.1:9100" (docs/reference/metrics.md). The environment variable WSGIFAST_METRICS
-        takes precedence. None: no metrics, unless that is set.
+    A subclass may set them too, ``class worker_class(FastWorker)``. For some of them an environment
+    variable takes precedence: WSGIFAST_BODY_LIMIT_BYTES and so on. wsgifast/server_options.py has
+    all options, and docs/reference/fastworker.md shows them in tables.
     """
 
-    buffer_bodies = True
-    check_host = True
-    body_limit_bytes = 1024 * 1024 * 1024
-    bodies_on_disk_bytes = 16 * 1024 * 1024 * 1024
-    head_limit_bytes = HEAD_LIMIT_BYTES
-    input_memory_bytes = 64 * 1024 * 1024
-    head_timeout_s = HEAD_TIMEOUT_S
-    body_timeout_s = 30.0
-    connections_per_address = CONNECTIONS_PER_ADDRESS
-    send_timeout_s = 60.0
-    output_memory_bytes = 64 * 1024 * 1024
-    responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
-    kill_stuck_after_s = math.inf
-    max_rss_bytes: float = math.inf
-    max_lifetime_s = math.inf
-    end_old_worker_first = False
-    metrics_bind: str | None = None
+    # Options that are used here; :func:`declare` sets all of them.
+    max_rss_bytes: float
+    max_lifetime_s: float
+    end_old_worker_first: bool
+    metrics_bind: str | None
 
     # gunicorn's own, named here because it ships no types.
     alive: bool
@@ -457,3 +404,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.log.access(*line)
         except Exception:
             self.log.exception("Error in the access log")
+
+
+declare(FastWorker)

@@ -20,13 +20,7 @@ from wsgifast.errors import (
     WSGIFastError,
 )
 from wsgifast.hosts import UVICORN
-from wsgifast.sockets.client_limits import (
-    CONNECTIONS_PER_ADDRESS,
-    HEAD_LIMIT_BYTES,
-    HEAD_TIMEOUT_S,
-    LIMITS,
-    limits_of_environment,
-)
+from wsgifast.server_options import SHARED, options_of_environment
 
 from ..access_line import AccessLogger
 from ..exporting import figures, instrumented
@@ -87,24 +81,18 @@ async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 # Class attributes that a subclass may set.
-OPTIONS = {"pathsend", *LIMITS}
+OPTIONS = {"pathsend", *SHARED}
 
 
 class FileSending(asyncio.Protocol):
     """Mixed into one of uvicorn's protocols.
 
-    The first six are options, for a subclass to set. An environment variable comes before it for
-    all but `pathsend`: WSGIFAST_BODY_LIMIT_BYTES and so on.
+    A subclass may set `pathsend`, as ASGIFast's option, and the options that are shared with
+    FastWorker (wsgifast/server_options.py). For these an environment variable takes precedence:
+    WSGIFAST_BODY_LIMIT_BYTES and so on. `body_timeout_s` counts while the app waits for the body
+    and has not begun its response. `connections_per_address` counts a connection from the end of
+    its TLS handshake on, until it is a WebSocket's. uvicorn's forwarded_allow_ips are proxies.
 
-    :cvar pathsend: as ASGIFast's option.
-    :cvar body_limit_bytes: as FastWorker's; None for no limit.
-    :cvar head_limit_bytes: as FastWorker's, beside the limits of the parser.
-    :cvar head_timeout_s: as FastWorker's; math.inf for any time.
-    :cvar body_timeout_s: as FastWorker's, while the app waits for the body and has not begun its
-        response; math.inf for any time.
-    :cvar connections_per_address: as FastWorker's, from the end of the TLS handshake on and until
-        a connection is a WebSocket's; math.inf for any number. uvicorn's forwarded_allow_ips are
-        proxies.
     :ivar _head_bytes: how many bytes of an incomplete head have been received.
     :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
         receive().
@@ -116,11 +104,12 @@ class FileSending(asyncio.Protocol):
     __slots__ = ("_answered", "_head_bytes", "_served")
 
     pathsend: ClassVar[bool | None] = None
-    body_limit_bytes: ClassVar[int | None] = None
-    head_limit_bytes: ClassVar[int] = HEAD_LIMIT_BYTES
-    head_timeout_s: ClassVar[float] = HEAD_TIMEOUT_S
-    body_timeout_s: ClassVar[float] = math.inf
-    connections_per_address: ClassVar[float] = CONNECTIONS_PER_ADDRESS
+    # Set below, from the rows of the options.
+    body_limit_bytes: ClassVar[int | None]
+    head_limit_bytes: ClassVar[int]
+    head_timeout_s: ClassVar[float]
+    body_timeout_s: ClassVar[float]
+    connections_per_address: ClassVar[float]
 
     _response_class: Callable[[], Response]
     # One request at a time.
@@ -142,13 +131,14 @@ class FileSending(asyncio.Protocol):
     def __init_subclass__(cls, **options: Any) -> None:
         """:raises ConfigurationError: for an option with a value that it cannot have."""
         super().__init_subclass__(**options)
-        for name, limit in LIMITS.items():
-            expected, is_allowed = limit.rule
-            default = getattr(FileSending, name)
+        for name, option in SHARED.items():
+            default = option.default_of_asgi
             value = vars(cls).get(name, default)
-            if value != default and not is_allowed(value):
-                raise ConfigurationError(f"{cls.__name__}.{name}={value!r}: expected {expected}")
-        for name, value in limits_of_environment().items():
+            if value != default and not option.kind.is_allowed(value):
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name}={value!r}: expected {option.kind.expected}"
+                )
+        for name, value in options_of_environment().items():
             setattr(cls, name, value)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -423,6 +413,10 @@ class FileSending(asyncio.Protocol):
 
 # There may be thousands of connections whose clients are reading a download, each for minutes. So
 # the request is released. uvicorn's empty deques stay: two of 760 bytes, a third during a request.
+
+
+for _name, _option in SHARED.items():
+    setattr(FileSending, _name, _option.default_of_asgi)
 
 
 @lru_cache(maxsize=64)

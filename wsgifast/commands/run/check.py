@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...errors import ConfigurationError
-from ...sockets.client_limits import variable
+from ...server_options import SHARED
 from ..doctor.findings import CATALOGUE, known_ids
 from ..doctor.model import SEVERITIES, Endpoint, Finding, Report
 from ..loading import AppNotLoaded, ServerName
@@ -59,7 +59,9 @@ def check_deployment(
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             is_root=os.geteuid() == 0,
             temporary=temporary_note(),
-            has_body_limit=bool({**os.environ, **environment}.get(variable("body_limit_bytes"))),
+            has_body_limit=bool(
+                {**os.environ, **environment}.get(SHARED["body_limit_bytes"].variable)
+            ),
         )
     ]
     report = Report(name, loaded.interface or "WSGI", None, loaded.was_wrapped, findings=found)

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import ConfigurationError, MissingExtra
 from ...metrics.setup import VARIABLE as METRICS
 from ...metrics.setup import metrics_address
-from ...sockets.client_limits import LIMITS, parse_limit, variable
+from ...server_options import SHARED
 from ..arguments import (
     APP_HELP,
     DEFAULT_BIND,
@@ -99,9 +99,9 @@ def add_command(commands: Any) -> None:
     )
     option(parser, "--certfile", "FILE", certfile)
     option(parser, "--keyfile", "FILE", "private key of the certificate")
-    for name, limit in LIMITS.items():
-        value = {"bytes": "BYTES", "s": "SECONDS"}.get(name.rpartition("_")[2], "NUMBER")
-        option(parser, _flag(name), value, limit.help, type=partial(_limit, name))
+    for name, shared in SHARED.items():
+        text = shared.help[0].lower() + shared.help[1:].removesuffix(".")
+        option(parser, _flag(name), shared.kind.metavar, text, type=partial(_limit, name))
     config = "gunicorn's configuration file. Its settings override the defaults of this command"
     option(parser, "--config", "FILE", config)
     check = (
@@ -184,9 +184,9 @@ def planned(options: argparse.Namespace) -> Plan:
         plan.notes.append(temporary)
     if options.metrics is not None:
         plan.environment[METRICS] = options.metrics
-    for name in LIMITS:
+    for name, shared in SHARED.items():
         if (limit := getattr(options, name)) is not None:
-            plan.environment[variable(name)] = limit
+            plan.environment[shared.variable] = limit
     return plan
 
 
@@ -224,13 +224,13 @@ def _workers(text: str) -> int | str:
 
 
 def _flag(name: str) -> str:
-    """The option of the command line for one of LIMITS."""
+    """The option of the command line for one of SHARED."""
     return f"--{name.replace('_', '-')}"
 
 
 def _limit(name: str, text: str) -> str:
     try:
-        parse_limit(name, text)
+        SHARED[name].parse(text)
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

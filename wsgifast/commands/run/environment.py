@@ -8,7 +8,7 @@ import os
 from ...errors import ConfigurationError
 from ...metrics.setup import VARIABLE as METRICS
 from ...metrics.setup import metrics_address
-from ...sockets.client_limits import limits_of_environment
+from ...server_options import options_of_environment
 from ..arguments import DEFAULT_BIND, count
 
 WORKERS = "WEB_CONCURRENCY"
@@ -31,7 +31,7 @@ def check_environment() -> None:
             raise ConfigurationError(
                 f"{WORKERS}={workers!r} in the environment: expected a whole number of at least 1"
             ) from None
-    limits_of_environment()
+    options_of_environment()
     if metrics := os.environ.get(METRICS):
         metrics_address(metrics)
 

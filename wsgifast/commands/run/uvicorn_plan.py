@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import ConfigurationError
-from ...sockets.client_limits import variable
+from ...server_options import SHARED
 from ..arguments import address_of, unix_path
 from ..loading import AppNotLoaded
 from ..loading.servers import NO_APP, Loaded, check_installed, load_as
@@ -108,7 +108,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
     command += [*options.rest, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
     of = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
     decided = f"{loaded.target} is {of} app: uvicorn with asgifast's protocol"
-    if options.body_limit_bytes is None and not os.environ.get(variable("body_limit_bytes")):
+    if options.body_limit_bytes is None and not os.environ.get(SHARED["body_limit_bytes"].variable):
         notes.append("request bodies have no limit (--body-limit-bytes)")
     if bind is None and (path := loaded.settings.get("uds")):
         bind = f"unix:{path}"

@@ -1,0 +1,290 @@
+"""The options of FastWorker and of asgifast's protocols, each declared once.
+
+FastWorker, asgifast's protocols, `wsgifast run` and the tables of the documentation are made from
+these rows. To add an option, add a row, and use the attribute of that name: FastWorker and its
+configuration file have it then. If FastWorker's core uses it, add a field of the same name to
+:class:`wsgifast.server.options.Options`. Then run `make docs`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from .checks import is_count, is_number
+from .errors import ConfigurationError
+
+# The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate). A client that
+# takes its response more slowly is disconnected, too.
+LEAST_BYTES_PER_S = 500.0
+
+
+class Kind(NamedTuple):
+    """What values an option may have.
+
+    :param type: as the documentation shows it.
+    :param expected: as errors say it.
+    :param is_allowed: returns whether an option may have a value.
+    :param metavar: for the command line.
+    """
+
+    type: str
+    expected: str
+    is_allowed: Callable[[Any], bool]
+    metavar: str = "NUMBER"
+
+
+class AtLimit(NamedTuple):
+    """What happens when a limit is reached.
+
+    :param client: what the client gets.
+    :param log: the beginning of the line in the error log; "" for none.
+    :param metric: counts it; "" for none.
+    """
+
+    client: str
+    log: str
+    metric: str
+
+
+class Option(NamedTuple):
+    """An option, which is a class attribute of FastWorker.
+
+    :param default: FastWorker's.
+    :param section: of the documentation's page: "requests", "responses", "workers" or "metrics".
+    :param help: for the documentation, in Markdown; and for the command line.
+    :param note: what else is to be said of FastWorker.
+    :param at_limit: if the option is a limit.
+    :param is_shared: whether asgifast's protocols have the option too. It can then be an
+        environment variable and an option of `wsgifast run`.
+    :param asgi_default: of asgifast's protocols, if that is another one.
+    :param asgi_note: what else is to be said of asgifast's protocols.
+    """
+
+    name: str
+    default: Any
+    kind: Kind
+    section: str
+    help: str
+    note: str = ""
+    at_limit: AtLimit | None = None
+    is_shared: bool = False
+    asgi_default: Any = ...
+    asgi_note: str = ""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of a shared option; it comes before the attribute."""
+        return f"WSGIFAST_{self.name.upper()}"
+
+    @property
+    def default_of_asgi(self) -> Any:
+        """The default of asgifast's protocols."""
+        return self.default if self.asgi_default is ... else self.asgi_default
+
+    def parse(self, text: str) -> float:
+        """Return the value of a number from its text.
+
+        :raises ConfigurationError: if the option has no such value.
+        """
+        value: float
+        try:
+            value = int(text) if text.isascii() and text.isdigit() else float(text)
+        except ValueError:
+            value = math.nan
+        if not self.kind.is_allowed(value):
+            raise ConfigurationError(f"{text!r}: expected {self.kind.expected}")
+        return value
+
+
+FLAG = Kind("bool", "True or False", lambda value: isinstance(value, bool))
+BYTES = Kind("int", "bytes, 0 or more", is_count, "BYTES")
+SOME_BYTES = Kind("int", "bytes, 1 or more", partial(is_count, least=1), "BYTES")
+MEMORY = Kind(
+    "number",
+    "bytes above 0, math.inf for no limit",
+    partial(is_number, least=1, most=math.inf),
+    "BYTES",
+)
+SECONDS = Kind(
+    "seconds",
+    "seconds above 0",
+    lambda value: is_number(value, least=0, most=math.inf) and value > 0,
+    "SECONDS",
+)
+CONNECTIONS = Kind(
+    "number",
+    "a number of connections, 1 or more; math.inf for any number",
+    lambda value: is_count(value, least=1) or value == math.inf,
+)
+# Its parts are checked where they are used: metrics/setup.py.
+ADDRESS = Kind("str or None", "an address", lambda value: True, "HOST:PORT")
+
+# The beginnings of lines in the error log.
+_INVALID = "Invalid request from"
+_NOT_SERVED = "A request from ... is not served"
+_REPLACED = "Autorestarting worker"
+
+
+def _refused(status: int, log: str = "") -> AtLimit:
+    metric = f'wsgifast_requests_refused_total{{status="{status}"}}'
+    return AtLimit(f"a response with {status}", log, metric)
+
+
+def _too_slow(client: str, kind: str) -> AtLimit:
+    return AtLimit(client, "", f'wsgifast_timeouts_total{{kind="{kind}"}}')
+
+
+_ROWS = (
+    # Requests
+    Option(
+        "buffer_bodies", True, FLAG, "requests",
+        "Receive request bodies before the app is called, so that slow uploads occupy no thread.",
+        note="With `False` the app's thread reads them from the client, as with gthread.",
+    ),
+    Option(
+        "body_limit_bytes", 2**30, BYTES, "requests",
+        "Respond with 413 to a longer request body.",
+        note="Has no effect with `buffer_bodies = False`.",
+        at_limit=_refused(413),
+        is_shared=True,
+        asgi_default=None,
+        asgi_note="With a Content-Length, this happens before the app is called. `None`: no limit.",
+    ),
+    Option(
+        "bodies_on_disk_bytes", 16 * 2**30, BYTES, "requests",
+        "Limit for all request bodies of a worker in temporary files. Beyond it, or if the disk is "
+        "full, a request gets 503.",
+        at_limit=_refused(503, _NOT_SERVED),
+    ),
+    Option(
+        "head_limit_bytes", 64 * 2**10, SOME_BYTES, "requests",
+        "Respond with 431 to a longer request line and headers.",
+        note="gunicorn's `limit_request_line`, `limit_request_fields` and "
+        "`limit_request_field_size` hold too.",
+        at_limit=_refused(431, _INVALID),
+        is_shared=True,
+        asgi_note="The parser's own limits hold too: h11 accepts 16 KiB by default "
+        "(`--h11-max-incomplete-event-size`).",
+    ),
+    Option(
+        "input_memory_bytes", 64 * 2**20, BYTES, "requests",
+        "Limit for all requests of a worker in memory that are incomplete or wait for a thread. "
+        "Bodies beyond it go to temporary files. A request whose headers exceed 4 KiB and have no "
+        "room gets 503.",
+        at_limit=_refused(503, _NOT_SERVED),
+    ),
+    Option(
+        "head_timeout_s", 20.0, SECONDS, "requests",
+        "Respond with 408 if the headers of a request take longer, from the first byte on. A new "
+        "connection without any byte is closed after this time.",
+        at_limit=_too_slow("a response with 408", "head"),
+        is_shared=True,
+    ),
+    Option(
+        "body_timeout_s", 30.0, SECONDS, "requests",
+        "Respond with 408 if no byte of a request body arrives for this time, or after it below "
+        f"{LEAST_BYTES_PER_S:.0f} bytes/s on average.",
+        at_limit=_too_slow("a response with 408", "body"),
+        is_shared=True,
+        asgi_default=math.inf,
+        asgi_note="This counts only while the app waits for the body.",
+    ),
+    Option(
+        "check_host", True, FLAG, "requests",
+        "Refuse a request with 400 if its Host header is missing (HTTP/1.1 and later), malformed "
+        "or repeated (RFC 9112, section 3.2).",
+        at_limit=_refused(400, _INVALID),
+    ),
+    Option(
+        "connections_per_address", math.inf, CONNECTIONS, "requests",
+        "Close further connections from one client address to a worker, except from trusted "
+        "proxies.",
+        at_limit=AtLimit(
+            "a closed connection", "... has ... connections: further ones are closed",
+            "wsgifast_connections_refused_total",
+        ),
+        is_shared=True,
+    ),
+    # Responses
+    Option(
+        "send_timeout_s", 60.0, SECONDS, "responses",
+        "Disconnect a client that accepts no byte of a response for this time, or after it below "
+        f"{LEAST_BYTES_PER_S:.0f} bytes/s on average.",
+        at_limit=_too_slow("the end of its connection, or of its HTTP/2 stream", "send"),
+    ),
+    Option(
+        "output_memory_bytes", 64 * 2**20, BYTES, "responses",
+        "Limit for all output of a worker that waits for slow clients in memory. Output beyond it "
+        "waits in temporary files.",
+        at_limit=AtLimit(
+            "the whole response", "Slow clients leave more than ... bytes waiting in memory",
+            "wsgifast_output_spooled_bytes",
+        ),
+    ),
+    Option(
+        "responses_on_disk_bytes", 16 * 2**30, BYTES, "responses",
+        "Limit for all output of a worker that waits for slow clients in temporary files.",
+        at_limit=AtLimit(
+            "the whole response", "Output stays in memory", "wsgifast_output_spooled_bytes"
+        ),
+    ),
+    # Replacing workers
+    Option(
+        "kill_stuck_after_s", math.inf, SECONDS, "workers",
+        "End a worker if none of its threads has finished a request for this time. The arbiter "
+        "starts another one. Endless streams count as stuck.",
+        at_limit=AtLimit(
+            "the end of its connection", "All threads are stuck for ... s",
+            'wsgifast_worker_ends_total{reason="stuck"}',
+        ),
+    ),
+    Option(
+        "end_old_worker_first", False, FLAG, "workers",
+        "End each worker before the next one is started. Meanwhile one worker fewer serves: with "
+        "one worker, requests wait.",
+    ),
+    Option(
+        "max_rss_bytes", math.inf, MEMORY, "workers",
+        "Replace a worker with more resident memory than this, shared pages included.",
+        at_limit=AtLimit(
+            "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_rss_bytes"}'
+        ),
+    ),
+    Option(
+        "max_lifetime_s", math.inf, SECONDS, "workers",
+        "Replace a worker after this time, or up to a tenth earlier, so that workers are not all "
+        "replaced at once.",
+        at_limit=AtLimit(
+            "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_lifetime_s"}'
+        ),
+    ),
+    # Metrics
+    Option(
+        "metrics_bind", None, ADDRESS, "metrics",
+        "Serve the [metrics](metrics.md) of all workers at this address, such as "
+        '`"127.0.0.1:9100"`. `WSGIFAST_METRICS` takes precedence.',
+    ),
+)  # fmt: skip
+
+OPTIONS: Final = {option.name: option for option in _ROWS}
+# Those that asgifast's protocols have, too.
+SHARED: Final = {name: option for name, option in OPTIONS.items() if option.is_shared}
+
+
+def options_of_environment() -> dict[str, float]:
+    """Return the options that environment variables set.
+
+    :raises ConfigurationError: for a value that an option cannot have.
+    """
+    found = {}
+    for name, option in SHARED.items():
+        if text := os.environ.get(option.variable):
+            try:
+                found[name] = option.parse(text)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{option.variable}={error}") from None
+    return found
